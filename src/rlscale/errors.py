@@ -1,0 +1,66 @@
+"""The few exceptions of rlscale.
+
+    Exception
+    ├── ValueError
+    │   ├── ConfigError      the configuration is wrong; carries every problem found (exit code 2)
+    │   └── DataError        a data file is wrong; names the file and the row (exit code 2)
+    └── RuntimeError
+        ├── WorkerError      a trainer rank or an engine failed; names it and carries the first cause
+        ├── EngineError      an engine refused or did not answer a request
+        └── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One mistake of a configuration: `<path> must <rule>, got <value>; <fix>`."""
+
+    path: str
+    rule: str
+    value: str
+    fix: str = ""
+    origin: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path} must {self.rule}, got {self.value}"
+        text += f"; {self.fix}" if self.fix else ""
+        return f"{text} ({self.origin})" if self.origin else text
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be run. `problems` holds all that was found, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems, "a ConfigError needs at least one problem"
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class DataError(ValueError):
+    """A data file cannot be used; the message names the file and the 1-based row."""
+
+
+class WorkerError(RuntimeError):
+    """A trainer rank or an engine failed. `worker` names it, e.g. `actor rank 1`.
+
+    `failed_at_s` is the wall-clock time (seconds since the epoch) at which it failed, so that of several failures the
+    first one, the cause, can be told from its victims.
+    """
+
+    def __init__(self, worker: str, cause: str, *, failed_at_s: float = 0.0) -> None:
+        self.worker, self.cause, self.failed_at_s = worker, cause, failed_at_s
+        super().__init__(f"{worker}: {cause}")
+
+    def __reduce__(self) -> tuple[type["WorkerError"], tuple[str, str], dict[str, float]]:
+        return type(self), (self.worker, self.cause), {"failed_at_s": self.failed_at_s}
+
+
+class EngineError(RuntimeError):
+    """An engine refused a request or could not be reached; the message names engine, endpoint and status."""
+
+
+class WeightSyncError(RuntimeError):
+    """An engine holds other weights than the trainer sent; the message names the tensor or the engine."""

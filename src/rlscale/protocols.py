@@ -1,0 +1,207 @@
+"""Every seam of rlscale on one page.
+
+    PromptSource ─ prompts ─> RolloutSource ─ groups ─> TrainBatch ─> Trainers ─ (one TrainBackend a rank)
+                                 │    ▲                                  │
+                              Reward  Engine <─ WeightReceiver ═ weights ═ WeightChannel
+
+Parts meet here and nowhere else: `rollout`, `engines`, `training`, `weights` and `checkpoint` do not import each other.
+`control` calls the asynchronous protocols; a worker process implements the synchronous ones, called on every rank alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rlscale.types import (
+    EngineAddress,
+    Generation,
+    Group,
+    Prompt,
+    Sample,
+    SamplingParams,
+    StepPlan,
+    TrainBatch,
+    TrainResult,
+    WeightBucket,
+    WeightGroup,
+    WeightSyncReport,
+    WeightVersion,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Metrics = Mapping[str, float]
+
+
+class PromptSource(Protocol):
+    """Prompts in a reproducible order, with a position that can be saved."""
+
+    def __len__(self) -> int:
+        """Prompts in one epoch."""
+        ...
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        """The next prompts; goes on into the next epoch where one ends."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a position from `state_dict`."""
+        ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Scores one finished sample. May be a plain or an async function; runs off the event loop.
+
+    Raises: anything; the run then stops and names the sample (a failure never becomes a zero reward).
+    """
+
+    def __call__(self, sample: Sample) -> float: ...
+
+
+class Engine(Protocol):
+    """The client of one inference engine. The wire is SGLang's HTTP API.
+
+    Every method raises EngineError, naming the engine, when the engine refuses or cannot be reached.
+    """
+
+    @property
+    def address(self) -> EngineAddress: ...
+
+    async def health(self) -> bool:
+        """True when the engine answers; never raises."""
+        ...
+
+    async def info(self) -> dict[str, Any]:
+        """`/model_info` and `/server_info` in one; has at least `weight_version` (int) and `vocab_size` (int)."""
+        ...
+
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
+    ) -> list[Generation]:
+        """`n` answers to one prompt. Sample j of n uses `sampling_seed + j`."""
+        ...
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Ends one request, or all; partial answers are returned to their callers with finish reason `abort`."""
+        ...
+
+    async def pause(self, mode: str = "retract") -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def flush_cache(self) -> None: ...
+
+    async def join_weight_group(self, group: WeightGroup, rank_offset: int) -> None: ...
+
+    async def leave_weight_group(self, name: str) -> None: ...
+
+    async def begin_weight_update(self) -> None: ...
+
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, version: WeightVersion) -> None:
+        """Takes part in the broadcast of one bucket. Raises WeightSyncError naming the tensor whose checksum differs."""
+        ...
+
+    async def end_weight_update(self, version: WeightVersion) -> None: ...
+
+    async def checksums(self) -> dict[str, str]:
+        """Checksum of every weight the engine holds, by Hugging Face name."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WeightReceiver(Protocol):
+    """The engine's end of a weight channel (inside the engine process)."""
+
+    def join(self, group: WeightGroup, rank: int) -> None: ...
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+        """The verified tensors of one bucket. Raises WeightSyncError naming the tensor."""
+        ...
+
+    def leave(self, name: str) -> None: ...
+
+
+class WeightChannel(Protocol):
+    """The trainer's end: carries weights to all engines and verifies them. Called on every trainer rank alike."""
+
+    def connect(self, engines: Sequence[EngineAddress]) -> None: ...
+
+    def push(self, weights: Iterator[tuple[str, Tensor]], version: WeightVersion) -> WeightSyncReport:
+        """Sends all weights (Hugging Face names, full tensors) and then the version.
+
+        Raises WeightSyncError, naming the tensor or the engine, when an engine ends with anything else.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class TrainBackend(Protocol):
+    """One trainer rank, a plain SPMD object: every method is called on every rank with the same arguments."""
+
+    def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        """Advantages, loss and one optimiser step for each plan."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter in full under its Hugging Face name, in a fixed order (a collective)."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes model, optimiser, schedule and random states of all ranks into an existing folder (a collective)."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`; the number of ranks may differ (random states are then seeded anew)."""
+        ...
+
+    def export_hf(self, folder: Path) -> None:
+        """Writes a folder that `transformers` loads (a collective)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Trainers(Protocol):
+    """All trainer ranks as the controller sees them."""
+
+    async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult: ...
+
+    async def connect(self, engines: Sequence[EngineAddress]) -> None: ...
+
+    async def sync_weights(self, version: WeightVersion) -> WeightSyncReport: ...
+
+    async def save(self, folder: Path) -> None: ...
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export_hf(self, folder: Path) -> None: ...
+
+
+class RolloutSource(Protocol):
+    """Finished, rewarded groups for one rollout: generated by engines, or read from data (SFT)."""
+
+    async def rollout(self, rollout_id: int, version: WeightVersion) -> list[Group]:
+        """The groups of this rollout, none of whose tokens is older than the staleness bound allows."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class MetricSink(Protocol):
+    """Receives every metric of a run."""
+
+    def log(self, metrics: Metrics, *, step: int) -> None: ...
+
+    def close(self) -> None: ...

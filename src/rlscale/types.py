@@ -1,0 +1,244 @@
+"""Values that cross a process or a package.
+
+Shape legend: S samples, T tokens of all samples laid end to end, G samples of one group, R response tokens of one sample.
+Columns are numpy arrays, so that Ray's object store hands them to every rank without a copy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+WeightVersion: TypeAlias = int
+"""Number of weight updates the trainer had made; 0 is the starting checkpoint."""
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+class SampleStatus(StrEnum):
+    """Where a sample stands. Only `completed` and `truncated` samples may be trained on."""
+
+    pending = "pending"
+    completed = "completed"
+    truncated = "truncated"
+    aborted = "aborted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One row of a prompt file, ready for an engine.
+
+    Example:
+        Prompt(index=3, text="47+05=", token_ids=(4, 7, 11, 0, 5, 12), label="25")
+    """
+
+    index: int  # 0-based row of the prompt source
+    text: str  # as rendered by the chat template
+    token_ids: tuple[int, ...]
+    label: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How an engine samples; the names are those of SGLang's `sampling_params`."""
+
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = -1  # -1 is off
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    sampling_seed: int | None = None  # None: the engine draws one
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object of `/generate`."""
+        wire: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "ignore_eos": self.ignore_eos,
+        }
+        if self.stop_token_ids:
+            wire["stop_token_ids"] = list(self.stop_token_ids)
+        if self.sampling_seed is not None:
+            wire["sampling_seed"] = self.sampling_seed
+        return wire
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """What an engine answered to one request, or to one of its `n` samples. Lists are [R]."""
+
+    output_ids: list[int]
+    logprobs: list[float]  # under the full temperature-scaled distribution
+    weight_versions: list[WeightVersion]
+    finish_reason: str  # "stop" | "length" | "abort"
+    text: str
+    engine: str  # name of the engine that answered
+
+
+@dataclass(kw_only=True, slots=True)
+class Sample:
+    """One trajectory: a prompt and what the policy made of it.
+
+    Invariant: `loss_mask`, `rollout_logprobs` and `weight_versions` are as long as the response; only `append` grows them.
+
+    Example:
+        sample = Sample(index=0, group_index=0, prompt=prompt, seed=42)
+        sample.append([2, 5], logprobs=[-0.1, -0.3], weight_versions=[7, 7])
+    """
+
+    index: int  # unique in the run
+    group_index: int  # unique in the run
+    prompt: Prompt
+    seed: int
+    tokens: list[int] = field(default_factory=list)  # prompt and response
+    loss_mask: list[int] = field(default_factory=list)  # [R] 1: trainable
+    rollout_logprobs: list[float] = field(default_factory=list)  # [R]
+    weight_versions: list[WeightVersion] = field(default_factory=list)  # [R]
+    response: str = ""
+    status: SampleStatus = SampleStatus.pending
+    reward: float | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens = list(self.prompt.token_ids)
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt.token_ids)
+
+    @property
+    def response_len(self) -> int:
+        return len(self.loss_mask)
+
+    @property
+    def response_ids(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    def append(
+        self,
+        token_ids: Sequence[int],
+        *,
+        logprobs: Sequence[float],
+        weight_versions: Sequence[WeightVersion],
+        trainable: bool = True,
+    ) -> None:
+        """Grows the response. `trainable=False` is for tokens the policy did not choose (a tool's answer)."""
+        assert len(token_ids) == len(logprobs) == len(weight_versions), "columns of a sample must grow together"
+        self.tokens.extend(token_ids)
+        self.loss_mask.extend([int(trainable)] * len(token_ids))
+        self.rollout_logprobs.extend(logprobs)
+        self.weight_versions.extend(weight_versions)
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """The samples of one prompt, which group-centred estimators compare with each other."""
+
+    index: int  # unique in the run
+    prompt: Prompt
+    samples: list[Sample]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBatch:
+    """A rollout as ragged columns: sample i owns `tokens[offsets[i]:offsets[i + 1]]`.
+
+    Token columns are aligned with `tokens`; their values on prompt tokens are 0 (`weight_versions`: -1).
+    """
+
+    tokens: Int32  # [T]
+    loss_mask: npt.NDArray[np.uint8]  # [T]
+    rollout_logprobs: Float32  # [T]
+    weight_versions: Int32  # [T]
+    offsets: Int64  # [S + 1]
+    prompt_lens: Int32  # [S]
+    rewards: Float32  # [S]
+    group_ids: Int64  # [S]
+    execution_ids: Int64  # [S] samples of one execution (a fan-out) share one and count once in the loss
+    version: WeightVersion  # weights current when the rollout was handed to the trainer
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.prompt_lens)
+
+    @property
+    def lengths(self) -> Int64:
+        """Tokens of each sample, prompt included. [S]"""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """One optimiser step: which rank computes which samples in which micro-batch, and the loss denominators.
+
+    Every rank has the same number of micro-batches; an empty one (no samples) still takes part in collectives.
+    """
+
+    microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
+    num_executions: int  # with at least one trainable token
+    num_tokens: int  # trainable
+
+    @property
+    def sample_indices(self) -> Iterator[int]:
+        return (i for rank in self.microbatches for micro in rank for i in micro)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What training on one rollout gave; every number is already reduced over all ranks."""
+
+    steps: list[dict[str, float]]  # metrics of each optimiser step, e.g. "loss", "grad_norm", "lr"
+    metrics: dict[str, float]  # metrics of the whole rollout, e.g. "logprob_diff/mean"
+    seconds: dict[str, float] = field(default_factory=dict)  # duration by phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineAddress:
+    """How to reach an engine. `name` is used in messages, e.g. `engine 0`."""
+
+    name: str
+    url: str
+    num_ranks: int = 1  # processes that join a weight group
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightGroup:
+    """A process group over which a trainer rank (rank 0) sends weights to engines."""
+
+    name: str  # unique for the life of every member
+    master_address: str
+    master_port: int
+    world_size: int
+    backend: str  # "gloo" | "nccl"
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightBucket:
+    """What travels beside the bytes of one bucket. Lists are aligned; `checksums` are of the tensors as sent."""
+
+    names: list[str]
+    dtypes: list[str]  # "float32", "bfloat16"
+    shapes: list[list[int]]
+    checksums: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSyncReport:
+    """One finished weight sync."""
+
+    version: WeightVersion
+    num_buckets: int
+    num_bytes: int
+    seconds: float
