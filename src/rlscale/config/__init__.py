@@ -1,0 +1,53 @@
+"""The typed configuration of a run. The only user of Hydra and OmegaConf; imports neither torch nor Ray."""
+
+from rlscale.config.algo import AdvantageEstimator, AlgoConfig, KlType, LossType
+from rlscale.config.batch import BatchConfig
+from rlscale.config.checkpoint import CheckpointConfig
+from rlscale.config.cluster import ClusterConfig, Device, DistributedBackend
+from rlscale.config.data import DataConfig
+from rlscale.config.debug import DebugConfig
+from rlscale.config.eval import EvalConfig
+from rlscale.config.fsdp import AttnImplementation, FsdpConfig
+from rlscale.config.group import ConfigGroup
+from rlscale.config.identity import IdentityConfig
+from rlscale.config.logging import ConsoleMode, LoggingConfig
+from rlscale.config.model import ModelBuild, ModelConfig
+from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
+from rlscale.config.reward import RewardConfig, RewardType
+from rlscale.config.rollout import EngineKind, RolloutConfig
+from rlscale.config.run import RunConfig
+from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig
+
+__all__ = [
+    "AdvantageEstimator",
+    "AlgoConfig",
+    "AttnImplementation",
+    "BatchConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "ComputeDtype",
+    "ConfigGroup",
+    "ConsoleMode",
+    "DataConfig",
+    "DebugConfig",
+    "Device",
+    "DistributedBackend",
+    "EngineKind",
+    "EvalConfig",
+    "FsdpConfig",
+    "IdentityConfig",
+    "KlType",
+    "LoggingConfig",
+    "LossType",
+    "LrDecayStyle",
+    "ModelBuild",
+    "ModelConfig",
+    "OptimConfig",
+    "OptimizerName",
+    "RewardConfig",
+    "RewardType",
+    "RolloutConfig",
+    "RunConfig",
+    "TrainBackendName",
+    "TrainConfig",
+]

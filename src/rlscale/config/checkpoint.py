@@ -1,0 +1,42 @@
+"""Group `checkpoint`: saving and resuming."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig(ConfigGroup):
+    """Checkpoints: model, optimiser, schedule, random states and data position."""
+
+    save: Annotated[
+        str | None, Field(min_length=1, description="Folder of the checkpoints. None: `<run.dir>/checkpoints`.")
+    ] = None
+    save_interval: Annotated[
+        int | None, Field(gt=0, description="Save after every this many rollouts. None: only `checkpoint.save_final`.")
+    ] = None
+    load: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Checkpoint folder to resume from, or Hugging Face folder to start from. None: an unfinished "
+            "run in `run.dir`, else `model`.",
+        ),
+    ] = None
+    save_hf: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Also export a Hugging Face folder with every checkpoint, at this path with `{rollout_id}` "
+            "in it. None: only the one of `checkpoint.save_final`.",
+        ),
+    ] = None
+    keep_last: Annotated[
+        int, Field(gt=0, description="Checkpoints kept; an older one goes when a newer one is complete.")
+    ] = 2
+    save_final: Annotated[
+        bool, Field(description="Save a checkpoint and a Hugging Face export at the end of the run.")
+    ] = True

@@ -1,0 +1,68 @@
+"""Group `cluster`: nodes, GPUs and who gets which."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+class Device(StrEnum):
+    """Where tensors live."""
+
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class DistributedBackend(StrEnum):
+    """Backends of torch.distributed."""
+
+    nccl = "nccl"
+    gloo = "gloo"
+
+
+@dataclass(kw_only=True)
+class ClusterConfig(ConfigGroup):
+    """Resources. On a CPU a GPU is one unit of a Ray resource made for the run, so the same figures work."""
+
+    actor_num_nodes: Annotated[int, Field(gt=0, description="Nodes of the trainer.")] = 1
+    actor_num_gpus_per_node: Annotated[
+        int, Field(gt=0, description="GPUs of the trainer on each of its nodes; one rank per GPU.")
+    ] = 8
+    rollout_num_gpus: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="GPUs of all engines together. None: as many as the trainer with `cluster.colocate`; must be "
+            "set without it.",
+        ),
+    ] = None
+    rollout_num_gpus_per_engine: Annotated[int, Field(gt=0, description="GPUs of one engine.")] = 1
+    num_gpus_per_node: Annotated[int, Field(gt=0, description="GPUs a node has.")] = 8
+    colocate: Annotated[
+        bool, Field(description="Trainer and engines take turns on the same GPUs; false gives each its own.")
+    ] = False
+    distributed_backend: Annotated[
+        DistributedBackend,
+        Field(description="Collectives of the trainer and of the weight sync. `nccl` becomes `gloo` without CUDA."),
+    ] = DistributedBackend.nccl
+    distributed_timeout_minutes: Annotated[
+        int, Field(gt=0, description="Time a collective may take before the run fails, in minutes.")
+    ] = 10
+    device: Annotated[
+        Device,
+        Field(
+            description="Device of trainer and engines. `auto`: `cuda` where an NVIDIA driver is found or "
+            "`cluster.ray_address` is set, else `cpu`."
+        ),
+    ] = Device.auto
+    ray_address: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Ray cluster to attach to, e.g. `10.0.0.1:6379`. None: `RAY_ADDRESS`, else one is started.",
+        ),
+    ] = None

@@ -1,0 +1,22 @@
+"""Group `debug`: alarms."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+@dataclass(kw_only=True)
+class DebugConfig(ConfigGroup):
+    """Alarms of a run."""
+
+    logprob_diff_warn: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="Warn when the mean absolute difference of trainer and engine logprobs is above this. None: "
+            "1e-4 with `train.dtype=float32`, 0.05 with `bfloat16`.",
+        ),
+    ] = None

@@ -1,0 +1,35 @@
+"""What every config group shares: unknown keys are refused, and a resolved config is read-only."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+
+
+class ConfigGroup:
+    """Base of the dataclasses that make up a RunConfig.
+
+    A group is writable until `freeze` (Hydra and pydantic have to fill it) and read-only after it; a copy made with
+    `dataclasses.replace` is writable again.
+    """
+
+    # Without it pydantic drops keys it does not know in silence.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_frozen", False):
+            raise FrozenInstanceError(
+                f"{type(self).__name__}.{name} must not be written after the config is resolved, got {value!r}; "
+                f"set it on the command line or make a copy with dataclasses.replace"
+            )
+        super().__setattr__(name, value)
+
+    def freeze(self) -> None:
+        """Makes this group, and the groups in it, read-only."""
+        for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, field.name)
+            if isinstance(value, ConfigGroup):
+                value.freeze()
+        self.__dict__["_frozen"] = True

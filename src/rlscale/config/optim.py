@@ -1,0 +1,70 @@
+"""Group `optim`: the optimiser and its schedule."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+class OptimizerName(StrEnum):
+    """Optimisers."""
+
+    adam = "adam"
+    deepspeed_cpu_adam = "deepspeed_cpu_adam"
+    muon = "muon"
+
+
+class LrDecayStyle(StrEnum):
+    """Shapes of the learning rate after the warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+    polynomial = "polynomial"
+    inverse_square_root = "inverse_square_root"
+    wsd = "wsd"
+
+
+@dataclass(kw_only=True)
+class OptimConfig(ConfigGroup):
+    """Optimiser and learning-rate schedule."""
+
+    name: Annotated[
+        OptimizerName, Field(description="Optimiser. `adam` decays weights apart from the gradient (AdamW).")
+    ] = OptimizerName.adam
+    lr: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Peak learning rate. 0 changes no weight (a control run). None: 2e-5 with "
+            "`train.backend=fsdp`, 1e-6 with `megatron`.",
+        ),
+    ] = None
+    lr_decay_style: Annotated[LrDecayStyle, Field(description="Course of the learning rate after the warm-up.")] = (
+        LrDecayStyle.constant
+    )
+    warmup_ratio: Annotated[
+        float,
+        Field(ge=0, le=1, description="Part of all optimiser steps over which the learning rate rises from 0."),
+    ] = 0.03
+    lr_warmup_iters: Annotated[
+        int,
+        Field(ge=0, description="Optimiser steps over which the learning rate rises. 0: `optim.warmup_ratio` decides."),
+    ] = 0
+    lr_decay_iters: Annotated[
+        int | None,
+        Field(gt=0, description="Optimiser steps, warm-up included, after which `optim.min_lr` is reached. None: all."),
+    ] = None
+    min_lr: Annotated[
+        float, Field(ge=0, description="The decay ends at this learning rate. Ignored with a constant one.")
+    ] = 0.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the gradient mean.")] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the squared gradient.")] = 0.95
+    adam_eps: Annotated[float, Field(gt=0, description="Added to Adam's denominator.")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay per step, times the rate.")] = 0.0
+    clip_grad: Annotated[
+        float, Field(ge=0, description="Largest norm of the whole gradient; a longer one is scaled down. 0: off.")
+    ] = 1.0

@@ -1,0 +1,46 @@
+"""Group `reward`: how a response is scored."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+class RewardType(StrEnum):
+    """Rewards that come with rlscale."""
+
+    exact_match = "exact_match"
+    remote_rm = "remote_rm"
+    deepscaler = "deepscaler"
+    dapo = "dapo"
+    math = "math"
+    f1 = "f1"
+    gpqa = "gpqa"
+    ifbench = "ifbench"
+    random = "random"
+
+
+@dataclass(kw_only=True)
+class RewardConfig(ConfigGroup):
+    """Scoring of samples."""
+
+    type: Annotated[
+        RewardType | None,
+        Field(
+            description="Reward that comes with rlscale. `exact_match`: 1 when the response is the label. `math`: 1 "
+            "when the boxed answer equals the label as a number or expression. `random`: a coin, for tests. "
+            "None: `reward.custom_path` must be set."
+        ),
+    ] = None
+    custom_path: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z_][\w.]*[:.][A-Za-z_]\w*$",
+            description="Your own reward, `package.module:name`, called with a sample; wins over `reward.type`. "
+            "None: `reward.type`.",
+        ),
+    ] = None
+    max_workers: Annotated[int, Field(gt=0, description="Threads that score samples at the same time.")] = 4

@@ -1,0 +1,76 @@
+"""Group `rollout`: which engine answers prompts, and how it samples."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+class EngineKind(StrEnum):
+    """Servers that can generate."""
+
+    sglang = "sglang"
+    embedded = "embedded"
+    external = "external"
+
+
+@dataclass(kw_only=True)
+class RolloutConfig(ConfigGroup):
+    """Generation of training samples."""
+
+    engine: Annotated[
+        EngineKind,
+        Field(
+            description="Server that generates. `embedded` runs the Hugging Face model in torch and needs nothing else."
+        ),
+    ] = EngineKind.sglang
+    temperature: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Sampling temperature. The trainer divides its logits by it too, so that both see one policy.",
+        ),
+    ] = 1.0
+    top_p: Annotated[
+        float,
+        Field(gt=0, le=1, description="Nucleus sampling: keep the likeliest tokens of this total mass. 1: off."),
+    ] = 1.0
+    top_k: Annotated[int, Field(ge=-1, description="Sample among this many likeliest tokens. -1: off.")] = -1
+    max_context_len: Annotated[
+        int | None,
+        Field(gt=0, description="Limit of prompt and response together, in tokens. None: the model's own limit."),
+    ] = None
+    max_prompt_len: Annotated[
+        int | None,
+        Field(
+            gt=0,
+            description="Longer prompts are dropped when the data is loaded, in tokens. None: "
+            "`rollout.max_context_len - 1` when that is set, else no limit.",
+        ),
+    ] = None
+    max_response_len: Annotated[int, Field(gt=0, description="Longest response, in tokens.")] = 1024
+    stop_token_ids: Annotated[
+        list[int] | None,
+        Field(description="Token ids that end a response, beside the model's end token. None: only that one."),
+    ] = None
+    shuffle: Annotated[bool, Field(description="Shuffle the prompts anew in each epoch.")] = False
+    seed: Annotated[int, Field(ge=0, description="Seed of the shuffling and of every sample drawn.")] = 42
+    max_staleness: Annotated[
+        int,
+        Field(ge=0, description="Weight versions a sample may lag behind the trainer. 0: the synchronous loop."),
+    ] = 0
+    deterministic: Annotated[
+        bool,
+        Field(
+            description="Answers depend on weights, prompt, parameters and seed alone, whatever else is being "
+            "decoded; false is faster when few sequences are left. Embedded engine only."
+        ),
+    ] = True
+    num_slots: Annotated[
+        int,
+        Field(gt=0, description="Sequences decoded at once per length bucket. Embedded engine only."),
+    ] = 64
+    timeout_s: Annotated[float, Field(gt=0, description="Time one request may take, in seconds.")] = 600.0

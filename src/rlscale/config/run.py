@@ -1,0 +1,46 @@
+"""The root of the configuration: one attribute per group."""
+
+from dataclasses import dataclass, field
+
+from rlscale.config.algo import AlgoConfig
+from rlscale.config.batch import BatchConfig
+from rlscale.config.checkpoint import CheckpointConfig
+from rlscale.config.cluster import ClusterConfig
+from rlscale.config.data import DataConfig
+from rlscale.config.debug import DebugConfig
+from rlscale.config.eval import EvalConfig
+from rlscale.config.fsdp import FsdpConfig
+from rlscale.config.group import ConfigGroup
+from rlscale.config.identity import IdentityConfig
+from rlscale.config.logging import LoggingConfig
+from rlscale.config.model import ModelConfig
+from rlscale.config.optim import OptimConfig
+from rlscale.config.reward import RewardConfig
+from rlscale.config.rollout import RolloutConfig
+from rlscale.config.train import TrainConfig
+
+
+@dataclass(kw_only=True)
+class RunConfig(ConfigGroup):
+    """Everything a run is made from. A part of the program takes its groups, never this whole.
+
+    Example:
+        config = load_config(["+experiment=quickstart", "algo.eps_clip=0.1"])
+        config.batch.rollout_batch_size
+    """
+
+    run: IdentityConfig = field(default_factory=IdentityConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
