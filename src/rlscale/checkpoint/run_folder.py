@@ -1,0 +1,129 @@
+"""The folder of one run: who owns it, whether it is new, unfinished or done.
+
+    runs/quickstart-1a2b3c4d/
+      config.yaml provenance.json   what was run
+      run.lock                      held by the driver while it lives
+      metrics.jsonl logs/           what happened
+      checkpoints/ hf/              what was made
+      finished.json                 written last
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from rlscale.errors import ConfigError, Problem
+
+_FINISHED, _IDENTITY, _LOCK = "finished.json", "identity.json", "run.lock"
+
+
+@dataclass(kw_only=True)
+class RunFolder:
+    """A run folder that this process holds the lock of, until `close`.
+
+    `resumed` is true when an unfinished run of the same config was found in it.
+    """
+
+    path: Path
+    resumed: bool
+    skipped: Path | None  # the finished run that had the wanted name
+    _lock: IO[str]
+
+    @classmethod
+    def open(cls, wanted: Path, *, config_hash: str) -> "RunFolder":
+        """Takes `wanted` when it is new or unfinished; behind a finished run the next free `wanted-2`, `wanted-3`, ...
+
+        Raises:
+            ConfigError: another process runs in it, or it holds an unfinished run of another config.
+        """
+        path, number = wanted, 1
+        while (path / _FINISHED).exists():
+            number += 1
+            path = wanted.with_name(f"{wanted.name}-{number}")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _take_lock(path)
+        resumed = _same_run(path, config_hash)
+        return cls(path=path, resumed=resumed, skipped=wanted if path != wanted else None, _lock=lock)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def hf(self) -> Path:
+        return self.path / "hf"
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Marks the run as done; a later start with the same config gets a new folder."""
+        write_json(self.path / _FINISHED, result)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replaces a JSON file in one step, so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _take_lock(path: Path) -> IO[str]:
+    lock = (path / _LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        lock.close()
+        raise ConfigError(
+            [
+                Problem(
+                    path="run.dir",
+                    rule="be a folder that no other run is using",
+                    value=f"{path} (in use by process {owner})",
+                    fix="wait for that run, or choose another run.dir",
+                )
+            ]
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _same_run(path: Path, config_hash: str) -> bool:
+    identity = path / _IDENTITY
+    if not identity.exists():
+        write_json(identity, {"config_hash": config_hash})
+        return False
+    found = json.loads(identity.read_text())["config_hash"]
+    if found != config_hash:
+        raise ConfigError(
+            [
+                Problem(
+                    path="run.dir",
+                    rule="be new or hold an unfinished run of the same config",
+                    value=f"{path}, whose run has another config",
+                    fix=f"choose another run.dir, or compare with {path / 'config.yaml'}",
+                )
+            ]
+        )
+    return True

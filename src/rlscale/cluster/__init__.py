@@ -1,0 +1,1 @@
+"""Ray and only Ray: the session, placement, actors and their health."""

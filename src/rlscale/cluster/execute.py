@@ -1,0 +1,188 @@
+"""A planned run as processes: started together, driven by the loop, ended whatever happens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from rlscale.checkpoint.run_folder import RunFolder
+from rlscale.checkpoint.store import Checkpoint, CheckpointStore
+from rlscale.cluster.engines import RayEngines, cores_of
+from rlscale.cluster.plan import RunPlan
+from rlscale.cluster.session import Bundles, reserved
+from rlscale.cluster.train_worker import WorldSpec
+from rlscale.cluster.trainers import RayTrainers
+from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
+from rlscale.control.failures import run_guarded
+from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.engines.http import HttpEngine
+from rlscale.engines.launch import EngineLaunch
+from rlscale.evaluation.evaluator import Evaluator
+from rlscale.observe.run import Observer
+from rlscale.protocols import RolloutSource
+from rlscale.rewards import RewardRunner
+from rlscale.rollout.generate import GeneratedRollouts, eval_params
+from rlscale.rollout.pool import EnginePool
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import EngineAddress
+
+
+class Execution:
+    """One run of a plan. `run` may be called once.
+
+        reserve bundles -> start trainers and engines side by side -> load -> connect -> first weight sync
+        -> TrainingLoop (watchers beside it) -> export -> end every process
+    """
+
+    def __init__(self, plan: RunPlan, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
+        self._plan, self._folder, self._store, self._observer = plan, folder, store, observer
+
+    async def run(self, progress: Progress, start: Checkpoint | None) -> Progress:
+        """Goes from `progress` to the end.
+
+        Args:
+            start: the checkpoint that `progress` belongs to; None starts from the model.
+
+        Raises:
+            WorkerError, WeightSyncError, EngineError: the first cause of a failure.
+        """
+        plan = self._plan
+        self._observer.phase("start")
+        with reserved(plan.config.cluster, plan.layout) as bundles:
+            trainers = RayTrainers(
+                self._trainer_spec(), self._world_spec(bundles), plan.layout, bundles, self._folder.logs
+            )
+            engines = RayEngines(self._engine_launch(), plan.layout, bundles, self._folder.logs)
+            try:
+                return await run_guarded(
+                    self._story(trainers, engines, progress, start),
+                    watchers=[watch_trainers(trainers.named_actors), watch_engines(engines.named_actors)],
+                    diagnose=lambda: find_dead_engine(engines.named_actors),
+                )
+            finally:
+                await asyncio.to_thread(_kill, trainers, engines)
+
+    async def _story(
+        self, trainers: RayTrainers, engines: RayEngines, progress: Progress, start: Checkpoint | None
+    ) -> Progress:
+        _, addresses = await asyncio.gather(trainers.setup(), engines.start())
+        async with self._pool(addresses) as pool:
+            with self._rewards() as rewards:
+                parts = self._parts(trainers, pool, rewards)
+                if start is not None:
+                    await trainers.load(start.folder)
+                    parts.source.load_state_dict(start.state["source"])
+                if pool is not None:
+                    await trainers.connect(addresses)
+                    # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
+                    await trainers.sync_weights(progress.version)
+                progress = await TrainingLoop(self._loop_config(), parts, progress).run()
+        if self._plan.config.checkpoint.save_final:
+            await trainers.export_hf(self._folder.hf)
+        return progress
+
+    @asynccontextmanager
+    async def _pool(self, addresses: list[EngineAddress]) -> AsyncIterator[EnginePool | None]:
+        if not addresses:
+            yield None
+            return
+        timeout_s = self._plan.config.rollout.timeout_s
+        pool = EnginePool([HttpEngine(address, timeout_s=timeout_s) for address in addresses])
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+    @contextmanager
+    def _rewards(self) -> Iterator[RewardRunner | None]:
+        if self._plan.reward is None:
+            yield None
+            return
+        with RewardRunner(self._plan.reward, max_workers=self._plan.config.reward.max_workers) as runner:
+            yield runner
+
+    def _parts(self, trainers: RayTrainers, pool: EnginePool | None, rewards: RewardRunner | None) -> Parts:
+        config = self._plan.config
+        evaluator = None
+        if self._plan.eval_sets:
+            assert pool is not None and rewards is not None, "evaluation needs engines"
+            evaluator = Evaluator(
+                sets=self._plan.eval_sets,
+                pool=pool,
+                rewards=rewards,
+                params=eval_params(config.eval, config.rollout),
+                num_samples=config.eval.n_samples_per_prompt,
+            )
+        return Parts(
+            source=self._plan.sft or self._generated(pool, rewards),
+            trainers=trainers,
+            store=self._store,
+            observer=self._observer,
+            evaluator=evaluator,
+            has_engines=pool is not None,
+        )
+
+    def _generated(self, pool: EnginePool | None, rewards: RewardRunner | None) -> RolloutSource:
+        assert pool is not None and rewards is not None, "generation needs engines"
+        config = self._plan.config
+        return GeneratedRollouts(
+            prompts=self._plan.prompts,
+            pool=pool,
+            rewards=rewards,
+            config=config.rollout,
+            num_prompts=config.batch.rollout_batch_size,
+            num_samples=config.batch.n_samples_per_prompt,
+        )
+
+    def _loop_config(self) -> LoopConfig:
+        config = self._plan.config
+        return LoopConfig(
+            batch=config.batch,
+            eval=config.eval,
+            checkpoint=config.checkpoint,
+            num_rollouts=self._plan.num_rollouts,
+            num_ranks=self._plan.layout.num_trainers,
+            max_staleness=config.rollout.max_staleness,
+        )
+
+    def _trainer_spec(self) -> TrainerSpec:
+        config = self._plan.config
+        return TrainerSpec(
+            model_path=self._plan.model_path,
+            ref_path=(config.model.ref_load or self._plan.model_path) if config.algo.use_kl_loss else None,
+            train=config.train,
+            fsdp=config.fsdp,
+            optim=config.optim,
+            algo=config.algo,
+            temperature=config.rollout.temperature,
+            total_steps=self._plan.total_steps,
+            device=config.cluster.device,
+        )
+
+    def _world_spec(self, bundles: Bundles) -> WorldSpec:
+        config = self._plan.config
+        return WorldSpec(
+            world_size=self._plan.layout.num_trainers,
+            backend=config.cluster.distributed_backend,
+            timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
+            single_node=bundles.num_nodes == 1,
+            bucket_bytes=config.train.update_weight_buffer_size,
+        )
+
+    def _engine_launch(self) -> EngineLaunch:
+        config = self._plan.config
+        return EngineLaunch(
+            name="engine",
+            model_path=self._plan.model_path,
+            dtype=config.train.dtype,
+            device=config.cluster.device,
+            num_slots=config.rollout.num_slots,
+            deterministic=config.rollout.deterministic,
+            max_context_len=config.rollout.max_context_len,
+            num_threads=cores_of(self._plan.layout),
+            seed=config.rollout.seed,
+        )
+
+
+def _kill(trainers: RayTrainers, engines: RayEngines) -> None:
+    engines.kill()
+    trainers.kill()

@@ -1,0 +1,98 @@
+"""From a resolved config to everything a run needs that is not a process: data, rewards, sizes, places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rlscale.cluster.placement import Layout, plan_layout
+from rlscale.cluster.preflight import eval_files
+from rlscale.config import LossType, RunConfig
+from rlscale.data.prompts import FilePromptSource, load_prompts
+from rlscale.data.sft import SftSource
+from rlscale.errors import ConfigError, Problem
+from rlscale.evaluation.evaluator import EvalSet
+from rlscale.models import load_tokenizer
+from rlscale.protocols import PromptSource, Reward, RolloutSource
+from rlscale.rewards import load_reward
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """A config with its data read: what can be wrong before a process is started has been looked at.
+
+    `sft` is set instead of `reward` where answers come from the data; an SFT run that evaluates has both.
+    """
+
+    config: RunConfig
+    model_path: str
+    layout: Layout
+    prompts: PromptSource
+    sft: RolloutSource | None
+    reward: Reward | None
+    eval_sets: tuple[EvalSet, ...]
+    num_rollouts: int
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        batch = self.config.batch
+        assert batch.num_steps_per_rollout is not None, "set by the resolve step"
+        return self.num_rollouts * batch.num_steps_per_rollout
+
+
+def needs_engines(config: RunConfig) -> bool:
+    """SFT without evaluation generates nothing."""
+    return config.algo.loss_type != LossType.sft_loss or config.eval.prompt_data is not None
+
+
+def plan_run(config: RunConfig, model_path: str) -> RunPlan:
+    """Reads tokenizer, prompts and reward.
+
+    Raises:
+        ConfigError, DataError: something that the config names cannot be used.
+    """
+    tokenizer = load_tokenizer(model_path)
+    prompts = FilePromptSource(config.data, config.rollout, tokenizer)
+    is_sft = config.algo.loss_type == LossType.sft_loss
+    return RunPlan(
+        config=config,
+        model_path=model_path,
+        layout=plan_layout(config.cluster, needs_engines=needs_engines(config)),
+        prompts=prompts,
+        sft=SftSource(prompts, tokenizer, rollout_batch_size=config.batch.rollout_batch_size) if is_sft else None,
+        reward=load_reward(config.reward) if needs_engines(config) else None,
+        eval_sets=tuple(_eval_sets(config, tokenizer)),
+        num_rollouts=_num_rollouts(config, len(prompts)),
+    )
+
+
+def _num_rollouts(config: RunConfig, num_prompts: int) -> int:
+    if config.data.num_rollout is not None:
+        return config.data.num_rollout
+    assert config.data.num_epoch is not None, "a rule asks for num_rollout or num_epoch"
+    per_epoch = num_prompts // config.batch.rollout_batch_size
+    if per_epoch == 0:
+        raise ConfigError(
+            [
+                Problem(
+                    path="batch.rollout_batch_size",
+                    rule=f"be at most the number of prompts ({num_prompts}) when data.num_epoch counts the rollouts",
+                    value=str(config.batch.rollout_batch_size),
+                    fix="lower it, or set data.num_rollout",
+                )
+            ]
+        )
+    return per_epoch * config.data.num_epoch
+
+
+def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
+    sets = []
+    for name, path in eval_files(config).items():
+        keys = replace(config.data, prompt_data=path, input_key=config.eval.input_key, label_key=config.eval.label_key)
+        prompts = load_prompts(keys, config.rollout, tokenizer)
+        sets.append(EvalSet(name=name, prompts=prompts[: config.eval.max_examples]))
+    return sets

@@ -1,0 +1,60 @@
+"""Files and imports that a config names, checked before Ray is started."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rlscale.config import ModelConfig, RunConfig
+from rlscale.data.paths import resolve_data_path
+from rlscale.errors import ConfigError, Problem
+from rlscale.models import resolve_model
+from rlscale.rewards import load_reward
+
+
+def check_files(config: RunConfig) -> list[Problem]:
+    """Every data file, checkpoint folder and user function that is not there."""
+    problems = _check_data("data.prompt_data", config.data.prompt_data)
+    for path in eval_files(config).values():
+        problems += _check_data("eval.prompt_data", path)
+    problems += _check_folder("checkpoint.load", config.checkpoint.load)
+    problems += _check_model("model.ref_load", config.model, config.model.ref_load)
+    if config.model.build is None:
+        problems += _check_model("model.hf_checkpoint", config.model, config.model.hf_checkpoint)
+    try:
+        load_reward(config.reward)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def eval_files(config: RunConfig) -> dict[str, str]:
+    """Path of each evaluation set by its name; one path alone is called `eval`."""
+    given = config.eval.prompt_data or []
+    if len(given) == 1:
+        return {"eval": given[0]}
+    return dict(zip(given[::2], given[1::2], strict=True))
+
+
+def _check_data(key: str, path: str | None) -> list[Problem]:
+    if path is None:
+        return []
+    file = resolve_data_path(path)
+    if file.is_file():
+        return []
+    return [Problem(path=key, rule="name a file that exists", value=path, fix=f"looked for {file.absolute()}")]
+
+
+def _check_folder(key: str, path: str | None) -> list[Problem]:
+    if path is None or Path(path).expanduser().is_dir():
+        return []
+    return [Problem(path=key, rule="name a folder that exists", value=path, fix="check the path")]
+
+
+def _check_model(key: str, config: ModelConfig, checkpoint: str | None) -> list[Problem]:
+    """Looks into a folder; a hub id can only be tried later."""
+    if checkpoint is None:
+        return []
+    try:
+        resolve_model(replace(config, build=None, hf_checkpoint=checkpoint))
+    except ConfigError as error:
+        return [replace(problem, path=key) for problem in error.problems]
+    return []

@@ -1,0 +1,137 @@
+"""One Ray session, started or attached, and the bundles of a run inside it."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from rlscale.cluster.placement import Layout
+from rlscale.config import ClusterConfig, Device
+from rlscale.errors import ConfigError, Problem
+
+SLOT = "rlscale_slot"
+"""Custom resource that stands for a GPU where there is none; as many as the run asks for."""
+
+PLACEMENT_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def ray_session(config: ClusterConfig, layout: Layout) -> Iterator[None]:
+    """Ray for the duration of a run; a session that was already there is used and left alone.
+
+    Raises:
+        ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
+    """
+    attached = ray.is_initialized()
+    if not attached:
+        _start(config, layout)
+    try:
+        _check_capacity(config, layout)
+        yield
+    finally:
+        if not attached:
+            ray.shutdown()
+
+
+def _start(config: ClusterConfig, layout: Layout) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Without this Ray hides the GPUs from actors that claim none, and warns that it will stop doing so.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = config.ray_address or os.environ.get("RAY_ADDRESS")
+    options: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
+        options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
+        if config.device == Device.cpu:
+            options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        raise ConfigError(
+            [
+                Problem(
+                    path="cluster.ray_address",
+                    rule="name a Ray cluster that answers",
+                    value=str(address),
+                    fix=f"start one with `ray start --head`, or leave it out to start one here ({error})",
+                )
+            ]
+        ) from error
+
+
+def bundle_resource(config: ClusterConfig) -> str:
+    """Name of the resource that one bundle holds."""
+    if config.device == Device.cuda:
+        return "GPU"
+    # A cluster that somebody else started knows no slots; there one CPU stands for a GPU.
+    return SLOT if SLOT in ray.cluster_resources() else "CPU"
+
+
+def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
+    resource = bundle_resource(config)
+    have = int(ray.cluster_resources().get(resource, 0))
+    if have >= layout.num_bundles:
+        return
+    on_gpus = resource == "GPU"
+    fix = (
+        "add +on=cpu to run the same experiment here, small, or give cluster.ray_address of a cluster that has them"
+        if on_gpus
+        else "ask for fewer ranks and engines, or a larger cluster"
+    )
+    split = f"{layout.num_trainers} for training, {layout.num_engines * layout.gpus_per_engine} for generation"
+    raise ConfigError(
+        [
+            Problem(
+                path="cluster",
+                rule=f"fit on the {'GPUs' if on_gpus else resource + 's'} that Ray sees",
+                value=f"a need of {layout.num_bundles} ({split}{', shared' if layout.colocate else ''}) and {have} there",
+                fix=fix,
+            )
+        ]
+    )
+
+
+@contextmanager
+def reserved(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
+    """The placement group of a run; given back at the end."""
+    resource = bundle_resource(config)
+    bundle = {resource: 1.0} | ({"CPU": 1.0} if resource == "GPU" else {})
+    group = placement_group([dict(bundle) for _ in range(layout.num_bundles)], strategy="PACK")
+    try:
+        if not group.wait(timeout_seconds=PLACEMENT_TIMEOUT_S):
+            raise RuntimeError(
+                f"Ray did not place {layout.num_bundles} bundles of 1 {resource} within {PLACEMENT_TIMEOUT_S:.0f} s; "
+                f"free now: {ray.available_resources().get(resource, 0):.0f}. Another run may hold them"
+            )
+        yield Bundles(group, resource)
+    finally:
+        remove_placement_group(group)
+
+
+class Bundles:
+    """Bundles in an order in which neighbours share a node, so that ranks of one node are consecutive."""
+
+    def __init__(self, group: PlacementGroup, resource: str) -> None:
+        self.group, self.resource = group, resource
+        nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        self._order = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))
+        self.num_nodes = len(set(nodes.values()))
+
+    def options(self, bundle: int, share: float) -> dict[str, object]:
+        """Ray options that put an actor on a bundle, with `share` of what it holds."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        claim: dict[str, object] = {"num_cpus": 0}
+        if self.resource == "GPU":
+            claim["num_gpus"] = share
+        elif self.resource == "CPU":
+            claim["num_cpus"] = share
+        else:
+            claim["resources"] = {self.resource: share}
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self.group, placement_group_bundle_index=self._order[bundle]
+        )
+        return {**claim, "scheduling_strategy": strategy, "max_restarts": 0, "max_task_retries": 0}

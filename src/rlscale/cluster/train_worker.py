@@ -1,0 +1,88 @@
+"""One trainer rank with its weight channel: a plain class that knows nothing of Ray."""
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlscale.engines.http import HttpEngine
+from rlscale.training.distributed import join_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.weights.process_group import ProcessGroupChannel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldSpec:
+    """How the ranks find each other and the engines."""
+
+    world_size: int
+    backend: str  # "gloo" | "nccl"
+    timeout_s: float
+    single_node: bool
+    bucket_bytes: int
+
+
+class TrainWorker:
+    """Backend and weight channel of one rank. `setup` comes first; every other method is called on all ranks alike.
+
+    Example (under torchrun):
+        worker = TrainWorker(spec, world, rank=int(os.environ["RANK"]))
+        worker.setup(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        worker.train(batch, steps)
+    """
+
+    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
+        self._spec, self._world, self.rank = spec, world, rank
+        if world.single_node and world.backend == "gloo":
+            # gloo would listen on the address of the host's name; one machine needs no more than loopback.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    def rendezvous(self) -> tuple[str, int]:
+        """An address and a free port of this rank's machine, for rank 0 to gather the others on."""
+        address = "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def setup(self, master_address: str, master_port: int) -> None:
+        """Joins the world and loads the model (a collective)."""
+        world = self._world
+        join_world(self.rank, world.world_size, master_address, master_port, world.backend, world.timeout_s)
+        self._backend = FsdpBackend(self._spec, rank=self.rank, world_size=world.world_size)
+        self._channel = ProcessGroupChannel(
+            rank=self.rank,
+            bucket_bytes=world.bucket_bytes,
+            backend=world.backend,
+            timeout_s=world.timeout_s,
+            master_address=master_address,
+            make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
+        )
+        log.info("rank %d of %d is ready", self.rank, world.world_size)
+
+    def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        return self._backend.train(batch, steps)
+
+    def connect(self, engines: Sequence[EngineAddress]) -> None:
+        self._channel.connect(engines)
+
+    def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
+        return self._channel.push(self._backend.weights(), version)
+
+    def save(self, folder: Path) -> None:
+        self._backend.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self._backend.load(folder)
+
+    def export_hf(self, folder: Path) -> None:
+        self._backend.export_hf(folder)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._backend.close()

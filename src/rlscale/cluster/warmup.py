@@ -1,0 +1,36 @@
+"""The run that comes before a run: `model.warmup_experiment`."""
+
+import json
+
+from rlscale.config import RunConfig, config_hash, load_config, to_dict
+from rlscale.models import cache_root
+
+_INHERITED = ("model", "cluster", "fsdp")
+_INHERITED_KEYS = {
+    "train": ("backend", "dtype", "seed"),
+    "rollout": ("engine", "num_slots", "deterministic"),
+    "logging": ("console",),
+}
+
+
+def warmup_config(config: RunConfig) -> RunConfig | None:
+    """The config of the warm-up: its experiment on this run's model, hardware and seed; None when there is none.
+
+    Its run folder lies in the cache under the hash of that config, so that every run with the same warm-up shares one.
+    """
+    if config.model.warmup_experiment is None:
+        return None
+    values = to_dict(config)
+    overrides = [f"+experiment={config.model.warmup_experiment}"]
+    for group in _INHERITED:
+        overrides += [_override(group, key, value) for key, value in values[group].items()]
+    for group, keys in _INHERITED_KEYS.items():
+        overrides += [_override(group, key, values[group][key]) for key in keys]
+    overrides += ["model.warmup_experiment=null"]
+    warmup = load_config(overrides)
+    folder = cache_root(config.model.cache_dir) / "warmups" / f"{config.model.warmup_experiment}-{config_hash(warmup)}"
+    return load_config([*overrides, f"run.dir={json.dumps(str(folder))}"])
+
+
+def _override(group: str, key: str, value: object) -> str:
+    return f"{group}.{key}={json.dumps(value)}"

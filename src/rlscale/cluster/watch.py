@@ -1,0 +1,74 @@
+"""Waiting for Ray calls, and telling the first cause of a failure from its victims."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from rlscale.errors import WorkerError
+
+SETTLE_S = 5.0
+"""After a first failure: how long the others may take to report theirs. A dead process shows up in its neighbours'
+collectives before Ray knows of it."""
+
+WATCH_INTERVAL_S = 1.0
+
+
+async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]:
+    """The results of all calls, or the first cause as a WorkerError as soon as one fails."""
+    futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}  # type: ignore[attr-defined]
+    done, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+    if not any(future.exception() for future in done):
+        return [future.result() for future in futures]
+    if pending:
+        late, pending = await asyncio.wait(pending, timeout=SETTLE_S)
+        done |= late
+    for future in pending:
+        future.cancel()
+    failures = [as_worker_error(futures[f], error) for f in done if (error := f.exception()) is not None]
+    raise min(failures, key=lambda failure: failure.failed_at_s)
+
+
+def as_worker_error(name: str, error: BaseException) -> WorkerError:
+    """A failure of an actor call under the actor's name.
+
+    A process that died has no time of failure; it counts as the earliest, because the errors of its neighbours follow.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, WorkerError):
+        return cause
+    if isinstance(error, RayActorError):
+        return WorkerError(name, f"its process died ({_one_line(error)})")
+    return WorkerError(name, f"{type(cause).__name__}: {cause}", failed_at_s=float("inf"))
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "cause" in line.lower() or "died" in line.lower()), lines[0] if lines else "")
+
+
+async def watch_trainers(actors: Sequence[tuple[str, Any]]) -> None:
+    """Raises a WorkerError when a trainer's process is gone, also while nobody calls it."""
+    while True:
+        await settle([(name, actor.ping.remote()) for name, actor in actors])
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def watch_engines(actors: Sequence[tuple[str, Any]]) -> None:
+    """Raises a WorkerError when an engine's server is gone."""
+    while True:
+        dead = await find_dead_engine(actors)
+        if dead is not None:
+            raise dead
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def find_dead_engine(actors: Sequence[tuple[str, Any]]) -> WorkerError | None:
+    """The first engine whose server is gone, with the reason."""
+    try:
+        reasons = await settle([(name, actor.check.remote()) for name, actor in actors])
+    except WorkerError as error:
+        return error
+    return next((WorkerError(name, why) for (name, _), why in zip(actors, reasons, strict=True) if why), None)

@@ -1,0 +1,1 @@
+"""Evaluation sets and what is measured on them."""

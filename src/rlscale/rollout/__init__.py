@@ -1,0 +1,1 @@
+"""Generation: prompts go to engines, answers come back as rewarded groups."""

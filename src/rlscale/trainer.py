@@ -1,0 +1,165 @@
+"""The library's way to run a training: what the command `rlscale-train` calls.
+
+Example:
+    config = rlscale.load_config(["+experiment=quickstart", "data.num_rollout=20"])
+    result = rlscale.Trainer(config).run()
+    print(result.final_eval, result.hf_folder)
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlscale.checkpoint.run_folder import RunFolder
+from rlscale.checkpoint.store import Checkpoint, CheckpointStore
+from rlscale.cluster.execute import Execution
+from rlscale.cluster.placement import plan_layout
+from rlscale.cluster.plan import RunPlan, needs_engines, plan_run
+from rlscale.cluster.preflight import check_files
+from rlscale.cluster.session import ray_session
+from rlscale.cluster.warmup import warmup_config
+from rlscale.config import Device, RunConfig, config_hash, to_yaml
+from rlscale.control.loop import Progress
+from rlscale.errors import ConfigError
+from rlscale.models import resolve_model
+from rlscale.observe.console import Console, open_console
+from rlscale.observe.jsonl import JsonlSink
+from rlscale.observe.provenance import write_provenance
+from rlscale.observe.run import Observer, diff_limit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What a finished run left behind."""
+
+    run_dir: Path
+    checkpoint: Path | None  # newest one
+    hf_folder: Path | None  # final export, which transformers loads
+    metrics_file: Path
+    num_rollouts: int
+    num_tokens: int  # generated for training (SFT: trained on)
+    seconds: float  # of the loop, without start-up
+    initial_eval: float | None  # mean held-out reward before the first rollout
+    final_eval: float | None
+    objective: float | None  # final_eval, else the mean reward of the last rollout
+    warnings: tuple[str, ...] = ()
+
+
+class Trainer:
+    """Runs one resolved config from start to end in this process.
+
+    Args:
+        config: from `rlscale.load_config`.
+        overrides: what the user typed, for the record in the run folder.
+    """
+
+    def __init__(self, config: RunConfig, *, overrides: Sequence[str] = ()) -> None:
+        self.config, self._overrides = config, tuple(overrides)
+
+    def run(self) -> RunResult:
+        """Trains, and returns where everything is.
+
+        Raises:
+            ConfigError, DataError: found before anything was started.
+            WorkerError, WeightSyncError: the first cause of a failure, after every process of the run was ended.
+        """
+        config = self.config
+        layout = plan_layout(config.cluster, needs_engines=needs_engines(config))
+        problems = check_files(config)
+        if problems and config.cluster.device != Device.cuda:
+            raise ConfigError(problems)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(ray_session(config.cluster, layout))
+            except ConfigError as error:
+                raise ConfigError([*problems, *error.problems]) from None
+            if problems:
+                raise ConfigError(problems)
+            return _run(config, overrides=self._overrides)
+
+
+def _run(config: RunConfig, *, overrides: Sequence[str]) -> RunResult:
+    """One run inside a Ray session; calls itself for the warm-up."""
+    plan = plan_run(config, _starting_model(config))
+    assert config.run.dir is not None and config.run.name is not None, "set by the resolve step"
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder.open(Path(config.run.dir), config_hash=config_hash(config)))
+        write_provenance(folder.path, config_yaml=to_yaml(config), overrides=overrides)
+        console = stack.enter_context(
+            open_console(config.logging.console, title=config.run.name, total=plan.num_rollouts)
+        )
+        return _train(plan, folder, console)
+
+
+def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
+    config = plan.config
+    store = CheckpointStore(_checkpoint_folder(config, folder), keep_last=config.checkpoint.keep_last)
+    progress, start = _find_start(config, folder, store, console)
+    observer = Observer(
+        console=console,
+        sinks=[JsonlSink(folder.metrics, resume_at_step=progress.next_rollout)],
+        interval=config.logging.interval,
+        diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
+    )
+    began, tokens_before = time.perf_counter(), progress.num_tokens
+    try:
+        progress = asyncio.run(Execution(plan, folder=folder, store=store, observer=observer).run(progress, start))
+    finally:
+        observer.close()
+    newest = store.latest()
+    result = RunResult(
+        run_dir=folder.path,
+        checkpoint=newest.folder if newest is not None else None,
+        hf_folder=folder.hf if folder.hf.exists() else None,
+        metrics_file=folder.metrics,
+        num_rollouts=progress.next_rollout,
+        num_tokens=progress.num_tokens - tokens_before,
+        seconds=time.perf_counter() - began,
+        initial_eval=progress.first_eval,
+        final_eval=progress.last_eval,
+        objective=progress.last_eval if progress.last_eval is not None else progress.last_reward,
+        warnings=tuple(observer.warnings),
+    )
+    folder.finish({name: _plain(value) for name, value in asdict(result).items()})
+    return result
+
+
+def _find_start(
+    config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console
+) -> tuple[Progress, Checkpoint | None]:
+    """How far the run is and the checkpoint to go on from: `checkpoint.load`, or an unfinished run in the folder."""
+    if folder.skipped is not None:
+        console.message(f"{folder.skipped} holds a finished run of this config; this one goes to {folder.path}")
+    checkpoint = store.latest() if folder.resumed else None
+    if checkpoint is None and config.checkpoint.load is not None:
+        checkpoint = CheckpointStore.resolve(config.checkpoint.load)
+    if checkpoint is None:
+        return Progress(), None
+    console.message(f"going on from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
+    return Progress(**checkpoint.state["progress"]), checkpoint
+
+
+def _starting_model(config: RunConfig) -> str:
+    """The Hugging Face folder or hub id whose weights the run starts from; runs the warm-up when it has none yet."""
+    warmup = warmup_config(config)
+    if warmup is None:
+        return resolve_model(config.model)
+    assert warmup.run.dir is not None
+    folder = Path(warmup.run.dir)
+    if not (folder / "finished.json").exists():
+        _run(warmup, overrides=())
+    return str(folder / "hf")
+
+
+def _checkpoint_folder(config: RunConfig, folder: RunFolder) -> Path:
+    """`checkpoint.save`; the default lies in the run folder, which may have got a number."""
+    assert config.checkpoint.save is not None and config.run.dir is not None, "set by the resolve step"
+    default = Path(config.run.dir) / "checkpoints"
+    return folder.path / "checkpoints" if Path(config.checkpoint.save) == default else Path(config.checkpoint.save)
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
