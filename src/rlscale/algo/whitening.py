@@ -1,0 +1,41 @@
+"""Whitening of advantages over a whole rollout.
+
+Three steps, so that the two sums can be added over ranks between them: `masked_sum`, `centred_square_sum`,
+`apply_whitening`. `whiten` is the three in a row, for values that are all in one place.
+"""
+
+import torch
+from torch import Tensor
+
+from rlscale.algo.ragged import check_vectors, zero_masked
+
+VARIANCE_EPSILON = 1e-8
+
+
+def masked_sum(values_T: Tensor, *, mask_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the trainable tokens and their number, scalars."""
+    check_vectors(values_T=values_T, mask_T=mask_T)
+    return zero_masked(values_T, mask_T=mask_T).sum(), mask_T.sum()
+
+
+def centred_square_sum(values_T: Tensor, *, mask_T: Tensor, mean: Tensor) -> Tensor:
+    """Sum of (x - mean)^2 over the trainable tokens, a scalar: the second pass of the two-pass variance."""
+    check_vectors(values_T=values_T, mask_T=mask_T)
+    return zero_masked(values_T - mean, mask_T=mask_T).square().sum()
+
+
+def apply_whitening(values_T: Tensor, *, mask_T: Tensor, mean: Tensor, square_sum: Tensor, count: Tensor) -> Tensor:
+    """(x - mean) * rsqrt(square_sum / (count - 1) + 1e-8) at trainable tokens, 0 elsewhere; unchanged if count < 2."""
+    check_vectors(values_T=values_T, mask_T=mask_T)
+    values_T = zero_masked(values_T, mask_T=mask_T)
+    variance = square_sum / (count - 1).clamp(min=1)
+    whitened_T = zero_masked((values_T - mean) * torch.rsqrt(variance + VARIANCE_EPSILON), mask_T=mask_T)
+    return torch.where(count < 2, values_T, whitened_T)
+
+
+def whiten(values_T: Tensor, *, mask_T: Tensor) -> Tensor:
+    """Trainable values with mean 0 and unbiased variance 1; fewer than two of them stay as they are. [T]"""
+    total, count = masked_sum(values_T, mask_T=mask_T)
+    mean = total / count.clamp(min=1)
+    square_sum = centred_square_sum(values_T, mask_T=mask_T, mean=mean)
+    return apply_whitening(values_T, mask_T=mask_T, mean=mean, square_sum=square_sum, count=count)
