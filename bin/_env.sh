@@ -1,0 +1,70 @@
+# Sourced by the scripts in bin/: makes the environment in .venv and installs rlscale from this checkout into it.
+#
+# Variables a user may set:
+#   PYTHON           interpreter to make the environment with; default: the first of python3, python3.13, ... that fits
+#   TORCH_INDEX_URL  package index to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build;
+#                    default: the index that pip is configured for
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+VENV="$ROOT/.venv"
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# Prints the first interpreter that requires-python of pyproject.toml allows.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "rlscale must have Python 3.11, 3.12 or 3.13, got ${PYTHON:+PYTHON=$PYTHON, that is }$(
+    "${PYTHON:-python3}" --version 2>&1 || true
+  ); install one of them or set PYTHON to its path"
+}
+
+make_venv() {
+  local python
+  if [[ -x "$VENV/bin/python" ]] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+  python="$(find_python)"
+  say "Making the environment .venv with $("$python" --version)"
+  "$python" -m venv --clear "$VENV" >&2 ||
+    fail "'$python -m venv' must work; on Debian and Ubuntu install the package python3-venv"
+}
+
+# What an installation depends on; the checkout's path because scripts of the environment carry it.
+fingerprint() {
+  { echo "$ROOT ${TORCH_INDEX_URL:-}"; cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt"; "$VENV/bin/python" --version; } |
+    "$VENV/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
+}
+
+pip_install() {
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2 ||
+    fail "pip could not install ($*); its message stands above"
+}
+
+# install_rlscale [extra]: installs when the last installation was another one. The `dev` extra includes the plain one.
+install_rlscale() {
+  local extra="${1:-}" wanted torch started=$SECONDS
+  local index=() stamp="$VENV/.rlscale-installed"
+  make_venv
+  wanted="$(fingerprint)"
+  if [[ -f "$stamp" ]] && grep -qxE "$wanted (${extra:-|dev})" "$stamp"; then return; fi
+  torch="$(grep -E '^torch==' "$ROOT/constraints.txt")"
+  [[ -z "${TORCH_INDEX_URL:-}" ]] || index=(--index-url "$TORCH_INDEX_URL")
+  say "Installing $torch from ${TORCH_INDEX_URL:-the index pip is configured for} (the largest download)"
+  if [[ -z "${TORCH_INDEX_URL:-}" && "$(uname -s)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
+    say "  no GPU here: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu makes it a fifth of the size"
+  fi
+  pip_install ${index[@]+"${index[@]}"} "$torch"
+  say "Installing rlscale${extra:+ with what its tests need} from this checkout"
+  pip_install --constraint "$ROOT/constraints.txt" --editable "$ROOT${extra:+[$extra]}"
+  echo "$wanted $extra" >"$stamp"
+  say "Installed in $((SECONDS - started)) s"
+}
