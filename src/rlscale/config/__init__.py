@@ -10,12 +10,15 @@ from rlscale.config.eval import EvalConfig
 from rlscale.config.fsdp import AttnImplementation, FsdpConfig
 from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
+from rlscale.config.load import Loaded, load_config, load_config_with_notes
 from rlscale.config.logging import ConsoleMode, LoggingConfig
 from rlscale.config.model import ModelBuild, ModelConfig
 from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
+from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
 from rlscale.config.rollout import EngineKind, RolloutConfig
 from rlscale.config.run import RunConfig
+from rlscale.config.serialize import config_hash, to_dict, to_yaml
 from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "ConsoleMode",
     "DataConfig",
     "DebugConfig",
+    "Derived",
     "Device",
     "DistributedBackend",
     "EngineKind",
@@ -37,6 +41,7 @@ __all__ = [
     "FsdpConfig",
     "IdentityConfig",
     "KlType",
+    "Loaded",
     "LoggingConfig",
     "LossType",
     "LrDecayStyle",
@@ -50,4 +55,9 @@ __all__ = [
     "RunConfig",
     "TrainBackendName",
     "TrainConfig",
+    "config_hash",
+    "load_config",
+    "load_config_with_notes",
+    "to_dict",
+    "to_yaml",
 ]

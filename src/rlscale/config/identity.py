@@ -1,6 +1,6 @@
 """Group `run`: what a run is called and where its folder is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -32,3 +32,7 @@ class IdentityConfig(ConfigGroup):
         str | None,
         Field(description="Experiment this config was composed from. The command sets it; setting it has no effect."),
     ] = None
+    overrides: Annotated[
+        list[str],
+        Field(description="Command line this config was composed from. The command sets it; setting it has no effect."),
+    ] = field(default_factory=list)

@@ -1,0 +1,151 @@
+"""Values against the dataclasses: first each type (OmegaConf), then each constraint (pydantic)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+
+from rlscale.config.problems import from_pydantic, unknown_key, unset_key, wrong_type
+from rlscale.config.run import RunConfig
+from rlscale.config.schema import Key, keys, nodes
+from rlscale.errors import Problem
+
+Origin = Callable[[str], str]
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckedFields:
+    """The typed config and what was wrong on the way; `broken` keys hold a stand-in instead of the value given."""
+
+    config: RunConfig
+    problems: list[Problem] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)  # keys that were set
+
+
+def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
+    """What is wrong with the type of `value`; None when it fits or is an interpolation, decided later."""
+    if isinstance(value, str) and "${" in value:
+        return None
+    try:
+        _assign(_scratch(), key, value)
+    except OmegaConfBaseException:
+        return wrong_type(key, value, origin=origin)
+    return None
+
+
+def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
+    """Builds the typed config from nested values, reporting every key that is unknown, unset or wrong."""
+    problems: list[Problem] = []
+    broken: set[str] = set()
+    given: set[str] = set()
+    typed = _schema()
+    for path, value in _leaves(values, ""):
+        key = keys().get(path)
+        if key is None:
+            problems.append(unknown_key(path, value, origin=origin(path)))
+        elif problem := type_problem(key, value, origin=origin(path)):
+            problems.append(problem)
+            broken.add(path)
+        else:
+            _assign(typed, key, value)
+            given.add(path)
+    problems += _resolve_interpolations(typed, origin, broken)
+    for path in sorted(set(OmegaConf.missing_keys(typed))):
+        problems.append(unset_key(keys()[path]))
+        broken.add(path)
+    config, constraint_problems = _validate(typed, origin, broken)
+    return CheckedFields(config=config, problems=problems + constraint_problems, broken=broken, keys=given)
+
+
+@cache
+def _adapter() -> TypeAdapter[RunConfig]:
+    return TypeAdapter(RunConfig)
+
+
+@cache
+def _blank() -> DictConfig:
+    blank: DictConfig = OmegaConf.structured(RunConfig)
+    # A group with a key that has no default is missing as a whole; expand it, so that its keys can be set one by one.
+    for name in sorted(OmegaConf.missing_keys(blank)):
+        owner = next(key.owner for key in keys().values() if key.path.startswith(f"{name}."))
+        OmegaConf.update(blank, name, OmegaConf.structured(owner))
+    return blank
+
+
+def _schema() -> DictConfig:
+    return _blank().copy()
+
+
+@cache
+def _scratch() -> DictConfig:
+    """A schema that values are assigned to only to see whether they fit; a copy per value would cost milliseconds."""
+    return _schema()
+
+
+def _assign(typed: DictConfig, key: Key, value: Any) -> None:
+    OmegaConf.update(typed, key.path, value, merge=False)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if path in nodes() and isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _resolve_interpolations(typed: DictConfig, origin: Origin, broken: set[str]) -> list[Problem]:
+    problems = []
+    for key in keys().values():
+        try:
+            OmegaConf.select(typed, key.path, throw_on_missing=False)
+        except OmegaConfBaseException as error:
+            raw = OmegaConf.to_container(typed, resolve=False)
+            assert isinstance(raw, dict)
+            value = _pick(raw, key.path)
+            rule = f"refer to a key that exists and is {key.type_text}"
+            text = str(error).splitlines()[0]
+            problems.append(Problem(path=key.path, rule=rule, value=str(value), fix=text, origin=origin(key.path)))
+            broken.add(key.path)
+            _assign(typed, key, None if key.optional else key.default)
+    return problems
+
+
+def _pick(values: Any, path: str) -> Any:
+    for name in path.split("."):
+        values = values[name]
+    return values
+
+
+def _validate(typed: DictConfig, origin: Origin, broken: set[str]) -> tuple[RunConfig, list[Problem]]:
+    """Validates; a key that is missing or wrong is given a stand-in, so that the rest can still be checked."""
+    plain: Any = OmegaConf.to_container(typed, resolve=True, throw_on_missing=False)
+    for path in broken & {key.path for key in keys().values() if key.required}:
+        _put(plain, path, 1)
+    try:
+        return _adapter().validate_python(plain), []
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    problems = []
+    for detail in details:
+        path = ".".join(str(part) for part in detail["loc"])
+        key = next(key for key in keys().values() if f"{path}.".startswith(f"{key.path}."))
+        problems.append(from_pydantic(detail, origin=origin(key.path)))
+        broken.add(key.path)
+        _put(plain, key.path, 1 if key.required else key.default)
+    return _adapter().validate_python(plain), problems
+
+
+def _put(values: Any, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        values = values[parent]
+    values[name] = value

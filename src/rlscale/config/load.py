@@ -1,0 +1,107 @@
+"""From the words of a command line to a config that is right, complete and read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlscale.config.compose import Composed, compose
+from rlscale.config.fields import CheckedFields, check_fields
+from rlscale.config.folder import ConfigFolders
+from rlscale.config.notes import warnings_of
+from rlscale.config.overrides import EVERYTHING, CommandLine, parse_command_line
+from rlscale.config.resolve import Derived, resolve
+from rlscale.config.rules import check_rules
+from rlscale.config.run import RunConfig
+from rlscale.config.schema import keys
+from rlscale.config.unbuilt import check_built
+from rlscale.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A config and how it came about."""
+
+    config: RunConfig
+    derived: tuple[Derived, ...]
+    warnings: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+def load_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> RunConfig:
+    """The config that `rlscale-train <overrides>` runs.
+
+    Args:
+        overrides: words of a command line, e.g. `["experiment=quickstart", "algo.eps_clip=0.1"]`. Without an experiment
+            it is `quickstart`.
+        config_dir: folder with further options, laid out like `conf/`. None: only those that come with rlscale.
+
+    Raises: ConfigError with every mistake that was found.
+    """
+    return load_config_with_notes(overrides, config_dir=config_dir).config
+
+
+def load_config_with_notes(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Loaded:
+    """Like `load_config`, with what was derived and what deserves a warning."""
+    folders = ConfigFolders.find(config_dir)
+    line = parse_command_line(overrides, folders.groups())
+    return load_parsed(line, overrides, folders)
+
+
+def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFolders) -> Loaded:
+    """The rest of the way, once the words are read."""
+    composed, problems = _compose(line, folders)
+    if composed is None:
+        raise ConfigError(problems)
+    checked = check_fields(composed.values, composed.origin)
+    broken = line.broken | checked.broken
+    found = [problem for problem in checked.problems if not _is_consequence(problem, line.broken)]
+    found += [problem for problem in check_built(checked.config) if not _is_consequence(problem, broken)]
+    found += check_rules(checked.config, broken=broken)
+    problems += [_with_origin(problem, composed) for problem in found]
+    if problems:
+        raise ConfigError(problems)
+    given = checked.config
+    given.run.experiment = line.experiment
+    given.run.overrides = list(overrides)
+    config, derived = resolve(given)
+    config.freeze()
+    return Loaded(
+        config=config,
+        derived=tuple(derived),
+        warnings=tuple(warnings_of(given, _changed(checked))),
+        overrides=tuple(overrides),
+    )
+
+
+def _compose(line: CommandLine, folders: ConfigFolders) -> tuple[Composed | None, list[Problem]]:
+    """What the words that are right compose to, so that mistakes in files are found beside those in words."""
+    problems = list(line.problems)
+    try:
+        return compose(line.words, command_line_keys=line.keys, folders=folders), problems
+    except ConfigError as error:
+        return None, [*problems, *error.problems]
+
+
+def _is_consequence(problem: Problem, broken: set[str]) -> bool:
+    """Whether a key is unset or unbuilt only because the word that should have set it was wrong."""
+    if problem.origin:
+        return False
+    return EVERYTHING in broken or any(problem.path == name or problem.path.startswith(f"{name}.") for name in broken)
+
+
+def _with_origin(problem: Problem, composed: Composed) -> Problem:
+    if problem.origin or problem.path not in keys():
+        return problem
+    return replace(problem, origin=composed.origin(problem.path))
+
+
+def _changed(checked: CheckedFields) -> set[str]:
+    """Keys that were set to something else than their default."""
+    changed = set()
+    for path in checked.keys:
+        group, _, name = path.partition(".")
+        if getattr(getattr(checked.config, group), name) != keys()[path].default:
+            changed.add(path)
+    return changed

@@ -1,0 +1,153 @@
+"""What is allowed but deserves a word: settings that do little good, and settings that have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rlscale.config.algo import AdvantageEstimator, KlType, LossType
+from rlscale.config.optim import LrDecayStyle
+from rlscale.config.rollout import EngineKind
+from rlscale.config.rules import uses_engines
+from rlscale.config.run import RunConfig
+from rlscale.config.schema import keys
+from rlscale.config.train import TrainBackendName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """Keys (or a group) that have no effect under a condition."""
+
+    names: tuple[str, ...]
+    when: Callable[[RunConfig], bool]
+    why: str
+
+
+def _is_sft(config: RunConfig) -> bool:
+    return config.algo.loss_type == LossType.sft_loss
+
+
+IGNORED: tuple[Ignored, ...] = (
+    Ignored(
+        names=("batch.micro_batch_size",),
+        when=lambda config: config.batch.use_dynamic_batch_size,
+        why="batch.use_dynamic_batch_size packs by tokens",
+    ),
+    Ignored(
+        names=("batch.max_tokens_per_gpu", "batch.log_probs_max_tokens_per_gpu"),
+        when=lambda config: not config.batch.use_dynamic_batch_size,
+        why="batch.use_dynamic_batch_size is false",
+    ),
+    Ignored(
+        names=("rollout.num_slots", "rollout.deterministic"),
+        when=lambda config: config.rollout.engine != EngineKind.embedded,
+        why="only the embedded engine has it",
+    ),
+    Ignored(
+        names=("fsdp",),
+        when=lambda config: config.train.backend != TrainBackendName.fsdp,
+        why="train.backend is not fsdp",
+    ),
+    Ignored(
+        names=tuple(path for path in keys() if path.startswith("eval.") and path != "eval.prompt_data"),
+        when=lambda config: config.eval.prompt_data is None,
+        why="eval.prompt_data is not set",
+    ),
+    Ignored(
+        names=("eval.prompt_data",),
+        when=lambda config: config.eval.interval is None,
+        why="eval.interval is not set",
+    ),
+    Ignored(
+        names=("algo.kl_loss_coef", "algo.kl_loss_type", "algo.use_unbiased_kl", "model.ref_load"),
+        when=lambda config: not config.algo.use_kl_loss,
+        why="algo.use_kl_loss is false",
+    ),
+    Ignored(
+        names=("algo.tis_clip", "algo.tis_clip_low"),
+        when=lambda config: not config.algo.use_tis,
+        why="algo.use_tis is false",
+    ),
+    Ignored(
+        names=("algo.grpo_std_normalization",),
+        when=lambda config: not config.algo.rewards_normalization,
+        why="algo.rewards_normalization is false",
+    ),
+    Ignored(
+        names=tuple(
+            f"algo.{name}"
+            for name in ("advantage_estimator", "eps_clip", "eps_clip_high", "eps_clip_c", "normalize_advantages")
+        ),
+        when=_is_sft,
+        why="algo.loss_type is sft_loss",
+    ),
+    Ignored(
+        names=("reward",),
+        when=lambda config: not uses_engines(config),
+        why="nothing is generated, so nothing is scored",
+    ),
+    Ignored(
+        names=("reward.type",),
+        when=lambda config: config.reward.custom_path is not None,
+        why="reward.custom_path is set and wins",
+    ),
+    Ignored(
+        names=("optim.min_lr", "optim.lr_decay_iters"),
+        when=lambda config: config.optim.lr_decay_style == LrDecayStyle.constant,
+        why="optim.lr_decay_style is constant",
+    ),
+    Ignored(
+        names=("data.num_epoch",),
+        when=lambda config: config.data.num_rollout is not None,
+        why="data.num_rollout is set and wins",
+    ),
+    Ignored(
+        names=("data.apply_chat_template_kwargs",),
+        when=lambda config: not config.data.apply_chat_template,
+        why="data.apply_chat_template is false",
+    ),
+    Ignored(
+        names=("model.init_seed",),
+        when=lambda config: config.model.build is None,
+        why="model.build is not set",
+    ),
+)
+
+
+def warnings_of(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
+    """One line for each doubtful setting, and for each key of `set_keys` that has no effect.
+
+    Args:
+        config: as given, before it is resolved.
+        set_keys: keys that the command line or a YAML file sets to something else than the default.
+    """
+    return doubtful(config) + ignored(config, set_keys)
+
+
+def ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
+    """Keys that were set and have no effect in this run."""
+    lines = {}
+    for path in sorted(set_keys):
+        for entry in IGNORED:
+            if any(path == name or path.startswith(f"{name}.") for name in entry.names) and entry.when(config):
+                lines.setdefault(path, f"{path} is ignored: {entry.why}")
+    return list(lines.values())
+
+
+def doubtful(config: RunConfig) -> list[str]:
+    """Settings that are allowed and hardly ever meant."""
+    algo = config.algo
+    if algo.loss_type != LossType.policy_loss:
+        return []
+    lines = []
+    if algo.use_kl_loss and algo.kl_loss_coef > 0 and algo.kl_loss_type == KlType.k1:
+        lines.append("algo.kl_loss_type=k1 has no gradient on average as a loss; use k2 or low_var_kl")
+    is_cispo = algo.advantage_estimator == AdvantageEstimator.cispo
+    high = algo.eps_clip_high
+    if high is not None and high < algo.eps_clip and not is_cispo:
+        lines.append(f"algo.eps_clip_high={high:g} is below algo.eps_clip={algo.eps_clip:g}; it usually is above")
+    if is_cispo and algo.eps_clip < 1:
+        lines.append(f"algo.eps_clip={algo.eps_clip:g} bounds the weight of cispo from below; use 1.0 for no bound")
+    if algo.advantage_estimator == AdvantageEstimator.gspo and algo.calculate_per_token_loss:
+        lines.append("algo.calculate_per_token_loss makes gspo differ from its paper, which averages over samples")
+    return lines

@@ -1,0 +1,201 @@
+"""Reads the words of a command line: all of them, collecting every mistake.
+
+Hydra stops at its first mistake and then advises to append the misspelt key with `+`. So each word is parsed here
+first, with Hydra's own grammar, and only words that are right go on to Hydra. Keys are written as `++key=value`, because
+the YAML files hold differences only and Hydra would otherwise refuse a key that none of them names.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Sweep
+from hydra.errors import HydraException
+
+from rlscale.config.fields import type_problem
+from rlscale.config.problems import COMMAND_LINE, show, unknown_key
+from rlscale.config.schema import nodes, owner_of
+from rlscale.config.suggest import nearest, nearest_key
+from rlscale.errors import Problem
+
+DEFAULT_EXPERIMENT = "quickstart"
+EVERYTHING = ""
+
+# Groups that are in no defaults list, in the order in which Hydra must see them: a later one wins.
+_APPENDED = {"experiment": 0, "on": 2}
+
+
+@dataclass(kw_only=True, slots=True)
+class CommandLine:
+    """The words of a command line after reading.
+
+    `broken` holds the keys and groups (`EVERYTHING`: all) whose values cannot be relied on because a word about them
+    was wrong; rules between keys that read them would only report consequences.
+    """
+
+    words: list[str] = field(default_factory=list)  # ready for Hydra
+    keys: set[str] = field(default_factory=set)  # keys that were set by name
+    problems: list[Problem] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    experiment: str | None = None
+
+
+def parse_command_line(
+    words: Sequence[str], groups: Mapping[str, Sequence[str]], *, multirun: bool = False
+) -> CommandLine:
+    """Checks syntax, keys, group options and types of all words.
+
+    Args:
+        words: what the user typed, e.g. `algo=gspo`, `+on=cpu`, `algo.eps_clip=0.1`.
+        groups: the options of every group.
+        multirun: whether a word may hold several values (`a=1,2`).
+    """
+    line = CommandLine()
+    parser = OverridesParser.create()
+    ordered: list[tuple[int, str]] = []
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+        except HydraException:
+            _report_grammar(line, word, groups)
+            continue
+        if override.is_hydra_override():
+            ordered.append((1, word))
+        elif override.is_sweep_override() and not multirun:
+            line.broken.add(override.key_or_group)
+            line.problems.append(_not_a_sweep(override))
+        elif override.key_or_group in groups:
+            rank = _APPENDED.get(override.key_or_group, 1)
+            if _check_group(line, override, groups):
+                ordered.append((rank, _as_appended(override, groups)))
+        elif _check_key(line, override, groups):
+            ordered.append((1, f"++{override.key_or_group}={override.get_value_element_as_str()}"))
+    if line.experiment is None and EVERYTHING not in line.broken:
+        line.experiment = DEFAULT_EXPERIMENT
+        ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
+    line.words = [word for _, word in sorted(ordered, key=lambda pair: pair[0])]
+    return line
+
+
+def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[str]]) -> None:
+    name, equals, value = word.partition("=")
+    path = name.lstrip("+~")
+    if word.startswith("--") or not equals:
+        line.problems.append(_not_key_value(name, word, groups))
+        return
+    line.broken.add(path)
+    if owner_of(path) is None and path not in groups:
+        line.problems.append(unknown_key(path, value, origin=COMMAND_LINE))
+        return
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    quoted = shlex.quote(f'{path}="{escaped}"')
+    line.problems.append(
+        Problem(
+            path=path,
+            rule="have a value that can be read without quotes",
+            value=value,
+            fix=f"write {quoted}",
+            origin=COMMAND_LINE,
+        )
+    )
+
+
+def _not_key_value(name: str, word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
+    fix = "write key=value or group=option"
+    if name in groups.get("experiment", ()):
+        fix = f"did you mean experiment={name}?"
+    elif name in groups:
+        fix = f"write {name}=<{'|'.join(groups[name])}>"
+    elif found := nearest_key(name):
+        fix = f"did you mean {found}={word.partition('=')[2] or '<value>'}?"
+    return Problem(path=name, rule="be written as key=value", value=word, fix=fix, origin=COMMAND_LINE)
+
+
+def _not_a_sweep(override: Override) -> Problem:
+    value = override.get_value_element_as_str()
+    quoted = shlex.quote(f'{override.key_or_group}="{value}"')
+    fix = f"add -m to run one job per value, or write {quoted} or [{value}]"
+    return Problem(
+        path=override.key_or_group, rule="have one value in a single run", value=value, fix=fix, origin=COMMAND_LINE
+    )
+
+
+def _check_group(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+    group = override.key_or_group
+    options = groups[group]
+    if override.package is not None:
+        problem = Problem(
+            path=group,
+            rule="be chosen without a package",
+            value=str(override.input_line),
+            fix=f"write {group}=<option>",
+        )
+        line.problems.append(problem)
+        return False
+    if override.is_delete():
+        return True
+    chosen = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
+    wrong = [name for name in chosen if name is not None and name not in options]
+    for name in wrong:
+        found = nearest(str(name), options)
+        fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
+        line.problems.append(
+            Problem(path=group, rule="be one of its options", value=show(name), fix=fix, origin=COMMAND_LINE)
+        )
+    if wrong:
+        line.broken.add(EVERYTHING if group in _APPENDED else group)
+    elif group == "experiment":
+        line.experiment = "+".join(str(name) for name in chosen if name is not None)
+    return not wrong
+
+
+def _as_appended(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
+    group, word = override.key_or_group, str(override.input_line)
+    bare = word.lstrip("+")
+    if group in _APPENDED and not override.is_delete():
+        return f"+{bare}"
+    return bare
+
+
+def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+    path = override.key_or_group
+    written = None if override.is_delete() else override.get_value_element_as_str()
+    key = owner_of(path)
+    if key is None:
+        line.problems.append(_unknown(path, written, groups))
+        line.broken.add(nearest_key(path) or path)
+        return False
+    if override.is_delete():
+        fix = f"set it to its default, {path}={show(key.default)}"
+        line.problems.append(
+            Problem(path=path, rule="not be deleted", value=str(override.input_line), fix=fix, origin=COMMAND_LINE)
+        )
+        return False
+    found = [type_problem(key, value, origin=COMMAND_LINE) for value in _values(override)] if path == key.path else []
+    problems = [problem for problem in found if problem]
+    line.problems.extend(problems)
+    (line.broken if problems else line.keys).add(key.path)
+    return not problems
+
+
+def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
+    if path in nodes():
+        fix = f"set one of its keys, e.g. {path}.<key>=<value>"
+        return Problem(path=path, rule="be set key by key", value=show(value), fix=fix, origin=COMMAND_LINE)
+    group = nearest(path, groups) if "." not in path else None
+    if group and not any(path == name for name in nodes()):
+        fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
+        return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
+    return unknown_key(path, value, origin=COMMAND_LINE)
+
+
+def _values(override: Override) -> list[Any]:
+    """Each value the word gives: one, or those of a sweep over a list."""
+    value = override.value()
+    if not isinstance(value, Sweep):
+        return [value]
+    return list(override.sweep_iterator()) if override.is_discrete_sweep() else []

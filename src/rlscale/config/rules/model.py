@@ -1,0 +1,74 @@
+"""Rules about the model and the lengths it is used with."""
+
+from __future__ import annotations
+
+from rlscale.config.problems import show
+from rlscale.config.rules.rule import rule
+from rlscale.config.run import RunConfig
+from rlscale.errors import Problem
+
+
+@rule("model.hf_checkpoint", "model.build")
+def model_has_one_source(config: RunConfig) -> list[Problem]:
+    model = config.model
+    if model.hf_checkpoint is None and model.build is None:
+        fix = "set it, or choose model=tiny_qwen3 for a small model made on the spot"
+        return [Problem(path="model.hf_checkpoint", rule="name a model", value="null", fix=fix)]
+    if model.hf_checkpoint is not None and model.build is not None:
+        rule = f"not be set together with model.build={model.build}"
+        fix = "add model=hf, which takes everything from the checkpoint"
+        return [Problem(path="model.hf_checkpoint", rule=rule, value=model.hf_checkpoint, fix=fix)]
+    return []
+
+
+@rule("model.num_attention_heads", "model.num_key_value_heads")
+def heads_divide(config: RunConfig) -> list[Problem]:
+    heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
+    if heads is None or kv_heads is None or heads % kv_heads == 0:
+        return []
+    rule = f"divide model.num_attention_heads={heads}"
+    return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads))]
+
+
+@rule(
+    "rollout.max_prompt_len",
+    "rollout.max_response_len",
+    "rollout.max_context_len",
+    "model.max_position_embeddings",
+    "eval.max_response_len",
+)
+def lengths_fit(config: RunConfig) -> list[Problem]:
+    """The longest prompt with the longest response fits the context, and the context fits the model."""
+    rollout, positions = config.rollout, config.model.max_position_embeddings
+    limits = {"rollout.max_context_len": rollout.max_context_len, "model.max_position_embeddings": positions}
+    responses = {
+        "rollout.max_response_len": rollout.max_response_len,
+        "eval.max_response_len": config.eval.max_response_len,
+    }
+    prompt = rollout.max_prompt_len or 1
+    problems = [
+        Problem(
+            path=path,
+            rule=f"fit {name}={limit} after a prompt of {prompt} tokens",
+            value=show(length),
+            fix=f"set {path}={limit - prompt} at most" if limit > prompt else "set a smaller rollout.max_prompt_len",
+        )
+        for name, limit in limits.items()
+        for path, length in responses.items()
+        if limit is not None and length is not None and prompt + length > limit
+    ]
+    context = rollout.max_context_len
+    if context is not None and positions is not None and context > positions:
+        rule = f"be at most model.max_position_embeddings={positions}"
+        problems.append(Problem(path="rollout.max_context_len", rule=rule, value=show(context)))
+    return problems
+
+
+@rule("rollout.top_k", "eval.top_k")
+def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
+    values = {"rollout.top_k": config.rollout.top_k, "eval.top_k": config.eval.top_k}
+    return [
+        Problem(path=path, rule="be -1 (off) or at least 1", value="0", fix=f"set {path}=-1")
+        for path, value in values.items()
+        if value == 0
+    ]

@@ -1,0 +1,38 @@
+"""Rules about the learning-rate schedule."""
+
+from __future__ import annotations
+
+from rlscale.config.optim import LrDecayStyle, OptimConfig
+from rlscale.config.problems import show
+from rlscale.config.rules.rule import rule
+from rlscale.config.run import RunConfig
+from rlscale.config.schema import keys
+from rlscale.errors import Problem
+
+
+@rule("optim.lr_warmup_iters", "optim.warmup_ratio")
+def one_warmup(config: RunConfig) -> list[Problem]:
+    """The default ratio gives way to `lr_warmup_iters`; another one contradicts it."""
+    optim = config.optim
+    if optim.lr_warmup_iters == 0 or optim.warmup_ratio in (0, keys()["optim.warmup_ratio"].default):
+        return []
+    rule = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}"
+    fix = "keep one of them"
+    return [Problem(path="optim.lr_warmup_iters", rule=rule, value=show(optim.lr_warmup_iters), fix=fix)]
+
+
+@rule("optim.lr", "optim.min_lr", "optim.lr_decay_style", "optim.lr_warmup_iters", "optim.lr_decay_iters")
+def schedule_is_ordered(config: RunConfig) -> list[Problem]:
+    optim = config.optim
+    problems = []
+    if optim.lr_decay_style != LrDecayStyle.constant and optim.lr is not None and optim.min_lr > optim.lr:
+        rule = f"be at most optim.lr={optim.lr:g}"
+        problems.append(Problem(path="optim.min_lr", rule=rule, value=show(optim.min_lr)))
+    return problems + _decay_after_warmup(optim)
+
+
+def _decay_after_warmup(optim: OptimConfig) -> list[Problem]:
+    if optim.lr_decay_iters is None or optim.lr_decay_iters > optim.lr_warmup_iters:
+        return []
+    rule = f"be more than optim.lr_warmup_iters={optim.lr_warmup_iters}"
+    return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters))]

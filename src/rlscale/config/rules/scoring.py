@@ -1,0 +1,72 @@
+"""Rules about rewards, evaluation and exports."""
+
+from __future__ import annotations
+
+from rlscale.config.problems import show
+from rlscale.config.reward import RewardType
+from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
+from rlscale.config.run import RunConfig
+from rlscale.errors import Problem
+
+
+@rule("reward.type", "reward.custom_path", *USES_ENGINES)
+def samples_are_scored(config: RunConfig) -> list[Problem]:
+    reward = config.reward
+    if reward.type is not None or reward.custom_path is not None or not uses_engines(config):
+        return []
+    fix = "choose reward=exact_match or reward=math, or set reward.custom_path=<package.module:name>"
+    return [Problem(path="reward.type", rule="name a reward", value="null", fix=fix)]
+
+
+@rule("reward.type", "reward.custom_path", "data.label_key", "eval.label_key", *USES_ENGINES)
+def reward_has_labels(config: RunConfig) -> list[Problem]:
+    """Every reward that comes with rlscale, except the coin, compares with a label."""
+    reward, labels = config.reward, config.data.label_key
+    own = reward.custom_path is not None or reward.type in (None, RewardType.random)
+    if own or labels is not None or not uses_engines(config):
+        return []
+    fix = "set it to the field that holds the answer"
+    return [Problem(path="data.label_key", rule=f"be set with reward.type={reward.type}", value="null", fix=fix)]
+
+
+@rule("eval.interval", "eval.prompt_data")
+def evaluation_has_data(config: RunConfig) -> list[Problem]:
+    if config.eval.interval is None or config.eval.prompt_data is not None:
+        return []
+    fix = "set it to [<name>, <file>], or choose eval=arithmetic"
+    return [Problem(path="eval.prompt_data", rule="be set with eval.interval", value="null", fix=fix)]
+
+
+@rule("eval.prompt_data")
+def eval_sets_are_pairs(config: RunConfig) -> list[Problem]:
+    entries = config.eval.prompt_data
+    if entries is None or len(entries) == 1:
+        return []
+    if len(entries) % 2:
+        fix = "write [name, file, name, file]"
+        return [Problem(path="eval.prompt_data", rule="hold pairs of name and file", value=show(entries), fix=fix)]
+    names = entries[::2]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not twice:
+        return []
+    fix = f"rename {', '.join(twice)}"
+    return [Problem(path="eval.prompt_data", rule="give each set its own name", value=show(entries), fix=fix)]
+
+
+@rule("eval.stop_reward", "eval.interval")
+def stop_reward_is_measured(config: RunConfig) -> list[Problem]:
+    if config.eval.stop_reward is None or config.eval.interval is not None:
+        return []
+    value = show(config.eval.stop_reward)
+    return [
+        Problem(path="eval.stop_reward", rule="be null without eval.interval", value=value, fix="set eval.interval")
+    ]
+
+
+@rule("checkpoint.save_hf")
+def export_path_is_a_template(config: RunConfig) -> list[Problem]:
+    template = config.checkpoint.save_hf
+    if template is None or "{rollout_id}" in template:
+        return []
+    fix = "each export would overwrite the one before; write e.g. exports/{rollout_id}"
+    return [Problem(path="checkpoint.save_hf", rule="contain {rollout_id}", value=template, fix=fix)]

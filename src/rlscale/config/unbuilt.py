@@ -1,0 +1,65 @@
+"""The one list of what the configuration can name and this version cannot do yet.
+
+Building a part means deleting its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from rlscale.config.algo import AdvantageEstimator, LossType
+from rlscale.config.optim import LrDecayStyle, OptimizerName
+from rlscale.config.problems import show
+from rlscale.config.reward import RewardType
+from rlscale.config.rollout import EngineKind
+from rlscale.config.run import RunConfig
+from rlscale.config.train import TrainBackendName
+from rlscale.errors import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """The values of a key that work, and what to write to get one of them."""
+
+    values: tuple[Any, ...]
+    fix: str
+
+
+BUILT: Mapping[str, Built] = MappingProxyType(
+    {
+        "train.backend": Built(values=(TrainBackendName.fsdp,), fix="choose train=fsdp"),
+        "rollout.engine": Built(values=(EngineKind.embedded,), fix="choose rollout=embedded"),
+        "rollout.max_staleness": Built(values=(0,), fix="set rollout.max_staleness=0, the synchronous loop"),
+        "optim.name": Built(values=(OptimizerName.adam,), fix="set optim.name=adam"),
+        "optim.lr_decay_style": Built(
+            values=(LrDecayStyle.constant, LrDecayStyle.linear, LrDecayStyle.cosine),
+            fix="choose optim=constant, optim=linear or optim=cosine",
+        ),
+        "algo.advantage_estimator": Built(
+            values=(AdvantageEstimator.grpo, AdvantageEstimator.gspo, AdvantageEstimator.cispo),
+            fix="choose algo=grpo, algo=gspo or algo=cispo",
+        ),
+        "algo.loss_type": Built(
+            values=(LossType.policy_loss, LossType.sft_loss), fix="set algo.loss_type=policy_loss or choose algo=sft"
+        ),
+        "reward.type": Built(
+            values=(None, RewardType.exact_match, RewardType.math, RewardType.random),
+            fix="choose reward=exact_match or reward=math, or set reward.custom_path",
+        ),
+    }
+)
+
+
+def check_built(config: RunConfig) -> list[Problem]:
+    """One problem for each key whose value names a part that is not there yet."""
+    problems = []
+    for path, built in BUILT.items():
+        group, name = path.split(".")
+        value = getattr(getattr(config, group), name)
+        if value not in built.values:
+            rule = f"be one of the parts built so far ({', '.join(show(item) for item in built.values)})"
+            problems.append(Problem(path=path, rule=rule, value=show(value), fix=built.fix))
+    return problems
