@@ -1,0 +1,1 @@
+"""Checkpoints: saving, resuming, retention."""

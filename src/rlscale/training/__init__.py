@@ -1,0 +1,1 @@
+"""Training backends, and what they share: process group, schedule, optimiser, packing, the loss of a micro-batch."""

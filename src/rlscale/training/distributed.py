@@ -1,0 +1,107 @@
+"""The process group of the trainer ranks, the device of a rank, and its share of the cores."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+DATA_AXIS = "data"
+
+
+def join_world(
+    rank: int, world_size: int, master_address: str, master_port: int, backend: str, timeout_s: float
+) -> None:
+    """Makes the default process group; returns once all ranks have joined.
+
+    Args:
+        rank: of this process, 0 is the one that listens.
+        world_size: number of ranks.
+        master_address: host name or address of rank 0; it listens there and on no other interface.
+        master_port: free port of that host; 0 picks one, for a world of one rank.
+        backend: "gloo", or "nccl" (which gets gloo beside it for tensors on the CPU).
+        timeout_s: seconds to wait for the others, now and in every collective.
+    """
+    assert world_size > 0 and 0 <= rank < world_size, f"rank {rank} is not in a world of {world_size}"
+    assert master_port > 0 or world_size == 1, "several ranks need to know the port"
+    timeout = timedelta(seconds=timeout_s)
+    if _is_loopback(master_address):
+        # Gloo listens on the interface that the host's name resolves to, unless it is told otherwise.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    listener = _listen(master_address, port=master_port) if rank == 0 else None
+    store = TCPStore(
+        master_address,
+        listener.getsockname()[1] if listener else master_port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        master_listen_fd=listener.detach() if listener else None,  # the store closes it
+    )
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+
+
+def leave_world() -> None:
+    """Ends the default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def local_ranks() -> tuple[int, int]:
+    """(index of this rank on its node, number of ranks on its node); a collective."""
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    rank = dist.get_rank()
+    return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+
+
+def pick_device(kind: str, *, local_rank: int) -> torch.device:
+    """The device of this rank, made the current one.
+
+    Args:
+        kind: "cpu", "cuda" or "auto" (CUDA where there is any).
+        local_rank: index of the rank on its node. A process that sees one GPU only (as Ray arranges it) takes that one.
+    """
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    assert kind in ("cuda", "auto"), f"no trainer runs on {kind}"
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def use_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
+    """Sets and returns torch's CPU threads of this rank; None shares the node's cores among its ranks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = num_threads or max(1, cores // num_local_ranks)
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def data_mesh(device: torch.device) -> DeviceMesh:
+    """All ranks in one data-parallel axis."""
+    return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
+
+
+def _listen(address: str, *, port: int) -> socket.socket:
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, port), family=family, backlog=4096)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(socket.getaddrinfo(address, None)[0][4][0]).is_loopback
+
+
+def _loopback_interface() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

@@ -1,0 +1,238 @@
+"""FsdpBackend: one trainer rank on FSDP2.
+
+    rollout ─> pack ─> [old logprobs] ─> [reference logprobs] ─> advantages ─┐
+                                                                             ▼
+               weights <─ optimiser <─ clip <─ reduce-scatter <─ loss of each micro-batch, step by step
+
+A bracketed pass is made only where the loss needs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.algo.corrections import logprob_difference
+from rlscale.algo.ragged import TokenLayout
+from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
+from rlscale.training.fsdp.export import export_hf, full_weights
+from rlscale.training.fsdp.model import DTYPES, load_sharded
+from rlscale.training.fsdp.state import load_state, save_state
+from rlscale.training.fsdp.step import StepSettings, optimizer_step, policy_terms, score
+from rlscale.training.metrics import MetricSums
+from rlscale.training.objective import (
+    TokenInputs,
+    advantages_of_rollout,
+    has_policy_loss,
+    reduction,
+    step_denominators,
+    token_losses,
+)
+from rlscale.training.optim import make_optimizer
+from rlscale.training.packing import Microbatch, pack
+from rlscale.training.schedule import LrSchedule
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import StepPlan, TrainBatch, TrainResult
+
+
+@dataclass(kw_only=True, slots=True)
+class _Rollout:
+    """A rollout while it is trained on. Columns are as long as the batch's tokens and live on the CPU."""
+
+    batch: TrainBatch
+    micros: list[list[Microbatch]]  # of this rank, by step
+    old: Tensor | None = None
+    gen: Tensor | None = None
+    ref: Tensor | None = None
+    advantages: Tensor | None = None
+    metrics: MetricSums
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class FsdpBackend:
+    """Trains a Hugging Face model that is sharded over all ranks of the default process group.
+
+    Invariants: every method is a collective, called on all ranks alike; for the same inputs on the same number of ranks
+    the numbers are the same bit for bit; between calls no parameter is gathered.
+
+    Example:
+        join_world(rank, world_size, "127.0.0.1", port, "gloo", 600.0)
+        backend = FsdpBackend(spec, rank=rank, world_size=world_size)
+        result = backend.train(batch, steps)
+        for name, weight in backend.weights(): ...
+    """
+
+    def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
+        assert dist.is_initialized(), "join_world comes first"
+        assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
+        local_rank, num_local_ranks = local_ranks()
+        self._spec = spec
+        self._device = pick_device(spec.device, local_rank=local_rank)
+        if self._device.type == "cpu":
+            use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
+        torch.manual_seed(spec.train.seed + rank)
+        mesh = data_mesh(self._device)
+        self._model = load_sharded(spec.model_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, trainable=True)
+        self._reference = None
+        if spec.ref_path is not None and spec.algo.use_kl_loss:
+            self._reference = load_sharded(
+                spec.ref_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, trainable=False
+            )
+        self._optimizer = make_optimizer(self._model.parameters(), optim=spec.optim)
+        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps)
+        self._num_steps = 0
+
+    def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
+        rollout = self._prepare(batch, steps)
+        results = []
+        with _timed(rollout.seconds, "optimize"):
+            for i, plan in enumerate(steps):
+                results.append(self._step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0))
+        metrics, _ = rollout.metrics.gather()
+        return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See TrainBackend. In `train.dtype`, as engines hold them."""
+        return full_weights(self._model, dtype=DTYPES[self._spec.train.dtype])
+
+    def save(self, folder: Path) -> None:
+        """See TrainBackend."""
+        save_state(folder, model=self._model, optimizer=self._optimizer, num_steps=self._num_steps)
+
+    def load(self, folder: Path) -> None:
+        """See TrainBackend. Raises DataError for a folder that is no checkpoint of this model."""
+        self._num_steps = load_state(folder, model=self._model, optimizer=self._optimizer)
+
+    def export_hf(self, folder: Path) -> None:
+        """See TrainBackend. In `train.dtype`."""
+        dtype = DTYPES[self._spec.train.dtype]
+        export_hf(self._model, folder, source=self._spec.model_path, dtype=dtype)
+
+    def close(self) -> None:
+        """Drops models and optimiser. The process group belongs to who made it."""
+        del self._model, self._reference, self._optimizer
+
+    def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> _Rollout:
+        """Packs this rank's micro-batches and computes the columns that the loss needs."""
+        rank, spec = dist.get_rank(), self._spec
+        micros = [[pack(batch, samples, device=self._device) for samples in plan.microbatches[rank]] for plan in steps]
+        rollout = _Rollout(batch=batch, micros=micros, metrics=MetricSums(self._device))
+        if not has_policy_loss(spec.algo):
+            return rollout
+        flat = [micro for step in micros for micro in step]
+        num_tokens = len(batch.tokens)
+        rollout.gen = torch.tensor(batch.rollout_logprobs)
+        rollout.advantages = self._advantages(batch)
+        if spec.algo.use_rollout_logprobs:
+            rollout.old = rollout.gen
+        elif len(steps) > 1 or not spec.train.reuse_logprobs:
+            with _timed(rollout.seconds, "old_logprobs"):
+                rollout.old = score(self._model, flat, num_tokens=num_tokens, temperature=spec.temperature)
+            for micro in flat:
+                self._compare(rollout, micro, trainer=_pick(rollout.old, micro))
+        if self._reference is not None:
+            with _timed(rollout.seconds, "ref_logprobs"):
+                rollout.ref = score(self._reference, flat, num_tokens=num_tokens, temperature=spec.temperature)
+        return rollout
+
+    def _advantages(self, batch: TrainBatch) -> Tensor:
+        """Of every trainable token of the whole rollout, on every rank: rewards are few. [T]"""
+        trainable = np.flatnonzero(batch.loss_mask)
+        samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
+        layout = TokenLayout(
+            mask_T=torch.ones(len(trainable), dtype=torch.bool),
+            sample_ids_T=torch.from_numpy(samples.astype(np.int64)),
+            num_samples=batch.num_samples,
+        )
+        column = torch.zeros(len(batch.tokens))
+        column[torch.from_numpy(trainable)] = advantages_of_rollout(
+            self._spec.algo,
+            rewards_S=torch.tensor(batch.rewards),
+            group_ids_S=torch.tensor(batch.group_ids),
+            layout=layout,
+        )
+        return column
+
+    def _step(
+        self, rollout: _Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
+    ) -> dict[str, float]:
+        denominators_S = _denominators(rollout.batch, plan).to(self._device)
+        metrics = MetricSums(self._device)
+        # Without a pass for old logprobs, policy and generator are compared as long as no weight has changed.
+        compare = is_first and rollout.gen is not None and (rollout.old is None or rollout.old is rollout.gen)
+
+        def loss_of(micro: Microbatch) -> Tensor:
+            algo = self._spec.algo
+            lp, entropy = policy_terms(
+                self._model, micro, temperature=self._spec.temperature, entropy_grad=algo.entropy_coef != 0
+            )
+            inputs = TokenInputs(
+                old=_pick(rollout.old, micro),
+                gen=_pick(rollout.gen, micro),
+                ref=_pick(rollout.ref, micro),
+                advantages=_pick(rollout.advantages, micro),
+            )
+            losses, sums = token_losses(algo, lp=lp, entropy=entropy, inputs=inputs, layout=micro.layout)
+            metrics.add(sums)
+            if compare:
+                self._compare(rollout, micro, trainer=lp)
+            samples = torch.from_numpy(micro.sample_indices).to(self._device)
+            reduce = reduction(algo, plan=plan, layout=micro.layout, denominators_S=denominators_S[samples])
+            return reduce(losses)
+
+        settings = StepSettings(
+            number=self._num_steps,
+            lr=self._schedule.at(self._num_steps),
+            max_grad_norm=self._spec.optim.clip_grad,
+        )
+        result = optimizer_step(
+            self._model, self._optimizer, micros=micros, loss_of=loss_of, metrics=metrics, settings=settings
+        )
+        self._num_steps += 1
+        return result
+
+    def _compare(self, rollout: _Rollout, micro: Microbatch, *, trainer: Tensor | None) -> None:
+        """Adds the difference of trainer and engine logprobs: tokens of the current weights, and stale ones apart."""
+        gen = _pick(rollout.gen, micro)
+        assert trainer is not None and gen is not None
+        versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(self._device)
+        is_current = micro.layout.mask_T & (versions == rollout.batch.version)
+        current = logprob_difference(trainer, gen_T=gen, mask_T=is_current)
+        rollout.metrics.add(current.sums, prefix="logprob_diff/")
+        rollout.metrics.add_max("logprob_diff/max", current.max_abs)
+        stale = logprob_difference(trainer, gen_T=gen, mask_T=micro.layout.mask_T & ~is_current)
+        rollout.metrics.add(stale.sums, prefix="logprob_diff/stale_")
+
+
+def _pick(column: Tensor | None, micro: Microbatch) -> Tensor | None:
+    """The entries of a column that belong to a micro-batch, on its device. [R]"""
+    if column is None:
+        return None
+    return column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
+
+
+def _denominators(batch: TrainBatch, plan: StepPlan) -> Tensor:
+    """Of every sample of the batch. [S]"""
+    samples = np.searchsorted(batch.offsets, np.flatnonzero(batch.loss_mask), side="right") - 1
+    counts_S = torch.from_numpy(np.bincount(samples, minlength=batch.num_samples).astype(np.int64))
+    return step_denominators(
+        counts_S=counts_S,
+        execution_ids_S=torch.tensor(batch.execution_ids),
+        in_step_S=torch.tensor(sorted(plan.sample_indices), dtype=torch.int64),
+    )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start

@@ -1,0 +1,58 @@
+"""Full weights of a sharded model, for engines and for transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from rlscale.models import load_tokenizer
+
+
+def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter in full, one at a time, in the model's order; a collective on each item.
+
+    A tied output layer is the embedding and comes once, under the embedding's name.
+    """
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach().to(dtype)  # before the gather: half the bytes in bfloat16
+        yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
+
+
+def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype) -> None:
+    """Writes a folder that transformers loads; a collective. Rank 0 holds the whole model in memory and writes.
+
+    Args:
+        model: sharded.
+        folder: made if needed, seen by rank 0.
+        source: Hugging Face folder or hub id that configuration and tokenizer are taken from.
+        dtype: of the weights in the files.
+    """
+    weights = {}
+    for name, weight in full_weights(model, dtype=dtype):
+        if dist.get_rank() == 0:
+            weights[name] = weight.cpu()
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(weights, folder, source=source, dtype=dtype)
+    dist.barrier()
+
+
+def _write(weights: dict[str, Tensor], folder: Path, *, source: str, dtype: torch.dtype) -> None:
+    config = AutoConfig.from_pretrained(source)
+    with torch.device("meta"):  # save_pretrained is a method; its tensors come from `weights`
+        shell = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    if shell.can_generate() and _has_generation_config(source):
+        shell.generation_config = GenerationConfig.from_pretrained(source)
+    shell.save_pretrained(folder, state_dict=weights)
+    load_tokenizer(source).save_pretrained(folder)
+
+
+def _has_generation_config(source: str) -> bool:
+    folder = Path(source)
+    return not folder.is_dir() or (folder / "generation_config.json").exists()

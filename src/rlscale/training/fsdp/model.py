@@ -1,0 +1,75 @@
+"""A Hugging Face model, sharded over the ranks with FSDP2."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig
+from rlscale.models import load_causal_lm
+from rlscale.training.attention import PACKED_ATTENTION
+
+DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
+
+
+def load_sharded(
+    path: str, *, mesh: DeviceMesh, dtype: ComputeDtype, fsdp: FsdpConfig, trainable: bool
+) -> PreTrainedModel:
+    """Loads a model on every rank and keeps this rank's shard of it, in float32.
+
+    Every decoder layer is a unit of its own; embeddings, final norm and output layer belong to the root.
+
+    Args:
+        path: Hugging Face folder or hub id.
+        mesh: one axis with all ranks.
+        dtype: of the computation; weights and gradient reductions are float32 in any case.
+        fsdp: attention kernel and gradient checkpointing.
+        trainable: False for a model that only scores.
+    """
+    kernel = attention_kernel(fsdp.attn_implementation, device_type=mesh.device_type)
+    model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
+    model.requires_grad_(trainable)
+    _switch_off_dropout(model)
+    if trainable and fsdp.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+    model.train(trainable)
+    policy = MixedPrecisionPolicy()
+    if dtype != ComputeDtype.float32:
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def attention_kernel(choice: AttnImplementation, *, device_type: str) -> str:
+    """The name transformers knows the chosen attention by: packed unless flash attention brings that itself."""
+    if choice == AttnImplementation.flash_attention_2 and device_type == "cuda":
+        return str(choice)
+    return str(choice) if choice == AttnImplementation.eager else PACKED_ATTENTION
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks that transformers says must not be split, which are the decoder layers."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    assert layers, f"{type(model).__name__} names no decoder layers"
+    return layers
+
+
+def as_fsdp(model: nn.Module) -> FSDPModule:
+    """The same object, typed as what `fully_shard` made of it."""
+    assert isinstance(model, FSDPModule), "the model is not sharded"
+    return model
+
+
+def _switch_off_dropout(model: nn.Module) -> None:
+    """Old and new logprobs must be those of one function of the tokens."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.__dict__["attention_dropout"] = 0.0

@@ -1,0 +1,149 @@
+"""Saving and loading a trainer without pickle: tensors as safetensors, everything else as JSON.
+
+<folder>/trainer.json            ranks, optimiser steps made
+<folder>/tensors/*.safetensors   model.<name>, exp_avg.<name>, exp_avg_sq.<name>: each rank's shards, with offsets
+<folder>/random/rank_<r>.json    states of the random generators of a rank
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from rlscale.errors import DataError
+
+FORMAT = 1
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_state(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+    """Writes the state of all ranks into an existing folder; a collective.
+
+    Args:
+        folder: seen by all ranks.
+        model: sharded, or not.
+        optimizer: Adam over the model's parameters.
+        num_steps: optimiser steps made; the place in the schedule follows from it.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    save(
+        _tensors(model, optimizer),
+        storage_writer=HuggingFaceStorageWriter(str(folder / "tensors"), save_distributed=True),
+    )
+    (folder / "random").mkdir(exist_ok=True)
+    _write_json(folder / "random" / f"rank_{rank}.json", random_state())
+    if rank == 0:
+        _write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, "num_steps": num_steps})
+    dist.barrier()
+
+
+def load_state(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Puts back what `save_state` wrote and returns the optimiser steps made; a collective.
+
+    With another number of ranks tensors are resharded, and the random generators stay as they are.
+
+    Raises:
+        DataError: files are missing or are not of this model.
+    """
+    about = _read_json(folder / "trainer.json")
+    if about["format"] != FORMAT:
+        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it anew with this version")
+    reader = HuggingFaceStorageReader(str(folder / "tensors"))
+    tensors = _tensors(model, _with_moments(optimizer, num_steps=about["num_steps"]))
+    _check_names(folder, found=reader.read_metadata().state_dict_metadata, wanted=tensors)
+    load(tensors, storage_reader=reader)
+    if about["world_size"] == dist.get_world_size():
+        set_random_state(_read_json(folder / "random" / f"rank_{dist.get_rank()}.json"))
+    return int(about["num_steps"])
+
+
+def random_state() -> dict[str, Any]:
+    """States of the generators of torch, numpy and Python, as JSON values."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, next_gauss = random.getstate()
+    state = {
+        "torch": _encode(torch.get_rng_state()),
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "python": [version, list(internal), next_gauss],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = _encode(torch.cuda.get_rng_state())
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """The inverse of `random_state`."""
+    torch.set_rng_state(_decode(state["torch"]))
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, next_gauss = state["python"]
+    random.setstate((version, tuple(internal), next_gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_decode(state["cuda"]))
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Every tensor of the state under a flat name; loading writes into these very tensors."""
+    named = dict(model.named_parameters())
+    tensors: dict[str, Any] = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
+    for name, parameter in named.items():
+        for moment in _MOMENTS:
+            if moment in optimizer.state.get(parameter, {}):
+                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+    return tensors
+
+
+def _with_moments(optimizer: torch.optim.Optimizer, *, num_steps: int) -> torch.optim.Optimizer:
+    """Gives every parameter the state that Adam would have made at its first step; none before the first step."""
+    optimizer.state.clear()
+    for group in optimizer.param_groups if num_steps else ():
+        for parameter in group["params"]:
+            # A tensor each: the fused kernel counts up in place. It lives where the parameter does.
+            step = torch.tensor(float(num_steps), device=parameter.device)
+            moments = {moment: torch.zeros_like(parameter) for moment in _MOMENTS}
+            optimizer.state[parameter] = {"step": step, **moments}
+    return optimizer
+
+
+def _check_names(folder: Path, *, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    missing, surplus = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or surplus:
+        name = (missing or surplus)[0]
+        lack = f"{len(missing)} tensors are missing and {len(surplus)} too many, first {name}"
+        raise DataError(f"{folder} must be a checkpoint of this model, got another: {lack}; check model.* and the path")
+    for name, tensor in wanted.items():
+        if found[name].size != tensor.shape:
+            shapes = f"{tuple(found[name].size)} instead of {tuple(tensor.shape)}"
+            raise DataError(f"{folder} must be a checkpoint of this model, got {name} of shape {shapes}; check model.*")
+
+
+def _encode(state: Tensor) -> str:
+    return base64.b64encode(state.cpu().numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} must be a file of a trainer checkpoint, got {error}; choose another checkpoint"
+        ) from error

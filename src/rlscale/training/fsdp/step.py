@@ -1,0 +1,145 @@
+"""Forward passes over packed micro-batches, and one optimiser step.
+
+Shape legend: R trainable tokens of a micro-batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
+from rlscale.errors import WorkerError
+from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.fsdp.model import as_fsdp
+from rlscale.training.metrics import MetricSums
+from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
+from rlscale.training.packing import Microbatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """What one optimiser step is told from outside."""
+
+    number: int  # 0-based, in the whole run
+    lr: float
+    max_grad_norm: float  # 0: no clipping
+
+
+MicrobatchLoss = Callable[[Microbatch], Tensor]
+"""Share of the step's loss, with gradient. Adds its own metrics."""
+
+
+def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
+    """Logits of the positions that predict a trainable token, and of no others. [R, V]"""
+    layout = micro.packing
+    if model.config._attn_implementation == PACKED_ATTENTION:
+        packing: dict[str, object] = {"packing": layout}
+    else:  # flash attention takes these; eager reads the samples off position_ids
+        packing = {
+            "cu_seq_lens_q": layout.cu_seqlens,
+            "cu_seq_lens_k": layout.cu_seqlens,
+            "max_length_q": layout.max_len,
+            "max_length_k": layout.max_len,
+        }
+    output = model(
+        input_ids=micro.input_ids,
+        position_ids=micro.position_ids,
+        use_cache=False,
+        logits_to_keep=micro.logit_rows,
+        **packing,
+    )
+    logits: Tensor = output.logits
+    return logits.squeeze(0)
+
+
+def policy_terms(
+    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32."""
+    logits = logits_of(model, micro)
+    return logprobs_and_entropy(logits, targets_T=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
+
+
+@torch.no_grad()
+def score(model: PreTrainedModel, micros: Sequence[Microbatch], *, num_tokens: int, temperature: float) -> Tensor:
+    """Logprobs by `model` as a column of the batch, 0 where a token is not trainable or not in `micros`. [num_tokens]
+
+    On the CPU, float32. A collective: every rank passes the same number of micro-batches.
+    """
+    column = torch.zeros(num_tokens)
+    for micro in micros:
+        lp = logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature).cpu()
+        trainable = micro.layout.mask_T.cpu()
+        column[torch.from_numpy(micro.batch_rows)[trainable]] = lp[trainable]
+    # A forward pass without a backward one leaves the root gathered; the next optimiser step would not reach the copy.
+    as_fsdp(model).reshard()
+    return column
+
+
+def optimizer_step(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    *,
+    micros: Sequence[Microbatch],
+    loss_of: MicrobatchLoss,
+    metrics: MetricSums,
+    settings: StepSettings,
+) -> dict[str, float]:
+    """Accumulates the gradient over the micro-batches, checks and clips it, and steps.
+
+    Args:
+        model: sharded; gradients are reduced over the ranks in the last micro-batch only.
+        optimizer: of its parameters.
+        micros: of this rank; every rank passes the same number, at least one.
+        loss_of: share of the loss of one micro-batch.
+        metrics: the sums `loss_of` adds to.
+        settings: number, rate and clipping.
+
+    Returns:
+        Metrics over all ranks, with `loss`, `grad_norm` and `lr`.
+
+    Raises:
+        WorkerError: loss or gradient is not finite. Raised on every rank, before any weight is changed.
+    """
+    assert micros, "a step needs at least one micro-batch on every rank"
+    sharded, world_size = as_fsdp(model), dist.get_world_size()
+    for i, micro in enumerate(micros):
+        sharded.set_requires_gradient_sync(i == len(micros) - 1)
+        loss = loss_of(micro)
+        metrics.add_share("loss", loss)
+        (loss * world_size).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks; the shares add up
+    result, shares_by_rank = metrics.gather(keep_empty=True)
+    _check_loss(shares_by_rank["loss"], step=settings.number)
+    result["grad_norm"] = clip_gradient(list(model.parameters()), max_norm=settings.max_grad_norm)
+    _check_gradient(model, result["grad_norm"], step=settings.number)
+    set_lr(optimizer, lr=settings.lr)
+    optimizer.step()
+    optimizer.zero_grad()
+    return result | {"lr": settings.lr}
+
+
+def _check_loss(shares: Sequence[float], *, step: int) -> None:
+    for rank, share in enumerate(shares):
+        if not math.isfinite(share):
+            raise _failure(rank, f"the loss of optimiser step {step} must be finite, got {share}")
+
+
+def _check_gradient(model: PreTrainedModel, norm: float, *, step: int) -> None:
+    if math.isfinite(norm):
+        return
+    names = names_with_bad_gradient(model.named_parameters())
+    place = f"on this rank in {len(names)} parameters, the first is {names[0]}" if names else "on other ranks only"
+    raise _failure(dist.get_rank(), f"the gradient norm of optimiser step {step} must be finite, got {norm} ({place})")
+
+
+def _failure(rank: int, cause: str) -> WorkerError:
+    advice = "lower optim.lr or optim.clip_grad, or go on from an earlier checkpoint"
+    return WorkerError(f"actor rank {rank}", f"{cause}; {advice}", failed_at_s=time.time())
