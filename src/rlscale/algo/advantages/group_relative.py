@@ -30,9 +30,9 @@ def normalize_by_group(rewards_S: Tensor, *, group_ids_S: Tensor, divide_by_std:
     sizes_G: Tensor
     _, groups_S, sizes_G = torch.unique(group_ids_S, return_inverse=True, return_counts=True)
     zeros_G = torch.zeros(len(sizes_G), dtype=rewards_S.dtype, device=rewards_S.device)
-    # Measured from one member of the group, so that equal rewards give 0 and not the rounding of their mean, which
-    # the division by (0 + 1e-6) would blow up.
-    origin_G = zeros_G.index_copy(0, groups_S, rewards_S)
+    # Measured from the smallest reward of the group, so that equal rewards give 0 and not the rounding of their mean,
+    # which the division by (0 + 1e-6) would blow up.
+    origin_G = zeros_G.scatter_reduce(0, groups_S, rewards_S, reduce="amin", include_self=False)
     shifted_S = rewards_S - origin_G[groups_S]
     mean_G = zeros_G.index_add(0, groups_S, shifted_S) / sizes_G
     centred_S = shifted_S - mean_G[groups_S]

@@ -1,0 +1,1 @@
+"""Prompts, batches and the schedule of micro-batches."""

@@ -1,0 +1,61 @@
+"""Labels as responses: the source of rollouts for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.protocols import PromptSource
+from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class SftSource:
+    """Groups of one sample each, whose response is the prompt's label and the end token, all of it trainable.
+
+    The label is tokenised by itself, as an engine that answers with these tokens would leave it. Engine logprobs do not
+    exist and are 0; so is the reward.
+    """
+
+    def __init__(self, prompts: PromptSource, tokenizer: PreTrainedTokenizerBase, *, rollout_batch_size: int) -> None:
+        """
+        Raises:
+            ConfigError: the tokenizer has no end token, so that the model could never learn to stop.
+        """
+        if tokenizer.eos_token_id is None:
+            fix = "set eos_token in its tokenizer_config.json"
+            raise ConfigError([Problem(path="model.hf_checkpoint", rule="have an end token", value="none", fix=fix)])
+        self._prompts, self._tokenizer = prompts, tokenizer
+        self._eos_token_id = int(tokenizer.eos_token_id)
+        self._num_prompts = rollout_batch_size
+
+    async def rollout(self, rollout_id: int, version: WeightVersion) -> list[Group]:
+        """The next `rollout_batch_size` prompts with their labels.
+
+        Raises:
+            DataError: a prompt has no label; the message names its row.
+        """
+        first = rollout_id * self._num_prompts
+        return [
+            self._group(first + i, prompt, version) for i, prompt in enumerate(self._prompts.take(self._num_prompts))
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"prompts": self._prompts.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._prompts.load_state_dict(state["prompts"])
+
+    def _group(self, index: int, prompt: Prompt, version: WeightVersion) -> Group:
+        if prompt.label is None:
+            raise DataError(
+                f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
+            )
+        token_ids = [*self._tokenizer.encode(prompt.label, add_special_tokens=False), self._eos_token_id]
+        sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
+        sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[version] * len(token_ids))
+        sample.response, sample.status, sample.reward = prompt.label, SampleStatus.completed, 0.0
+        return Group(index=index, prompt=prompt, samples=[sample])

@@ -1,0 +1,122 @@
+"""Answers in \\boxed{...} compared with the label as numbers or expressions, by the library math-verify.
+
+The comparison runs in child processes: sympy can take for ever on an expression that a model made up, a thread cannot
+be stopped, and the library's own timeout works in the main thread only.
+"""
+
+import importlib.util
+import json
+import logging
+import queue
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlscale.errors import ConfigError, Problem
+from rlscale.rewards.text import label_of
+from rlscale.types import Sample
+
+MAX_CPU_S = 5
+"""Seconds of processor time for one comparison. Not wall time: a busy machine must not change rewards."""
+
+_CHILD = Path(__file__).with_name("boxed_math_child.py")
+_logger = logging.getLogger(__name__)
+
+
+class MathReward:
+    """1 if the last \\boxed{...} of the response equals the label, else 0; also 0 without a box.
+
+    An answer that takes longer than `MAX_CPU_S` to compare counts as wrong, with a warning. Usable from many threads;
+    keeps as many child processes as were ever busy at once, until `close`.
+
+    Raises, when called:
+        ValueError: there is no label, or math-verify cannot read it.
+        RuntimeError: the child process failed for another reason than time.
+    """
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            fix = "pip install 'rlscale[math]'"
+            raise ConfigError([Problem(path="reward.type", rule="have its library math-verify", value="math", fix=fix)])
+        self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
+
+    def __call__(self, sample: Sample) -> float:
+        label = label_of(sample)
+        answer = last_boxed(sample.response)
+        if answer is None:
+            return 0.0
+        child = self._take()
+        reply = child.ask({"label": last_boxed(label) or label, "answer": answer})
+        if reply is None:
+            _logger.warning(
+                "comparing the answer %.60r of sample %d took over %d s; it counts as wrong",
+                answer,
+                sample.index,
+                MAX_CPU_S,
+            )
+            return 0.0
+        self._idle.put(child)
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return float(reply["correct"])
+
+    def close(self) -> None:
+        """Ends the child processes. The next call starts new ones."""
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
+
+    def _take(self) -> "_Child":
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            return _Child()
+
+
+class _Child:
+    """One process that answers one question at a time. It ends by itself when this one does, or after MAX_CPU_S."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            # -P: the child's folder must not come first in its search path.
+            [sys.executable, "-P", str(_CHILD), str(MAX_CPU_S)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, question: dict[str, str]) -> dict[str, Any] | None:
+        """The reply, or None if it took too long; the child is gone then."""
+        assert self._process.stdin is not None and self._process.stdout is not None, "opened with pipes"
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            reply: dict[str, Any] = json.loads(line)
+            return reply
+        self.close()
+        if self._process.returncode == -signal.SIGPROF:
+            return None
+        raise RuntimeError(f"the process that compares answers ended with code {self._process.returncode}")
+
+    def close(self) -> None:
+        with self._process:  # closes the pipes, upon which the child ends, and waits for it
+            pass
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last \\boxed{...} whose braces match, or None."""
+    start = text.rfind(r"\boxed{")
+    while start >= 0:
+        first = start + len(r"\boxed{")
+        depth = 1
+        for i in range(first, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[i], 0)
+            if depth == 0:
+                return text[first:i]
+        start = text.rfind(r"\boxed{", 0, start)
+    return None

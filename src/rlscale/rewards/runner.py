@@ -1,0 +1,94 @@
+"""Scoring of groups beside the event loop that drives the run."""
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from inspect import iscoroutine
+from numbers import Real
+from threading import Thread
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+from rlscale.protocols import Reward
+from rlscale.types import Group, Sample
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A reward that holds something (processes, a session) may have this; it is called when the run ends."""
+
+    def close(self) -> None: ...
+
+
+class RewardRunner:
+    """Calls a reward for every sample of a group, at most `max_workers` at a time.
+
+        score(group) ── sample ──> worker thread: reward(sample) ── a number ──────────────> sample.reward
+                                        └─ a coroutine ──> one event loop of all async rewards ┘
+
+    So a reward that blocks, or computes for seconds, never delays the loop that talks to engines and trainers; async
+    rewards share one loop, and with it sessions and locks.
+
+    Example:
+        with RewardRunner(exact_match, max_workers=4) as rewards:
+            await rewards.score(group)
+    """
+
+    def __init__(self, reward: Reward, *, max_workers: int) -> None:
+        self._reward = reward
+        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="reward")
+        self._loop = asyncio.new_event_loop()
+        self._loop_thread = Thread(target=self._loop.run_forever, name="reward-loop", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._loop_thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(wait=error is None)
+
+    def close(self, *, wait: bool) -> None:
+        """Ends the threads; without `wait` a reward that hangs does not hold up a run that failed."""
+        self._threads.shutdown(wait=wait, cancel_futures=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if wait:
+            self._loop_thread.join()
+            self._loop.close()
+        if isinstance(self._reward, Closable):
+            self._reward.close()
+
+    async def score(self, group: Group) -> None:
+        """Sets `reward` of every sample.
+
+        Raises:
+            RuntimeError: the reward raised, or gave something that is no finite number; the message names the sample.
+        """
+        running = asyncio.get_running_loop()
+        calls = [running.run_in_executor(self._threads, self._call, sample) for sample in group.samples]
+        try:
+            rewards = await asyncio.gather(*calls)
+        except BaseException:
+            for call in calls:
+                call.cancel()
+            raise
+        for sample, reward in zip(group.samples, rewards, strict=True):
+            sample.reward = reward
+
+    def _call(self, sample: Sample) -> float:
+        where = f"reward of sample {sample.index} (group {sample.group_index}, prompt row {sample.prompt.index + 1})"
+        try:
+            value: Any = self._reward(sample)
+            if iscoroutine(value):
+                value = self._run(value)
+        except Exception as error:  # whatever it is, the sample is added; the run stops
+            raise RuntimeError(f"{where} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise RuntimeError(f"{where} must be a finite number, got {value!r}; return a float from the reward")
+        return float(value)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result()
