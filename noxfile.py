@@ -1,4 +1,4 @@
-"""The checks of the project. `bin/test` makes the environment and runs them in it; so does `nox` from that environment."""
+"""The checks of the project. `bin/test` makes the environment and runs them in it; so does `nox` from inside it."""
 
 import os
 import sys

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rlscale.observe.console import Console
+from rlscale.observe.metrics import CombinedSink
 from rlscale.protocols import MetricSink
 
 _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
@@ -13,7 +14,7 @@ class Observer:
     """One place for everything a run reports. The loop calls it; it never calls back."""
 
     def __init__(self, *, console: Console, sinks: Sequence[MetricSink], interval: int, diff_limit: float) -> None:
-        self.console, self._sinks = console, tuple(sinks)
+        self.console, self._sink = console, CombinedSink(sinks)
         self._interval, self._diff_limit = interval, diff_limit
         self.warnings: list[str] = []
 
@@ -24,19 +25,15 @@ class Observer:
         """Metrics of a whole rollout. `logging.interval` thins the sinks, never the console and never an evaluation."""
         evaluated = any(name.startswith("eval/") for name in metrics)
         if step % self._interval == 0 or evaluated:
-            self._log(metrics, step=step)
+            self._sink.log(metrics, step=step)
         self.console.step(step, metrics)
         self._check_logprob_diff(metrics, step=step)
 
     def evaluated(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Metrics of an evaluation before the first or after the last rollout."""
-        self._log(metrics, step=step)
-        rewards = {name: value for name, value in metrics.items() if name.endswith("/reward_mean")}
-        self.console.message(", ".join(f"{name} {value:.3f}" for name, value in rewards.items()))
+        self._sink.log(metrics, step=step)
+        self.console.evaluated(step, metrics)
 
-    def _log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        for sink in self._sinks:
-            sink.log(metrics, step=step)
 
     def _check_logprob_diff(self, metrics: Mapping[str, float], *, step: int) -> None:
         diff = metrics.get("logprob_diff/mean", 0.0)
@@ -53,8 +50,7 @@ class Observer:
         self.console.warning(text)
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        self._sink.close()
 
 
 def diff_limit(configured: float | None, dtype: str) -> float:

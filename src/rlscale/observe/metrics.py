@@ -1,0 +1,103 @@
+"""Names of metrics, durations by phase, and several sinks as one.
+
+One flat record per rollout; `METRICS` says what each name means. Names with `<...>` stand for a family.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rlscale.protocols import Metrics, MetricSink
+
+PHASES = ("rollout", "train", "sync", "eval", "save")
+"""The parts of a step, in the order they happen; `time/<phase>_s` is the duration of each."""
+
+METRICS: dict[str, str] = {
+    "reward/mean": "mean reward of the rollout's samples",
+    "reward/std": "standard deviation of the rewards",
+    "reward/min": "lowest reward",
+    "reward/max": "highest reward",
+    "reward/flat_groups": "share of groups whose samples all have the same reward, so that they teach nothing",
+    "response_len/mean": "mean response length, tokens",
+    "response_len/max": "longest response, tokens",
+    "truncated/ratio": "share of samples cut off at rollout.max_response_len",
+    "train/loss": "loss, mean over the optimiser steps of the rollout",
+    "train/grad_norm": "norm of the gradient before clipping",
+    "train/lr": "learning rate of the last optimiser step",
+    "train/pg_clipfrac": "share of trainable tokens at which the clip of the policy loss is active",
+    "train/ratio_mean": "mean probability ratio of new and old policy",
+    "train/kl": "approximate KL divergence of the new from the old policy",
+    "train/kl_loss": "KL divergence from the reference model, when algo.use_kl_loss is on",
+    "train/entropy": "mean entropy of the policy at trainable tokens, nats",
+    "train/tis_mean": "mean weight of truncated importance sampling, when algo.use_tis is on",
+    "logprob_diff/mean": "mean |trainer - engine| logprob under the current weights",
+    "logprob_diff/max": "largest |trainer - engine| logprob",
+    "logprob_diff/k1": "KL divergence of engine and trainer, estimator k1",
+    "logprob_diff/k3": "KL divergence of engine and trainer, estimator k3",
+    "logprob_diff/stale_mean": "mean |trainer - engine| logprob of tokens that older weights generated",
+    "time/step_s": "seconds of the whole step",
+    "time/rollout_s": "seconds of generation and rewards",
+    "time/train_s": "seconds of logprobs, loss and optimiser steps",
+    "time/sync_s": "seconds until the new weights were on the engines and verified",
+    "time/eval_s": "seconds of evaluation",
+    "time/save_s": "seconds of writing a checkpoint",
+    "time/train_<part>_s": "seconds of a part of training",
+    "throughput/tokens_per_s": "response tokens per second of the whole step",
+    "throughput/samples_per_s": "samples per second of the whole step",
+    "weights/version": "weight updates that the engines have received",
+    "eval/reward_mean": "mean reward over all evaluation sets",
+    "eval/<set>/reward_mean": "mean reward of one evaluation set",
+    "eval/<set>/response_len_mean": "mean response length on one evaluation set, tokens",
+    "eval/<set>/num_prompts": "prompts of one evaluation set",
+}
+
+
+class Timers:
+    """Seconds by phase, added up until `reset`. Phases may be nested; each counts its whole span.
+
+    Example:
+        timers = Timers()
+        with timers("rollout"):
+            ...
+        timers.seconds  # {"rollout": 1.2}
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - start)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Counts a duration that was measured elsewhere."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def reset(self) -> None:
+        """Starts anew; a dictionary that was handed out keeps its numbers."""
+        self.seconds = {}
+
+
+class CombinedSink:
+    """Several sinks as one. Every sink is closed even if closing an earlier one fails; the first failure is raised."""
+
+    def __init__(self, sinks: Sequence[MetricSink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        for sink in self._sinks:
+            sink.log(metrics, step=step)
+
+    def close(self) -> None:
+        errors: list[Exception] = []
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
