@@ -13,6 +13,7 @@ import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
@@ -28,7 +29,9 @@ def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
     version.setbase("1.3")
     search_path = create_config_search_path(str(folders.main))
     if folders.extra is not None:
-        search_path.append("command-line", f"file://{folders.extra}", anchor="schema")
+        search_path.append(
+            "command-line", f"file://{folders.extra}", anchor=SearchPathQuery(provider="main", path=None)
+        )
     return ConfigLoaderImpl(search_path)
 
 

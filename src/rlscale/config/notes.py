@@ -126,7 +126,7 @@ def warnings_of(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
 
 def ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
     """Keys that were set and have no effect in this run."""
-    lines = {}
+    lines: dict[str, str] = {}
     for path in sorted(set_keys):
         for entry in IGNORED:
             if any(path == name or path.startswith(f"{name}.") for name in entry.names) and entry.when(config):

@@ -1,8 +1,8 @@
 """Reads the words of a command line: all of them, collecting every mistake.
 
 Hydra stops at its first mistake and then advises to append the misspelt key with `+`. So each word is parsed here
-first, with Hydra's own grammar, and only words that are right go on to Hydra. Keys are written as `++key=value`, because
-the YAML files hold differences only and Hydra would otherwise refuse a key that none of them names.
+first, with Hydra's own grammar, and only words that are right go on to Hydra. Keys are written as `++key=value`,
+because the YAML files hold differences only and Hydra would otherwise refuse a key that none of them names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep
@@ -73,7 +73,7 @@ def parse_command_line(
             if _check_group(line, override, groups):
                 ordered.append((rank, _as_appended(override, groups)))
         elif _check_key(line, override, groups):
-            ordered.append((1, f"++{override.key_or_group}={override.get_value_element_as_str()}"))
+            ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
     if line.experiment is None and EVERYTHING not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
@@ -116,12 +116,15 @@ def _not_key_value(name: str, word: str, groups: Mapping[str, Sequence[str]]) ->
 
 
 def _not_a_sweep(override: Override) -> Problem:
-    value = override.get_value_element_as_str()
-    quoted = shlex.quote(f'{override.key_or_group}="{value}"')
-    fix = f"add -m to run one job per value, or write {quoted} or [{value}]"
-    return Problem(
-        path=override.key_or_group, rule="have one value in a single run", value=value, fix=fix, origin=COMMAND_LINE
-    )
+    path, value = override.key_or_group, _text(override)
+    key = owner_of(path)
+    fix = "add -m to run one job per value"
+    if key is not None and key.type is str:
+        quoted = shlex.quote(f'{path}="{value}"')
+        fix += f", or write {quoted}"
+    elif key is not None and get_origin(key.type) is list:
+        fix += f", or write {path}=[{value}]"
+    return Problem(path=path, rule="have one value in a single run", value=value, fix=fix, origin=COMMAND_LINE)
 
 
 def _check_group(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
@@ -163,10 +166,9 @@ def _as_appended(override: Override, groups: Mapping[str, Sequence[str]]) -> str
 
 def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     path = override.key_or_group
-    written = None if override.is_delete() else override.get_value_element_as_str()
     key = owner_of(path)
     if key is None:
-        line.problems.append(_unknown(path, written, groups))
+        line.problems.append(_unknown(path, _text(override), groups))
         line.broken.add(nearest_key(path) or path)
         return False
     if override.is_delete():
@@ -191,6 +193,11 @@ def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Prob
         fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
     return unknown_key(path, value, origin=COMMAND_LINE)
+
+
+def _text(override: Override) -> str:
+    """The value as it was typed."""
+    return str(override.input_line).partition("=")[2]
 
 
 def _values(override: Override) -> list[Any]:

@@ -13,14 +13,17 @@ from pydantic.fields import FieldInfo
 
 from rlscale.config.run import RunConfig
 
-_TYPE_NAMES = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-}
+_TYPE_NAMES: Mapping[Any, str] = MappingProxyType(
+    {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        list[int]: "a list of integers",
+        list[str]: "a list of texts",
+        dict[str, Any]: "a mapping",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +63,7 @@ class Key:
     @property
     def type_text(self) -> str:
         """The type in words, e.g. `an integer or null`."""
-        if self.choices:
-            text = "one of " + "|".join(self.choices)
-        else:
-            text = _TYPE_NAMES[get_origin(self.type) or self.type]
-            items = [_TYPE_NAMES[item].partition(" ")[2] or "text" for item in get_args(self.type)]
-            text += f" ({items[0]} each)" if get_origin(self.type) is list else ""
+        text = "one of " + "|".join(self.choices) if self.choices else _TYPE_NAMES[self.type]
         return f"{text} or null" if self.optional else text
 
     @property

@@ -1,0 +1,136 @@
+"""The front of `rlscale-train`: from the words of a command line to jobs that run, and what a user sees of it.
+
+Imports neither torch nor Ray: a mistake, `--help` and `--cfg job` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import rlscale
+from rlscale.cli.arguments import Arguments, parse_arguments
+from rlscale.cli.usage import usage
+from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
+from rlscale.config.folder import ConfigFolders
+from rlscale.config.sweep import SweepResult, run_sweep
+from rlscale.errors import ConfigError, DataError, Problem
+
+OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+class JobResult(Protocol):
+    """What a job returns."""
+
+    @property
+    def objective(self) -> float | None: ...
+
+    @property
+    def run_dir(self) -> Path: ...
+
+
+RunJob = Callable[[RunConfig], JobResult]
+
+
+def main_train(argv: Sequence[str], *, run_job: RunJob) -> int:
+    """Runs the command `rlscale-train`.
+
+    Args:
+        argv: the words after the command's name.
+        run_job: runs one config; called only once every config of the command is right.
+
+    Returns: the exit code. 0: done. 1: a job of a sweep failed. 2: the input is wrong. 130: interrupted.
+    """
+    try:
+        return _run(parse_arguments(argv), run_job)
+    except ConfigError as error:
+        number = len(error.problems)
+        heading = "1 mistake" if number == 1 else f"{number} mistakes"
+        lines = "".join(f"  {problem}\n" for problem in error.problems)
+        sys.stderr.write(f"rlscale-train: {heading}, nothing was started\n{lines}")
+        return WRONG_INPUT
+    except DataError as error:
+        sys.stderr.write(f"rlscale-train: {error}\n")
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("rlscale-train: interrupted\n")
+        return INTERRUPTED
+
+
+def _run(arguments: Arguments, run_job: RunJob) -> int:
+    if arguments.help:
+        sys.stdout.write(usage(ConfigFolders.find(arguments.config_dir).groups()))
+        return OK
+    if arguments.version:
+        sys.stdout.write(f"rlscale {rlscale.__version__}\n")
+        return OK
+    if arguments.problems:
+        raise ConfigError([*arguments.problems, *_problems_of(arguments)])
+    if arguments.multirun:
+        return _run_sweep(arguments, run_job)
+    loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
+    if arguments.show_config:
+        sys.stdout.write(to_yaml(loaded.config))
+        return OK
+    _tell_notes(loaded)
+    run_job(loaded.config)
+    return OK
+
+
+def _problems_of(arguments: Arguments) -> tuple[Problem, ...]:
+    """What is wrong with the overrides, beside the flags."""
+    try:
+        load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def _tell_notes(loaded: Loaded) -> None:
+    """Warnings, and values that were replaced by others."""
+    replaced = (f"{derived} (was {derived.was})" for derived in loaded.derived if derived.was is not None)
+    sys.stderr.writelines(f"note: {line}\n" for line in replaced)
+    sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
+
+
+def _run_sweep(arguments: Arguments, run_job: RunJob) -> int:
+    def run_loaded(index: int, loaded: Loaded) -> float | None:
+        sys.stderr.write(f"\njob {index + 1}: {' '.join(loaded.overrides)}\n")
+        _tell_notes(loaded)
+        try:
+            return run_job(loaded.config).objective
+        except (ConfigError, DataError) as error:
+            sys.stderr.write(f"job {index + 1} failed: {error}\n")
+            raise
+        except Exception:
+            sys.stderr.write(f"job {index + 1} failed:\n{traceback.format_exc()}")
+            raise
+
+    result = run_sweep(arguments.overrides, run_loaded=run_loaded, config_dir=arguments.config_dir)
+    rows = [asdict(job) for job in result.jobs]
+    (result.folder / "results.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    _show_table(result)
+    return FAILED if any(job.error for job in result.jobs) else OK
+
+
+def _show_table(result: SweepResult) -> None:
+    """One row per job: what it had of its own, its objective or its error, and its folder."""
+    common = set.intersection(*(set(job.overrides) for job in result.jobs))
+    table = Table(title=f"{len(result.jobs)} jobs, {result.folder}", title_justify="left")
+    for heading in ("job", "overrides", "objective", "seconds", "run folder or error"):
+        table.add_column(heading, justify="right" if heading in ("job", "objective", "seconds") else "left")
+    for job in result.jobs:
+        own = "\n".join(word for word in job.overrides if word not in common)
+        objective = "failed" if job.error else "-" if job.objective is None else f"{job.objective:.4g}"
+        last = Text((job.error or "").splitlines()[0] if job.error else job.run_dir)
+        table.add_row(str(job.index + 1), Text(own), objective, f"{job.seconds:.1f}", last)
+    Console().print(table)
