@@ -1,0 +1,156 @@
+"""Losses against numbers worked by hand and a loop over single tokens."""
+
+from math import exp, log
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlscale.algo.losses import (
+    POLICY_LOSSES,
+    ClipRange,
+    cispo_policy_loss,
+    clipped_policy_loss,
+    gspo_policy_loss,
+    sft_loss,
+)
+from rlscale.algo.ragged import TokenLayout
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def one_sample(num_tokens: int) -> TokenLayout:
+    return TokenLayout.from_lengths(torch.ones(num_tokens, dtype=torch.bool), lengths_S=torch.tensor([num_tokens]))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.1, 2.0, -2.2),  # inside the range
+        (1.5, 2.0, -2.6),  # clipped above, at 1.3
+        (0.5, 2.0, -1.0),  # the pessimistic side: not clipped below for A > 0
+        (0.5, -2.0, 1.6),  # clipped below, at 0.8
+        (1.5, -2.0, 3.0),  # not clipped above for A < 0
+        (9.0, -2.0, 6.0),  # 18 without the dual clip, 3 * 2 with it
+        (5.0, 0.0, 0.0),
+    ],
+)
+def test_clipped_token(ratio: float, advantage: float, expected: float) -> None:
+    loss, _ = clipped_policy_loss(
+        vector(log(ratio) - 1.0),
+        old_T=vector(-1.0),
+        advantages_T=vector(advantage),
+        layout=one_sample(1),
+        clip=ClipRange(low=0.2, high=0.3, dual=3.0),
+    )
+    torch.testing.assert_close(loss, vector(expected))
+
+
+def test_metrics_of_the_clipped_loss() -> None:
+    # ratios 1.5 (clipped), 1.1, 9 with A < 0 (dual clip); the last token is masked.
+    layout = TokenLayout.from_lengths(torch.tensor([True, True, True, False]), lengths_S=torch.tensor([4]))
+    _, sums = clipped_policy_loss(
+        vector(log(1.5), log(1.1), log(9.0), 55.0),
+        old_T=torch.zeros(4).double(),
+        advantages_T=vector(1.0, 1.0, -1.0, 1.0),
+        layout=layout,
+        clip=ClipRange(low=0.2, dual=3.0),
+    )
+    numbers = {name: (float(total), float(count)) for name, (total, count) in sums.items()}
+    assert numbers["pg_clipfrac"] == (1.0, 3.0)
+    assert numbers["pg_clipfrac_dual"] == (1.0, 3.0)
+    assert numbers["ratio_mean"] == (pytest.approx(11.6), 3.0)
+    assert numbers["kl"] == (pytest.approx(8.6 - log(1.5 * 1.1 * 9.0)), 3.0)
+
+
+def test_gspo_has_one_ratio_per_response() -> None:
+    # Sample 0: mean of (0.2, 0.4) = 0.3 over its trainable tokens, the 9 is masked; sample 1: -0.1.
+    layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([3, 1]))
+    loss, sums = gspo_policy_loss(
+        vector(0.2, 9.0, 0.4, -0.1),
+        old_T=torch.zeros(4).double(),
+        advantages_T=vector(-1.0, -1.0, -1.0, 2.0),
+        layout=layout,
+        clip=ClipRange(low=0.2),
+    )
+    torch.testing.assert_close(loss, vector(exp(0.3), 0.0, exp(0.3), -2.0 * exp(-0.1)))
+    assert float(sums["ratio_mean"][0]) == pytest.approx(2 * exp(0.3) + exp(-0.1))
+
+
+def test_gspo_gradient_flows_through_the_mean() -> None:
+    # L = -A exp(mean) at both tokens, so d(sum L) / d lp_t = 2 * (-A exp(mean)) / 2.
+    lp = vector(0.1, -0.3).requires_grad_()
+    loss, _ = gspo_policy_loss(
+        lp, old_T=torch.zeros(2).double(), advantages_T=vector(1.0, 1.0), layout=one_sample(2), clip=ClipRange(low=0.5)
+    )
+    loss.sum().backward()
+    assert lp.grad is not None
+    torch.testing.assert_close(lp.grad, vector(-exp(-0.1), -exp(-0.1)))
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    # weights 1.28 (clipped from 3), 0.5 (no lower bound at low = 1); L = -w A lp.
+    lp = vector(-1.0, -2.0).requires_grad_()
+    loss, sums = cispo_policy_loss(
+        lp,
+        old_T=vector(-1.0 - log(3.0), -2.0 - log(0.5)),
+        advantages_T=vector(2.0, -1.0),
+        layout=one_sample(2),
+        clip=ClipRange(low=1.0, high=0.28),
+    )
+    torch.testing.assert_close(loss.detach(), vector(2.56, -1.0))
+    loss.sum().backward()
+    assert lp.grad is not None
+    torch.testing.assert_close(lp.grad, vector(-2.56, 0.5))
+    assert float(sums["pg_clipfrac"][0]) == 1.0
+
+
+def test_cispo_refuses_the_dual_clip() -> None:
+    with pytest.raises(ValueError, match=r"clip\.dual must be None for cispo"):
+        cispo_policy_loss(
+            vector(0.0),
+            old_T=vector(0.0),
+            advantages_T=vector(0.0),
+            layout=one_sample(1),
+            clip=ClipRange(low=1, dual=3),
+        )
+
+
+def test_sft() -> None:
+    layout = TokenLayout.from_lengths(torch.tensor([True, False]), lengths_S=torch.tensor([2]))
+    assert sft_loss(torch.tensor([-0.5, float("-inf")]), layout=layout).tolist() == [0.5, 0.0]
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
+    lp = vector(-0.1, -2.0, -0.7).requires_grad_()
+    advantages = vector(1.0, 1.0, 1.0)
+    loss, sums = POLICY_LOSSES[name](
+        lp, old_T=lp.detach(), advantages_T=advantages, layout=one_sample(3), clip=ClipRange(low=0.2)
+    )
+    loss.sum().backward()
+    assert lp.grad is not None
+    torch.testing.assert_close(lp.grad, -advantages)
+    assert float(sums["pg_clipfrac"][0]) == 0.0 and float(sums["kl"][0]) == 0.0
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_ratio_beyond_float32_stays_finite(name: str) -> None:
+    lp = torch.tensor([0.0, -200.0], requires_grad=True)
+    loss, _ = POLICY_LOSSES[name](
+        lp,
+        old_T=torch.tensor([-200.0, 0.0]),
+        advantages_T=torch.tensor([0.0, -1.0]),
+        layout=one_sample(2),
+        clip=ClipRange(low=0.2),
+    )
+    loss.sum().backward()
+    assert lp.grad is not None
+    assert torch.isfinite(loss).all() and torch.isfinite(lp.grad).all()
+
+
+def test_dual_must_exceed_one() -> None:
+    with pytest.raises(ValueError, match=r"dual must be greater than 1, got 0\.9"):
+        ClipRange(low=0.2, dual=0.9)
