@@ -4,6 +4,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 
 import pytest
 from rich.console import Console as RichConsole
@@ -124,24 +125,31 @@ def test_sparkline(values: list[float], width: int, line: str) -> None:
     assert sparkline(values, width) == line
 
 
-@pytest.fixture
-def stderr(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is standard error for this test."""
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
-
-
-@pytest.fixture
-def logger(stderr: io.StringIO) -> Iterator[logging.Logger]:
+@contextmanager
+def logger_on_stderr(stderr: io.StringIO) -> Iterator[logging.Logger]:
     """A logger whose handler took hold of sys.stderr before the table opened."""
     logger, handler = logging.getLogger("test_live"), logging.StreamHandler(stderr)
     logger.addHandler(handler)
-    yield logger
+    with redirect_stderr(stderr):  # in the test's body: pytest sets sys.stderr anew between fixtures and test
+        yield logger
     logger.removeHandler(handler)
 
 
-def test_logs_prints_and_messages_go_above_the_table(logger: logging.Logger, stderr: io.StringIO) -> None:
+def test_logs_prints_and_messages_go_above_the_table() -> None:
+    stderr = io.StringIO()
+    with logger_on_stderr(stderr) as logger:
+        shown = show_while_logging(logger)
+        logger.warning("after the run")
+    for text in ("from a logging handler", "from sys.stderr", "a message [with brackets]", "warning: a warning"):
+        assert shown.count(text) == 1
+    assert stderr.getvalue() == "after the run\n"
+    last_table = shown[shown.rindex("╭") :]
+    assert "rollout 1/3" in last_table
+    assert "from a logging" not in last_table
+
+
+def show_while_logging(logger: logging.Logger) -> str:
+    """What a terminal is sent by a run during which everybody writes."""
     terminal = FakeTerminal()
     with LiveConsole(title="run", total=3, stream=terminal) as console:
         console.phase("rollout")
@@ -150,15 +158,7 @@ def test_logs_prints_and_messages_go_above_the_table(logger: logging.Logger, std
         sys.stderr.write("from sys.stderr\n")
         console.message("a message [with brackets]")
         console.warning("a warning")
-    shown = terminal.getvalue()
-    for text in ("from a logging handler", "from sys.stderr", "a message [with brackets]", "warning: a warning"):
-        assert shown.count(text) == 1
-    assert stderr.getvalue() == ""
-    logger.warning("after the run")
-    assert stderr.getvalue() == "after the run\n"
-    last_table = shown[shown.rindex("╭") :]
-    assert "rollout 1/3" in last_table
-    assert "from a logging" not in last_table
+    return terminal.getvalue()
 
 
 def test_the_terminal_is_restored_when_the_run_fails() -> None:
