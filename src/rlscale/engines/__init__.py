@@ -1,0 +1,1 @@
+"""Engines: servers that generate, their processes and their client."""

@@ -1,0 +1,199 @@
+"""The forward pass of a dense decoder over caches of fixed shape.
+
+Shape legend: B rows (slots), L layers, P prompts, T tokens of a padded prompt, S cached positions, H query heads,
+K key-value heads, D head dimension, V vocabulary.
+
+Projections that read the same input are one matrix; the Hugging Face tensors are views into it, so that a weight update
+writes straight into what is multiplied.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlscale.engines.embedded.architecture import ELSEWHERE, Architecture, rotary_tables
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Tensor  # [(H + 2K) D, hidden]
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Decoder:
+    """A model ready to decode. Not thread-safe: only the decode thread calls it.
+
+    `weights` maps every Hugging Face name to the live tensor (a view); `aliases` are further names of tied tensors;
+    `num_positions` is the longest cache that will be used.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_positions: int,
+    ) -> None:
+        self.architecture, self.dtype, self.device = architecture, dtype, device
+        self.weights: dict[str, Tensor] = {}
+        self.aliases: dict[str, str] = {}
+        self._source = dict(weights)
+        a = architecture
+        self._embedding = self._take("model.embed_tokens.weight")
+        self._layers = [self._layer(f"model.layers.{i}.") for i in range(a.num_layers)]
+        self._norm = self._take("model.norm.weight")
+        self._head = self._take_head()
+        left = [name for name in self._source if not name.endswith("rotary_emb.inv_freq")]
+        if left:
+            raise ValueError(f"weights must be those of {a.raw.get('model_type')}, got {left[:3]}; {ELSEWHERE}")
+        self._source = {}
+        cos, sin = rotary_tables(a, num_positions)
+        self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
+
+    def new_cache(self, num_rows: int, length: int) -> Tensor:
+        """An empty cache: [L, 2 (keys, values), rows * K, length, D]."""
+        a = self.architecture
+        shape = (a.num_layers, 2, num_rows * a.num_kv_heads, length, a.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def prefill(self, ids_PT: Tensor, lengths_P: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of padded prompts [L, 2, P, K, T, D], and the logits after each prompt's last token [P, V].
+
+        Prompts are padded on the right; positions after a prompt's end hold finite values without meaning.
+        """
+        a = self.architecture
+        num, length = ids_PT.shape
+        x = F.embedding(ids_PT.reshape(-1), self._embedding)
+        cos = self._cos[:length].repeat(num, 1).unsqueeze(1)
+        sin = self._sin[:length].repeat(num, 1).unsqueeze(1)
+        cache = torch.empty(
+            (a.num_layers, 2, num, a.num_kv_heads, length, a.head_dim), dtype=self.dtype, device=self.device
+        )
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, x, cos, sin)
+            cache[i, 0] = k.view(num, length, a.num_kv_heads, a.head_dim).transpose(1, 2)
+            cache[i, 1] = v.reshape(num, length, a.num_kv_heads, a.head_dim).transpose(1, 2)
+            queries = q.view(num, length, a.num_heads, a.head_dim).transpose(1, 2)
+            keys, values = (cache[i, j].repeat_interleave(a.group_size, dim=1) for j in (0, 1))
+            mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+            x = self._mix_and_mlp(layer, x, mixed.transpose(1, 2).reshape(num * length, -1))
+        ends = torch.arange(num, device=self.device) * length + lengths_P - 1
+        return cache, self._logits(x[ends])
+
+    def decode(self, ids_B: Tensor, positions_B: Tensor, cache: Tensor, *, write: Tensor, mask: Tensor) -> Tensor:
+        """Logits [B, V] after one more token a row; its keys and values are written into the cache.
+
+        Args:
+            cache: from `new_cache`; the first B rows are used.
+            write: where the new keys go, [B * K] indices into the cache's flattened rows and positions.
+            mask: added to the scores, [B * K, 1, S']: 0 or -inf. S' may be shorter than the cache.
+        """
+        a = self.architecture
+        num, length = ids_B.shape[0], mask.shape[-1]
+        rows = num * a.num_kv_heads
+        x = F.embedding(ids_B, self._embedding)
+        cos, sin = self._cos[positions_B].unsqueeze(1), self._sin[positions_B].unsqueeze(1)
+        scale = a.head_dim**-0.5
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, x, cos, sin)
+            keys, values = cache[i, 0], cache[i, 1]
+            keys.view(-1, a.head_dim).index_copy_(0, write, k.reshape(rows, a.head_dim))
+            values.view(-1, a.head_dim).index_copy_(0, write, v.reshape(rows, a.head_dim))
+            # Two batched products are 2 to 3 times as fast here as SDPA on a CPU.
+            queries = q.reshape(rows, a.group_size, a.head_dim)
+            scores = torch.baddbmm(mask, queries, keys[:rows, :length].transpose(1, 2), alpha=scale)
+            shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(self.dtype)
+            mixed = torch.bmm(shares, values[:rows, :length])
+            x = self._mix_and_mlp(layer, x, mixed.view(num, -1))
+        return self._logits(x)
+
+    # -- the blocks
+
+    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a = self.architecture
+        h = F.rms_norm(x, (a.hidden_size,), layer.input_norm, a.norm_eps)
+        qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(-1, a.num_heads + 2 * a.num_kv_heads, a.head_dim)
+        q, k, v = torch.split(qkv, [a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            q = F.rms_norm(q, (a.head_dim,), layer.query_norm, a.norm_eps)
+            k = F.rms_norm(k, (a.head_dim,), layer.key_norm, a.norm_eps)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+    def _mix_and_mlp(self, layer: _Layer, x: Tensor, mixed: Tensor) -> Tensor:
+        a = self.architecture
+        x = x + F.linear(mixed, layer.output, layer.output_bias)
+        h = F.rms_norm(x, (a.hidden_size,), layer.mlp_norm, a.norm_eps)
+        gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        a = self.architecture
+        return F.linear(F.rms_norm(x, (a.hidden_size,), self._norm, a.norm_eps), self._head)
+
+    # -- taking over the weights
+
+    def _layer(self, prefix: str) -> _Layer:
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = [attention + f"{part}_proj" for part in "qkv"]
+        gate_up = [mlp + "gate_proj", mlp + "up_proj"]
+        return _Layer(
+            input_norm=self._take(prefix + "input_layernorm.weight"),
+            qkv=self._fuse([f"{name}.weight" for name in qkv]),
+            qkv_bias=self._fuse_if([f"{name}.bias" for name in qkv]),
+            query_norm=self._take_if(attention + "q_norm.weight"),
+            key_norm=self._take_if(attention + "k_norm.weight"),
+            output=self._take(attention + "o_proj.weight"),
+            output_bias=self._take_if(attention + "o_proj.bias"),
+            mlp_norm=self._take(prefix + "post_attention_layernorm.weight"),
+            gate_up=self._fuse([f"{name}.weight" for name in gate_up]),
+            gate_up_bias=self._fuse_if([f"{name}.bias" for name in gate_up]),
+            down=self._take(mlp + "down_proj.weight"),
+            down_bias=self._take_if(mlp + "down_proj.bias"),
+        )
+
+    def _take(self, name: str) -> Tensor:
+        if name not in self._source:
+            raise ValueError(f"weights must hold {name}; the checkpoint is incomplete or of another architecture")
+        # A copy: the tensor is written by weight updates and may not share memory with the caller's.
+        self.weights[name] = self._source.pop(name).detach().to(self.device, self.dtype, copy=True).contiguous()
+        return self.weights[name]
+
+    def _take_if(self, name: str) -> Tensor | None:
+        return self._take(name) if name in self._source else None
+
+    def _take_head(self) -> Tensor:
+        if self.architecture.tied or "lm_head.weight" not in self._source:
+            self._source.pop("lm_head.weight", None)
+            self.aliases["lm_head.weight"] = "model.embed_tokens.weight"
+            return self._embedding
+        return self._take("lm_head.weight")
+
+    def _fuse(self, names: list[str]) -> Tensor:
+        parts = [self._take(name) for name in names]
+        fused = torch.cat(parts)
+        views = torch.split(fused, [part.shape[0] for part in parts])
+        self.weights.update(zip(names, views, strict=True))
+        return fused
+
+    def _fuse_if(self, names: list[str]) -> Tensor | None:
+        return self._fuse(names) if names[0] in self._source else None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin

@@ -1,0 +1,55 @@
+"""Prompts into caches, several at once without one touching another's bits."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from rlscale.engines.embedded.decoder import Decoder
+from rlscale.engines.embedded.sequences import Job
+
+PAD_STEP = 16
+FIXED_TOKENS = 128
+MAX_TOKENS = 4096
+
+
+def padded_len(length: int) -> int:
+    """Length to which a prompt is padded: it follows from the prompt alone."""
+    return -(-length // PAD_STEP) * PAD_STEP if length <= FIXED_TOKENS else length
+
+
+def fixed_rows(padded: int) -> int:
+    """Rows of every deterministic prefill at this padded length, filled or not: about `FIXED_TOKENS` tokens in all.
+
+    The last bits of a row change with the number of rows, so it may not follow from how many prompts are waiting.
+    """
+    return max(1, FIXED_TOKENS // padded)
+
+
+class Prefiller:
+    """Runs the prompts of jobs through the model, equal padded lengths together."""
+
+    def __init__(self, decoder: Decoder, *, deterministic: bool) -> None:
+        self._decoder, self._deterministic = decoder, deterministic
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Fills `cache` and `logits` of every job."""
+        by_length: dict[int, list[Job]] = defaultdict(list)
+        for job in jobs:
+            by_length[padded_len(len(job.tokens))].append(job)
+        for padded, alike in by_length.items():
+            most = fixed_rows(padded) if self._deterministic else max(1, MAX_TOKENS // padded)
+            for start in range(0, len(alike), most):
+                part = alike[start : start + most]
+                self._together(part, padded, num_rows=most if self._deterministic else len(part))
+
+    def _together(self, jobs: Sequence[Job], padded: int, *, num_rows: int) -> None:
+        ids = torch.zeros((num_rows, padded), dtype=torch.int64)
+        lengths = torch.ones(num_rows, dtype=torch.int64)
+        for row, job in enumerate(jobs):
+            ids[row, : len(job.tokens)] = torch.tensor(job.tokens)
+            lengths[row] = len(job.tokens)
+        device = self._decoder.device
+        cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device))
+        for row, job in enumerate(jobs):
+            job.cache, job.logits = cache[:, :, row], logits[row]

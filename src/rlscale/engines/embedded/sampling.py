@@ -1,0 +1,111 @@
+"""Drawing tokens: counter-based random numbers and inversion, one row at a time in effect.
+
+Every operation here works on rows apart, so a row's token depends on its own logits, parameters, seed and position.
+
+Shape legend: B rows, V vocabulary, R rows that restrict the vocabulary.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rlscale.types import SamplingParams
+
+UInt64 = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def uniforms(seeds_B: UInt64, positions_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Numbers in [0, 1) that depend on (seed, position) alone: SplitMix64 of both, 24 bits kept. [B]
+
+    A position counts from the prompt's first token, so an answer that was cut and continued draws the same numbers.
+    """
+    z = _mix(_mix(seeds_B + _GOLDEN) + positions_B.astype(np.uint64) * _GOLDEN)
+    return (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def _mix(z: UInt64) -> UInt64:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+class RowParams:
+    """Sampling parameters of some rows, kept as columns. Rows without a request sample greedily."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.seeds = np.zeros(num_rows, np.uint64)
+        self.temperature = np.ones((num_rows, 1), np.float32)
+        self.top_p = np.ones(num_rows, np.float32)
+        self.top_k = np.zeros(num_rows, np.int64)  # 0: off
+        self.greedy = np.ones(num_rows, np.bool_)
+
+    def set(self, row: int, params: SamplingParams, seed: int) -> None:
+        greedy = params.temperature == 0
+        self.seeds[row] = np.uint64(seed % 2**64)
+        self.greedy[row] = greedy
+        self.temperature[row] = 1.0 if greedy else params.temperature
+        self.top_p[row] = 1.0 if greedy else params.top_p
+        self.top_k[row] = 0 if greedy else max(params.top_k, 0)
+
+    def clear(self, row: int) -> None:
+        self.temperature[row], self.top_p[row], self.top_k[row], self.greedy[row] = 1.0, 1.0, 0, True
+
+    def copy(self, source: int, target: int) -> None:
+        for column in (self.seeds, self.temperature, self.top_p, self.top_k, self.greedy):
+            column[target] = column[source]
+
+
+def draw(
+    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Tokens [B] and their logprobs [B] under the full distribution at the row's temperature.
+
+    With x = logits / temperature, p = softmax(x) and u from `uniforms`: token = min{i: p_0 + ... + p_i > u}.
+    A greedy row takes the maximum, and its logprob is at temperature 1.
+    """
+    num, device = logits_BV.shape[0], logits_BV.device
+    scaled = logits_BV.float()
+    if (params.temperature[:num] != 1.0).any():
+        scaled = scaled / torch.from_numpy(params.temperature[:num]).to(device)
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    greedy, restricted = params.greedy[:num], (params.top_p[:num] < 1.0) | (params.top_k[:num] > 0)
+    if greedy.all():
+        ids = logprobs.argmax(dim=-1)
+    else:
+        uniform = torch.from_numpy(uniforms(params.seeds[:num], positions_B)).to(device).unsqueeze(1)
+        ids = _invert(logprobs.exp(), uniform)
+        if restricted.any():
+            rows = torch.from_numpy(np.flatnonzero(restricted)).to(device)
+            top_p = torch.from_numpy(params.top_p[:num]).to(device)[rows]
+            top_k = torch.from_numpy(params.top_k[:num]).to(device)[rows]
+            ids[rows] = _invert_restricted(logprobs[rows].exp(), uniform[rows], top_p=top_p, top_k=top_k)
+        if greedy.any():
+            ids = torch.where(torch.from_numpy(greedy).to(device), logprobs.argmax(dim=-1), ids)
+    chosen = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+    # One transfer for both; token ids are exact in float64.
+    both = torch.stack((ids.double(), chosen.double())).cpu().numpy()
+    return both[0].astype(np.int64), both[1]
+
+
+def _invert(probs_BV: Tensor, uniform_B1: Tensor) -> Tensor:
+    cumulative = probs_BV.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Strictly below the total, or rounding could choose past the last token with any probability.
+    target = torch.minimum(uniform_B1 * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=probs_BV.shape[1] - 1)
+
+
+def _invert_restricted(probs_RV: Tensor, uniform_R1: Tensor, *, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """As `_invert` among the likeliest tokens; both limits are taken on the full distribution, as SGLang does."""
+    ordered, ids = probs_RV.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    limit = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1)
+    keep = (before <= top_p.unsqueeze(1)) & (rank < limit)
+    chosen = _invert(ordered * keep, uniform_R1)
+    return ids.gather(1, chosen.unsqueeze(1)).squeeze(1)

@@ -1,0 +1,115 @@
+"""The embedded engine behind its HTTP face: turns calls of the event loop into work of the decode thread."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.service import Load
+from rlscale.engines.wire import Answer, BadRequest, GenerateRequest, Limits
+from rlscale.types import WeightBucket, WeightGroup
+
+T = TypeVar("T")
+
+
+class TextCodec(Protocol):
+    """Token ids to text and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class EmbeddedService:
+    """An `EngineService` over a `Scheduler`. Without a codec it takes no text and returns empty text."""
+
+    def __init__(
+        self, scheduler: Scheduler, limits: Limits, *, codec: TextCodec | None = None, facts: dict[str, Any]
+    ) -> None:
+        self.limits = limits
+        self._scheduler, self._codec, self._facts = scheduler, codec, facts
+
+    async def generate(self, request: GenerateRequest) -> list[Answer]:
+        future = self._scheduler.submit(request)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
+            raise
+
+    def encode(self, text: str) -> list[int]:
+        if self._codec is None:
+            raise BadRequest("text", "be replaced by input_ids: this server has no tokenizer", text)
+        return self._codec.encode(text)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        return "" if self._codec is None else self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    async def abort(self, rid: str | None) -> None:
+        await self._call(lambda: self._scheduler.abort(rid))
+
+    async def pause(self, mode: str) -> None:
+        await self._call(lambda: self._scheduler.pause(mode))
+
+    async def resume(self) -> None:
+        await self._call(self._scheduler.resume)
+
+    async def flush_cache(self) -> None:
+        await self._call(self._scheduler.flush)
+
+    async def join_group(self, group: WeightGroup, rank: int) -> None:
+        await self._call(lambda: self._scheduler.weights.join(group, rank))
+
+    async def leave_group(self, name: str) -> None:
+        await self._call(lambda: self._scheduler.weights.leave(name))
+
+    async def begin_update(self) -> None:
+        await self._call(self._scheduler.weights.begin)
+
+    async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
+        scheduler = self._scheduler
+
+        def receive() -> None:
+            if flush:
+                scheduler.flush()
+            scheduler.forget_prefills()
+            scheduler.weights.receive(bucket, group_name)
+            if version is not None:
+                scheduler.weights.set_version(version)
+
+        await self._call(receive)
+
+    async def end_update(self) -> None:
+        await self._call(self._scheduler.weights.end)
+
+    async def set_version(self, version: str, *, abort_all: bool) -> None:
+        def change() -> None:
+            if abort_all:
+                self._scheduler.abort(None)
+            self._scheduler.weights.set_version(version)
+
+        await self._call(change)
+
+    async def checksums(self) -> dict[str, str]:
+        return await self._call(self._scheduler.weights.checksums)
+
+    async def info(self) -> dict[str, Any]:
+        return {
+            **self._facts,
+            "is_generation": True,
+            "weight_version": self._scheduler.weights.version,
+            "vocab_size": self.limits.vocab_size,
+            "max_context_len": self.limits.max_context_len,
+            "context_length": self.limits.max_context_len,
+        }
+
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    def health(self) -> str | None:
+        if self._scheduler.death is not None:
+            return f"the decode thread has ended: {self._scheduler.death}"
+        return self._scheduler.weights.fault
+
+    async def _call(self, command: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._scheduler.call(command))

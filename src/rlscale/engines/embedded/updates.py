@@ -1,0 +1,122 @@
+"""The weights of the engine while it runs: version, updates, and what happens when one fails half way."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rlscale.engines.wire import BadRequest, Refused
+from rlscale.errors import WeightSyncError
+from rlscale.protocols import WeightReceiver
+from rlscale.types import WeightBucket, WeightGroup
+
+Checksum = Callable[[Tensor], str]
+
+UNUSABLE_STATUS = 503
+
+
+class LiveWeights:
+    """Applies weight updates bucket by bucket.
+
+    A bucket is verified before any of it is written. An update that fails after it has begun leaves the engine unusable
+    (`fault` says why) until a later update has written every tensor: it never answers from a mixture.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        *,
+        receiver: WeightReceiver | None,
+        checksum: Checksum | None,
+        version: str,
+    ) -> None:
+        self._weights, self._aliases = weights, aliases
+        self._receiver, self._checksum = receiver, checksum
+        self.version = version
+        self.updating = False
+        self.fault: str | None = None
+        self._written: set[str] = set()
+        self._last_step_s = 0.0
+        self._timeout_s = float("inf")
+
+    def join(self, group: WeightGroup, rank: int) -> None:
+        self._require_receiver().join(group, rank)
+        self._timeout_s = group.timeout_s
+
+    def leave(self, name: str) -> None:
+        self._require_receiver().leave(name)
+
+    def begin(self) -> None:
+        # Begun again without an end: the trainer of the first one is gone.
+        if self.updating and self._written:
+            self.fault = "a weight update was begun before the last one had ended"
+        self.updating = True
+        self._written = set()
+        self._last_step_s = time.monotonic()
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> None:
+        """Takes one bucket from the group and writes it.
+
+        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        """
+        if not self.updating:
+            raise Refused("update_weights_from_distributed must come after begin_weight_update")
+        targets = [self._target(*entry) for entry in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True)]
+        try:
+            tensors = self._require_receiver().receive(bucket, group_name)
+            for name, target in zip(bucket.names, targets, strict=True):
+                target.copy_(tensors[name])
+        except BaseException as e:
+            self.fault = f"a weight update failed: {e}"
+            self.updating = False
+            raise
+        self._written.update(self._aliases.get(name, name) for name in bucket.names)
+        self._last_step_s = time.monotonic()
+
+    def end(self) -> None:
+        if not self.updating:
+            raise Refused("end_weight_update must come after begin_weight_update")
+        self.updating = False
+        missing = [name for name in self._weights if name not in self._written]
+        if not missing:
+            self.fault = None
+        elif self._written:
+            self.fault = f"a weight update lacked {missing[0]} and {len(missing) - 1} more"
+            raise WeightSyncError(f"all weights must be sent between begin and end, {missing[0]} was not")
+        self.require_usable()
+
+    def expire(self) -> None:
+        """Marks an update as failed whose trainer has not been heard of for the timeout of its group."""
+        if self.updating and time.monotonic() - self._last_step_s > self._timeout_s:
+            self.updating = False
+            self.fault = f"a weight update was not ended within {self._timeout_s:g} s"
+
+    def set_version(self, version: str) -> None:
+        self.require_usable()
+        self.version = version
+
+    def require_usable(self) -> None:
+        if self.fault is not None:
+            raise Refused(f"weights are unusable: {self.fault}; send all of them again", status=UNUSABLE_STATUS)
+
+    def checksums(self) -> dict[str, str]:
+        if self._checksum is None:
+            raise Refused("this server was started without a checksum function")
+        return {name: self._checksum(tensor) for name, tensor in self._weights.items()}
+
+    def _require_receiver(self) -> WeightReceiver:
+        if self._receiver is None:
+            raise Refused("this server was started without a weight receiver")
+        return self._receiver
+
+    def _target(self, name: str, dtype: str, shape: list[int]) -> Tensor:
+        target = self._weights.get(self._aliases.get(name, name))
+        if target is None:
+            raise BadRequest("names", "be weights of this model", name)
+        if list(target.shape) != list(shape):
+            raise BadRequest("shapes", f"be {list(target.shape)} for {name}", shape)
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise BadRequest("dtypes", "be names of torch dtypes", dtype)
+        return target

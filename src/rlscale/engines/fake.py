@@ -1,0 +1,283 @@
+"""A scripted engine for tests and load: SGLang's contract without a model, with faults on demand.
+
+Its tokens follow from (prompt, seed, position) alone; nothing is computed, so one process stands for many engines.
+"""
+
+import asyncio
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from rlscale.engines.service import Load, make_app
+from rlscale.engines.serving import Server
+from rlscale.engines.wire import Answer, GenerateRequest, Limits, Refused, VersionSpan
+from rlscale.protocols import WeightReceiver
+from rlscale.types import WeightBucket, WeightGroup
+
+EOS_ID = 1
+FIRST_PLAIN_ID = 2
+PAUSE_POLL_S = 0.002
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong from now on. May be changed at any time from any thread."""
+
+    delay_s: float = 0.0  # before every answer to /generate
+    errors_next: int = 0  # so many calls of /generate are answered with 500
+    drops_next: int = 0  # so many calls of /generate lose their connection
+    hangs: bool = False  # /generate never answers
+    stale_version: bool = False  # version updates are acknowledged and ignored
+    logprob_shift: float = 0.0  # added to every logprob
+    refuse_buckets: bool = False  # weight buckets are answered with 400 before they are received
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    request: GenerateRequest
+    seed: int
+    aborted: bool = False
+    num_retractions: int = 0
+    ids: list[int] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+
+class FakeServer:
+    """The fake in a thread of its own, on a free loopback port.
+
+    Example:
+        with FakeServer(vocab_size=100) as fake:
+            fake.faults.errors_next = 1
+            engine = HttpEngine(EngineAddress(name="engine 0", url=fake.url), timeout_s=5)
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 100,
+        max_context_len: int = 256,
+        token_s: float = 0.0,
+        receiver: WeightReceiver | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        self.faults = Faults()
+        limits = Limits(vocab_size=vocab_size, max_context_len=max_context_len)
+        self.service = FakeService(limits, self.faults, token_s=token_s, receiver=receiver)
+        self._app = make_app(self.service, api_key=api_key)
+        self._app.middlewares.insert(0, _faulty(self.faults))
+        self._loop = asyncio.new_event_loop()
+        self._server = Server(self._app, host="127.0.0.1", port=0)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fake engine", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def start(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(timeout=10)
+        return self
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def fake_token(prompt: tuple[int, ...], seed: int, position: int, vocab_size: int) -> tuple[int, float]:
+    """The token and logprob of a position: any id but 0; the end token once in about 16."""
+    text = f"{seed}:{position}:{','.join(map(str, prompt))}".encode()
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    share = ((number >> 20) % 4096 + 1) / 4097
+    token = EOS_ID if number % 16 == 0 else FIRST_PLAIN_ID + (number >> 32) % (vocab_size - FIRST_PLAIN_ID)
+    return token, math.log(share)
+
+
+class FakeService:
+    """An `EngineService` without a model."""
+
+    def __init__(
+        self, limits: Limits, faults: Faults, *, token_s: float = 0.0, receiver: WeightReceiver | None = None
+    ) -> None:
+        self.limits, self.faults = limits, faults
+        self.version = "0"
+        self.num_requests = 0
+        self._token_s, self._receiver = token_s, receiver
+        self._running: list[_Running] = []
+        self._paused_mode: str | None = None
+        self._updating = False
+        self._checksums = {"model.embed_tokens.weight": "0" * 16}
+
+    async def generate(self, request: GenerateRequest) -> list[Answer]:
+        self.num_requests += 1
+        if any(r.request.rid == request.rid for r in self._running):
+            raise Refused(f"rid must be unique among open requests, got {request.rid!r}")
+        if self.faults.delay_s:
+            await asyncio.sleep(self.faults.delay_s)
+        seed = request.params.sampling_seed
+        if seed is None:
+            seed = self.num_requests
+        running = [_Running(request=request, seed=seed + j) for j in range(request.n)]
+        self._running.extend(running)
+        try:
+            return list(await asyncio.gather(*(self._answer(r) for r in running)))
+        finally:
+            self._running = [r for r in self._running if r not in running]
+
+    async def _answer(self, running: _Running) -> Answer:
+        request, params = running.request, running.request.params
+        started = time.monotonic()
+        stops = set() if params.ignore_eos else {EOS_ID, *params.stop_token_ids}
+        logprobs: list[float] = []
+        finish: dict[str, Any] = {"type": "length", "length": params.max_new_tokens}
+        seed = 0 if params.temperature == 0 else running.seed
+        while len(running.ids) < params.max_new_tokens:
+            while (self._paused_mode or self._updating) and not running.aborted:
+                await asyncio.sleep(PAUSE_POLL_S)
+            if running.aborted:
+                finish = {"type": "abort", "message": "Aborted"}
+                break
+            position = len(request.input_ids) + len(running.ids)
+            token, logprob = fake_token(request.input_ids, seed, position, self.limits.vocab_size)
+            running.ids.append(token)
+            logprobs.append(logprob + self.faults.logprob_shift)
+            self._mark(running)
+            if token in stops:
+                finish = {"type": "stop", "matched": token}
+                break
+            if self._token_s:
+                await asyncio.sleep(self._token_s)
+        return Answer(
+            output_ids=running.ids,
+            logprobs=logprobs,
+            spans=running.spans,
+            finish_reason=finish,
+            weight_version=running.spans[-1].version if running.spans else self.version,
+            num_retractions=running.num_retractions,
+            seconds=time.monotonic() - started,
+        )
+
+    def _mark(self, running: _Running) -> None:
+        end = len(running.ids)
+        start = end - 1
+        if running.spans and running.spans[-1].version == self.version:
+            start = running.spans.pop().start
+        running.spans.append(VersionSpan(version=self.version, start=start, end=end))
+
+    def encode(self, text: str) -> list[int]:
+        return [FIRST_PLAIN_ID + ord(c) % (self.limits.vocab_size - FIRST_PLAIN_ID) for c in text]
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        return " ".join(str(i) for i in ids if not (skip_special_tokens and i < FIRST_PLAIN_ID))
+
+    async def abort(self, rid: str | None) -> None:
+        for running in self._running:
+            if rid is None or running.request.rid == rid:
+                running.aborted = True
+
+    async def pause(self, mode: str) -> None:
+        self._paused_mode = mode
+        if mode == "abort":
+            await self.abort(None)
+        elif mode == "retract":
+            for running in self._running:
+                running.num_retractions += 1
+
+    async def resume(self) -> None:
+        self._paused_mode = None
+
+    async def flush_cache(self) -> None:
+        live = [r for r in self._running if not r.aborted]
+        if live and self._paused_mode in (None, "in_place"):
+            raise Refused("Flush cache failed.\nThere are running or waiting requests.")
+
+    async def join_group(self, group: WeightGroup, rank: int) -> None:
+        if self._receiver is not None:
+            await asyncio.to_thread(self._receiver.join, group, rank)
+
+    async def leave_group(self, name: str) -> None:
+        if self._receiver is not None:
+            await asyncio.to_thread(self._receiver.leave, name)
+
+    async def begin_update(self) -> None:
+        self._updating = True
+
+    async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
+        if not self._updating:
+            raise Refused("update_weights_from_distributed must come after begin_weight_update")
+        if self.faults.refuse_buckets:
+            raise Refused("this engine was told to refuse buckets")
+        if flush:
+            await self.flush_cache()
+        if self._receiver is not None:
+            await asyncio.to_thread(self._receiver.receive, bucket, group_name)
+        self._checksums.update(zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)))
+        if version is not None:
+            await self.set_version(version, abort_all=False)
+
+    async def end_update(self) -> None:
+        if not self._updating:
+            raise Refused("end_weight_update must come after begin_weight_update")
+        self._updating = False
+
+    async def set_version(self, version: str, *, abort_all: bool) -> None:
+        if abort_all:
+            await self.abort(None)
+        if not self.faults.stale_version:
+            self.version = version
+
+    async def checksums(self) -> dict[str, str]:
+        return dict(self._checksums)
+
+    async def info(self) -> dict[str, Any]:
+        return {
+            "model_path": "fake",
+            "is_generation": True,
+            "weight_version": self.version,
+            "vocab_size": self.limits.vocab_size,
+            "max_context_len": self.limits.max_context_len,
+        }
+
+    def load(self) -> Load:
+        return Load(running=len(self._running), waiting=0)
+
+    def health(self) -> str | None:
+        return None
+
+
+def _faulty(faults: Faults) -> Any:
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path != "/generate":
+            return await handler(request)
+        if faults.hangs:
+            await asyncio.Event().wait()
+        if faults.drops_next > 0:
+            faults.drops_next -= 1
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
+        if faults.errors_next > 0:
+            faults.errors_next -= 1
+            return web.json_response({"error": {"message": "a scripted failure"}}, status=500)
+        return await handler(request)
+
+    return check

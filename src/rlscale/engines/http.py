@@ -1,0 +1,259 @@
+"""The client of an engine that speaks SGLang's HTTP API."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rlscale.errors import EngineError, WeightSyncError
+from rlscale.types import EngineAddress, Generation, SamplingParams, WeightBucket, WeightGroup, WeightVersion
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+HEALTH_TIMEOUT_S = 5.0
+# SGLang closes connections that were idle for 5 s. One that is closed at the moment of use is tried anew.
+ATTEMPTS = 3
+STARTING_VERSION_NAME = "default"  # what SGLang calls the weights it was started with
+
+
+class HttpEngine:
+    """One engine over HTTP. Not bound to an event loop until its first call.
+
+    Only `generate` and reading calls are repeated on a dropped connection: they can safely run twice. Calls that
+    change the engine use a fresh connection each, which cannot have been dropped while idle.
+
+    Example:
+        engine = HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:30000"), timeout_s=600)
+        answers = await engine.generate([4, 7, 5], SamplingParams(max_new_tokens=8), n=4)
+        await engine.close()
+    """
+
+    def __init__(self, address: EngineAddress, *, timeout_s: float) -> None:
+        self._address, self._timeout_s = address, timeout_s
+        self._url = address.url.rstrip("/")
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether every call gets a fresh connection
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._vocab_size: int | None = None
+        self._flush_on_update = True
+
+    @property
+    def address(self) -> EngineAddress:
+        return self._address
+
+    async def health(self) -> bool:
+        try:
+            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            async with self._session(fresh=True).get(f"{self._url}/health", timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def info(self) -> dict[str, Any]:
+        info = dict(await self._call("GET", "/server_info", repeat=True))
+        info.update(await self._call("GET", "/model_info", repeat=True))
+        info["weight_version"] = self._version(info.get("weight_version", STARTING_VERSION_NAME), "/model_info")
+        if not isinstance(info.get("vocab_size"), int):
+            info["vocab_size"] = self._vocab_size_of_folder(info)
+        return info
+
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
+    ) -> list[Generation]:
+        await self._check_range(input_ids)
+        sampling = params.to_wire()
+        if n > 1:
+            sampling["n"] = n
+        body: dict[str, Any] = {"input_ids": list(input_ids), "sampling_params": sampling, "return_logprob": True}
+        if rid is not None:
+            body["rid"] = rid
+        answer = await self._call("POST", "/generate", body, repeat=True)
+        objects = answer if isinstance(answer, list) else [answer]
+        if len(objects) != n:
+            raise EngineError(f"{self._at('/generate')} must return {n} answers, got {len(objects)}")
+        return [self._generation(o) for o in objects]
+
+    async def abort(self, rid: str | None = None) -> None:
+        await self._call("POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+
+    async def pause(self, mode: str = "retract") -> None:
+        await self._call("POST", "/pause_generation", {"mode": mode})
+        # Requests that stay in place keep their cache across the update; a flush would be refused.
+        self._flush_on_update = mode != "in_place"
+
+    async def resume(self) -> None:
+        await self._call("POST", "/continue_generation", {})
+        self._flush_on_update = True
+
+    async def flush_cache(self) -> None:
+        await self._call("POST", "/flush_cache", {})
+
+    async def join_weight_group(self, group: WeightGroup, rank_offset: int) -> None:
+        body = {
+            "master_address": group.master_address,
+            "master_port": group.master_port,
+            "rank_offset": rank_offset,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+            "timeout_s": group.timeout_s,
+        }
+        await self._call("POST", "/init_weights_update_group", body)
+
+    async def leave_weight_group(self, name: str) -> None:
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_weight_update(self) -> None:
+        await self._call("POST", "/begin_weight_update", {})
+
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, version: WeightVersion) -> None:
+        # The version is not sent along: the engine is at `version` only after the last bucket (end_weight_update).
+        body = {
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "checksums": bucket.checksums,
+            "group_name": group_name,
+            "load_format": "flattened_bucket",
+            "flush_cache": self._flush_on_update,
+        }
+        await self._call("POST", "/update_weights_from_distributed", body)
+
+    async def end_weight_update(self, version: WeightVersion) -> None:
+        await self._call("POST", "/end_weight_update", {})
+        await self._call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
+    async def checksums(self) -> dict[str, str]:
+        answer = await self._call("POST", "/weights_checker", {"action": "checksum"})
+        return dict(answer["checksums"])
+
+    async def close(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            for session in self._sessions.values():
+                await session.close()
+        self._sessions = {}
+
+    # -- the wire
+
+    def _session(self, *, fresh: bool) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._sessions, self._loop = {}, loop
+        if fresh not in self._sessions:
+            headers = {} if self._address.api_key is None else {"Authorization": f"Bearer {self._address.api_key}"}
+            timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+            # No limit: the engine queues, and a queue here would only hide it.
+            connector = aiohttp.TCPConnector(limit=0, force_close=fresh)
+            self._sessions[fresh] = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+        return self._sessions[fresh]
+
+    async def _call(self, method: str, path: str, body: Any = None, *, repeat: bool = False) -> Any:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await self._once(method, path, body, fresh=not repeat)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as e:
+                refused = isinstance(e, aiohttp.ClientConnectorError)
+                if not repeat or refused or attempt == ATTEMPTS:
+                    raise EngineError(f"{self._at(path)} must answer, got {type(e).__name__}: {e}") from e
+                log.info("%s: connection dropped, trying again (%s)", self._at(path), e)
+            except TimeoutError as e:
+                limit = f"{self._timeout_s:g} s"
+                raise EngineError(f"{self._at(path)} must answer within {limit}, got nothing") from e
+            except aiohttp.ClientError as e:
+                raise EngineError(f"{self._at(path)} must answer, got {type(e).__name__}: {e}") from e
+        raise AssertionError("unreachable")
+
+    async def _once(self, method: str, path: str, body: Any, *, fresh: bool) -> Any:
+        async with self._session(fresh=fresh).request(method, f"{self._url}{path}", json=body) as response:
+            raw = await response.read()
+            answer = _decoded(raw)
+            if response.status != 200 or (isinstance(answer, Mapping) and answer.get("success") is False):
+                self._refused(path, response.status, answer)
+            if path == "/generate" and not isinstance(answer, dict | list):
+                raise EngineError(f"{self._at(path)} must answer with JSON, got {raw[:200]!r}")
+            return answer
+
+    def _refused(self, path: str, status: int, answer: Any) -> None:
+        message, kind = str(answer), ""
+        if isinstance(answer, Mapping):
+            error = answer.get("error")
+            if isinstance(error, Mapping):
+                message, kind = str(error.get("message", message)), str(error.get("type", ""))
+            else:
+                message = str(answer.get("message") or error or answer)
+        text = f"{self._at(path)} refused with status {status}: {message.strip()}"
+        raise (WeightSyncError if kind == WeightSyncError.__name__ else EngineError)(text)
+
+    def _at(self, path: str) -> str:
+        return f"{self._address.name} ({self._url}{path})"
+
+    # -- reading answers
+
+    async def _check_range(self, input_ids: Sequence[int]) -> None:
+        # An id outside the vocabulary ends a real SGLang server.
+        if self._vocab_size is None:
+            self._vocab_size = int((await self.info())["vocab_size"])
+        wrong = [token for token in input_ids if not 0 <= token < self._vocab_size]
+        if wrong or not input_ids:
+            rule = f"be token ids below the engine's vocabulary size {self._vocab_size}"
+            raise EngineError(f"{self._at('/generate')} input_ids must {rule}, got {wrong[:5] or 'none'}")
+
+    def _generation(self, answer: Mapping[str, Any]) -> Generation:
+        try:
+            meta = answer["meta_info"]
+            output_ids = [int(token) for token in answer["output_ids"]]
+            logprobs = [float(entry[0]) for entry in meta["output_token_logprobs"]]
+            ids_of_logprobs = [int(entry[1]) for entry in meta["output_token_logprobs"]]
+            finish = str(meta["finish_reason"]["type"])
+            versions = self._versions(meta, len(output_ids))
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise EngineError(f"{self._at('/generate')} must answer as SGLang does, got {type(e).__name__}: {e}") from e
+        if ids_of_logprobs != output_ids:
+            raise EngineError(
+                f"{self._at('/generate')} must return one logprob for each output id, got {len(logprobs)} "
+                f"for {len(output_ids)} ids or other ids"
+            )
+        return Generation(
+            output_ids=output_ids,
+            logprobs=logprobs,
+            weight_versions=versions,
+            finish_reason=finish,
+            text=str(answer.get("text", "")),
+            engine=self._address.name,
+        )
+
+    def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[WeightVersion]:
+        spans = meta.get("weight_versions")
+        if not spans:
+            return [self._version(meta["weight_version"], "/generate")] * num_tokens
+        versions = [self._version(s["version"], "/generate") for s in spans for _ in range(s["start"], s["end"])]
+        if len(versions) != num_tokens:
+            raise EngineError(f"{self._at('/generate')} weight_versions must cover {num_tokens} tokens, got {spans}")
+        return versions
+
+    def _version(self, value: Any, path: str) -> WeightVersion:
+        if value == STARTING_VERSION_NAME:
+            return 0
+        try:
+            return int(value)
+        except (TypeError, ValueError) as e:
+            raise EngineError(f"{self._at(path)} weight_version must be a whole number, got {value!r}") from e
+
+    def _vocab_size_of_folder(self, info: Mapping[str, Any]) -> int:
+        config = Path(str(info.get("model_path", ""))) / "config.json"
+        if not config.is_file():
+            raise EngineError(
+                f"{self._at('/model_info')} must tell vocab_size, or a model_path that can be read here, got {config}"
+            )
+        return int(json.loads(config.read_text())["vocab_size"])
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode(errors="replace")  # SGLang answers some calls with plain text

@@ -1,0 +1,141 @@
+"""The server process of one engine, of any kind."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlscale.engines.lifetime import die_with_parent
+from rlscale.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+TAIL_LINES = 20
+POLL_S = 0.05
+
+
+class EngineProcess:
+    """Starts a server, waits until it is healthy and ends it with everything it started.
+
+    The server runs in a session of its own (so its children can be ended with it) and dies when this process dies.
+    Linux ties that to the thread that forked, so each server has a thread here that lives exactly as long.
+
+    Example:
+        process = EngineProcess(command, name="engine 0", url=url, env=env, log_path=folder / "engine_0.log")
+        process.start()
+        process.wait_ready(timeout_s=60)
+        ...
+        process.stop()
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        name: str,
+        url: str,
+        env: Mapping[str, str],
+        log_path: Path,
+        api_key: str | None = None,
+    ) -> None:
+        self.command, self.name, self.url, self.log_path = list(command), name, url.rstrip("/"), log_path
+        self._env, self._api_key = dict(env), api_key
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None
+        self._spawned = threading.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Launches the server; it is not ready yet.
+
+        Raises EngineError when the command cannot be run.
+        """
+        assert self._process is None, f"{self.name} is started already"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        threading.Thread(target=self._spawn_and_reap, name=f"{self.name} watcher", daemon=True).start()
+        self._spawned.wait()
+        if self._failure is not None:
+            raise EngineError(f"{self.name} could not be started: {self._failure}") from self._failure
+
+    def _spawn_and_reap(self) -> None:
+        try:
+            with self.log_path.open("ab") as output:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=self._env,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+        except OSError as e:
+            self._failure = e
+        finally:
+            self._spawned.set()
+        if self._process is not None:
+            self._process.wait()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Returns once /health answers 200.
+
+        Raises EngineError, with the end of the server's log, when it dies first or takes too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._healthy():
+            ended = self.poll()
+            if ended is not None:
+                raise EngineError(f"{ended}\n(before it was ready)")
+            if time.monotonic() > deadline:
+                raise EngineError(f"{self.name} was not ready after {timeout_s:g} s; {self._tail()}")
+            time.sleep(POLL_S)
+
+    def poll(self) -> str | None:
+        """How the server ended, with the end of its log; None while it runs."""
+        assert self._process is not None, f"{self.name} is not started"
+        status = self._process.poll()
+        return None if status is None else f"{self.name} ended with status {status}; {self._tail()}"
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Ends the server and all it started: TERM, and KILL after `grace_s`. Does nothing when it never started."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            log.warning("%s did not end within %g s of SIGTERM and is killed", self.name, grace_s)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return  # the whole group has ended
+
+    def _healthy(self) -> bool:
+        request = urllib.request.Request(f"{self.url}/health")
+        if self._api_key is not None:
+            request.add_header("Authorization", f"Bearer {self._api_key}")
+        # Never through a proxy of the environment: the server is ours and near.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _tail(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:] if self.log_path.exists() else []
+        return f"the end of {self.log_path}:\n" + "\n".join(lines)

@@ -1,0 +1,82 @@
+"""Runs a server's web application until it is told to stop."""
+
+import asyncio
+import ipaddress
+import signal
+
+from aiohttp import web
+
+API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
+KEEPALIVE_S = 3600.0  # a client's pooled connection outlives any pause between two rollouts
+SHUTDOWN_S = 2.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Server:
+    """One web application on one address. `port` 0 takes a free one; `url` tells which.
+
+    Example:
+        server = Server(make_app(service), host="127.0.0.1", port=0)
+        await server.start()
+        await server.run()  # until SIGTERM, SIGINT or fail()
+    """
+
+    def __init__(self, app: web.Application, *, host: str, port: int) -> None:
+        self._app, self._host, self._port = app, host, port
+        self._runner: web.AppRunner | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._runner is not None and self._runner.addresses, "the server is not started"
+        return f"http://{self._host}:{self._runner.addresses[0][1]}"
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        # Handlers are cancelled when their client goes, so that nobody generates for nobody.
+        self._runner = web.AppRunner(
+            self._app,
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_S,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S,
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
+
+    async def run(self) -> None:
+        """Serves until a signal. Raises what `fail` was given."""
+        assert self._ended is not None and self._loop is not None, "the server is not started"
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._end, None)
+        try:
+            await self._ended
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends `run` with an error. Safe from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        assert self._ended is not None
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(RuntimeError(f"the server failed: {type(error).__name__}: {error}"))

@@ -1,0 +1,1 @@
+"""Carrying weights from trainers to engines, verified."""
