@@ -87,7 +87,7 @@ class AlgoConfig(ConfigGroup):
     ] = 0.0
     grpo_std_normalization: Annotated[
         bool,
-        Field(description="Divide group-centred rewards by the group's standard deviation; false is Dr.GRPO."),
+        Field(description="Scale centred rewards to the same spread in every group; false (Dr.GRPO) keeps their size."),
     ] = True
     rewards_normalization: Annotated[
         bool, Field(description="Subtract the mean reward of a sample's group; false keeps raw rewards.")

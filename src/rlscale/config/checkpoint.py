@@ -35,7 +35,7 @@ class CheckpointConfig(ConfigGroup):
         ),
     ] = None
     keep_last: Annotated[
-        int, Field(gt=0, description="Checkpoints kept; an older one goes when a newer one is complete.")
+        int, Field(gt=0, description="How many of the newest checkpoints stay on disk.")
     ] = 2
     save_final: Annotated[
         bool, Field(description="Save a checkpoint and a Hugging Face export at the end of the run.")

@@ -60,7 +60,7 @@ class RolloutConfig(ConfigGroup):
     seed: Annotated[int, Field(ge=0, description="Seed of the shuffling and of every sample drawn.")] = 42
     max_staleness: Annotated[
         int,
-        Field(ge=0, description="Weight versions a sample may lag behind the trainer. 0: the synchronous loop."),
+        Field(ge=0, description="Weight updates the trainer may be ahead of the weights a sample was made with. 0: the two take turns."),
     ] = 0
     deterministic: Annotated[
         bool,

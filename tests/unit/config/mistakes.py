@@ -1,0 +1,22 @@
+"""What a command line is told, for tests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlscale.config import load_config
+from rlscale.errors import ConfigError
+
+
+def mistakes(*words: str, config_dir: Path | None = None) -> list[str]:
+    """The text of every problem; empty when the words load."""
+    try:
+        load_config(words, config_dir=config_dir)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def only_mistake(words: Sequence[str], config_dir: Path | None = None) -> str:
+    found = mistakes(*words, config_dir=config_dir)
+    assert len(found) == 1, found
+    return found[0]

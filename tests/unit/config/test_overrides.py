@@ -1,0 +1,123 @@
+"""Every mistake of a command line is told, at once, with what to write instead."""
+
+import pytest
+
+from rlscale.config import KlType, load_config
+from rlscale.config.overrides import parse_command_line
+from tests.unit.config.mistakes import mistakes, only_mistake
+
+GROUPS = {"algo": ["grpo", "gspo"], "experiment": ["quickstart"], "on": ["cpu"]}
+
+CASES = [
+    ("algo.eps_clp=0.1", "algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? (command line)"),
+    ("eps_clip=0.1", "eps_clip must be a known key, got 0.1; did you mean algo.eps_clip? (command line)"),
+    ("optim.eps_clip=1", "optim.eps_clip must be a known key, got 1; did you mean algo.eps_clip? (command line)"),
+    (
+        "algo=gspoo",
+        "algo must be one of its options, got gspoo; did you mean gspo? options: cispo, grpo, gspo, sft (command line)",
+    ),
+    ("batch.micro_batch_size=abc", "batch.micro_batch_size must be an integer, got abc (command line)"),
+    ("batch.micro_batch_size=1.5", "batch.micro_batch_size must be an integer, got 1.5 (command line)"),
+    ("batch.micro_batch_size=true", "batch.micro_batch_size must be an integer, got true (command line)"),
+    ("algo.use_tis=maybe", "algo.use_tis must be true or false, got maybe (command line)"),
+    (
+        "train.dtype=float3",
+        "train.dtype must be one of bfloat16|float32, got float3; did you mean float32? (command line)",
+    ),
+    ("algo.eps_clip_c=1", "algo.eps_clip_c must be > 1, got 1.0 (command line)"),
+    ("rollout.temperature=0", "rollout.temperature must be > 0, got 0.0 (command line)"),
+    ("optim.lr=inf", "optim.lr must be a finite number, got Infinity (command line)"),
+    ("run.name=", "run.name must not be empty, got \"\" (command line)"),
+    (
+        "optim.lr=1e-5,1e-4",
+        "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
+    ),
+    (
+        "data.prompt_data=x.jsonl@[0:100]",
+        "data.prompt_data must have a value that can be read without quotes, got x.jsonl@[0:100]; "
+        "write 'data.prompt_data=\"x.jsonl@[0:100]\"' (command line)",
+    ),
+    ("qwen3_4b_grpo", "did you mean experiment=qwen3_4b_grpo?"),
+    ("--rollout-batch-size=8", "did you mean batch.rollout_batch_size=8?"),
+    ("--rollout-temperature=1", "did you mean rollout.temperature=1?"),
+    ("run=3", "run must be set key by key, got 3"),
+    ("modle=tiny_qwen3", "modle must be a known group, got tiny_qwen3; did you mean model=tiny_qwen3?"),
+    ("algo@optim=grpo", "algo must be chosen without a package"),
+    ("~algo.eps_clip", "algo.eps_clip must not be deleted, got ~algo.eps_clip; set it to its default"),
+    ("algo={a: 1}", 'algo must be one of its options, got {"a": 1}'),
+    ("batch.micro_batch_size=${batch.foo}", "batch.micro_batch_size must refer to a key that exists"),
+    ("hydra.foo=3", "config must be composable by Hydra"),
+]
+
+
+@pytest.mark.parametrize(("word", "told"), CASES, ids=[word for word, _ in CASES])
+def test_one_mistake_is_told_once(word: str, told: str) -> None:
+    found = only_mistake([word])
+    assert told in found
+    assert "append" not in found and "+" not in found
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    found = mistakes("algo.eps_clp=1", "algo=gspoo", "optim.lr=x", "cluster.actor_num_nodes=0", "batch.global_batch_size=48")
+    assert [text.split(" ")[0] for text in found] == [
+        "algo.eps_clp",
+        "algo",
+        "optim.lr",
+        "cluster.actor_num_nodes",
+        "batch.global_batch_size",
+    ]
+
+
+def test_consequences_of_a_mistake_are_not_told() -> None:
+    # Without the misspelt key the batch sizes do not agree; that is no second mistake.
+    assert "did you mean" in only_mistake(["batch.rollout_batch_sze=3", "batch.global_batch_size=48"])
+    assert "experiment must be one of" in only_mistake(["experiment=quikstart"])
+    assert "train must be one of" in only_mistake(["experiment=qwen3_4b_grpo", "train=fdsp"])
+
+
+def test_a_quoted_value_is_taken_as_it_is() -> None:
+    assert load_config(['data.prompt_data="x.jsonl@[0:100]"']).data.prompt_data == "x.jsonl@[0:100]"
+    assert load_config(['checkpoint.save_hf="e/{rollout_id}"']).checkpoint.save_hf == "e/{rollout_id}"
+
+
+def test_plus_signs_are_for_hydra_and_not_needed() -> None:
+    words = ["experiment=quickstart", "on=cpu", "algo.eps_clip=0.3"]
+    plain, plus = load_config(words), load_config(["+experiment=quickstart", "+on=cpu", "++algo.eps_clip=0.3"])
+    assert plain.run.name == plus.run.name
+    assert plain.run.overrides == words
+
+
+def test_keys_below_a_mapping_are_free() -> None:
+    words = ["data.apply_chat_template_kwargs.enable_thinking=false", "data.apply_chat_template_kwargs.a={b: 1}"]
+    assert load_config(words).data.apply_chat_template_kwargs == {"enable_thinking": False, "a": {"b": 1}}
+
+
+def test_types_are_those_of_the_dataclass() -> None:
+    config = load_config(["run.name=123", "optim.lr=1", "algo.kl_loss_type=k2", "rollout.stop_token_ids=[1,2]"])
+    assert (config.run.name, config.optim.lr) == ("123", 1.0)
+    assert config.algo.kl_loss_type is KlType.k2
+    assert config.rollout.stop_token_ids == [1, 2]
+
+
+def test_a_value_may_refer_to_another() -> None:
+    assert load_config(["batch.log_probs_max_tokens_per_gpu=${batch.max_tokens_per_gpu}"]).batch == load_config().batch
+
+
+def test_the_last_of_several_words_wins() -> None:
+    assert load_config(["algo.eps_clip=0.1", "algo.eps_clip=0.3"]).algo.eps_clip == 0.3
+
+
+def test_without_an_experiment_it_is_the_quickstart() -> None:
+    line = parse_command_line(["algo=gspo"], GROUPS)
+    assert (line.words, line.experiment) == (["+experiment=quickstart", "algo=gspo"], "quickstart")
+
+
+def test_overlays_come_after_the_experiment_wherever_they_stand() -> None:
+    line = parse_command_line(["on=cpu", "algo=gspo", "experiment=quickstart"], GROUPS)
+    assert line.words == ["+experiment=quickstart", "algo=gspo", "+on=cpu"]
+
+
+def test_several_values_are_for_sweeps() -> None:
+    assert parse_command_line(["algo=grpo,gspo", "algo.eps_clip=0.1,0.2"], GROUPS, multirun=True).problems == []
+    wrong = parse_command_line(["algo=grpo,gspoo", "algo.eps_clip=0.1,x"], GROUPS, multirun=True).problems
+    assert [problem.value for problem in wrong] == ["gspoo", "x"]
