@@ -119,9 +119,8 @@ def _render(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBase) ->
     if not config.apply_chat_template:
         raise DataError(f"{row.place} must hold a string, got a list of messages; set data.apply_chat_template=true")
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **config.apply_chat_template_kwargs
-        )
+        arguments = {"add_generation_prompt": True} | config.apply_chat_template_kwargs
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
     except Exception as error:  # a template raises what it likes; the row is added and it goes on as DataError
         raise DataError(f"{row.place} must fit the chat template; {type(error).__name__}: {error}") from error
     assert isinstance(text, str), "tokenize=False gives text"

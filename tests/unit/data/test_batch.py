@@ -1,0 +1,42 @@
+import pytest
+
+from rlscale.data.batch import build_batch
+from rlscale.types import Group, Prompt, Sample, SampleStatus
+
+
+def sample(index: int, prompt: Prompt, response: list[int], *, reward: float | None = 1.0) -> Sample:
+    made = Sample(index=index, group_index=index // 2, prompt=prompt, seed=0, reward=reward)
+    made.append(response, logprobs=[-0.5] * len(response), weight_versions=[3] * len(response))
+    made.status = SampleStatus.completed
+    return made
+
+
+def test_columns() -> None:
+    short, long = Prompt(index=0, text="a", token_ids=(7,)), Prompt(index=1, text="bc", token_ids=(8, 9))
+    with_tool = sample(1, short, [1, 2], reward=0.25)
+    with_tool.append([4], logprobs=[0.0], weight_versions=[3], trainable=False)
+    groups = [
+        Group(index=10, prompt=short, samples=[sample(0, short, [5]), with_tool]),
+        Group(index=11, prompt=long, samples=[sample(2, long, [])]),
+    ]
+    batch = build_batch(groups, version=4)
+    assert batch.tokens.tolist() == [7, 5, 7, 1, 2, 4, 8, 9]
+    assert batch.loss_mask.tolist() == [0, 1, 0, 1, 1, 0, 0, 0]
+    assert batch.rollout_logprobs.tolist() == [0, -0.5, 0, -0.5, -0.5, 0, 0, 0]
+    assert batch.weight_versions.tolist() == [-1, 3, -1, 3, 3, 3, -1, -1]
+    assert batch.offsets.tolist() == [0, 2, 6, 8]
+    assert batch.prompt_lens.tolist() == [1, 1, 2]
+    assert batch.rewards.tolist() == [1.0, 0.25, 1.0]
+    assert batch.group_ids.tolist() == [10, 10, 11]
+    assert batch.execution_ids.tolist() == [0, 1, 2]
+    assert batch.version == 4
+
+
+def test_unfinished_and_unrewarded_samples_are_refused() -> None:
+    prompt = Prompt(index=0, text="a", token_ids=(7,))
+    aborted = sample(0, prompt, [1])
+    aborted.status = SampleStatus.aborted
+    with pytest.raises(AssertionError, match="sample 0 is aborted"):
+        build_batch([Group(index=0, prompt=prompt, samples=[aborted])], version=0)
+    with pytest.raises(AssertionError, match="sample 3 has no reward"):
+        build_batch([Group(index=0, prompt=prompt, samples=[sample(3, prompt, [1], reward=None)])], version=0)

@@ -1,0 +1,170 @@
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from transformers import PreTrainedTokenizerBase
+
+from rlscale.config import DataConfig, RolloutConfig
+from rlscale.data.prompts import FilePromptSource, load_prompts
+from rlscale.errors import ConfigError, DataError
+
+Write = Callable[..., str]
+
+
+def config(path: str, **settings: Any) -> DataConfig:
+    return DataConfig(prompt_data=path, **settings)
+
+
+def rollout(**settings: Any) -> RolloutConfig:
+    return RolloutConfig(**settings)
+
+
+def test_reads_prompt_label_and_metadata(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    path = write_jsonl({"q": "1+1=", "a": 2, "about": {"kind": "sum"}}, "", {"q": "2+2=", "a": "4"})
+    prompts = load_prompts(config(path, input_key="q", label_key="a", metadata_key="about"), rollout(), tokenizer)
+    assert [(p.index, p.text, p.label, p.metadata) for p in prompts] == [
+        (0, "1+1=", "2", {"kind": "sum"}),
+        (1, "2+2=", "4", {}),
+    ]
+    assert tokenizer.decode(prompts[0].token_ids) == "1+1="
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("hi", "<|user|>hi<|assistant|>"),
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "<|system|>s<|user|>u<|assistant|>"),
+    ],
+)
+def test_chat_template(prompt: Any, text: str, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    data = config(write_jsonl({"input": prompt}), apply_chat_template=True)
+    (loaded,) = load_prompts(data, rollout(), tokenizer)
+    assert loaded.text == text
+    assert loaded.token_ids == tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_arguments_reach_the_chat_template(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    template = "{{ messages[0]['content'] }}{{ mood }}"
+    data = config(
+        write_jsonl({"input": "hi"}),
+        apply_chat_template=True,
+        apply_chat_template_kwargs={"chat_template": template, "mood": "!"},
+    )
+    assert load_prompts(data, rollout(), tokenizer)[0].text == "hi!"
+
+
+def test_slice_takes_rows_and_keeps_their_numbers(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    path = write_jsonl(*({"input": str(i)} for i in range(10)))
+    prompts = load_prompts(config(f"{path}@[3:6]"), rollout(), tokenizer)
+    assert [(p.index, p.text) for p in prompts] == [(3, "3"), (4, "4"), (5, "5")]
+
+
+def test_parquet_gives_the_same_as_jsonl(
+    tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [{"input": f"{i}+1=", "label": str(i + 1), "metadata": {"i": i}} for i in range(5)]
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    from_parquet = load_prompts(config(f"{file}@[1:4]", label_key="label"), rollout(), tokenizer)
+    assert from_parquet == load_prompts(config(f"{write_jsonl(*rows)}@[1:4]", label_key="label"), rollout(), tokenizer)
+    assert len(from_parquet) == 3
+
+
+def test_long_prompts_are_dropped_and_counted(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_jsonl({"input": "1234"}, {"input": "12345"}, {"input": "123456"})
+    with caplog.at_level(logging.WARNING):
+        prompts = load_prompts(config(path), rollout(max_prompt_len=4), tokenizer)
+    assert [p.text for p in prompts] == ["1234"]
+    assert "2 of 3 prompts of" in caplog.text and "max_prompt_len (4 tokens)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        (['{"input": 1'], {}, "rows.jsonl row 1 must be a JSON object"),
+        (['{"input": "a"}', "", "[1]"], {}, "rows.jsonl row 3 must be a JSON object, got list"),
+        (['{"other": "a"}'], {}, "row 1 must have a field 'input', got fields other; correct data.input_key"),
+        (['{"input": null}'], {}, "row 1 must have a field 'input'"),
+        (['{"input": 3}'], {}, "must have a string or a list of messages with `role` and `content`"),
+        (['{"input": [{"text": "a"}]}'], {}, "must have a string or a list of messages"),
+        (['{"input": [{"role": "user", "content": "a"}]}'], {}, "set data.apply_chat_template=true"),
+        (['{"input": [{"role": "user", "content": 7}]}'], {"apply_chat_template": True}, "must fit the chat template"),
+        (['{"input": "a"}', '{"input": "b"}'], {"label_key": "label"}, "correct data.label_key"),
+        (['{"input": "a", "label": [1]}'], {"label_key": "label"}, "must have a string or number as label, got list"),
+        (['{"input": "a", "metadata": [1]}'], {}, "row 1 must hold an object, got list under 'metadata'"),
+        (['{"input": "a"}', '{"input": "\\u00e9"}'], {}, "row 2 must fit the tokenizer"),
+        (['{"input": ""}'], {}, "must have a prompt of at least one token"),
+        ([], {}, "must have at least one usable prompt, got none; it has no rows"),
+    ],
+)
+def test_errors_name_file_and_row(
+    rows: list[str], settings: dict[str, Any], message: str, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        load_prompts(config(write_jsonl(*rows), **settings), rollout(), tokenizer)
+
+
+def test_all_prompts_too_long(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(DataError, match=r"all 1 are longer than rollout\.max_prompt_len \(1\)"):
+        load_prompts(config(write_jsonl({"input": "12"})), rollout(max_prompt_len=1), tokenizer)
+
+
+def test_other_files(tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(DataError, match="must name a file, got nothing at"):
+        load_prompts(config(str(tmp_path / "none.jsonl")), rollout(), tokenizer)
+    with pytest.raises(DataError, match=r"must end in \.jsonl or \.parquet, got '\.csv'"):
+        load_prompts(config(write_jsonl("a,b", name="rows.csv")), rollout(), tokenizer)
+    with pytest.raises(DataError, match="must be a readable Parquet file"):
+        load_prompts(config(write_jsonl("a,b", name="rows.parquet")), rollout(), tokenizer)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"input": "\xe9"}\n')
+    with pytest.raises(DataError, match="row 1 must be a JSON object"):
+        load_prompts(config(str(tmp_path / "latin.jsonl")), rollout(), tokenizer)
+
+
+@pytest.fixture
+def ten(write_jsonl: Write) -> DataConfig:
+    return config(write_jsonl(*({"input": str(i)} for i in range(10))))
+
+
+def texts(source: FilePromptSource, num_prompts: int) -> list[str]:
+    return [prompt.text for prompt in source.take(num_prompts)]
+
+
+def test_without_shuffling_epochs_follow_the_file(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    source = FilePromptSource(ten, rollout(), tokenizer)
+    assert len(source) == 10
+    assert texts(source, 8) + texts(source, 14) == [str(i % 10) for i in range(22)]
+
+
+def test_every_epoch_is_shuffled_anew_and_complete(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    source = FilePromptSource(ten, rollout(shuffle=True, seed=1), tokenizer)
+    epochs = [texts(source, 10) for _ in range(3)]
+    assert all(sorted(epoch) == [str(i) for i in range(10)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    again = FilePromptSource(ten, rollout(shuffle=True, seed=1), tokenizer)
+    assert texts(again, 30) == epochs[0] + epochs[1] + epochs[2]
+    other = FilePromptSource(ten, rollout(shuffle=True, seed=2), tokenizer)
+    assert texts(other, 10) != epochs[0]
+
+
+@pytest.mark.parametrize("taken", [0, 3, 10, 27])
+def test_a_position_is_restored(taken: int, ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    source = FilePromptSource(ten, rollout(shuffle=True), tokenizer)
+    source.take(taken)
+    resumed = FilePromptSource(ten, rollout(shuffle=True), tokenizer)
+    resumed.load_state_dict(source.state_dict())
+    assert texts(resumed, 25) == texts(source, 25)
+
+
+def test_a_position_in_other_data_is_refused(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    state = FilePromptSource(ten, rollout(), tokenizer).state_dict()
+    shorter = FilePromptSource(config(f"{ten.prompt_data}@[0:9]"), rollout(), tokenizer)
+    with pytest.raises(ConfigError, match=r"data\.prompt_data must have the 10 prompts .* got 9 prompts"):
+        shorter.load_state_dict(state)

@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+
+from rlscale.config import BatchConfig
+from rlscale.data.partition import divide_evenly, first_fit_decreasing
+from rlscale.data.schedule import plan_steps
+from rlscale.types import TrainBatch
+
+
+def batch_of(
+    lengths: list[int], *, trainable: list[int] | None = None, executions: list[int] | None = None
+) -> TrainBatch:
+    """Samples of these lengths, the last `trainable[i]` tokens of which are trainable."""
+    trainable = [length - 1 for length in lengths] if trainable is None else trainable
+    mask = [int(t >= n - m) for n, m in zip(lengths, trainable, strict=True) for t in range(n)]
+    num_tokens, num_samples = sum(lengths), len(lengths)
+    return TrainBatch(
+        tokens=np.zeros(num_tokens, np.int32),
+        loss_mask=np.asarray(mask, np.uint8),
+        rollout_logprobs=np.zeros(num_tokens, np.float32),
+        weight_versions=np.zeros(num_tokens, np.int32),
+        offsets=np.cumsum([0, *lengths], dtype=np.int64),
+        prompt_lens=np.ones(num_samples, np.int32),
+        rewards=np.zeros(num_samples, np.float32),
+        group_ids=np.arange(num_samples),
+        execution_ids=np.asarray(range(num_samples) if executions is None else executions, np.int64),
+        version=0,
+    )
+
+
+def static(global_batch_size: int, micro_batch_size: int, *, balance_data: bool = False) -> BatchConfig:
+    return BatchConfig(
+        rollout_batch_size=1,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        balance_data=balance_data,
+    )
+
+
+def dynamic(global_batch_size: int, max_tokens: int, *, balance_data: bool = False) -> BatchConfig:
+    return BatchConfig(
+        rollout_batch_size=1,
+        global_batch_size=global_batch_size,
+        use_dynamic_batch_size=True,
+        max_tokens_per_gpu=max_tokens,
+        balance_data=balance_data,
+    )
+
+
+def test_steps_in_order_and_a_smaller_last_one() -> None:
+    steps = plan_steps(batch_of([2, 2, 2, 2, 2]), static(2, 1), num_ranks=1)
+    assert [step.microbatches for step in steps] == [(((0,), (1,)),), (((2,), (3,)),), (((4,),),)]
+    assert [(step.num_executions, step.num_tokens) for step in steps] == [(2, 2), (2, 2), (1, 1)]
+
+
+def test_samples_of_one_execution_share_a_step_and_count_once() -> None:
+    steps = plan_steps(batch_of([2] * 5, executions=[9, 4, 9, 4, 7]), static(2, 8), num_ranks=1)
+    assert [step.microbatches for step in steps] == [(((0, 1, 2, 3),),), (((4,),),)]
+    assert [step.num_executions for step in steps] == [2, 1]
+
+
+def test_untrainable_samples_leave_the_denominators() -> None:
+    (step,) = plan_steps(batch_of([3, 3, 3], trainable=[2, 0, 1]), static(3, 8), num_ranks=1)
+    assert (step.num_executions, step.num_tokens) == (2, 3)
+    assert sorted(step.sample_indices) == [0, 1, 2]
+
+
+def test_dynamic_microbatches_by_hand() -> None:
+    # First fit decreasing into 10: 7 + 3, 6 + 4, 5; the 12 is alone.
+    (step,) = plan_steps(batch_of([3, 12, 5, 7, 4, 6]), dynamic(6, 10), num_ranks=1)
+    assert step.microbatches == (((1,), (0, 3), (4, 5), (2,)),)
+
+
+def test_a_microbatch_is_split_rather_than_a_rank_left_idle() -> None:
+    (step,) = plan_steps(batch_of([4, 3, 2, 1]), dynamic(4, 100), num_ranks=2)
+    assert step.microbatches == (((0, 3),), ((1, 2),))
+
+
+def test_fewer_samples_than_ranks_leave_empty_microbatches() -> None:
+    (step,) = plan_steps(batch_of([4, 3]), dynamic(2, 100), num_ranks=4)
+    assert step.microbatches == (((0,),), ((1,),), ((),), ((),))
+
+
+def test_balanced_ranks_by_hand() -> None:
+    # In turn: 10+6+4 and 9+5+2 tokens. Balanced, equally many each: 10+5+2 and 9+6+4 (squares matter little here).
+    lengths = [10, 9, 6, 5, 4, 2]
+    (plain,) = plan_steps(batch_of(lengths), static(6, 1), num_ranks=2)
+    (balanced,) = plan_steps(batch_of(lengths), static(6, 1, balance_data=True), num_ranks=2)
+    assert plain.microbatches == (((0,), (2,), (4,)), ((1,), (3,), (5,)))
+    tokens = [sum(lengths[i] for micro in rank for i in micro) for rank in balanced.microbatches]
+    assert max(tokens) - min(tokens) <= 2
+
+
+def test_long_sequences_weigh_more_than_their_tokens() -> None:
+    # One sequence of 80 costs as much as many of 20 when attention dominates.
+    (step,) = plan_steps(
+        batch_of([80, 20, 20, 20, 20, 20]), static(6, 1, balance_data=True), num_ranks=2, hidden_size=1
+    )
+    ranks = [{i for micro in rank for i in micro} for rank in step.microbatches]
+    assert all(len(rank) == 3 for rank in ranks)
+
+
+def test_one_step_where_no_size_is_given() -> None:
+    config = BatchConfig(rollout_batch_size=1, micro_batch_size=2)
+    assert len(plan_steps(batch_of([2, 2, 2]), config, num_ranks=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [([], []), ([3], [[0]]), ([5, 5, 5], [[0], [1], [2]]), ([1, 9, 2, 8], [[1, 0], [3, 2]])]
+)
+def test_first_fit_decreasing(sizes: list[int], expected: list[list[int]]) -> None:
+    assert first_fit_decreasing(sizes, capacity=9 if 5 in sizes else 10) == expected
+
+
+def test_the_differencing_method_by_hand() -> None:
+    # 8, 7 | 6, 5 | 4: spreads 1, 1, 4. {8+5, 7+6} with spread 0, then 4 to either.
+    assert sorted(sum([8, 7, 6, 5, 4][i] for i in part) for part in divide_evenly([8, 7, 6, 5, 4], num_bins=2)) == [
+        14,
+        16,
+    ]
+    assert divide_evenly([], num_bins=2) == [[], []]
