@@ -54,9 +54,9 @@ class MetricSums:
             return {}, {}
         columns = [self._sums[n] for n in sums] + [self._shares[n][None] for n in shares]
         local = torch.cat(columns + [self._maxima[n][None] for n in maxima])
-        gathered = torch.empty(dist.get_world_size() * len(local), dtype=local.dtype, device=local.device)
-        dist.all_gather_into_tensor(gathered, local)
-        by_rank = gathered.view(-1, len(local)).cpu()
+        rows = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, local)
+        by_rank = torch.stack(rows).cpu()
         totals, tops = by_rank.sum(dim=0).tolist(), by_rank.amax(dim=0).tolist()
         first_share, first_max = 2 * len(sums), 2 * len(sums) + len(shares)
         pairs = {n: totals[2 * i : 2 * i + 2] for i, n in enumerate(sums)}

@@ -34,7 +34,7 @@ def load_sharded(
     model.requires_grad_(trainable)
     _switch_off_dropout(model)
     if trainable and fsdp.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        model.activation_checkpointing_enable()  # type: ignore[no-untyped-call]
     model.train(trainable)
     policy = MixedPrecisionPolicy()
     if dtype != ComputeDtype.float32:

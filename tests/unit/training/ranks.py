@@ -1,0 +1,100 @@
+"""What one of two trainer ranks does for `test_ranks.py`, which starts this file as a program.
+
+python -m tests.unit.training.ranks <rank> <port> <model> <folder>
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from rlscale.config import ComputeDtype
+from rlscale.errors import WorkerError
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import StepPlan, TrainBatch
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
+
+NUM_STEPS = 3
+BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(NUM_STEPS)]
+TWO_RANKS = [[[0, 5, 6], [1, 2]], [[3, 4, 7], []]]  # uneven, and one rank has nothing to do at the end
+SAVED_AFTER = 2
+
+
+def full_spec(model_path: str, **changes: Any) -> TrainerSpec:
+    algo = {
+        "use_kl_loss": True,
+        "kl_loss_coef": 0.1,
+        "kl_loss_type": "low_var_kl",
+        "entropy_coef": 0.01,
+        "use_tis": True,
+    }
+    # A large eps, or Adam would make full steps of the rounding of vanishing gradients.
+    return spec(model_path, algo=algo, ref_path=model_path, adam_eps=1e-4, lr_decay_style="cosine", **changes)
+
+
+def train(backend: FsdpBackend, batch: TrainBatch, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
+    result = backend.train(batch, [plan(batch, cut)])
+    return {**result.steps[0], **result.metrics}
+
+
+def nan_on_rank_1(model_path: str, rank: int) -> str:
+    """The message of every rank when only the loss of rank 1 is no number."""
+    batch = BATCHES[0]
+    logprobs = batch.rollout_logprobs.copy()
+    logprobs[batch.offsets[3] : batch.offsets[4]] = np.nan
+    backend = FsdpBackend(spec(model_path, algo={"use_rollout_logprobs": True}), rank=rank, world_size=2)
+    step: StepPlan = plan(batch, TWO_RANKS)
+    try:
+        backend.train(replace(batch, rollout_logprobs=logprobs), [step])
+    except WorkerError as error:
+        return str(error)
+    return "no error"
+
+
+def main(rank: int, port: int, model_path: str, folder: Path) -> None:
+    join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
+    backend = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
+    steps = []
+    for i, batch in enumerate(BATCHES):
+        if i == SAVED_AFTER:
+            backend.save(folder / "saved")
+            at_save = {name: weight.clone() for name, weight in backend.weights()}
+        steps.append(train(backend, batch, TWO_RANKS))
+    final = {name: weight.clone() for name, weight in backend.weights()}
+    backend.export_hf(folder / "hf")
+
+    resumed = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
+    resumed.load(folder / "saved")
+    again = train(resumed, BATCHES[SAVED_AFTER], TWO_RANKS)
+    same = all(torch.equal(weight, final[name]) for name, weight in resumed.weights())
+
+    low = FsdpBackend(full_spec(model_path, dtype=ComputeDtype.bfloat16), rank=rank, world_size=2)
+    bfloat16 = [train(low, batch, TWO_RANKS) for batch in BATCHES]
+    report = {
+        "steps": steps,
+        "resumed_exactly": again == steps[SAVED_AFTER] and same,
+        "bfloat16_is_finite": all(math.isfinite(v) for step in bfloat16 for v in step.values()),
+        "bfloat16_first": bfloat16[0],
+        "nan": nan_on_rank_1(model_path, rank),
+        "threads": torch.get_num_threads(),
+    }
+    (folder / f"report_{rank}.json").write_text(json.dumps(report))
+    if rank == 0:
+        save_file(final, folder / "final.safetensors")
+        save_file(at_save, folder / "at_save.safetensors")
+    leave_world()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

@@ -1,0 +1,89 @@
+"""Tiny models, batches and plans for the tests of the trainer. No test in here; also run by `ranks.py` as a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlscale.config import AlgoConfig, ComputeDtype, FsdpConfig, ModelBuild, ModelConfig, OptimConfig, TrainConfig
+from rlscale.models import resolve_model
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import StepPlan, TrainBatch
+
+
+def tiny_model(cache: Path, *, seed: int = 0, tied: bool = True) -> str:
+    """A Qwen3 of two layers with grouped key heads, about 20 thousand parameters."""
+    config = ModelConfig(
+        build=ModelBuild.tiny_qwen3,
+        init_seed=seed,
+        cache_dir=str(cache),
+        num_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=tied,
+    )
+    return resolve_model(config)
+
+
+def spec(model_path: str, *, algo: dict[str, Any] | None = None, **changes: Any) -> TrainerSpec:
+    """float32, constant learning rate, no warm-up. `algo` are fields of AlgoConfig, `changes` of the other groups."""
+    optim = {k: changes.pop(k) for k in list(changes) if k in OptimConfig.__dataclass_fields__}
+    train = {k: changes.pop(k) for k in list(changes) if k in TrainConfig.__dataclass_fields__}
+    fsdp = {k: changes.pop(k) for k in list(changes) if k in FsdpConfig.__dataclass_fields__}
+    made = TrainerSpec(
+        model_path=model_path,
+        train=TrainConfig(**{"dtype": ComputeDtype.float32, **train}),
+        fsdp=FsdpConfig(**{"num_threads": 1, **fsdp}),
+        optim=OptimConfig(**{"lr": 1e-2, "warmup_ratio": 0.0, **optim}),
+        algo=AlgoConfig(**(algo or {})),
+        temperature=1.0,
+        total_steps=10,
+        device="cpu",
+    )
+    return replace(made, **changes)
+
+
+def make_batch(lengths: Sequence[tuple[int, int]], *, group_size: int = 4, seed: int = 0) -> TrainBatch:
+    """Samples of (prompt, response) lengths with random tokens and rewards; every response token is trainable."""
+    rng = np.random.default_rng(seed)
+    prompt_lens = np.array([p for p, _ in lengths], dtype=np.int32)
+    totals = np.array([p + r for p, r in lengths], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(totals)))
+    num_tokens, num_samples = int(offsets[-1]), len(lengths)
+    positions = np.arange(num_tokens) - np.repeat(offsets[:-1], totals)
+    is_response = positions >= np.repeat(prompt_lens, totals)
+    return TrainBatch(
+        tokens=rng.integers(0, 14, num_tokens).astype(np.int32),
+        loss_mask=is_response.astype(np.uint8),
+        rollout_logprobs=np.where(is_response, -2.5, 0.0).astype(np.float32),
+        weight_versions=np.where(is_response, 0, -1).astype(np.int32),
+        offsets=offsets,
+        prompt_lens=prompt_lens,
+        rewards=rng.random(num_samples).astype(np.float32),
+        group_ids=np.arange(num_samples, dtype=np.int64) // group_size,
+        execution_ids=np.arange(num_samples, dtype=np.int64),
+        version=0,
+    )
+
+
+def plan(batch: TrainBatch, microbatches: Sequence[Sequence[Sequence[int]]]) -> StepPlan:
+    """A step of the given [rank][micro-batch] -> samples."""
+    samples = [i for rank in microbatches for micro in rank for i in micro]
+    counts = [int(batch.loss_mask[batch.offsets[i] : batch.offsets[i + 1]].sum()) for i in samples]
+    executions = {int(batch.execution_ids[i]) for i, count in zip(samples, counts, strict=True) if count}
+    return StepPlan(
+        microbatches=tuple(tuple(tuple(micro) for micro in rank) for rank in microbatches),
+        num_executions=len(executions),
+        num_tokens=sum(counts),
+    )
+
+
+RAGGED = [(3, 2), (5, 1), (2, 9), (4, 4), (3, 30), (6, 70), (2, 2), (4, 4)]
+"""Lengths on both sides of the limits inside the packed attention."""

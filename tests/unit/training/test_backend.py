@@ -1,0 +1,277 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlscale.config import ComputeDtype, LossType
+from rlscale.errors import DataError, WorkerError
+from rlscale.models import load_causal_lm
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.fsdp.step import StepSettings, logits_of, optimizer_step
+from rlscale.training.metrics import MetricSums
+from rlscale.training.packing import pack
+from rlscale.types import TrainBatch, TrainResult
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
+
+pytestmark = pytest.mark.usefixtures("world")
+
+BATCH = make_batch(RAGGED)
+ONE = [[[*range(8)]]]
+TWO_STEPS = [[[[0, 1, 2], [3]]], [[[4, 5], [6, 7]]]]
+
+
+def backend(model_path: str, **changes: Any) -> FsdpBackend:
+    return FsdpBackend(spec(model_path, **changes), rank=0, world_size=1)
+
+
+def train(trainer: FsdpBackend, batch: TrainBatch = BATCH, cuts: Any = None) -> TrainResult:
+    return trainer.train(batch, [plan(batch, cut) for cut in (cuts or [ONE])])
+
+
+def weights(trainer: FsdpBackend) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in trainer.weights()}
+
+
+def with_logprobs_of(batch: TrainBatch, model_path: str) -> TrainBatch:
+    """The batch as if the engine had computed its logprobs exactly."""
+    model = load_causal_lm(model_path, dtype=torch.float32)
+    column = batch.rollout_logprobs.copy()
+    with torch.no_grad():
+        for start, stop in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
+            ids = torch.from_numpy(batch.tokens[start:stop].astype(np.int64))
+            lp = model(input_ids=ids[None]).logits[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
+            column[start + 1 : stop] = lp.numpy()
+    return replace(batch, rollout_logprobs=column * batch.loss_mask)
+
+
+def test_weights_are_those_of_the_checkpoint_under_hugging_face_names(model_path: str) -> None:
+    got = weights(backend(model_path))
+    expected = dict(load_causal_lm(model_path, dtype=torch.float32).named_parameters())
+    assert list(got) == list(expected)
+    assert "lm_head.weight" not in got  # tied
+    for name, weight in got.items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def test_weights_have_the_dtype_of_the_engines(model_path: str) -> None:
+    assert {w.dtype for w in weights(backend(model_path, dtype=ComputeDtype.bfloat16)).values()} == {torch.bfloat16}
+
+
+def test_a_step_changes_every_weight_and_reports_itself(model_path: str) -> None:
+    trainer = backend(model_path)
+    before, result, after = weights(trainer), train(trainer), weights(trainer)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+    (step,) = result.steps
+    assert step["lr"] == 1e-2
+    assert step["grad_norm"] > 0
+    assert step["ratio_mean"] == 1.0
+    assert step["kl"] == 0.0
+    assert 0 < step["entropy"] <= np.log(trainer._model.config.vocab_size)
+    assert set(result.seconds) == {"optimize"}  # no extra pass
+
+
+def test_learning_rate_zero_changes_nothing(model_path: str) -> None:
+    trainer = backend(model_path, lr=0.0)
+    before = weights(trainer)
+    train(trainer)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
+
+
+@pytest.mark.parametrize(
+    "cut", [[[[0], [1], [2], [3], [4], [5], [6], [7]]], [[[7, 3, 1, 5], [], [0, 2, 6, 4]]]], ids=["singles", "empty"]
+)
+@pytest.mark.parametrize("per_token", [False, True])
+def test_micro_batches_do_not_change_three_steps(model_path: str, cut: Any, per_token: bool) -> None:
+    algo = {"calculate_per_token_loss": per_token, "entropy_coef": 0.01}
+    # Adam divides by the gradient's size: with the usual eps the rounding of a gradient of 1e-8 becomes a full step.
+    whole, split = (backend(model_path, algo=algo, adam_eps=1e-4) for _ in range(2))
+    for seed in range(3):
+        batch = make_batch(RAGGED, seed=seed)
+        expected, got = train(whole, batch).steps[0], train(split, batch, [cut]).steps[0]
+        assert got == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    for (name, a), (_, b) in zip(whole.weights(), split.weights(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
+def test_reusing_logprobs_equals_the_extra_pass_bit_for_bit(model_path: str, estimator: str) -> None:
+    algo = {"advantage_estimator": estimator, "use_tis": True}
+    reused, extra = backend(model_path, algo=algo), backend(model_path, algo=algo, reuse_logprobs=False)
+    cut = [[[[0, 1, 2, 3], [4, 5, 6, 7]]]]
+    a, b = train(reused, cuts=cut), train(extra, cuts=cut)
+    assert a.steps == b.steps
+    assert a.metrics == b.metrics
+    assert "old_logprobs" in b.seconds
+    assert "old_logprobs" not in a.seconds
+    other = weights(extra)
+    assert all(torch.equal(weight, other[name]) for name, weight in weights(reused).items())
+
+
+def test_several_steps_move_away_from_the_old_policy(model_path: str) -> None:
+    result = train(backend(model_path), cuts=[*TWO_STEPS, ONE])
+    assert len(result.steps) == 3
+    assert result.steps[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert result.steps[2]["kl"] > 1e-4
+    assert "old_logprobs" in result.seconds
+
+
+def test_logprob_difference_is_zero_for_an_exact_engine(model_path: str) -> None:
+    exact = with_logprobs_of(BATCH, model_path)
+    for changes in ({}, {"reuse_logprobs": False}, {"algo": {"use_rollout_logprobs": True}}):
+        metrics = train(backend(model_path, **changes), exact).metrics
+        assert metrics["logprob_diff/mean"] < 1e-5
+        assert metrics["logprob_diff/max"] < 1e-5
+        assert "logprob_diff/stale_mean" not in metrics
+
+
+def test_stale_tokens_are_compared_apart(model_path: str) -> None:
+    exact = with_logprobs_of(BATCH, model_path)
+    stale = slice(int(exact.offsets[4]), int(exact.offsets[5]))  # all of sample 4 is of version 6, the rest of 7
+    versions, logprobs = np.where(exact.loss_mask, 7, -1).astype(np.int32), exact.rollout_logprobs.copy()
+    versions[stale] = np.where(exact.loss_mask[stale], 6, -1)
+    logprobs[stale] += 0.5 * exact.loss_mask[stale]
+    metrics = train(
+        backend(model_path), replace(exact, weight_versions=versions, rollout_logprobs=logprobs, version=7)
+    ).metrics
+    assert metrics["logprob_diff/mean"] < 1e-5
+    assert metrics["logprob_diff/max"] < 1e-5
+    assert metrics["logprob_diff/stale_mean"] == pytest.approx(0.5, abs=1e-5)
+    assert metrics["logprob_diff/stale_k1"] == pytest.approx(0.5, abs=1e-5)
+
+
+def test_reference_starts_equal_and_stays_behind(model_path: str) -> None:
+    algo = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True}
+    trainer = backend(model_path, algo=algo, ref_path=model_path)
+    first, second = train(trainer).steps[0], train(trainer).steps[0]
+    assert first["kl_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert second["kl_loss"] > 1e-4
+
+
+def test_another_reference_gives_a_kl_from_the_start(model_path: str, cache: Path) -> None:
+    trainer = backend(model_path, algo={"use_kl_loss": True, "kl_loss_type": "k2"}, ref_path=tiny_model(cache, seed=1))
+    assert train(trainer).steps[0]["kl_loss"] > 1e-4
+
+
+def test_supervised_loss_falls_and_asks_for_no_engine(model_path: str) -> None:
+    trainer = backend(model_path, algo={"loss_type": LossType.sft_loss})
+    results = [train(trainer) for _ in range(15)]
+    assert results[-1].steps[0]["loss"] < 0.7 * results[0].steps[0]["loss"]
+    assert results[0].metrics == {}
+
+
+def test_bfloat16_runs_close_to_float32_on_float32_weights(model_path: str) -> None:
+    low, full = backend(model_path, dtype=ComputeDtype.bfloat16), backend(model_path)
+    a, b = train(low).steps[0], train(full).steps[0]
+    assert a["entropy"] == pytest.approx(b["entropy"], rel=0.02)
+    assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=0.1)
+    assert {p.dtype for p in low._model.parameters()} == {torch.float32}
+
+
+def test_gradient_checkpointing_changes_no_number(model_path: str) -> None:
+    plain, saving = backend(model_path), backend(model_path, gradient_checkpointing=True)
+    for _ in range(2):
+        assert train(saving).steps == train(plain).steps
+
+
+def test_clipping_bounds_the_update_and_reports_the_norm_before(model_path: str) -> None:
+    free, bound = backend(model_path, clip_grad=0.0), backend(model_path, clip_grad=1e-3)
+    norm = train(free).steps[0]["grad_norm"]
+    assert train(bound).steps[0]["grad_norm"] == norm > 1e-3
+    for (name, a), (_, b) in zip(free._model.named_parameters(), bound._model.named_parameters(), strict=True):
+        moment, clipped = free._optimizer.state[a]["exp_avg"], bound._optimizer.state[b]["exp_avg"]
+        torch.testing.assert_close(clipped, moment * (1e-3 / norm), msg=name, rtol=1e-3, atol=1e-9)
+
+
+def test_a_nan_loss_stops_every_rank_and_names_step_and_rank(model_path: str) -> None:
+    trainer = backend(model_path)
+    train(trainer)
+    dict(trainer._model.named_parameters())["model.norm.weight"].data.mul_(float("nan"))
+    with pytest.raises(WorkerError, match=r"rank 0: the loss of optimiser step 1 must be finite, got nan"):
+        train(trainer)
+
+
+def test_a_nan_gradient_names_the_parameter_and_changes_no_weight(model_path: str) -> None:
+    trainer = backend(model_path)
+    before = weights(trainer)
+    batch = pack(BATCH, [0], device=torch.device("cpu"))
+    with pytest.raises(
+        WorkerError, match=r"gradient norm of optimiser step 5 .* got nan .*first is model\.embed_tokens"
+    ):
+        optimizer_step(
+            trainer._model,
+            trainer._optimizer,
+            micros=[batch],
+            loss_of=lambda micro: (logits_of(trainer._model, micro) * 0).abs().sum().sqrt(),  # 0, with gradient 0 * inf
+            metrics=MetricSums(torch.device("cpu")),
+            settings=StepSettings(number=5, lr=1.0, max_grad_norm=1.0),
+        )
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
+
+
+def test_a_loaded_trainer_continues_bit_for_bit(model_path: str, tmp_path: Path) -> None:
+    first = backend(model_path, lr_decay_style="linear")
+    train(first)
+    train(first)
+    first.save(tmp_path)
+    torch.rand(3)  # moves the generator on
+    expected = [train(first).steps, torch.rand(3).tolist()]
+    second = backend(model_path, lr_decay_style="linear")
+    torch.rand(1)
+    second.load(tmp_path)
+    torch.rand(3)
+    assert [train(second).steps, torch.rand(3).tolist()] == expected
+    other = weights(first)
+    assert all(torch.equal(weight, other[name]) for name, weight in weights(second).items())
+
+
+def test_a_trainer_saved_before_its_first_step_loads(model_path: str, tmp_path: Path) -> None:
+    first, second = backend(model_path), backend(model_path)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    assert train(second).steps == train(first).steps
+
+
+def test_no_file_of_a_checkpoint_is_pickled(model_path: str, tmp_path: Path) -> None:
+    trainer = backend(model_path)
+    train(trainer)
+    trainer.save(tmp_path)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
+
+
+def test_loading_another_model_or_nothing_says_so(model_path: str, cache: Path, tmp_path: Path) -> None:
+    trainer = backend(model_path)
+    with pytest.raises(DataError, match=r"trainer\.json must be a file of a trainer checkpoint"):
+        trainer.load(tmp_path)
+    other = backend(tiny_model(cache, tied=False))
+    other.save(tmp_path)
+    with pytest.raises(DataError, match=r"1 too many, first model\.lm_head\.weight"):
+        trainer.load(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_export_is_what_transformers_loads(cache: Path, tmp_path: Path, tied: bool) -> None:
+    path = tiny_model(cache, tied=tied)
+    trainer = backend(path)
+    train(trainer)
+    trainer.export_hf(tmp_path / "hf")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert loaded.dtype == torch.float32
+    assert loaded.config.tie_word_embeddings is tied
+    expected, got = weights(trainer), dict(loaded.named_parameters())
+    assert list(expected) == list(got)
+    assert all(torch.equal(got[name], weight) for name, weight in expected.items())
+    tokenizer, original = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "hf", path))
+    assert tokenizer.get_vocab() == original.get_vocab()
+    assert tokenizer.chat_template == original.chat_template
+    assert (
+        loaded.generation_config.eos_token_id
+        == load_causal_lm(path, dtype=torch.float32).generation_config.eos_token_id
+    )
+    # and it is a starting point of the next run
+    again = weights(backend(str(tmp_path / "hf")))
+    assert all(torch.equal(again[name], weight) for name, weight in expected.items())

@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlscale.models import load_causal_lm
+from rlscale.training.attention import PACKED_ATTENTION, packed_attention, packed_layout
+from rlscale.training.fsdp.step import logits_of
+from rlscale.training.packing import Microbatch, pack
+from rlscale.types import TrainBatch
+from tests.unit.training.rollouts import RAGGED, make_batch
+
+CPU = torch.device("cpu")
+
+
+def load(path: str, kernel: str) -> PreTrainedModel:
+    return load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel).train()
+
+
+def unpacked_logits(model: PreTrainedModel, batch: TrainBatch, micro: Microbatch) -> Tensor:
+    """One forward pass for each sample by itself, in packed order. [R, V]"""
+    rows = []
+    for i in micro.sample_indices:
+        start, stop = batch.offsets[i], batch.offsets[i + 1]
+        ids = torch.from_numpy(batch.tokens[start:stop].astype(np.int64))[None]
+        trainable = np.flatnonzero(batch.loss_mask[start:stop])
+        rows.append(model(input_ids=ids, use_cache=False).logits[0, trainable - 1])
+    return torch.cat(rows)
+
+
+def weighted_sum(logits: Tensor) -> Tensor:
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    return (logits * weights).sum()
+
+
+@pytest.mark.parametrize("kernel", [PACKED_ATTENTION, "eager"])
+def test_packed_equals_every_sample_alone(model_path: str, kernel: str) -> None:
+    batch = make_batch(RAGGED)
+    micro = pack(batch, range(len(RAGGED)), device=CPU)
+    packed, alone = load(model_path, kernel), load(model_path, "sdpa")
+    got, expected = logits_of(packed, micro), unpacked_logits(alone, batch, micro)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    weighted_sum(got).backward()
+    weighted_sum(expected).backward()
+    for (name, a), b in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_equal_lengths_need_no_padding() -> None:
+    layout = packed_layout(np.array([4, 4, 4, 40, 40]), device=CPU)
+    assert [(b.num_samples, b.max_len, b.slots) for b in layout.buckets] == [(3, 4, None), (2, 40, None)]
+    assert layout.cu_seqlens.tolist() == [0, 4, 8, 12, 52, 92]
+
+
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, *, lengths: list[int], window: int | None) -> Tensor:
+    """Token by token in float64: q [T, H, D], k and v [T, K, D]."""
+    out, start, per_kv = torch.empty_like(q), 0, q.shape[1] // k.shape[1]
+    for length in lengths:
+        for t in range(length):
+            first = 0 if window is None else max(0, t - window + 1)
+            seen = slice(start + first, start + t + 1)
+            for head in range(q.shape[1]):
+                scores = k[seen, head // per_kv] @ q[start + t, head] * q.shape[-1] ** -0.5
+                out[start + t, head] = scores.softmax(0) @ v[seen, head // per_kv]
+        start += length
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("lengths", [[1], [5, 5], [2, 3, 9, 30], [1, 66, 70, 75]])
+def test_attention_against_a_slow_loop(lengths: list[int], window: int | None) -> None:
+    torch.manual_seed(0)
+    num_tokens = sum(lengths)
+    q, k, v = (torch.randn(num_tokens, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    got, _ = packed_attention(
+        torch.nn.Identity(),
+        *(x.float().transpose(0, 1)[None] for x in (q, k, v)),
+        None,
+        packing=packed_layout(np.array(lengths), device=CPU),
+        sliding_window=window,
+    )
+    expected = reference_attention(q, k, v, lengths=lengths, window=window).float()
+    torch.testing.assert_close(got[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_unknown_attention_features_are_refused() -> None:
+    x = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(ValueError, match=r"attn_implementation must be eager .* softcap"):
+        packed_attention(
+            torch.nn.Identity(), x, x, x, None, packing=packed_layout(np.array([3]), device=CPU), softcap=30.0
+        )
+
+
+def test_only_trainable_tokens_get_logits() -> None:
+    batch = make_batch([(2, 3), (1, 2)])
+    batch.loss_mask[3] = 0  # e.g. a tool's answer
+    micro = pack(batch, [0, 1], device=CPU)
+    assert micro.sample_indices.tolist() == [1, 0]  # by length
+    assert micro.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4]]
+    assert micro.batch_rows.tolist() == [6, 7, 2, 4]
+    assert micro.targets.tolist() == batch.tokens[[6, 7, 2, 4]].tolist()
+    assert micro.logit_rows.tolist() == [0, 1, 4, 6]
+    assert micro.layout.sample_ids_T.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("samples", [[], [0]])
+def test_a_microbatch_without_trainable_tokens_keeps_one_masked_entry(samples: list[int]) -> None:
+    batch = make_batch([(3, 2)])
+    batch.loss_mask[:] = 0
+    micro = pack(batch, samples, device=CPU)
+    assert micro.layout.mask_T.tolist() == [False]
+    assert len(micro.targets) == len(micro.logit_rows) == len(micro.batch_rows) == 1
+
+
+def test_a_trainable_first_token_is_refused() -> None:
+    batch = make_batch([(1, 2)])
+    batch.loss_mask[0] = 1
+    with pytest.raises(AssertionError, match="first token"):
+        pack(batch, [0], device=CPU)

@@ -1,0 +1,109 @@
+"""Two ranks on gloo against one: the same numbers, and checkpoints that move from two ranks to one."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rlscale.training.fsdp.backend import FsdpBackend
+from tests.unit.training.ranks import BATCHES, SAVED_AFTER, full_spec, train
+
+pytestmark = pytest.mark.usefixtures("world")
+ROOT = Path(__file__).parents[3]
+ONE_RANK = [[[0, 1, 2, 3, 4, 5, 6, 7]]]
+
+
+@pytest.fixture(scope="module")
+def folder(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind; they run once for all tests of this module."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "saved").mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tests.unit.training.ranks"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(port), model_path, str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    return folder
+
+
+def report(folder: Path, rank: int) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / f"report_{rank}.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def alone(world: None, model_path: str) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """The same three steps on one rank, in one micro-batch."""
+    backend = FsdpBackend(full_spec(model_path), rank=0, world_size=1)
+    steps = [train(backend, batch, ONE_RANK) for batch in BATCHES]
+    return steps, {name: weight.clone() for name, weight in backend.weights()}
+
+
+def test_two_ranks_give_the_metrics_of_one(folder: Path, alone: Any) -> None:
+    got = report(folder, 0)["steps"]
+    assert len(got) == 3
+    for two, one in zip(got, alone[0], strict=True):
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
+
+
+def test_two_ranks_end_with_the_weights_of_one(folder: Path, alone: Any) -> None:
+    final = load_file(folder / "final.safetensors")
+    assert list(alone[1]) and set(final) == set(alone[1])
+    for name, weight in alone[1].items():
+        torch.testing.assert_close(final[name], weight, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_all_ranks_report_the_same(folder: Path) -> None:
+    assert report(folder, 0) == report(folder, 1)
+
+
+def test_loading_on_as_many_ranks_continues_bit_for_bit(folder: Path) -> None:
+    assert report(folder, 0)["resumed_exactly"]
+
+
+def test_bfloat16_on_two_ranks(folder: Path, alone: Any) -> None:
+    assert report(folder, 0)["bfloat16_is_finite"]
+    assert report(folder, 0)["bfloat16_first"]["entropy"] == pytest.approx(alone[0][0]["entropy"], rel=0.02)
+
+
+def test_every_rank_names_the_one_with_the_bad_loss(folder: Path) -> None:
+    for rank in range(2):
+        assert report(folder, rank)["nan"].startswith(
+            "actor rank 1: the loss of optimiser step 0 must be finite, got nan"
+        )
+
+
+def test_a_checkpoint_of_two_ranks_loads_on_one(folder: Path, model_path: str, alone: Any) -> None:
+    backend = FsdpBackend(full_spec(model_path), rank=0, world_size=1)
+    backend.load(folder / "saved")
+    saved = load_file(folder / "at_save.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in backend.weights())
+    assert train(backend, BATCHES[SAVED_AFTER], ONE_RANK) == pytest.approx(alone[0][SAVED_AFTER], abs=1e-5, rel=1e-5)
+
+
+def test_two_ranks_export_full_weights(folder: Path) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "hf")
+    final = load_file(folder / "final.safetensors")
+    assert all(torch.equal(weight, final[name]) for name, weight in loaded.named_parameters())
