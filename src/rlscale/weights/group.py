@@ -5,16 +5,17 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from rlscale.types import WeightGroup
 
 
-def open_store(address: str, *, timeout_s: float) -> c10d.TCPStore:
+def open_store(address: str, *, timeout_s: float) -> TCPStore:
     """The store over which the members of a group find each other; listens on `address` alone, on a free port."""
     listener = socket.create_server((address, 0))
     port = int(listener.getsockname()[1])
-    return c10d.TCPStore(
+    return TCPStore(
         address,
         port,
         is_master=True,
@@ -24,7 +25,7 @@ def open_store(address: str, *, timeout_s: float) -> c10d.TCPStore:
     )
 
 
-def join_group(group: WeightGroup, rank: int, *, store: c10d.TCPStore | None = None) -> dist.ProcessGroup:
+def join_group(group: WeightGroup, rank: int, *, store: TCPStore | None = None) -> dist.ProcessGroup:
     """Joins `group` as `rank`, beside the default group and independent of it; returns once all have joined.
 
     Rank 0 brings the store it opened. The way is SGLang's, which a real server must be able to join: a TCP store, a
@@ -34,7 +35,8 @@ def join_group(group: WeightGroup, rank: int, *, store: c10d.TCPStore | None = N
     """
     timeout = timedelta(seconds=group.timeout_s)
     if store is None:
-        store = c10d.TCPStore(group.master_address, group.master_port, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(group.master_address, group.master_port, timeout=timeout, wait_for_workers=False)
+    process_group: dist.ProcessGroup
     process_group, _ = c10d._new_process_group_helper(
         group.world_size,
         rank,

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.protocols import Engine

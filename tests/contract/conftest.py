@@ -1,0 +1,102 @@
+"""The servers that the contract suite runs against. Another server is one more entry of `OPENERS`."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rlscale.engines.fake import FakeServer
+from rlscale.engines.process import EngineProcess
+from tests.tiny_model import MAX_CONTEXT_LEN, VOCAB_SIZE, write_tiny_qwen3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server under test."""
+
+    kind: str
+    url: str
+    vocab_size: int
+    max_context_len: int
+    long_answer: int  # tokens that take long enough to be interrupted
+
+
+class Wire:
+    """A plain HTTP client: the contract is about the wire, not about our client."""
+
+    def __init__(self, target: Target, session: aiohttp.ClientSession) -> None:
+        self.target, self._session = target, session
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self._session.get(self.target.url + path) as response:
+            return response.status, await _content(response)
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        async with self._session.post(self.target.url + path, json=body) as response:
+            return response.status, await _content(response)
+
+    async def generate(self, input_ids: list[int], **sampling: Any) -> Any:
+        body = {"input_ids": input_ids, "sampling_params": sampling, "return_logprob": True}
+        status, answer = await self.post("/generate", body)
+        assert status == 200, answer
+        return answer
+
+
+async def _content(response: aiohttp.ClientResponse) -> Any:
+    if response.content_type == "application/json":
+        return await response.json()
+    return await response.text()
+
+
+@contextmanager
+def open_fake(folder: Path) -> Iterator[Target]:
+    with FakeServer(vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, token_s=0.002) as fake:
+        yield Target(
+            kind="fake", url=fake.url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=200
+        )
+
+
+@contextmanager
+def open_embedded(folder: Path) -> Iterator[Target]:
+    model = write_tiny_qwen3(folder / "model")
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={model}", f"--port={port}", "--num-threads=1"]
+    process = EngineProcess(command, name="engine 0", url=url, env=os.environ, log_path=folder / "server.log")
+    process.start()
+    try:
+        process.wait_ready(timeout_s=60)
+        yield Target(
+            kind="embedded", url=url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=400
+        )
+    finally:
+        process.stop()
+
+
+OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {"embedded": open_embedded, "fake": open_fake}
+
+
+@pytest.fixture(scope="session", params=list(OPENERS))
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with OPENERS[request.param](tmp_path_factory.mktemp(request.param)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def wire(target: Target) -> AsyncIterator[Wire]:
+    async with aiohttp.ClientSession() as session:
+        yield Wire(target, session)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
