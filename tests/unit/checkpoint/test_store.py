@@ -1,0 +1,136 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.errors import ConfigError, DataError
+
+
+def save(store: CheckpointStore, rollout_id: int, text: str = "weights") -> Path:
+    folder = store.begin(rollout_id)
+    (folder / "tensors").mkdir()
+    (folder / "tensors" / "model.bin").write_text(text)
+    return store.commit(rollout_id, {"position": rollout_id * 10}).folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_committed_checkpoint_is_the_latest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "new" / "checkpoints", keep_last=2)
+    assert store.latest() is None
+    save(store, 3)
+    latest = CheckpointStore(tmp_path / "new" / "checkpoints", keep_last=2).latest()
+    assert latest is not None
+    assert (latest.rollout_id, latest.state) == (3, {"position": 30})
+    assert (latest.folder / "tensors" / "model.bin").read_text() == "weights"
+
+
+def test_the_last_n_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for rollout_id in (1, 2, 10, 9):
+        save(store, rollout_id)
+    assert names(tmp_path) == ["rollout_00000009", "rollout_00000010"]
+    latest = store.latest()
+    assert latest is not None
+    assert latest.rollout_id == 10
+
+
+def test_older_ones_stay_until_the_newer_is_complete(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 1)
+    store.begin(2)
+    latest = store.latest()
+    assert latest is not None
+    assert latest.rollout_id == 1
+
+
+def test_a_save_that_was_begun_twice_starts_empty(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    (store.begin(1) / "half").write_text("")
+    assert names(store.begin(1)) == []
+
+
+def test_a_checkpoint_of_the_same_rollout_is_replaced(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 5, "old")
+    folder = save(store, 5, "new")
+    assert (folder / "tensors" / "model.bin").read_text() == "new"
+    assert names(tmp_path) == ["rollout_00000005"]
+
+
+def test_a_replacement_that_was_killed_midway_gives_the_old_one_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    save(store, 5, "old").rename(tmp_path / "rollout_00000005.replaced")
+    store.begin(5)
+    latest = CheckpointStore(tmp_path, keep_last=1).latest()
+    assert latest is not None
+    assert (latest.folder / "tensors" / "model.bin").read_text() == "old"
+    assert names(tmp_path) == ["rollout_00000005"]
+
+
+def test_only_own_leftovers_are_cleaned(tmp_path: Path) -> None:
+    for name in ("rollout_00000007.saving", "rollout_00000001.deleting", "rollout_00000002.replaced.deleting", "mine"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("")
+    CheckpointStore(tmp_path, keep_last=1)
+    assert names(tmp_path) == ["mine", "notes.txt"]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from rlscale.checkpoint.store import CheckpointStore
+
+store = CheckpointStore(Path(sys.argv[1]), keep_last=1)
+(store.begin(1) / "model.bin").write_text("one")
+store.commit(1, {"n": 1})
+(store.begin(2) / "model.bin").write_text("half of tw")
+os.fsync = lambda descriptor: os._exit(9)  # everything is written, nothing is renamed
+store.commit(2, {"n": 2})
+"""
+
+
+def test_a_process_killed_in_a_save_leaves_the_one_before(tmp_path: Path) -> None:
+    code = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode
+    assert code == 9
+    assert names(tmp_path) == ["rollout_00000001", "rollout_00000002.saving"]
+    latest = CheckpointStore(tmp_path, keep_last=1).latest()
+    assert latest is not None
+    assert latest.state == {"n": 1}
+    assert names(tmp_path) == ["rollout_00000001"]
+
+
+def test_resolve_takes_a_checkpoint_a_folder_of_them_or_a_run(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
+    older, newer = save(store, 1), save(store, 2)
+    assert CheckpointStore.resolve(str(older)).rollout_id == 1
+    assert CheckpointStore.resolve(tmp_path / "checkpoints").folder == newer
+    assert CheckpointStore.resolve(tmp_path).folder == newer
+
+
+def test_a_missing_checkpoint_is_a_mistake_of_the_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint\.load must name a complete checkpoint, got '.*nowhere'"):
+        CheckpointStore.resolve(tmp_path / "nowhere")
+    half = CheckpointStore(tmp_path, keep_last=1).begin(3)
+    with pytest.raises(ConfigError, match="that save was never completed"):
+        CheckpointStore.resolve(half)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1, "rollout_id": "x", "state": {}}'])
+def test_a_broken_checkpoint_is_named(tmp_path: Path, content: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    (save(store, 1) / "checkpoint.json").write_text(content)
+    with pytest.raises(DataError, match=r"rollout_00000001/checkpoint\.json must be the state of a checkpoint"):
+        store.latest()
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    file = save(CheckpointStore(tmp_path, keep_last=1), 1) / "checkpoint.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    with pytest.raises(DataError, match="must be of format 1, got 99"):
+        CheckpointStore.resolve(tmp_path)

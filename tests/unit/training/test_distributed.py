@@ -1,0 +1,48 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlscale.training.distributed import local_ranks, pick_device, use_threads
+
+pytestmark = pytest.mark.usefixtures("world")
+
+
+def listening_addresses() -> set[str]:
+    """Local addresses of this process's listening TCP sockets, as /proc writes them."""
+    inodes = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()}
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                found.add(local.split(":")[0])
+    return found
+
+
+def test_a_world_of_one_is_there() -> None:
+    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    assert local_ranks() == (0, 1)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux' table of sockets")
+def test_it_listens_on_loopback_only() -> None:
+    assert listening_addresses() <= {"0100007F", "00000000000000000000000001000000"}
+
+
+def test_threads_are_shared_among_the_ranks_of_a_node() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert use_threads(3, num_local_ranks=8) == 3 == torch.get_num_threads()
+        assert use_threads(None, num_local_ranks=10_000) == 1
+        assert use_threads(None, num_local_ranks=1) == len(os.sched_getaffinity(0))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_cpu_is_a_device_and_auto_finds_it() -> None:
+    assert pick_device("cpu", local_rank=3) == torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert pick_device("auto", local_rank=0) == torch.device("cpu")
