@@ -6,6 +6,7 @@
     │   └── DataError        a data file is wrong; names the file and the row (exit code 2)
     └── RuntimeError
         ├── WorkerError      a trainer rank or an engine failed; names it and carries the first cause
+        ├── RewardError      a reward raised or gave no finite number; names the sample
         ├── EngineError      an engine refused or did not answer a request
         └── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
 """
@@ -56,6 +57,13 @@ class WorkerError(RuntimeError):
 
     def __reduce__(self) -> tuple[type["WorkerError"], tuple[str, str], dict[str, float]]:
         return type(self), (self.worker, self.cause), {"failed_at_s": self.failed_at_s}
+
+
+class RewardError(RuntimeError):
+    """A reward raised, or gave something that is no finite number; the message names the sample.
+
+    Its cause, where there is one, carries the traceback of the user's code.
+    """
 
 
 class EngineError(RuntimeError):

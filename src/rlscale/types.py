@@ -1,6 +1,6 @@
 """Values that cross a process or a package.
 
-Shape legend: S samples, T tokens of all samples laid end to end, G samples of one group, R response tokens of one sample.
+Shape legend: S samples, T tokens of all samples laid end to end, R response tokens of one sample.
 Columns are numpy arrays, so that Ray's object store hands them to every rank without a copy.
 """
 
@@ -88,7 +88,7 @@ class Generation:
 class Sample:
     """One trajectory: a prompt and what the policy made of it.
 
-    Invariant: `loss_mask`, `rollout_logprobs` and `weight_versions` are as long as the response; only `append` grows them.
+    Invariant: `loss_mask`, `rollout_logprobs`, `weight_versions` are as long as the response; only `append` grows them.
 
     Example:
         sample = Sample(index=0, group_index=0, prompt=prompt, seed=42)

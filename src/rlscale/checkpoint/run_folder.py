@@ -1,11 +1,11 @@
 """The folder of one run: who owns it, whether it is new, unfinished or done.
 
-    runs/quickstart-1a2b3c4d/
-      config.yaml provenance.json   what was run
-      run.lock                      held by the driver while it lives
-      metrics.jsonl logs/           what happened
-      checkpoints/ hf/              what was made
-      finished.json                 written last
+runs/quickstart-1a2b3c4d/
+  config.yaml provenance.json   what was run
+  run.lock                      held by the driver while it lives
+  metrics.jsonl logs/           what happened
+  checkpoints/ hf/              what was made
+  finished.json                 written last
 """
 
 import fcntl
@@ -71,7 +71,9 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

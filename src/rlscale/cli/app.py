@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -23,9 +23,12 @@ from rlscale.cli.usage import usage
 from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.sweep import SweepResult, run_sweep
-from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.errors import ConfigError, DataError, EngineError, Problem, RewardError, WeightSyncError, WorkerError
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+RUN_FAILURES = (WorkerError, EngineError, WeightSyncError, RewardError)
+"""Failures that name their cause; anything else is a defect of ours and shows its traceback."""
 
 
 class JobResult(Protocol):
@@ -39,19 +42,25 @@ class JobResult(Protocol):
 
 
 RunJob = Callable[[RunConfig], JobResult]
+Report = Callable[[RunConfig, Any], None]
 
 
-def main_train(argv: Sequence[str], *, run_job: RunJob) -> int:
+def no_report(config: RunConfig, result: Any) -> None:
+    """Shows nothing."""
+
+
+def main_train(argv: Sequence[str], *, run_job: RunJob, report: Report = no_report) -> int:
     """Runs the command `rlscale-train`.
 
     Args:
         argv: the words after the command's name.
         run_job: runs one config; called only once every config of the command is right.
+        report: shows the result of a single run; a sweep ends in a table instead.
 
-    Returns: the exit code. 0: done. 1: a job of a sweep failed. 2: the input is wrong. 130: interrupted.
+    Returns: the exit code. 0: done. 1: the run, or a job of a sweep, failed. 2: the input is wrong. 130: interrupted.
     """
     try:
-        return _run(parse_arguments(argv), run_job)
+        return _run(parse_arguments(argv), run_job, report)
     except ConfigError as error:
         number = len(error.problems)
         heading = "1 mistake" if number == 1 else f"{number} mistakes"
@@ -61,12 +70,15 @@ def main_train(argv: Sequence[str], *, run_job: RunJob) -> int:
     except DataError as error:
         sys.stderr.write(f"rlscale-train: {error}\n")
         return WRONG_INPUT
+    except RUN_FAILURES as error:
+        sys.stderr.write(_failure_text(error))
+        return FAILED
     except KeyboardInterrupt:
         sys.stderr.write("rlscale-train: interrupted\n")
         return INTERRUPTED
 
 
-def _run(arguments: Arguments, run_job: RunJob) -> int:
+def _run(arguments: Arguments, run_job: RunJob, report: Report) -> int:
     if arguments.help:
         sys.stdout.write(usage(ConfigFolders.find(arguments.config_dir).groups()))
         return OK
@@ -82,8 +94,16 @@ def _run(arguments: Arguments, run_job: RunJob) -> int:
         sys.stdout.write(to_yaml(loaded.config))
         return OK
     _tell_notes(loaded)
-    run_job(loaded.config)
+    report(loaded.config, run_job(loaded.config))
     return OK
+
+
+def _failure_text(error: BaseException) -> str:
+    """One line for the cause; behind a failed reward the traceback of the user's own code."""
+    text = f"rlscale-train: the run failed: {error}\n"
+    if isinstance(error, RewardError) and error.__cause__ is not None:
+        text += "".join(traceback.format_exception(error.__cause__))
+    return text
 
 
 def _problems_of(arguments: Arguments) -> tuple[Problem, ...]:
@@ -110,6 +130,9 @@ def _run_sweep(arguments: Arguments, run_job: RunJob) -> int:
             return run_job(loaded.config).objective
         except (ConfigError, DataError) as error:
             sys.stderr.write(f"job {index + 1} failed: {error}\n")
+            raise
+        except RUN_FAILURES as error:
+            sys.stderr.write(f"job {index + 1}: {_failure_text(error)}")
             raise
         except Exception:
             sys.stderr.write(f"job {index + 1} failed:\n{traceback.format_exc()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of the package."""
-    sys.exit(main_train(sys.argv[1:], run_job=run_training))
+    sys.exit(main_train(sys.argv[1:], run_job=run_training, report=report))
 
 
 def run_training(config: RunConfig) -> RunResult:
@@ -23,6 +24,43 @@ def run_training(config: RunConfig) -> RunResult:
     from rlscale.trainer import Trainer
 
     return Trainer(config, overrides=config.run.overrides).run()
+
+
+def report(config: RunConfig, result: RunResult) -> None:
+    """Shows what the run gave, where everything is, and what to try next."""
+    from rlscale.observe.jsonl import read_records
+    from rlscale.observe.metrics import PHASES
+    from rlscale.observe.summary import RunSummary, phase_seconds, print_summary
+
+    print_summary(
+        RunSummary(
+            title=result.run_dir.name,
+            reward_before=result.initial_eval,
+            reward_after=result.final_eval,
+            num_steps=result.num_rollouts,
+            num_tokens=result.num_tokens,
+            seconds=result.seconds,
+            run_dir=result.run_dir,
+            checkpoint=result.checkpoint,
+            hf_folder=result.hf_folder,
+            metrics_file=result.metrics_file,
+            seconds_by_phase=phase_seconds(read_records(result.metrics_file), PHASES),
+            warnings=result.warnings,
+            next_commands=_next_commands(config, result),
+        )
+    )
+
+
+def _next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
+    experiment = "" if config.run.experiment in (None, "quickstart") else f" +experiment={config.run.experiment}"
+    commands = [
+        (f"rlscale-train{experiment} algo=gspo", "the same with another algorithm"),
+        (f"rlscale-train{experiment} -m optim.lr=1e-4,3e-4", "a sweep, with a table at the end"),
+    ]
+    if result.hf_folder is not None:
+        served = f"rlscale-serve --model-path {shlex.quote(str(result.hf_folder))}"
+        commands.append((served, "ask the trained model over HTTP"))
+    return commands
 
 
 if __name__ == "__main__":

@@ -20,15 +20,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Named:
-    name: str
-
-
 def _stamped(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Turns any failure of a method into a WorkerError that names the actor and the moment."""
 
     @functools.wraps(method)
-    def call(self: _Named, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
@@ -115,5 +111,5 @@ class _EngineActor:
             self._process.stop()
 
 
-TrainActor = ray.remote(concurrency_groups={"health": 1})(_TrainActor)
-EngineActor = ray.remote(concurrency_groups={"health": 1})(_EngineActor)
+TrainActor: Any = ray.remote(concurrency_groups={"health": 1})(_TrainActor)  # type: ignore[call-overload]
+EngineActor: Any = ray.remote(concurrency_groups={"health": 1})(_EngineActor)  # type: ignore[call-overload]

@@ -28,7 +28,7 @@ class RayEngines:
         self._actors: list[tuple[str, Any]] = []
         for index, bundle in enumerate(layout.engine_bundles):
             name = f"engine {index}"
-            actor = EngineActor.options(**bundles.options(bundle, layout.share)).remote(  # type: ignore[attr-defined]
+            actor = EngineActor.options(**bundles.options(bundle, layout.share)).remote(
                 replace(launch, name=name, api_key=api_key), log_folder=log_folder
             )
             self._actors.append((name, actor))

@@ -29,8 +29,8 @@ from rlscale.types import EngineAddress
 class Execution:
     """One run of a plan. `run` may be called once.
 
-        reserve bundles -> start trainers and engines side by side -> load -> connect -> first weight sync
-        -> TrainingLoop (watchers beside it) -> export -> end every process
+    reserve bundles -> start trainers and engines side by side -> load -> connect -> first weight sync
+    -> TrainingLoop (watchers beside it) -> export -> end every process
     """
 
     def __init__(self, plan: RunPlan, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:

@@ -46,7 +46,7 @@ class RunPlan:
 
 def needs_engines(config: RunConfig) -> bool:
     """SFT without evaluation generates nothing."""
-    return config.algo.loss_type != LossType.sft_loss or config.eval.prompt_data is not None
+    return config.algo.loss_type != LossType.sft_loss or config.eval.interval is not None
 
 
 def plan_run(config: RunConfig, model_path: str) -> RunPlan:
@@ -92,7 +92,12 @@ def _num_rollouts(config: RunConfig, num_prompts: int) -> int:
 def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
     sets = []
     for name, path in eval_files(config).items():
-        keys = replace(config.data, prompt_data=path, input_key=config.eval.input_key, label_key=config.eval.label_key)
+        keys = replace(
+            config.data,
+            prompt_data=path,
+            input_key=config.eval.input_key or config.data.input_key,
+            label_key=config.eval.label_key or config.data.label_key,
+        )
         prompts = load_prompts(keys, config.rollout, tokenizer)
         sets.append(EvalSet(name=name, prompts=prompts[: config.eval.max_examples]))
     return sets

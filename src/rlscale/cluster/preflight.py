@@ -27,8 +27,10 @@ def check_files(config: RunConfig) -> list[Problem]:
 
 
 def eval_files(config: RunConfig) -> dict[str, str]:
-    """Path of each evaluation set by its name; one path alone is called `eval`."""
-    given = config.eval.prompt_data or []
+    """Path of each evaluation set by its name; one path alone is called `eval`. Empty where nothing is evaluated."""
+    given = config.eval.prompt_data if config.eval.interval is not None else None
+    if given is None:
+        return {}
     if len(given) == 1:
         return {"eval": given[0]}
     return dict(zip(given[::2], given[1::2], strict=True))

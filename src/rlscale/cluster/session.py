@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -41,7 +42,7 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
     # Without this Ray hides the GPUs from actors that claim none, and warns that it will stop doing so.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, object] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
@@ -67,12 +68,17 @@ def bundle_resource(config: ClusterConfig) -> str:
     if config.device == Device.cuda:
         return "GPU"
     # A cluster that somebody else started knows no slots; there one CPU stands for a GPU.
-    return SLOT if SLOT in ray.cluster_resources() else "CPU"
+    return SLOT if SLOT in _cluster_resources() else "CPU"
+
+
+def _cluster_resources() -> dict[str, float]:
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources
 
 
 def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
     resource = bundle_resource(config)
-    have = int(ray.cluster_resources().get(resource, 0))
+    have = int(_cluster_resources().get(resource, 0))
     if have >= layout.num_bundles:
         return
     on_gpus = resource == "GPU"
@@ -104,7 +110,7 @@ def reserved(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
         if not group.wait(timeout_seconds=PLACEMENT_TIMEOUT_S):
             raise RuntimeError(
                 f"Ray did not place {layout.num_bundles} bundles of 1 {resource} within {PLACEMENT_TIMEOUT_S:.0f} s; "
-                f"free now: {ray.available_resources().get(resource, 0):.0f}. Another run may hold them"
+                "another run on this cluster may hold them (see `ray status`)"
             )
         yield Bundles(group, resource)
     finally:

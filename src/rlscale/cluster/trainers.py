@@ -20,9 +20,9 @@ class RayTrainers:
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
         self._actors = [
-            TrainActor.options(  # type: ignore[attr-defined]
-                **bundles.options(rank, layout.share), name=None
-            ).remote(spec, world, rank=rank, log_folder=log_folder)
+            TrainActor.options(**bundles.options(rank, layout.share), name=None).remote(
+                spec, world, rank=rank, log_folder=log_folder
+            )
             for rank in range(layout.num_trainers)
         ]
 
@@ -63,5 +63,3 @@ class RayTrainers:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         self._actors = []
-
-

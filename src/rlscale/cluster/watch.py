@@ -18,7 +18,7 @@ WATCH_INTERVAL_S = 1.0
 
 async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]:
     """The results of all calls, or the first cause as a WorkerError as soon as one fails."""
-    futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}  # type: ignore[attr-defined]
+    futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}
     done, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if not any(future.exception() for future in done):
         return [future.result() for future in futures]
@@ -46,7 +46,9 @@ def as_worker_error(name: str, error: BaseException) -> WorkerError:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "cause" in line.lower() or "died" in line.lower()), lines[0] if lines else "")
+    return next(
+        (line for line in lines if "cause" in line.lower() or "died" in line.lower()), lines[0] if lines else ""
+    )
 
 
 async def watch_trainers(actors: Sequence[tuple[str, Any]]) -> None:

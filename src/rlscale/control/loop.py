@@ -212,5 +212,3 @@ class TrainingLoop:
 
 def _response_tokens(batch: TrainBatch) -> int:
     return int(batch.offsets[-1] - batch.prompt_lens.sum())
-
-

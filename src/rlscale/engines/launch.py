@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlscale.engines.process import EngineProcess
+from rlscale.engines.serving import API_KEY_VARIABLE
 from rlscale.types import EngineAddress
-
-API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +24,7 @@ class EngineLaunch:
     device: str
     num_slots: int
     deterministic: bool
-    max_context_len: int
+    max_context_len: int | None  # None: the model's own
     num_threads: int
     seed: int
     api_key: str | None = field(default=None, repr=False)
@@ -58,10 +57,11 @@ class EngineLaunch:
             f"--dtype={self.dtype}",
             f"--device={self.device}",
             f"--num-slots={self.num_slots}",
-            f"--max-context-len={self.max_context_len}",
             f"--num-threads={self.num_threads}",
             f"--seed={self.seed}",
             "--deterministic" if self.deterministic else "--no-deterministic",
+            "--parent-death",
+            *([] if self.max_context_len is None else [f"--max-context-len={self.max_context_len}"]),
         ]
 
     def _environment(self) -> dict[str, str]:

@@ -27,7 +27,13 @@ class Evaluator:
     """
 
     def __init__(
-        self, *, sets: Sequence[EvalSet], pool: EnginePool, rewards: RewardRunner, params: SamplingParams, num_samples: int
+        self,
+        *,
+        sets: Sequence[EvalSet],
+        pool: EnginePool,
+        rewards: RewardRunner,
+        params: SamplingParams,
+        num_samples: int,
     ) -> None:
         self._sets, self._pool, self._rewards = sets, pool, rewards
         self._params, self._num_samples = params, num_samples
@@ -43,7 +49,9 @@ class Evaluator:
 
     async def _answer(self, eval_set: EvalSet, version: WeightVersion) -> list[Group]:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._one(eval_set.name, i, p, version)) for i, p in enumerate(eval_set.prompts)]
+            running = [
+                tasks.create_task(self._one(eval_set.name, i, p, version)) for i, p in enumerate(eval_set.prompts)
+            ]
         return [task.result() for task in running]
 
     async def _one(self, name: str, index: int, prompt: Prompt, version: WeightVersion) -> Group:

@@ -34,7 +34,6 @@ class Observer:
         self._sink.log(metrics, step=step)
         self.console.evaluated(step, metrics)
 
-
     def _check_logprob_diff(self, metrics: Mapping[str, float], *, step: int) -> None:
         diff = metrics.get("logprob_diff/mean", 0.0)
         if diff > self._diff_limit:

@@ -10,6 +10,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
+from rlscale.errors import RewardError
 from rlscale.protocols import Reward
 from rlscale.types import Group, Sample
 
@@ -64,7 +65,7 @@ class RewardRunner:
         """Sets `reward` of every sample.
 
         Raises:
-            RuntimeError: the reward raised, or gave something that is no finite number; the message names the sample.
+            RewardError: the reward raised, or gave something that is no finite number; the message names the sample.
         """
         running = asyncio.get_running_loop()
         calls = [running.run_in_executor(self._threads, self._call, sample) for sample in group.samples]
@@ -84,9 +85,9 @@ class RewardRunner:
             if iscoroutine(value):
                 value = self._run(value)
         except Exception as error:  # whatever it is, the sample is added; the run stops
-            raise RuntimeError(f"{where} failed: {type(error).__name__}: {error}") from error
+            raise RewardError(f"{where} failed: {type(error).__name__}: {error}") from error
         if not isinstance(value, Real) or not math.isfinite(value):
-            raise RuntimeError(f"{where} must be a finite number, got {value!r}; return a float from the reward")
+            raise RewardError(f"{where} must be a finite number, got {value!r}; return a float from the reward")
         return float(value)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -15,8 +15,8 @@ from rlscale.types import Group, Prompt, SamplingParams, WeightVersion
 class GeneratedRollouts:
     """Takes prompts, has them answered and rewards each group as soon as it is complete.
 
-        prompts ── take ──> generate_group ── samples ──> reward ──> groups, in the order of their prompts
-                            (all at once; the engines queue)  (threads)
+    prompts ── take ──> generate_group ── samples ──> reward ──> groups, in the order of their prompts
+                        (all at once; the engines queue)  (threads)
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class GeneratedRollouts:
 
         Raises:
             WeightSyncError: a token was made by weights older than `rollout.max_staleness` allows.
-            RuntimeError: a reward failed; the message names the sample.
+            RewardError: a reward failed; the message names the sample.
         """
         first = rollout_id * self._num_prompts
         prompts = self._prompts.take(self._num_prompts)

@@ -45,7 +45,10 @@ async def generate_group(
         oldest=versions[0],
         newest=versions[1],
     )
-    samples = [_sample(prompt, answer, group_index=index, index=index * n + j, seed=seed + j) for j, answer in enumerate(answers)]
+    samples = [
+        _sample(prompt, answer, group_index=index, index=index * n + j, seed=seed + j)
+        for j, answer in enumerate(answers)
+    ]
     return Group(index=index, prompt=prompt, samples=samples)
 
 

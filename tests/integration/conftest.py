@@ -1,0 +1,95 @@
+"""Runs of the real command in a process of its own, with a cache and a run folder of the test."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+MARK = "RLSCALE_TEST_MARK"
+
+SMALL = (
+    "data.num_rollout=3",
+    "batch.rollout_batch_size=4",
+    "batch.n_samples_per_prompt=4",
+    "eval.max_examples=8",
+    "eval.interval=2",
+    "model.warmup_experiment=null",
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.num_attention_heads=2",
+    "model.num_key_value_heads=1",
+    "model.head_dim=16",
+)
+"""The quickstart, small enough for a test."""
+
+
+@dataclass(kw_only=True)
+class Command:
+    """Starts `rlscale-train` so that every process it leaves behind can be found by a mark in its environment."""
+
+    folder: Path
+    cache: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def start(self, *overrides: str, small: bool = True) -> subprocess.Popen[str]:
+        given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
+        env = {**os.environ, MARK: self.mark, "RLSCALE_CACHE": str(self.cache), "RAY_DEDUP_LOGS": "0"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "rlscale.cli.train", *given],
+            cwd=self.folder,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *overrides: str, small: bool = True, timeout_s: float = 240) -> "Finished":
+        process = self.start(*overrides, small=small)
+        out, err = process.communicate(timeout=timeout_s)
+        return Finished(code=process.returncode, out=out, err=err)
+
+    def metrics(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def processes(self) -> dict[int, str]:
+        """Living processes that carry the mark: id -> command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                marked = f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes()
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended while we looked
+            if marked and words:
+                found[int(folder.name)] = words
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built models are shared by the tests of a session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def command(tmp_path: Path, cache: Path) -> Command:
+    return Command(folder=tmp_path, cache=cache)

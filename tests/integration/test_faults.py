@@ -1,0 +1,70 @@
+"""When something dies the cause is named, and nothing of the run is left after 30 seconds."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.conftest import Command
+
+GONE_WITHIN_S = 30
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {timeout_s} s"
+        time.sleep(0.2)
+
+
+def has_trained(command: Command) -> Callable[[], bool]:
+    return lambda: (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 2
+
+
+@pytest.mark.parametrize(
+    ("victim", "named"),
+    [("TrainActor", "actor rank"), ("rlscale.cli.serve", "engine 0"), ("EngineActor", "engine 0")],
+)
+def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, named: str) -> None:
+    process = command.start("data.num_rollout=100000", "eval.interval=null", "cluster.actor_num_gpus_per_node=2")
+    wait_until(has_trained(command), 120, "training")
+    pid = next(pid for pid, words in command.processes().items() if victim in words)
+    os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=GONE_WITHIN_S)
+    assert process.returncode == 1
+    assert named in err.splitlines()[-1] or any(
+        line.startswith(("error", named)) and named in line for line in err.splitlines()
+    )
+    assert "Traceback" not in err
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+
+
+def test_nothing_outlives_a_killed_driver(command: Command) -> None:
+    process = command.start("data.num_rollout=100000", "eval.interval=null")
+    wait_until(has_trained(command), 120, "training")
+    assert any("rlscale.cli.serve" in words for words in command.processes().values())
+    process.kill()
+    process.communicate()
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+
+
+def test_an_interrupted_run_ends_cleanly_and_can_go_on(command: Command) -> None:
+    process = command.start("data.num_rollout=100000", "eval.interval=null", "checkpoint.save_interval=1")
+    wait_until(has_trained(command), 120, "training")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=GONE_WITHIN_S)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert list((command.run_dir / "checkpoints").iterdir())
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+
+
+def test_a_failing_reward_names_the_sample_and_is_no_zero(command: Command) -> None:
+    (command.folder / "broken.py").write_text("def reward(sample):\n    raise ValueError('no such unit')\n")
+    done = command.run("reward.custom_path=broken:reward")
+    assert done.code == 1
+    assert "no such unit" in done.err
+    assert "sample" in done.err
+    assert command.processes() == {}

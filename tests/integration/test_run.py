@@ -1,0 +1,111 @@
+"""Whole runs through the command: what they leave behind, and that the number of ranks does not matter."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.conftest import SMALL, Command
+
+
+def test_a_run_leaves_config_metrics_checkpoint_and_export(command: Command) -> None:
+    done = command.run()
+    assert done.code == 0, done.err
+    metrics = command.metrics()
+    assert [m["step"] for m in metrics if "train/loss" in m] == [0, 1, 2]
+    assert all(m["logprob_diff/mean"] < 1e-4 for m in metrics if "train/loss" in m)
+    assert {m["weights/version"] for m in metrics if "train/loss" in m} == {1, 2, 3}
+    run = command.run_dir
+    assert "rollout_batch_size: 4" in (run / "config.yaml").read_text()
+    [launch] = json.loads((run / "provenance.json").read_text())
+    assert "data.num_rollout=3" in launch["overrides"]
+    assert json.loads((run / "finished.json").read_text())["num_rollouts"] == 3
+    assert list((run / "checkpoints").iterdir())
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(run / "hf")
+    assert model.config.num_hidden_layers == 2
+    assert str(run) in done.out
+    assert command.processes() == {}
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=1"),
+        ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "cluster.colocate=true"),
+    ],
+    ids=["two ranks and an engine apart", "two ranks and two engines colocated"],
+)
+def test_ranks_and_placement_do_not_change_the_losses(
+    command: Command, tmp_path: Path, single: list[dict[str, float]], placement: tuple[str, ...]
+) -> None:
+    done = command.run(*placement)
+    assert done.code == 0, done.err
+    losses = [m["train/loss"] for m in command.metrics() if "train/loss" in m]
+    expected = [m["train/loss"] for m in single if "train/loss" in m]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def single(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """Metrics of the same run on one rank and one engine."""
+    command = Command(folder=tmp_path_factory.mktemp("single"), cache=cache)
+    done = command.run()
+    assert done.code == 0, done.err
+    return command.metrics()
+
+
+def test_sft_without_evaluation_starts_no_engine(command: Command) -> None:
+    done = command.run("algo=sft", "eval.prompt_data=null", "eval.interval=null", "batch.n_samples_per_prompt=1")
+    assert done.code == 0, done.err
+    assert not list((command.run_dir / "logs").glob("engine*"))
+    assert all("train/loss" in m for m in command.metrics())
+
+
+def test_bf16_reference_kl_and_entropy_run(command: Command) -> None:
+    done = command.run(
+        "train.dtype=bfloat16",
+        "algo.use_kl_loss=true",
+        "algo.kl_loss_coef=0.01",
+        "algo.kl_loss_type=low_var_kl",
+        "algo.entropy_coef=0.001",
+        "data.num_rollout=2",
+    )
+    assert done.code == 0, done.err
+    last = [m for m in command.metrics() if "train/kl_loss" in m][-1]
+    assert last["train/kl_loss"] >= 0
+    assert last["train/entropy"] > 0
+    assert last["logprob_diff/mean"] < 0.05
+
+
+def test_a_sweep_runs_job_after_job_and_ends_in_a_table(command: Command) -> None:
+    done = command.run("-m", "algo.eps_clip=0.1,0.2", "data.num_rollout=1", "eval.interval=null", "run.dir=null")
+    assert done.code == 0, done.err
+    assert "0.1" in done.out and "0.2" in done.out
+    assert command.processes() == {}
+
+
+def test_a_finished_run_is_not_overwritten(command: Command) -> None:
+    overrides = ("data.num_rollout=1", "eval.prompt_data=null", "eval.interval=null")
+    assert command.run(*overrides).code == 0
+    first = (command.run_dir / "metrics.jsonl").read_bytes()
+    again = command.run(*overrides)
+    assert again.code == 0, again.err
+    assert (command.run_dir / "metrics.jsonl").read_bytes() == first
+    assert (command.folder / "run-2" / "finished.json").exists()
+    assert "run-2" in again.out
+
+
+def test_the_library_does_what_the_command_does(cache: Path, tmp_path: Path, single: list[dict[str, float]]) -> None:
+    import rlscale
+
+    config = rlscale.load_config(
+        ["+experiment=quickstart", *SMALL, f"run.dir={tmp_path / 'run'}", f"model.cache_dir={cache}"]
+    )
+    result = rlscale.Trainer(config).run()
+    assert result.num_rollouts == 3
+    lines = [json.loads(line) for line in result.metrics_file.read_text().splitlines()]
+    losses = [m["train/loss"] for m in lines if "train/loss" in m]
+    assert losses == [m["train/loss"] for m in single if "train/loss" in m]

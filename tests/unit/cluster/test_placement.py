@@ -1,0 +1,27 @@
+"""Which bundle belongs to whom."""
+
+from rlscale.cluster.placement import plan_layout
+from rlscale.config import ClusterConfig
+
+
+def cluster(**values: object) -> ClusterConfig:
+    return ClusterConfig(**{"actor_num_gpus_per_node": 2, "rollout_num_gpus": 4, **values})  # type: ignore[arg-type]
+
+
+def test_separate_engines_lie_behind_the_trainers() -> None:
+    layout = plan_layout(cluster(rollout_num_gpus_per_engine=2), needs_engines=True)
+    assert layout.num_bundles == 6
+    assert layout.engine_bundles == (2, 4)
+    assert layout.share == 1.0
+
+
+def test_colocated_engines_share_the_trainers_bundles() -> None:
+    layout = plan_layout(cluster(actor_num_nodes=2, colocate=True), needs_engines=True)
+    assert layout.num_bundles == 4
+    assert layout.engine_bundles == (0, 1, 2, 3)
+    assert layout.share == 0.5
+
+
+def test_a_run_that_generates_nothing_places_no_engines() -> None:
+    layout = plan_layout(cluster(), needs_engines=False)
+    assert (layout.num_engines, layout.num_bundles) == (0, 2)

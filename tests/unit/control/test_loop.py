@@ -1,0 +1,169 @@
+"""The loop against fakes: order of phases, staleness, stopping, what reaches the sinks and checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig
+from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.observe.console import open_console
+from rlscale.observe.run import Observer
+from rlscale.types import (
+    EngineAddress,
+    Group,
+    Prompt,
+    Sample,
+    SampleStatus,
+    StepPlan,
+    TrainBatch,
+    TrainResult,
+    WeightSyncReport,
+    WeightVersion,
+)
+
+
+class Journal:
+    """Trainers, source, evaluator and sink in one; notes what happens in which order."""
+
+    def __init__(self, *, eval_rewards: Sequence[float] = (), fail_at: int | None = None) -> None:
+        self.events: list[str] = []
+        self.logged: dict[int, dict[str, float]] = {}
+        self._eval_rewards, self._fail_at = list(eval_rewards), fail_at
+
+    async def rollout(self, rollout_id: int, version: WeightVersion) -> list[Group]:
+        self.events.append(f"rollout {rollout_id} v{version}")
+        prompt = Prompt(index=0, text="a", token_ids=(1, 2))
+        sample = Sample(index=rollout_id, group_index=rollout_id, prompt=prompt, seed=0)
+        sample.append([3, 4], logprobs=[-1.0, -2.0], weight_versions=[version, version])
+        sample.status, sample.reward = SampleStatus.completed, 0.5
+        return [Group(index=rollout_id, prompt=prompt, samples=[sample])]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": sum(event.startswith("rollout") for event in self.events)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise AssertionError("nothing is loaded here")
+
+    async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        self.events.append(f"train on v{batch.weight_versions.max()}")
+        if self._fail_at is not None and len(self.events) > self._fail_at:
+            raise RuntimeError("the trainer broke")
+        return TrainResult(steps=[{"loss": 1.0, "lr": 0.1}], metrics={"logprob_diff/mean": 0.0})
+
+    async def connect(self, engines: Sequence[EngineAddress]) -> None:
+        raise AssertionError("the loop does not connect")
+
+    async def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
+        self.events.append(f"sync v{version}")
+        return WeightSyncReport(version=version, num_buckets=1, num_bytes=4, seconds=0.0)
+
+    async def save(self, folder: Path) -> None:
+        self.events.append("save")
+        (folder / "weights").write_text("here")
+
+    async def load(self, folder: Path) -> None:
+        raise AssertionError("nothing is loaded here")
+
+    async def export_hf(self, folder: Path) -> None:
+        self.events.append(f"export {folder.name}")
+
+    async def run(self, version: WeightVersion) -> dict[str, float]:
+        self.events.append(f"eval v{version}")
+        return {"eval/reward_mean": self._eval_rewards.pop(0) if self._eval_rewards else 0.0}
+
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
+        self.logged.setdefault(step, {}).update(metrics)
+
+    def close(self) -> None: ...
+
+
+def loop_of(
+    journal: Journal, folder: Path, *, num_rollouts: int = 2, staleness: int = 0, with_eval: bool = False, **values: Any
+) -> TrainingLoop:
+    config = LoopConfig(
+        batch=BatchConfig(rollout_batch_size=1, global_batch_size=1, num_steps_per_rollout=1),
+        eval=EvalConfig(interval=values.get("interval"), stop_reward=values.get("stop_reward")),
+        checkpoint=CheckpointConfig(
+            save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
+        ),
+        num_rollouts=num_rollouts,
+        num_ranks=1,
+        max_staleness=staleness,
+    )
+    with open_console("none", title="test", total=num_rollouts) as console:
+        observer = Observer(console=console, sinks=[journal], interval=1, diff_limit=1.0)
+    parts = Parts(
+        source=journal,
+        trainers=journal,
+        store=CheckpointStore(folder, keep_last=2),
+        observer=observer,
+        evaluator=journal if with_eval else None,  # type: ignore[arg-type]
+        has_engines=True,
+    )
+    return TrainingLoop(config, parts, Progress())
+
+
+async def test_without_staleness_both_sides_take_turns(tmp_path: Path) -> None:
+    journal = Journal()
+    progress = await loop_of(journal, tmp_path).run()
+    assert journal.events == [
+        "rollout 0 v0", "train on v0", "sync v1",
+        "rollout 1 v1", "train on v1", "sync v2",
+    ]  # fmt: skip
+    assert (progress.next_rollout, progress.version, progress.num_tokens) == (2, 2, 4)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+async def test_no_token_is_older_than_the_bound(tmp_path: Path, staleness: int) -> None:
+    journal = Journal()
+    await loop_of(journal, tmp_path, num_rollouts=6, staleness=staleness).run()
+    trained = [int(event.split("v")[-1]) for event in journal.events if event.startswith("train")]
+    assert len(trained) == 6
+    assert all(step - version <= staleness for step, version in enumerate(trained))
+    assert any(step > version for step, version in enumerate(trained)), "nothing was made ahead"
+
+
+async def test_evaluates_before_between_and_after(tmp_path: Path) -> None:
+    journal = Journal(eval_rewards=[0.1, 0.4, 0.6])
+    progress = await loop_of(journal, tmp_path, num_rollouts=3, with_eval=True, interval=2).run()
+    assert [event for event in journal.events if event.startswith("eval")] == ["eval v0", "eval v2", "eval v3"]
+    assert (progress.first_eval, progress.last_eval) == (0.1, 0.6)
+    assert journal.logged[3]["eval/reward_mean"] == 0.6
+
+
+async def test_stops_at_the_wanted_reward_and_saves(tmp_path: Path) -> None:
+    journal = Journal(eval_rewards=[0.1, 0.9])
+    loop = loop_of(journal, tmp_path, num_rollouts=50, with_eval=True, interval=1, stop_reward=0.8, save_final=True)
+    progress = await loop.run()
+    assert progress.next_rollout == 1
+    assert journal.events[-1] == "save"
+
+
+async def test_checkpoints_carry_progress_and_data_position(tmp_path: Path) -> None:
+    await loop_of(Journal(), tmp_path, num_rollouts=3, save_interval=1).run()
+    newest = CheckpointStore(tmp_path, keep_last=2).latest()
+    assert newest is not None
+    assert newest.rollout_id == 3
+    assert newest.state["source"] == {"rollouts": 3}
+    assert Progress(**newest.state["progress"]).version == 3
+
+
+async def test_a_failure_of_the_trainer_ends_the_loop(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await loop_of(Journal(fail_at=3), tmp_path, num_rollouts=9).run()
+    assert "the trainer broke" in str(caught.value.exceptions[0])
+
+
+async def test_metrics_of_a_step_are_complete(tmp_path: Path) -> None:
+    journal = Journal()
+    await loop_of(journal, tmp_path, num_rollouts=1).run()
+    metrics = journal.logged[0]
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["response_len/mean"] == 2.0
+    assert metrics["train/loss"] == 1.0
+    assert metrics["weights/version"] == 1.0
+    assert {"time/step_s", "time/rollout_s", "time/train_s", "time/sync_s"} <= metrics.keys()
+    assert metrics["throughput/tokens_per_s"] > 0

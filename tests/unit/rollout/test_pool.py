@@ -1,0 +1,91 @@
+"""Balancing over engines, and refusing answers from weights that should be gone."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rlscale.errors import WeightSyncError
+from rlscale.rollout.groups import generate_group, group_seed
+from rlscale.rollout.pool import EnginePool
+from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams
+
+PROMPT = Prompt(index=0, text="ab", token_ids=(1, 2), label="c")
+PARAMS = SamplingParams(max_new_tokens=2, sampling_seed=5)
+
+
+class SlowEngine:
+    """Answers when told to; counts what it was asked."""
+
+    def __init__(self, name: str, version: int = 0) -> None:
+        self.address = EngineAddress(name=name, url="http://127.0.0.1:1")
+        self.version, self.asked, self.seeds = version, 0, list[int | None]()
+        self.release = asyncio.Event()
+
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
+    ) -> list[Generation]:
+        self.asked += n
+        self.seeds.append(params.sampling_seed)
+        await self.release.wait()
+        return [
+            Generation(
+                output_ids=[7, j],
+                logprobs=[-0.5, -0.25],
+                weight_versions=[self.version] * 2,
+                finish_reason="stop" if j else "length",
+                text="x",
+                engine=self.address.name,
+            )
+            for j in range(n)
+        ]
+
+
+def pool_of(*engines: SlowEngine) -> EnginePool:
+    return EnginePool(list[Any](engines))
+
+
+async def test_goes_to_the_engine_with_the_least_in_flight() -> None:
+    engines = SlowEngine("engine 0"), SlowEngine("engine 1")
+    pool = pool_of(*engines)
+    calls = [
+        asyncio.create_task(pool.generate(PROMPT, PARAMS, n=n, rid=str(i), oldest=0, newest=0))
+        for i, n in enumerate([4, 1, 1, 1])
+    ]
+    await asyncio.sleep(0)
+    assert [engine.asked for engine in engines] == [4, 3]
+    for engine in engines:
+        engine.release.set()
+    await asyncio.gather(*calls)
+
+
+async def test_names_the_engine_whose_weights_are_stale() -> None:
+    stale = SlowEngine("engine 1", version=3)
+    stale.release.set()
+    with pytest.raises(WeightSyncError, match=r"engine 1 must answer with weight version 4, got \[3\]"):
+        await pool_of(stale).generate(PROMPT, PARAMS, n=1, rid="r", oldest=4, newest=4)
+
+
+async def test_accepts_what_the_staleness_bound_allows() -> None:
+    engine = SlowEngine("engine 0", version=3)
+    engine.release.set()
+    assert len(await pool_of(engine).generate(PROMPT, PARAMS, n=2, rid="r", oldest=2, newest=4)) == 2
+
+
+async def test_a_group_holds_one_sample_for_each_answer() -> None:
+    engine = SlowEngine("engine 0")
+    engine.release.set()
+    group = await generate_group(pool_of(engine), PROMPT, PARAMS, index=6, n=3, versions=(0, 0))
+    assert [sample.index for sample in group.samples] == [18, 19, 20]
+    assert [sample.seed - group.samples[0].seed for sample in group.samples] == [0, 1, 2]
+    assert [sample.status for sample in group.samples] == ["truncated", "completed", "completed"]
+    assert group.samples[1].tokens == [1, 2, 7, 1]
+    assert group.samples[1].loss_mask == [1, 1]
+    assert engine.seeds == [group.samples[0].seed]
+
+
+def test_seeds_differ_by_run_purpose_and_group() -> None:
+    seeds = {group_seed(run, purpose, i) for run in (1, 2) for purpose in ("train", "eval-a") for i in range(50)}
+    assert len(seeds) == 200
+    assert group_seed(1, "train", 0) == group_seed(1, "train", 0)
