@@ -18,7 +18,7 @@ from rlscale.errors import ConfigError, Problem
 from rlscale.rewards.text import label_of
 from rlscale.types import Sample
 
-MAX_CPU_S = 5
+MAX_CPU_S = 5.0
 """Seconds of processor time for one comparison. Not wall time: a busy machine must not change rewards."""
 
 _CHILD = Path(__file__).with_name("boxed_math_child.py")
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 class MathReward:
     """1 if the last \\boxed{...} of the response equals the label, else 0; also 0 without a box.
 
-    An answer that takes longer than `MAX_CPU_S` to compare counts as wrong, with a warning. Usable from many threads;
+    An answer that takes longer than `max_cpu_s` to compare counts as wrong, with a warning. Usable from many threads;
     keeps as many child processes as were ever busy at once, until `close`.
 
     Raises, when called:
@@ -36,10 +36,11 @@ class MathReward:
         RuntimeError: the child process failed for another reason than time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_cpu_s: float = MAX_CPU_S) -> None:
         if importlib.util.find_spec("math_verify") is None:
             fix = "pip install 'rlscale[math]'"
             raise ConfigError([Problem(path="reward.type", rule="have its library math-verify", value="math", fix=fix)])
+        self._max_cpu_s = max_cpu_s
         self._idle: queue.LifoQueue[_Child] = queue.LifoQueue()
 
     def __call__(self, sample: Sample) -> float:
@@ -51,10 +52,10 @@ class MathReward:
         reply = child.ask({"label": last_boxed(label) or label, "answer": answer})
         if reply is None:
             _logger.warning(
-                "comparing the answer %.60r of sample %d took over %d s; it counts as wrong",
+                "comparing the answer %.60r of sample %d took over %g s; it counts as wrong",
                 answer,
                 sample.index,
-                MAX_CPU_S,
+                self._max_cpu_s,
             )
             return 0.0
         self._idle.put(child)
@@ -71,16 +72,16 @@ class MathReward:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            return _Child()
+            return _Child(self._max_cpu_s)
 
 
 class _Child:
-    """One process that answers one question at a time. It ends by itself when this one does, or after MAX_CPU_S."""
+    """One process that answers one question at a time. It ends by itself when this one does, or after `max_cpu_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_cpu_s: float) -> None:
         self._process = subprocess.Popen(
             # -P: the child's folder must not come first in its search path.
-            [sys.executable, "-P", str(_CHILD), str(MAX_CPU_S)],
+            [sys.executable, "-P", str(_CHILD), str(max_cpu_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

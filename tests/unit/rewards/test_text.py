@@ -1,0 +1,25 @@
+from collections.abc import Callable
+
+import pytest
+
+from rlscale.rewards.text import exact_match, random_reward
+from rlscale.types import Sample
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "reward"),
+    [("25", "25", 1.0), (" 25\n", "25 ", 1.0), ("025", "25", 0.0), ("", "25", 0.0), ("", "", 1.0)],
+)
+def test_exact_match(response: str, label: str, reward: float, make_sample: Callable[..., Sample]) -> None:
+    assert exact_match(make_sample(response, label=label)) == reward
+
+
+def test_exact_match_needs_a_label(make_sample: Callable[..., Sample]) -> None:
+    with pytest.raises(ValueError, match=r"must have a label; set data\.label_key"):
+        exact_match(make_sample("25"))
+
+
+def test_the_coin_depends_on_the_seed_alone(make_sample: Callable[..., Sample]) -> None:
+    tosses = [random_reward(make_sample("a", seed=seed)) for seed in range(400)]
+    assert tosses == [random_reward(make_sample("b", index=9, seed=seed)) for seed in range(400)]
+    assert set(tosses) == {0.0, 1.0} and 150 < sum(tosses) < 250
