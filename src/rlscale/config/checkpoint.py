@@ -34,9 +34,7 @@ class CheckpointConfig(ConfigGroup):
             "in it. None: only the one of `checkpoint.save_final`.",
         ),
     ] = None
-    keep_last: Annotated[
-        int, Field(gt=0, description="How many of the newest checkpoints stay on disk.")
-    ] = 2
+    keep_last: Annotated[int, Field(gt=0, description="How many of the newest checkpoints stay on disk.")] = 2
     save_final: Annotated[
         bool, Field(description="Save a checkpoint and a Hugging Face export at the end of the run.")
     ] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,17 +98,25 @@ def _yaml_problem(error: yaml.MarkedYAMLError) -> Problem:
 
 def _missing_problem(error: MissingConfigException, folders: ConfigFolders) -> Problem:
     missing = str(error.missing_cfg_file)
-    group = missing.rpartition("/")[0]
-    parent = str(error).partition("'")[2].partition("'")[0] if str(error).startswith("In '") else ""
-    file = folders.find_file(parent)
+    group, _, name = missing.rpartition("/")
     options = ", ".join(folders.groups().get(group, ()))
     return Problem(
         path=group or missing,
         rule="be one of its options",
-        value=missing.rpartition("/")[2],
+        value=name,
         fix=f"options: {options}" if options else "",
-        origin=_short(file) if file else "",
+        origin=_find_choice(group, name, folders),
     )
+
+
+def _find_choice(group: str, name: str, folders: ConfigFolders) -> str:
+    """The file and line whose defaults list chooses an option; Hydra names the file that was overridden instead."""
+    choice = re.compile(rf"^\s*-\s*(override\s+)?/?{re.escape(group)}\s*:\s*{re.escape(name)}\s*$")
+    for file in sorted(path for root in folders.paths for path in root.rglob("*.yaml")):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if choice.match(line):
+                return f"{_short(file)}:{number}"
+    return ""
 
 
 def _find_line(file: Path, names: Sequence[str]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -50,8 +50,8 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
         key = keys().get(path)
         if key is None:
             problems.append(unknown_key(path, value, origin=origin(path)))
-        elif problem := type_problem(key, value, origin=origin(path)):
-            problems.append(problem)
+        elif problem := type_problem(key, value, origin=""):
+            problems.append(replace(problem, origin=origin(path)))  # finding it is slow, so only for a problem
             broken.add(path)
         else:
             _assign(typed, key, value)

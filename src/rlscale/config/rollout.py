@@ -60,7 +60,10 @@ class RolloutConfig(ConfigGroup):
     seed: Annotated[int, Field(ge=0, description="Seed of the shuffling and of every sample drawn.")] = 42
     max_staleness: Annotated[
         int,
-        Field(ge=0, description="Weight updates the trainer may be ahead of the weights a sample was made with. 0: the two take turns."),
+        Field(
+            ge=0,
+            description="Weight updates by which a sample may be older than the trainer. 0: generating and training alternate.",
+        ),
     ] = 0
     deterministic: Annotated[
         bool,

@@ -172,7 +172,8 @@ class _JobChecker:
 def _expand(line: CommandLine) -> list[list[str]]:
     """The jobs that the words which are right stand for, as far as they are known before a sweeper chooses values."""
     overrides = OverridesParser.create().parse_overrides(line.words)
-    discrete = [override for override in overrides if not override.is_sweep_override() or override.is_discrete_sweep()]
+    own = [override for override in overrides if not override.is_hydra_override()]
+    discrete = [override for override in own if not override.is_sweep_override() or override.is_discrete_sweep()]
     return [job for batch in BasicSweeper.split_arguments(discrete, None) for job in batch]
 
 

@@ -27,7 +27,7 @@ CASES = [
     ("algo.eps_clip_c=1", "algo.eps_clip_c must be > 1, got 1.0 (command line)"),
     ("rollout.temperature=0", "rollout.temperature must be > 0, got 0.0 (command line)"),
     ("optim.lr=inf", "optim.lr must be a finite number, got Infinity (command line)"),
-    ("run.name=", "run.name must not be empty, got \"\" (command line)"),
+    ("run.name=", 'run.name must not be empty, got "" (command line)'),
     (
         "optim.lr=1e-5,1e-4",
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
@@ -58,7 +58,9 @@ def test_one_mistake_is_told_once(word: str, told: str) -> None:
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    found = mistakes("algo.eps_clp=1", "algo=gspoo", "optim.lr=x", "cluster.actor_num_nodes=0", "batch.global_batch_size=48")
+    found = mistakes(
+        "algo.eps_clp=1", "algo=gspoo", "optim.lr=x", "cluster.actor_num_nodes=0", "batch.global_batch_size=48"
+    )
     assert [text.split(" ")[0] for text in found] == [
         "algo.eps_clp",
         "algo",

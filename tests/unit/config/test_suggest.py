@@ -23,11 +23,7 @@ def single_edits(word: str, seed: int) -> Iterator[str]:
 
 def test_single_typos_of_keys_are_recognised() -> None:
     typos = [
-        (path, typo)
-        for path in keys()
-        for seed in range(8)
-        for typo in single_edits(path, seed)
-        if typo not in keys()
+        (path, typo) for path in keys() for seed in range(8) for typo in single_edits(path, seed) if typo not in keys()
     ]
     right = sum(nearest_key(typo) == path for path, typo in typos)
     assert right / len(typos) >= 0.95

@@ -9,7 +9,7 @@ from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("algo.loss_type", "algo.rewards_normalization", "batch.n_samples_per_prompt")
+@rule("algo.loss_type", "algo.advantage_estimator", "algo.rewards_normalization", "batch.n_samples_per_prompt")
 def groups_can_be_centred(config: RunConfig) -> list[Problem]:
     """All estimators built so far centre rewards on their group; in a group of one every advantage is 0."""
     algo = config.algo

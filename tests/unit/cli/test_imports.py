@@ -1,0 +1,45 @@
+"""A mistake, `--cfg job` and `import rlscale` answer without loading what takes seconds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[3] / "src"
+SCRIPT = """
+import sys
+import rlscale
+try:
+    from rlscale.cli.train import main
+    sys.argv = ["rlscale-train", *{words!r}]
+    main()
+except SystemExit as end:
+    code = end.code
+heavy = [name for name in ("torch", "ray", "transformers", "numpy") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--cfg", "job"], 0), (["algo.eps_clp=1"], 2), (["--help"], 0), (["--version"], 0)]
+)
+def test_the_front_loads_nothing_heavy(words: list[str], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(words=words)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_package_offers_its_entry_points_lazily() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, rlscale; assert 'pydantic' not in sys.modules; rlscale.load_config(); rlscale.__version__; "
+        "assert 'torch' not in sys.modules; assert not hasattr(rlscale, 'nothing')",
+    ]
+    subprocess.run(command, env={"PYTHONPATH": str(SOURCE)}, timeout=60, check=True)

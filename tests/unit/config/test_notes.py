@@ -1,0 +1,69 @@
+"""Doubtful settings and ignored keys are told; the others are not."""
+
+from typing import Any
+
+import pytest
+
+from rlscale.config.notes import IGNORED, doubtful, ignored
+from rlscale.config.schema import keys
+from tests.unit.config.test_rules import change
+
+KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "kept"),
+    [
+        (KL, "algo.kl_loss_type=k1 has no gradient", {**KL, "algo.kl_loss_type": "low_var_kl"}),
+        (KL, "use k2 or low_var_kl", {**KL, "algo.kl_loss_coef": 0.0}),
+        ({"algo.eps_clip_high": 0.1}, "algo.eps_clip_high=0.1 is below algo.eps_clip=0.2", {"algo.eps_clip_high": 0.2}),
+        (
+            {"algo.advantage_estimator": "gspo", "algo.calculate_per_token_loss": True},
+            "algo.calculate_per_token_loss",
+            {"algo.calculate_per_token_loss": True},
+        ),
+        (
+            {"algo.advantage_estimator": "cispo"},
+            "algo.eps_clip=0.2 bounds the weight of cispo",
+            {"algo.advantage_estimator": "cispo", "algo.eps_clip": 1.0, "algo.eps_clip_high": 0.3},
+        ),
+    ],
+)
+def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> None:
+    (line,) = doubtful(change(values))
+    assert told in line
+    assert doubtful(change(kept)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "without", "with_effect"),
+    [
+        ("batch.micro_batch_size", {"batch.use_dynamic_batch_size": True}, {}),
+        ("batch.max_tokens_per_gpu", {}, {"batch.use_dynamic_batch_size": True}),
+        ("rollout.num_slots", {"rollout.engine": "sglang"}, {}),
+        ("rollout.deterministic", {"rollout.engine": "external"}, {}),
+        ("fsdp.num_threads", {"train.backend": "megatron"}, {"train.backend": "fsdp"}),
+        ("eval.temperature", {}, {"eval.prompt_data": ["f"]}),
+        ("eval.prompt_data", {"eval.prompt_data": ["f"]}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
+        ("model.ref_load", {}, KL),
+        ("algo.tis_clip", {}, {"algo.use_tis": True}),
+        ("algo.grpo_std_normalization", {"algo.rewards_normalization": False}, {}),
+        ("algo.eps_clip", {"algo.loss_type": "sft_loss"}, {}),
+        ("reward.max_workers", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
+        ("reward.type", {"reward.custom_path": "a:b"}, {}),
+        ("optim.min_lr", {}, {"optim.lr_decay_style": "linear"}),
+        ("data.num_epoch", {}, {"data.num_rollout": None}),
+        ("data.apply_chat_template_kwargs", {}, {"data.apply_chat_template": True}),
+        ("model.init_seed", {"model.build": None}, {}),
+    ],
+)
+def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any]) -> None:
+    (line,) = ignored(change(without), [key])
+    assert line.startswith(f"{key} is ignored: ")
+    assert ignored(change(with_effect), [key]) == []
+    assert ignored(change(without), []) == []
+
+
+def test_entries_name_keys_or_groups() -> None:
+    known = set(keys()) | {key.group for key in keys().values()}
+    assert all(name in known for entry in IGNORED for name in entry.names)

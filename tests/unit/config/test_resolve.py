@@ -1,0 +1,137 @@
+"""What is left open is derived, once, and told; what was given stays."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from rlscale.config import (
+    AttnImplementation,
+    Device,
+    DistributedBackend,
+    RunConfig,
+    config_hash,
+    load_config_with_notes,
+)
+from rlscale.config.resolve import resolve
+from tests.unit.config.test_rules import change, good
+
+
+def derive(values: dict[str, Any], *, has_cuda: bool = False) -> tuple[RunConfig, dict[str, Any]]:
+    config, derived = resolve(change(values), has_cuda=lambda: has_cuda)
+    return config, {each.key: each.value for each in derived}
+
+
+def test_the_given_config_is_not_changed() -> None:
+    given = good()
+    before = deepcopy(given)
+    resolve(given, has_cuda=lambda: False)
+    assert given == before
+
+
+def test_resolving_twice_derives_nothing_more() -> None:
+    config, _ = derive({})
+    assert resolve(config, has_cuda=lambda: False) == (config, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({"train.backend": "fsdp"}, "optim.lr", 2e-5),
+        ({"train.backend": "megatron"}, "optim.lr", 1e-6),
+        ({"algo.eps_clip": 0.3}, "algo.eps_clip_high", 0.3),
+        ({}, "batch.global_batch_size", 256),
+        ({}, "batch.num_steps_per_rollout", 1),
+        ({"batch.num_steps_per_rollout": 4}, "batch.global_batch_size", 64),
+        ({"batch.global_batch_size": 32}, "batch.num_steps_per_rollout", 8),
+        ({"batch.max_tokens_per_gpu": 99}, "batch.log_probs_max_tokens_per_gpu", 99),
+        (
+            {"cluster.rollout_num_gpus": None, "cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4},
+            "cluster.rollout_num_gpus",
+            4,
+        ),
+        ({"algo.loss_type": "sft_loss"}, "cluster.rollout_num_gpus", 0),
+        ({"rollout.max_context_len": 100}, "rollout.max_prompt_len", 99),
+        ({"rollout.temperature": 0.7}, "eval.temperature", 0.7),
+        ({"rollout.top_p": 0.9}, "eval.top_p", 0.9),
+        ({"rollout.top_k": 5}, "eval.top_k", 5),
+        ({"rollout.max_response_len": 7}, "eval.max_response_len", 7),
+        ({"data.input_key": "q"}, "eval.input_key", "q"),
+        ({}, "eval.label_key", "label"),
+        ({"eval.prompt_data": ["f.jsonl"]}, "eval.prompt_data", ["eval", "f.jsonl"]),
+        ({"optim.lr_warmup_iters": 5}, "optim.warmup_ratio", 0.0),
+        ({"algo.use_kl_loss": True, "model.hf_checkpoint": "/m"}, "model.ref_load", "/m"),
+        (
+            {"algo.use_kl_loss": True, "model.hf_checkpoint": "/m", "checkpoint.load": "/c"},
+            "model.ref_load",
+            "/c",
+        ),
+        ({"model.warmup_experiment": "w", "run.experiment": "w"}, "model.warmup_experiment", None),
+        ({"run.dir": "/tmp/x"}, "checkpoint.save", "/tmp/x/checkpoints"),
+        ({"run.name": "x"}, "run.dir", "runs/x"),
+    ],
+)
+def test_what_is_derived(given: dict[str, Any], key: str, value: Any) -> None:
+    config, derived = derive(given)
+    group, name = key.split(".")
+    assert derived[key] == value == getattr(getattr(config, group), name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim.lr", 0.0),
+        ("algo.eps_clip_high", 0.5),
+        ("eval.temperature", 0.0),
+        ("eval.top_k", 3),
+        ("batch.log_probs_max_tokens_per_gpu", 3),
+        ("model.warmup_experiment", "other"),
+        ("run.name", "mine"),
+        ("checkpoint.save", "/c"),
+    ],
+)
+def test_what_is_given_stays(key: str, value: Any) -> None:
+    config, derived = derive({key: value, "batch.max_tokens_per_gpu": 99})
+    group, name = key.split(".")
+    assert getattr(getattr(config, group), name) == value and key not in derived
+
+
+def test_without_cuda_what_needs_it_is_replaced() -> None:
+    config, derived = derive({})
+    assert config.cluster.device is Device.cpu
+    assert derived["fsdp.attn_implementation"] is AttnImplementation.sdpa
+    assert derived["cluster.distributed_backend"] is DistributedBackend.gloo
+
+
+def test_with_cuda_it_stays() -> None:
+    config, derived = derive({}, has_cuda=True)
+    assert config.cluster.device is Device.cuda
+    assert not {"fsdp.attn_implementation", "cluster.distributed_backend"} & set(derived)
+
+
+def test_the_device_that_is_given_decides() -> None:
+    assert derive({"cluster.device": Device.cpu}, has_cuda=True)[0].cluster.distributed_backend == "gloo"
+    assert derive({"cluster.ray_address": "1.2.3.4:5"})[0].cluster.device is Device.cuda
+    eager, _ = derive({"fsdp.attn_implementation": AttnImplementation.eager})
+    assert eager.fsdp.attn_implementation is AttnImplementation.eager
+
+
+def test_the_name_changes_with_what_changes_numbers_only() -> None:
+    plain, _ = derive({})
+    for same in (
+        {"run.dir": "/x"},
+        {"logging.interval": 5},
+        {"debug.logprob_diff_warn": 1.0},
+        {"checkpoint.save": "/c"},
+    ):
+        assert config_hash(derive(same)[0]) == config_hash(plain)
+    for other in ({"optim.lr": 0.1}, {"train.seed": 5}, {"data.num_rollout": 4}):
+        assert derive(other)[0].run.name != plain.run.name
+
+
+def test_the_notes_reach_the_caller() -> None:
+    loaded = load_config_with_notes(["algo.kl_loss_coef=0.1"])
+    assert {each.key for each in loaded.derived} >= {"algo.eps_clip_high", "run.name", "run.dir"}
+    assert all(each.why for each in loaded.derived)
+    assert loaded.warnings == ("algo.kl_loss_coef is ignored: algo.use_kl_loss is false",)
+    assert loaded.overrides == ("algo.kl_loss_coef=0.1",) and loaded.config.run.experiment == "quickstart"

@@ -1,0 +1,306 @@
+"""Each rule from both sides: what breaks it and what it says, and what keeps it."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from rlscale.config import (
+    AlgoConfig,
+    BatchConfig,
+    ClusterConfig,
+    DataConfig,
+    EngineKind,
+    ModelBuild,
+    ModelConfig,
+    RewardConfig,
+    RewardType,
+    RolloutConfig,
+    RunConfig,
+)
+from rlscale.config.rules import RULES, Rule, check_rules
+
+
+def good() -> RunConfig:
+    """A config that keeps every rule."""
+    return RunConfig(
+        model=ModelConfig(build=ModelBuild.tiny_qwen3),
+        data=DataConfig(prompt_data="train.jsonl", label_key="label", num_rollout=3),
+        batch=BatchConfig(rollout_batch_size=16, n_samples_per_prompt=16),
+        reward=RewardConfig(type=RewardType.exact_match),
+        cluster=ClusterConfig(actor_num_gpus_per_node=1, rollout_num_gpus=1),
+        rollout=RolloutConfig(engine=EngineKind.embedded),
+    )
+
+
+def change(values: dict[str, Any]) -> RunConfig:
+    config = good()
+    for path, value in values.items():
+        group, name = path.split(".")
+        setattr(getattr(config, group), name, value)
+    return config
+
+
+SFT = {"algo.loss_type": "sft_loss", "batch.n_samples_per_prompt": 1}
+
+# name of the rule, a config that breaks it, what it says, a similar config that keeps it
+CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("model_has_one_source", {"model.build": None}, "model.hf_checkpoint must name a model, got null", {}),
+    (
+        "model_has_one_source",
+        {"model.hf_checkpoint": "/m"},
+        "must not be set together with model.build=tiny_qwen3, got /m; add model=hf",
+        {"model.hf_checkpoint": "/m", "model.build": None},
+    ),
+    (
+        "heads_divide",
+        {"model.num_attention_heads": 6, "model.num_key_value_heads": 4},
+        "model.num_key_value_heads must divide model.num_attention_heads=6, got 4",
+        {"model.num_attention_heads": 8, "model.num_key_value_heads": 4},
+    ),
+    ("prompts_are_given", {"data.prompt_data": None}, "data.prompt_data must name a prompt file", {}),
+    ("run_has_a_length", {"data.num_rollout": None}, "data.num_rollout must be set", {"data.num_rollout": 0}),
+    ("run_has_a_length", {"data.num_rollout": None}, "or data.num_epoch", {"data.num_epoch": 1}),
+    (
+        "batch_identity",
+        {"batch.global_batch_size": 48},
+        "must divide rollout_batch_size * n_samples_per_prompt = 16 * 16 = 256, got 48; nearest are "
+        "batch.global_batch_size=32 or 64, or batch.rollout_batch_size=15 or 18",
+        {"batch.global_batch_size": 64},
+    ),
+    (
+        "batch_identity",
+        {"batch.num_steps_per_rollout": 3},
+        "batch.num_steps_per_rollout must divide rollout_batch_size * n_samples_per_prompt = 16 * 16 = 256, got 3; "
+        "nearest are batch.num_steps_per_rollout=2 or 4, or batch.rollout_batch_size=15 or 18",
+        {"batch.num_steps_per_rollout": 4},
+    ),
+    (
+        "batch_identity",
+        {"batch.global_batch_size": 512},
+        "nearest are batch.global_batch_size=256, or batch.rollout_batch_size=32",
+        {"batch.global_batch_size": 256},
+    ),
+    (
+        "batch_identity",
+        {"batch.global_batch_size": 64, "batch.num_steps_per_rollout": 2},
+        "(num_steps_per_rollout = 2) = 128, got 64; set batch.global_batch_size=128 or batch.num_steps_per_rollout=4",
+        {"batch.global_batch_size": 64, "batch.num_steps_per_rollout": 4},
+    ),
+    (
+        "every_rank_has_a_sample",
+        {"cluster.actor_num_nodes": 2, "cluster.actor_num_gpus_per_node": 8, "batch.global_batch_size": 8},
+        "batch.global_batch_size must be at least the number of trainer ranks, 2 * 8 = 16, got 8",
+        {"cluster.actor_num_nodes": 2, "cluster.actor_num_gpus_per_node": 8, "batch.global_batch_size": 16},
+    ),
+    (
+        "dynamic_batch_has_a_limit",
+        {"batch.use_dynamic_batch_size": True},
+        "batch.max_tokens_per_gpu must be set with batch.use_dynamic_batch_size",
+        {"batch.use_dynamic_batch_size": True, "batch.max_tokens_per_gpu": 9},
+    ),
+    (
+        "lengths_fit",
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 41},
+        "rollout.max_response_len must fit rollout.max_context_len=100 after a prompt of 60 tokens, got 41; "
+        "set rollout.max_response_len=40 at most",
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 40},
+    ),
+    (
+        "lengths_fit",
+        {"model.max_position_embeddings": 1024, "rollout.max_response_len": 1024},
+        "rollout.max_response_len must fit model.max_position_embeddings=1024",
+        {"model.max_position_embeddings": 1024, "rollout.max_response_len": 1023},
+    ),
+    (
+        "lengths_fit",
+        {"eval.max_response_len": 2000, "rollout.max_context_len": 2000},
+        "eval.max_response_len must fit",
+        {"eval.max_response_len": 1999, "rollout.max_context_len": 2000},
+    ),
+    (
+        "lengths_fit",
+        {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2049},
+        "rollout.max_context_len must be at most model.max_position_embeddings=2048, got 2049",
+        {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2048},
+    ),
+    ("top_k_is_off_or_positive", {"eval.top_k": 0}, "eval.top_k must be -1 (off) or at least 1", {"eval.top_k": 1}),
+    (
+        "groups_can_be_centred",
+        {"batch.n_samples_per_prompt": 1},
+        "batch.n_samples_per_prompt must be at least 2 with algo.advantage_estimator=grpo, got 1",
+        {"batch.n_samples_per_prompt": 1, "algo.rewards_normalization": False},
+    ),
+    ("groups_can_be_centred", {"batch.n_samples_per_prompt": 1}, "every advantage would be 0", SFT),
+    (
+        "supervised_training_has_labels",
+        {"algo.loss_type": "sft_loss"},
+        "batch.n_samples_per_prompt must be 1 with algo.loss_type=sft_loss, got 16",
+        SFT,
+    ),
+    ("supervised_training_has_labels", {**SFT, "data.label_key": None}, "data.label_key must be set", SFT),
+    (
+        "tis_needs_trainer_logprobs",
+        {"algo.use_tis": True, "algo.use_rollout_logprobs": True},
+        "algo.use_tis must be false with algo.use_rollout_logprobs",
+        {"algo.use_tis": True},
+    ),
+    (
+        "tis_bounds_are_ordered",
+        {"algo.use_tis": True, "algo.tis_clip_low": 3.0},
+        "algo.tis_clip_low must be at most algo.tis_clip=2, got 3.0",
+        {"algo.tis_clip_low": 3.0},
+    ),
+    (
+        "one_warmup",
+        {"optim.lr_warmup_iters": 5, "optim.warmup_ratio": 0.1},
+        "optim.lr_warmup_iters must be 0 with optim.warmup_ratio=0.1, got 5",
+        {"optim.lr_warmup_iters": 5},
+    ),
+    (
+        "schedule_is_ordered",
+        {"optim.lr_decay_style": "cosine", "optim.lr": 1e-5, "optim.min_lr": 1e-4},
+        "optim.min_lr must be at most optim.lr=1e-05",
+        {"optim.lr_decay_style": "cosine", "optim.lr": 1e-5, "optim.min_lr": 1e-6},
+    ),
+    (
+        "schedule_is_ordered",
+        {"optim.lr_warmup_iters": 10, "optim.lr_decay_iters": 10},
+        "optim.lr_decay_iters must be more than optim.lr_warmup_iters=10, got 10",
+        {"optim.lr_warmup_iters": 10, "optim.lr_decay_iters": 11},
+    ),
+    (
+        "trainer_fits_a_node",
+        {"cluster.actor_num_gpus_per_node": 8, "cluster.num_gpus_per_node": 4},
+        "cluster.actor_num_gpus_per_node must be at most cluster.num_gpus_per_node=4, got 8",
+        {"cluster.actor_num_gpus_per_node": 4, "cluster.num_gpus_per_node": 4},
+    ),
+    (
+        "engines_have_gpus",
+        {"cluster.rollout_num_gpus": None},
+        "cluster.rollout_num_gpus must be at least 1, got null",
+        {"cluster.rollout_num_gpus": None, "cluster.colocate": True},
+    ),
+    ("engines_have_gpus", {"cluster.rollout_num_gpus": 0}, "got 0", {**SFT, "cluster.rollout_num_gpus": 0}),
+    (
+        "engines_divide_gpus",
+        {"rollout.engine": "sglang", "cluster.rollout_num_gpus": 6, "cluster.rollout_num_gpus_per_engine": 4},
+        "cluster.rollout_num_gpus_per_engine must divide the 6 GPUs of all engines, got 4; set it to 1, or "
+        "cluster.rollout_num_gpus=8",
+        {"rollout.engine": "sglang", "cluster.rollout_num_gpus": 8, "cluster.rollout_num_gpus_per_engine": 4},
+    ),
+    (
+        "engines_divide_gpus",
+        {"cluster.rollout_num_gpus": 2, "cluster.rollout_num_gpus_per_engine": 2},
+        "cluster.rollout_num_gpus_per_engine must be 1 with rollout.engine=embedded, got 2",
+        {"cluster.rollout_num_gpus": 2},
+    ),
+    ("samples_are_scored", {"reward.type": None}, "reward.type must name a reward", {"reward.custom_path": "a.b:c"}),
+    ("samples_are_scored", {"reward.type": None}, "set reward.custom_path", {**SFT, "reward.type": None}),
+    (
+        "reward_has_labels",
+        {"data.label_key": None},
+        "data.label_key must be set with reward.type=exact_match",
+        {"data.label_key": None, "reward.type": RewardType.random},
+    ),
+    (
+        "evaluation_has_data",
+        {"eval.interval": 5},
+        "eval.prompt_data must be set with eval.interval",
+        {"eval.interval": 5, "eval.prompt_data": ["a", "b"]},
+    ),
+    (
+        "eval_sets_are_pairs",
+        {"eval.prompt_data": ["a", "b", "c"]},
+        'eval.prompt_data must hold pairs of name and file, got ["a", "b", "c"]',
+        {"eval.prompt_data": ["b"]},
+    ),
+    (
+        "eval_sets_are_pairs",
+        {"eval.prompt_data": ["a", "b", "a", "c"]},
+        "eval.prompt_data must give each set its own name",
+        {"eval.prompt_data": ["a", "b", "c", "b"]},
+    ),
+    (
+        "stop_reward_is_measured",
+        {"eval.stop_reward": 0.5},
+        "eval.stop_reward must be null without eval.interval, got 0.5",
+        {"eval.stop_reward": 0.5, "eval.interval": 5},
+    ),
+    (
+        "export_path_is_a_template",
+        {"checkpoint.save_hf": "/x"},
+        "checkpoint.save_hf must contain {rollout_id}, got /x",
+        {"checkpoint.save_hf": "/x/{rollout_id}"},
+    ),
+]
+
+
+def named(name: str) -> Rule:
+    return next(rule for rule in RULES if rule.name == name)
+
+
+def test_a_good_config_keeps_every_rule() -> None:
+    assert check_rules(good()) == []
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case[0] for case in CASES} == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize(("name", "broken", "told", "kept"), CASES, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(CASES)])
+def test_both_sides(name: str, broken: dict[str, Any], told: str, kept: dict[str, Any]) -> None:
+    rule = named(name)
+    found = rule(change(broken))
+    assert any(told in str(problem) for problem in found), [str(problem) for problem in found]
+    assert rule(change(kept)) == []
+
+
+@pytest.mark.parametrize(("name", "broken", "told", "kept"), CASES, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(CASES)])
+def test_a_rule_names_the_keys_it_reads(name: str, broken: dict[str, Any], told: str, kept: dict[str, Any]) -> None:
+    for values in (broken, kept):
+        read: set[str] = set()
+        named(name)(Spy(change(values), read))  # type: ignore[arg-type]  # looks like a RunConfig
+        assert read <= set(named(name).reads)
+
+
+def test_a_rule_is_not_asked_when_a_key_it_reads_is_wrong() -> None:
+    config = change({"batch.global_batch_size": 48})
+    assert check_rules(config, broken=["batch.rollout_batch_size"]) == []
+    assert check_rules(config, broken=["batch"]) == []
+    assert check_rules(config, broken=[""]) == []
+    assert len(check_rules(config, broken=["batch.micro_batch_size", "algo"])) == 1
+
+
+class Spy:
+    """Stands for a config and notes which keys are read."""
+
+    def __init__(self, target: Any, read: set[str], prefix: str = "") -> None:
+        self._target, self._read, self._prefix = target, read, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if is_dataclass(value):
+            return Spy(value, self._read, f"{self._prefix}{name}.")
+        self._read.add(f"{self._prefix}{name}")
+        return value
+
+
+def test_the_spy_sees_every_key() -> None:
+    read: set[str] = set()
+    spy: Any = Spy(good(), read)
+    for key in all_paths(good()):
+        group, name = key.split(".")
+        getattr(getattr(spy, group), name)
+    assert read == set(all_paths(good()))
+
+
+def all_paths(config: RunConfig) -> Iterator[str]:
+    for group in fields(config):
+        for field in fields(getattr(config, group.name)):
+            yield f"{group.name}.{field.name}"
+
+
+def test_algo_defaults_need_no_attention() -> None:
+    assert good().algo == AlgoConfig()
