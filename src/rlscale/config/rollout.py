@@ -62,7 +62,7 @@ class RolloutConfig(ConfigGroup):
         int,
         Field(
             ge=0,
-            description="Weight updates by which a sample may be older than the trainer. 0: generating and training alternate.",
+            description="Weight updates by which a sample may be older than the trainer. 0: the two alternate.",
         ),
     ] = 0
     deterministic: Annotated[
