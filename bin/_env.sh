@@ -3,7 +3,7 @@
 # Variables a user may set:
 #   PYTHON           interpreter to make the environment with; default: the first of python3, python3.13, ... that fits
 #   TORCH_INDEX_URL  package index to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build;
-#                    default: the index that pip is configured for
+#                    default: the index that pip is configured for. To change it later, remove .venv first.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
@@ -49,20 +49,26 @@ pip_install() {
     fail "pip could not install ($*); its message stands above"
 }
 
-# install_rlscale [extra]: installs when the last installation was another one. The `dev` extra includes the plain one.
-install_rlscale() {
-  local extra="${1:-}" wanted torch started=$SECONDS
-  local index=() stamp="$VENV/.rlscale-installed"
-  make_venv
-  wanted="$(fingerprint)"
-  if [[ -f "$stamp" ]] && grep -qxE "$wanted (${extra:-|dev})" "$stamp"; then return; fi
+# First and alone, because only torch comes from an index of its own.
+install_torch() {
+  local torch index=()
   torch="$(grep -E '^torch==' "$ROOT/constraints.txt")"
+  if "$VENV/bin/python" -m pip freeze | grep -qE "^$torch(\+|$)"; then return; fi
   [[ -z "${TORCH_INDEX_URL:-}" ]] || index=(--index-url "$TORCH_INDEX_URL")
   say "Installing $torch from ${TORCH_INDEX_URL:-the index pip is configured for} (the largest download)"
   if [[ -z "${TORCH_INDEX_URL:-}" && "$(uname -s)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-    say "  no GPU here: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu makes it a fifth of the size"
+    say "  no GPU here: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu would take the smaller CPU build"
   fi
   pip_install ${index[@]+"${index[@]}"} "$torch"
+}
+
+# install_rlscale [extra]: installs when the last installation was another one. The `dev` extra includes the plain one.
+install_rlscale() {
+  local extra="${1:-}" wanted started=$SECONDS stamp="$VENV/.rlscale-installed"
+  make_venv
+  wanted="$(fingerprint)"
+  if [[ -f "$stamp" ]] && grep -qxE "$wanted (${extra:-|dev})" "$stamp"; then return; fi
+  install_torch
   say "Installing rlscale${extra:+ with what its tests need} from this checkout"
   pip_install --constraint "$ROOT/constraints.txt" --editable "$ROOT${extra:+[$extra]}"
   echo "$wanted $extra" >"$stamp"

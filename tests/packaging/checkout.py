@@ -1,0 +1,30 @@
+"""A copy of the checkout as somebody else would get it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_PRIVATE = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH")
+
+
+def copy_checkout(target: Path) -> Path:
+    """The files that git would commit, as they stand now, without any environment or build folder."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The variables of a shell in which no Python environment is active."""
+    return {name: value for name, value in os.environ.items() if name not in _PRIVATE} | more

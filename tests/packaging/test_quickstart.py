@@ -1,0 +1,39 @@
+"""`bin/quickstart` in a fresh copy: makes its environment, trains, and says what came of it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.checkout import clean_environment, copy_checkout
+
+pytestmark = pytest.mark.slow
+
+QUICK_AGAIN_S = 15
+"""A second start composes a config within this time on a busy machine; an installation takes far longer."""
+
+
+def test_a_fresh_copy_installs_trains_and_starts_quickly_again(tmp_path: Path) -> None:
+    checkout = copy_checkout(tmp_path / "checkout")
+    environment = clean_environment(RLSCALE_CACHE=str(tmp_path / "cache"))
+    script = str(checkout / "bin" / "quickstart")
+    done = subprocess.run([script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rewards = re.search(r"held-out reward\s+([\d.]+) before, ([\d.]+) after", done.stdout)
+    assert rewards is not None, done.stdout
+    before, after = map(float, rewards.groups())
+    assert 0.1 <= before <= 0.4
+    assert after >= 0.9
+    assert "activate" in done.stderr
+    again = subprocess.run(
+        [script, "--cfg", "job"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=QUICK_AGAIN_S,
+    )
+    assert again.returncode == 0, again.stderr
+    assert "Installing" not in again.stderr
