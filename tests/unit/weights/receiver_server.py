@@ -1,0 +1,45 @@
+"""A fake engine with a real weight receiver, as a process: prints its URL, then serves until its stdin closes.
+
+Usage: python receiver_server.py [fault]    with fault one of: stale_version, refuse_buckets, dies_on_bucket, deaf
+"""
+
+import os
+import sys
+import time
+
+from torch import Tensor
+
+from rlscale.engines.fake import FakeServer
+from rlscale.types import WeightBucket
+from rlscale.weights.receiver import ProcessGroupReceiver
+
+
+class DyingReceiver(ProcessGroupReceiver):
+    """Ends its process when the first bucket comes."""
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+        os._exit(9)
+
+
+class DeafReceiver(ProcessGroupReceiver):
+    """Never joins the broadcast, and never says so."""
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+        time.sleep(3600)
+        raise AssertionError("unreachable")
+
+
+def main() -> None:
+    fault = sys.argv[1] if len(sys.argv) > 1 else ""
+    kinds = {"dies_on_bucket": DyingReceiver, "deaf": DeafReceiver}
+    with FakeServer(receiver=kinds.get(fault, ProcessGroupReceiver)()) as fake:
+        fake.faults.stale_version = fault == "stale_version"
+        fake.faults.refuse_buckets = fault == "refuse_buckets"
+        sys.stdout.write(fake.url + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+        os._exit(0)  # a deaf receiver's thread would keep the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The weight channel against engines in processes of their own, over real gloo groups."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.engines.http import HttpEngine
+from rlscale.errors import EngineError, WeightSyncError
+from rlscale.types import EngineAddress
+from rlscale.weights.buckets import PackedBucket
+from rlscale.weights.checksum import checksum
+from rlscale.weights.process_group import ProcessGroupChannel
+
+SERVER = Path(__file__).with_name("receiver_server.py")
+TIMEOUT_S = 30.0
+SHORT_TIMEOUT_S = 3.0
+
+StartEngine = Callable[..., EngineAddress]
+
+
+@pytest.fixture
+def start_engine() -> Iterator[StartEngine]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(name: str = "engine 0", fault: str = "") -> EngineAddress:
+        command = [sys.executable, str(SERVER), *([fault] if fault else [])]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        return EngineAddress(name=name, url=process.stdout.readline().strip())
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def channel() -> Iterator[ProcessGroupChannel]:
+    made = make_channel(ProcessGroupChannel)
+    yield made
+    made.close()
+
+
+def make_channel(
+    kind: type[ProcessGroupChannel], *, rank: int = 0, timeout_s: float = TIMEOUT_S
+) -> ProcessGroupChannel:
+    return kind(
+        make_engine=lambda address: HttpEngine(address, timeout_s=timeout_s),
+        rank=rank,
+        bucket_bytes=4096,
+        backend="gloo",
+        timeout_s=timeout_s,
+    )
+
+
+def some_weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weights = {f"model.layers.{i}.weight": torch.randn(30, 31, generator=generator) for i in range(3)}
+    weights["model.norm.weight"] = torch.randn(7, generator=generator).bfloat16()
+    weights["lm_head.weight"] = torch.randn(100, 33, generator=generator)  # larger than a bucket
+    return weights
+
+
+class FlippingChannel(ProcessGroupChannel):
+    """Changes one bit of one tensor after its checksum was taken."""
+
+    victim = "model.layers.1.weight"
+
+    def _broadcast(self, process_group: dist.ProcessGroup, packed: PackedBucket) -> dist.Work:
+        start = 0
+        for name, shape in zip(packed.bucket.names, packed.bucket.shapes, strict=True):
+            if name == self.victim:
+                packed.flat[start + 5] ^= 16
+            start += 4 * torch.Size(shape).numel()
+        return super()._broadcast(process_group, packed)
+
+
+def test_weights_arrive_on_every_engine(start_engine: StartEngine, channel: ProcessGroupChannel) -> None:
+    addresses = [start_engine("engine 0"), start_engine("engine 1")]
+    weights = some_weights()
+    channel.connect(addresses)
+    for version in (1, 2):
+        report = channel.push(iter(weights.items()), version)
+        assert report.version == version
+        assert report.num_bytes == sum(t.nbytes for t in weights.values())
+        assert report.num_buckets == 5
+    for address in addresses:
+        held = checksums_of(address)
+        assert {name: held[name] for name in weights} == {name: checksum(t) for name, t in weights.items()}
+
+
+def test_other_ranks_only_gather() -> None:
+    taken: list[str] = []
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in some_weights().items():
+            taken.append(name)
+            yield name, tensor
+
+    other = make_channel(ProcessGroupChannel, rank=1)
+    other.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:9")])
+    assert other.push(weights(), 1).num_bytes == 0
+    assert taken == list(some_weights())
+    other.close()
+
+
+def test_flipped_bit_names_the_tensor(start_engine: StartEngine) -> None:
+    channel = make_channel(FlippingChannel)
+    channel.connect([start_engine()])
+    with pytest.raises(WeightSyncError, match=r"model\.layers\.1\.weight must arrive with checksum"):
+        channel.push(iter(some_weights().items()), 1)
+    channel.close()
+
+
+def test_stale_version_names_the_engine(start_engine: StartEngine, channel: ProcessGroupChannel) -> None:
+    channel.connect([start_engine("engine 0"), start_engine("engine 1", "stale_version")])
+    with pytest.raises(WeightSyncError, match="engine 1 must hold weight version 3 after the sync, got 0"):
+        channel.push(iter(some_weights().items()), 3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("refuse_buckets", "engine 0 .* told to refuse buckets"),
+        ("dies_on_bucket", "engine 0 .*update_weights_from_distributed"),
+    ],
+)
+def test_engine_that_fails_is_named_at_once(
+    start_engine: StartEngine, channel: ProcessGroupChannel, fault: str, message: str
+) -> None:
+    channel.connect([start_engine("engine 0", fault)])
+    started = time.monotonic()
+    with pytest.raises((EngineError, WeightSyncError), match=message):
+        channel.push(iter(some_weights().items()), 1)
+    assert time.monotonic() - started < TIMEOUT_S / 2
+    with pytest.raises(WeightSyncError, match="must be connected"):
+        channel.push(iter(some_weights().items()), 2)
+
+
+def test_engine_that_never_joins_the_broadcast_is_named_in_time(start_engine: StartEngine) -> None:
+    address = start_engine("engine 0", "deaf")
+    channel = make_channel(ProcessGroupChannel, timeout_s=SHORT_TIMEOUT_S)
+    channel.connect([address])
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="engine 0 .*within 3 s"):
+        channel.push(iter(some_weights().items()), 1)
+    assert time.monotonic() - started < SHORT_TIMEOUT_S + 5
+    channel.close()
+
+
+def test_channel_connects_again_after_a_failure(start_engine: StartEngine, channel: ProcessGroupChannel) -> None:
+    channel.connect([start_engine("engine 0", "dies_on_bucket")])
+    with pytest.raises(EngineError):
+        channel.push(iter(some_weights().items()), 1)
+    address = start_engine("engine 0")
+    channel.connect([address])
+    channel.push(iter(some_weights().items()), 2)
+    assert checksums_of(address)["lm_head.weight"] == checksum(some_weights()["lm_head.weight"])
+
+
+def test_engine_that_is_not_there_is_named_at_once(channel: ProcessGroupChannel) -> None:
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="engine 0"):
+        channel.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:9")])
+    assert time.monotonic() - started < TIMEOUT_S / 2
+
+
+def checksums_of(address: EngineAddress) -> dict[str, str]:
+    import asyncio
+
+    async def ask() -> dict[str, str]:
+        engine = HttpEngine(address, timeout_s=TIMEOUT_S)
+        try:
+            return await engine.checksums()
+        finally:
+            await engine.close()
+
+    return asyncio.run(ask())
