@@ -69,7 +69,7 @@ def _read_jsonl(file: Path) -> Iterator[Row]:
 def _read_parquet(file: Path) -> Iterator[Row]:
     try:
         # Imported here: an optional library of 100 MB.
-        import pyarrow
+        import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError as error:
         raise DataError(f"{file} must be .jsonl without pyarrow; install it: pip install 'rlscale[parquet]'") from error

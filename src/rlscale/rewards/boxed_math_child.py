@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
 
 _EXTRACTION = [LatexExtractionConfig(boxed_match_priority=0)]
 
