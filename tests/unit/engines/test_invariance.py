@@ -1,0 +1,102 @@
+"""An answer depends on weights, prompt, parameters and seed alone: bit for bit, whatever else is being decoded."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.wire import Answer
+from tests.tiny_model import VOCAB_SIZE
+from tests.unit.engines.conftest import OpenScheduler, ask, make_request
+
+Spec = dict[str, Any]
+
+
+def specs() -> list[Spec]:
+    """Requests of many prompt lengths, answer lengths (so several lanes), `n` and sampling parameters."""
+    draw = random.Random(0)
+    made = []
+    for i in range(24):
+        made.append(
+            {
+                "input_ids": [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice([1, 3, 6, 15, 16, 17, 60, 140]))],
+                "n": draw.choice([1, 1, 2, 5]),
+                "max_new_tokens": draw.choice([1, 2, 7, 20, 33]),
+                "temperature": draw.choice([1.0, 0.7, 0.0]),
+                "top_p": draw.choice([1.0, 0.8]),
+                "top_k": draw.choice([-1, 5]),
+                "sampling_seed": i,
+            }
+        )
+    return made
+
+
+def bits(answers: list[Answer]) -> list[tuple[list[int], list[float]]]:
+    return [(answer.output_ids, answer.logprobs) for answer in answers]
+
+
+def in_order(scheduler: Scheduler, order: list[int]) -> dict[int, list[tuple[list[int], list[float]]]]:
+    """All requests at once, submitted in this order."""
+    all_specs = specs()
+    futures = {i: scheduler.submit(make_request(**all_specs[i])) for i in order}
+    return {i: bits(future.result(timeout=60)) for i, future in futures.items()}
+
+
+@pytest.fixture(scope="module")
+def order() -> list[int]:
+    return list(range(len(specs())))
+
+
+def test_alone_among_others_and_in_any_order(open_scheduler: OpenScheduler, order: list[int]) -> None:
+    scheduler = open_scheduler()
+    alone = {i: bits(ask(scheduler, **spec)) for i, spec in enumerate(specs())}
+    assert in_order(scheduler, order) == alone
+    assert in_order(scheduler, order[::-1]) == alone
+    shuffled = order.copy()
+    random.Random(1).shuffle(shuffled)
+    assert in_order(scheduler, shuffled) == alone
+
+
+def test_two_engines_agree(open_scheduler: OpenScheduler, order: list[int]) -> None:
+    assert in_order(open_scheduler(), order) == in_order(open_scheduler(), order)
+
+
+def test_sample_j_of_n_is_the_request_with_seed_plus_j(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    params: Spec = {"max_new_tokens": 12, "ignore_eos": True}
+    together = ask(scheduler, [5, 6, 7], n=12, sampling_seed=100, **params)  # more than there are slots
+    alone = [ask(scheduler, [5, 6, 7], sampling_seed=100 + j, **params)[0] for j in range(12)]
+    assert bits(together) == bits(alone)
+
+
+def test_answer_cut_and_continued_draws_the_same_tokens(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    whole = ask(scheduler, [5, 6, 7], max_new_tokens=16, sampling_seed=3, ignore_eos=True)[0]
+    rest = ask(scheduler, [5, 6, 7, *whole.output_ids[:6]], max_new_tokens=10, sampling_seed=3, ignore_eos=True)[0]
+    assert rest.output_ids == whole.output_ids[6:]
+    assert rest.logprobs == pytest.approx(whole.logprobs[6:], abs=1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_logprobs_are_those_of_transformers(
+    open_scheduler: OpenScheduler, model_path: Path, deterministic: bool
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    scheduler = open_scheduler(deterministic=deterministic)
+    order = list(range(len(specs())))
+    for i, answers in in_order(scheduler, order).items():
+        spec = specs()[i]
+        temperature = spec["temperature"] or 1.0
+        for output_ids, logprobs in answers:
+            ids = torch.tensor([[*spec["input_ids"], *output_ids]])
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(spec["input_ids"]) - 1 : -1]
+            expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(output_ids)[:, None])[:, 0]
+            assert torch.tensor(logprobs) == pytest.approx(expected, abs=1e-5)
+            if spec["temperature"] == 0:
+                assert output_ids == logits.argmax(-1).tolist()

@@ -1,0 +1,83 @@
+"""Random numbers and the drawing of tokens."""
+
+import numpy as np
+import torch
+
+from rlscale.engines.embedded.sampling import RowParams, draw, uniforms
+from rlscale.types import SamplingParams
+
+NUM_ROWS = 4000
+
+
+def drawn(logits: torch.Tensor, **params: float) -> np.ndarray:
+    """Tokens drawn from one distribution with many seeds."""
+    rows = RowParams(NUM_ROWS)
+    for row in range(NUM_ROWS):
+        rows.set(row, SamplingParams(max_new_tokens=1, **params), seed=row)
+    return draw(logits.expand(NUM_ROWS, -1), rows, np.zeros(NUM_ROWS, np.int64))[0]
+
+
+def shares(tokens: np.ndarray, size: int) -> np.ndarray:
+    return np.bincount(tokens, minlength=size) / len(tokens)
+
+
+def test_uniforms_are_uniform_and_depend_on_seed_and_position_alone() -> None:
+    seeds = np.arange(100, dtype=np.uint64).repeat(100)
+    positions = np.tile(np.arange(100), 100)
+    numbers = uniforms(seeds, positions)
+    assert numbers.dtype == np.float32 and numbers.min() >= 0 and numbers.max() < 1
+    assert abs(numbers.mean() - 0.5) < 0.01 and abs(numbers.var() - 1 / 12) < 0.003
+    assert len(np.unique(numbers)) > 9900
+    assert np.array_equal(uniforms(seeds[50:60], positions[50:60]), numbers[50:60])
+    table = numbers.reshape(100, 100)
+    assert abs(np.corrcoef(table[:-1].ravel(), table[1:].ravel())[0, 1]) < 0.05
+    assert abs(np.corrcoef(table[:, :-1].ravel(), table[:, 1:].ravel())[0, 1]) < 0.05
+
+
+def test_known_numbers() -> None:
+    # Fixed for ever: a resumed run must draw what the unbroken one would have drawn.
+    numbers = uniforms(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 5, 7]))
+    assert (numbers * 2**24).astype(int).tolist() == [4727170, 3676141, 14599540]
+
+
+def test_tokens_follow_the_distribution() -> None:
+    probs = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    found = shares(drawn(probs.log(), temperature=1.0), 4)
+    assert found[1] == 0
+    assert np.abs(found - probs.numpy()).max() < 0.03
+
+
+def test_temperature_divides_the_logits() -> None:
+    logits = torch.tensor([1.0, 0.0])
+    found = shares(drawn(logits, temperature=0.5), 2)
+    assert abs(found[0] - torch.softmax(logits / 0.5, 0)[0].item()) < 0.03
+
+
+def test_top_k_and_top_p_keep_the_likeliest() -> None:
+    probs = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    assert set(drawn(probs.log(), top_k=2)) == {1, 3}
+    assert set(drawn(probs.log(), top_p=0.5)) == {1, 3}
+    assert set(drawn(probs.log(), top_p=0.01)) == {1}
+    found = shares(drawn(probs.log(), top_k=2), 4)
+    assert abs(found[1] - 0.4 / 0.7) < 0.03
+
+
+def test_greedy_row_beside_a_sampled_one() -> None:
+    rows = RowParams(2)
+    rows.set(0, SamplingParams(max_new_tokens=1, temperature=0.0), seed=1)
+    rows.set(1, SamplingParams(max_new_tokens=1, temperature=2.0), seed=1)
+    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0]])
+    tokens, logprobs = draw(logits, rows, np.zeros(2, np.int64))
+    assert tokens[0] == 1
+    assert logprobs[0] == torch.log_softmax(logits[0], 0)[1].double().item()
+    expected = torch.log_softmax(logits[1] / 2, 0)[int(tokens[1])]
+    assert abs(logprobs[1] - expected.item()) < 1e-6
+
+
+def test_logprob_is_of_the_full_distribution_also_when_restricted() -> None:
+    rows = RowParams(1)
+    rows.set(0, SamplingParams(max_new_tokens=1, top_k=1), seed=1)
+    logits = torch.tensor([[0.0, 3.0, 1.0]])
+    tokens, logprobs = draw(logits, rows, np.zeros(1, np.int64))
+    assert tokens.tolist() == [1]
+    assert abs(logprobs[0] - torch.log_softmax(logits[0], 0)[1].item()) < 1e-6

@@ -1,0 +1,230 @@
+"""The decode loop: ends of answers, control commands, failures, weight updates."""
+
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.wire import BadRequest, Refused
+from rlscale.errors import WeightSyncError
+from rlscale.types import WeightBucket, WeightGroup
+from tests.tiny_model import write_tiny_qwen3
+from tests.unit.engines.conftest import OpenScheduler, ask, make_request
+
+PROMPT = [5, 9, 33]
+
+
+class ScriptedReceiver:
+    """Hands out tensors instead of receiving them."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.error: Exception | None = None
+
+    def join(self, group: WeightGroup, rank: int) -> None: ...
+
+    def leave(self, name: str) -> None: ...
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+        if self.error is not None:
+            raise self.error
+        return {name: self.tensors[name] for name in bucket.names}
+
+
+def bucket_of(tensors: dict[str, Tensor]) -> WeightBucket:
+    return WeightBucket(
+        names=list(tensors),
+        dtypes=["float32"] * len(tensors),
+        shapes=[list(t.shape) for t in tensors.values()],
+        checksums=[],
+    )
+
+
+def run(scheduler: Scheduler, command: Any) -> Any:
+    return scheduler.call(command).result(timeout=10)
+
+
+def wait_until_running(scheduler: Scheduler) -> None:
+    deadline = time.monotonic() + 10
+    while scheduler.load().running == 0 and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_slots_are_refilled_until_all_are_answered(open_scheduler: OpenScheduler, deterministic: bool) -> None:
+    scheduler = open_scheduler(num_slots=3, deterministic=deterministic)
+    futures = [
+        scheduler.submit(make_request([2 + i], n=4, max_new_tokens=1 + i, sampling_seed=i, ignore_eos=True))
+        for i in range(10)
+    ]
+    for i, future in enumerate(futures):
+        assert [len(a.output_ids) for a in future.result(timeout=60)] == [1 + i] * 4
+    assert scheduler.load().running == scheduler.load().waiting == 0
+
+
+def test_zero_new_tokens(open_scheduler: OpenScheduler) -> None:
+    answer = ask(open_scheduler(), PROMPT, max_new_tokens=0)[0]
+    assert answer.output_ids == [] and answer.finish_reason == {"type": "length", "length": 0}
+
+
+def test_seed_is_drawn_when_none_is_given(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    answers = [tuple(ask(scheduler, PROMPT, max_new_tokens=8, ignore_eos=True)[0].output_ids) for _ in range(4)]
+    assert len(set(answers)) > 1
+
+
+def test_retracted_answer_equals_the_undisturbed_one(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    params: dict[str, Any] = {"max_new_tokens": 200, "sampling_seed": 4, "ignore_eos": True}
+    undisturbed = ask(scheduler, PROMPT, **params)[0]
+    future = scheduler.submit(make_request(PROMPT, **params))
+    wait_until_running(scheduler)
+    run(scheduler, lambda: scheduler.pause("retract"))
+    assert scheduler.load().running == 0 and scheduler.load().waiting == 1
+    run(scheduler, scheduler.flush)
+    run(scheduler, scheduler.resume)
+    answer = future.result(timeout=60)[0]
+    assert answer.output_ids == undisturbed.output_ids
+    assert answer.logprobs == pytest.approx(undisturbed.logprobs, abs=1e-4)
+    assert answer.num_retractions == 1
+
+
+def test_weights_that_diverged_fail_the_request_and_not_the_server(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    norm = scheduler.weights._weights["model.norm.weight"]
+    good = norm.clone()
+    run(scheduler, lambda: norm.fill_(math.nan))
+    with pytest.raises(Refused, match="logprobs must be finite") as failure:
+        ask(scheduler, PROMPT, n=3, max_new_tokens=4)
+    assert failure.value.status == 500
+    run(scheduler, lambda: norm.copy_(good))
+    assert len(ask(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
+
+
+def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    future = scheduler.submit(make_request(PROMPT, max_new_tokens=400, ignore_eos=True))
+    wait_until_running(scheduler)
+    layer = scheduler._decoder._layers[0]
+    good = layer.down
+    run(scheduler, lambda: setattr(layer, "down", torch.zeros(3, 3)))
+    with pytest.raises(Refused, match="a decode step failed") as failure:
+        future.result(timeout=10)
+    assert failure.value.status == 500
+    with pytest.raises(Refused, match="prefill failed"):
+        ask(scheduler, PROMPT, max_new_tokens=4)
+    run(scheduler, lambda: setattr(layer, "down", good))
+    assert len(ask(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
+
+
+def test_thread_that_dies_is_loud(open_scheduler: OpenScheduler, model_path: Path) -> None:
+    scheduler = open_scheduler()
+    told = threading.Event()
+    scheduler._on_death = lambda error: told.set()
+
+    def die() -> None:
+        raise SystemExit("the end")
+
+    scheduler.call(die)
+    assert told.wait(10)
+    with pytest.raises(Refused, match="the decode thread has ended: the end"):
+        ask(scheduler, PROMPT, max_new_tokens=4)
+
+
+def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    other = open_scheduler(path=write_tiny_qwen3(tmp_path / "other", seed=1))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    receiver.tensors = {name: p.detach() for name, p in model.named_parameters()}
+    params: dict[str, Any] = {"max_new_tokens": 10, "sampling_seed": 1, "ignore_eos": True}
+    before = ask(scheduler, PROMPT, **params)[0]
+    run(scheduler, scheduler.weights.begin)
+    held = scheduler.submit(make_request(PROMPT, **params))
+    names = list(receiver.tensors)
+    for part in (names[:5], names[5:]):
+        bucket = bucket_of({name: receiver.tensors[name] for name in part})
+        run(scheduler, lambda bucket=bucket: scheduler.weights.receive(bucket, "g"))
+    assert not held.done()
+    run(scheduler, scheduler.weights.end)
+    run(scheduler, lambda: scheduler.weights.set_version("1"))
+    after = ask(scheduler, PROMPT, **params)[0]
+    assert after.weight_version == "1" and before.weight_version == "0"
+    expected = ask(other, PROMPT, **params)[0]
+    assert (after.output_ids, after.logprobs) == (expected.output_ids, expected.logprobs)
+    assert held.result(timeout=10)[0].output_ids == expected.output_ids
+    assert before.output_ids != after.output_ids
+
+
+def test_failed_update_leaves_the_engine_unusable_until_a_whole_one(open_scheduler: OpenScheduler) -> None:
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    weights = scheduler.weights
+    receiver.tensors = {name: tensor.clone() for name, tensor in weights._weights.items()}
+    bucket = bucket_of(receiver.tensors)
+    run(scheduler, weights.begin)
+    waiting = scheduler.submit(make_request(PROMPT, max_new_tokens=2))
+    receiver.error = WeightSyncError("model.norm.weight must arrive with checksum a, got b")
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
+        run(scheduler, lambda: weights.receive(bucket, "g"))
+    for future in (waiting, scheduler.submit(make_request(PROMPT, max_new_tokens=2))):
+        with pytest.raises(Refused, match=r"unusable: .*model\.norm\.weight") as failure:
+            future.result(timeout=10)
+        assert failure.value.status == 503
+    receiver.error = None
+    run(scheduler, weights.begin)
+    run(scheduler, lambda: weights.receive(bucket, "g"))
+    run(scheduler, weights.end)
+    assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
+
+
+def test_update_that_lacks_a_tensor_names_it(open_scheduler: OpenScheduler) -> None:
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    weights = scheduler.weights
+    receiver.tensors = {n: t.clone() for n, t in weights._weights.items() if n != "model.norm.weight"}
+    run(scheduler, weights.begin)
+    run(scheduler, lambda: weights.receive(bucket_of(receiver.tensors), "g"))
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight was not"):
+        run(scheduler, weights.end)
+
+
+def test_update_whose_trainer_is_gone_expires(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler(ScriptedReceiver())
+    group = WeightGroup(
+        name="g", master_address="127.0.0.1", master_port=1, world_size=2, backend="gloo", timeout_s=0.2
+    )
+    run(scheduler, lambda: scheduler.weights.join(group, 1))
+    run(scheduler, scheduler.weights.begin)
+    with pytest.raises(Refused, match=r"not ended within 0\.2 s"):
+        scheduler.submit(make_request(PROMPT, max_new_tokens=2)).result(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "field"),
+    [("model.nothing.weight", [64], "names"), ("model.norm.weight", [65], "shapes")],
+)
+def test_bucket_that_does_not_fit_is_refused_before_it_is_received(
+    open_scheduler: OpenScheduler, name: str, shape: list[int], field: str
+) -> None:
+    scheduler = open_scheduler(ScriptedReceiver())
+    run(scheduler, scheduler.weights.begin)
+    bucket = WeightBucket(names=[name], dtypes=["float32"], shapes=[shape], checksums=[])
+    with pytest.raises(BadRequest) as failure:
+        run(scheduler, lambda: scheduler.weights.receive(bucket, "g"))
+    assert failure.value.field == field
+
+
+def test_long_sequences_have_fewer_slots(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler(num_slots=8, max_cached_tokens=64)
+    future = scheduler.submit(make_request(PROMPT, n=5, max_new_tokens=40, ignore_eos=True, sampling_seed=1))
+    assert [len(a.output_ids) for a in future.result(timeout=60)] == [40] * 5
+    assert scheduler._lanes[64].num_slots == 1
