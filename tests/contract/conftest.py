@@ -57,9 +57,7 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 @contextmanager
 def open_fake(folder: Path) -> Iterator[Target]:
     with FakeServer(vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, token_s=0.002) as fake:
-        yield Target(
-            kind="fake", url=fake.url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=200
-        )
+        yield Target(kind="fake", url=fake.url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=200)
 
 
 @contextmanager
@@ -72,9 +70,7 @@ def open_embedded(folder: Path) -> Iterator[Target]:
     process.start()
     try:
         process.wait_ready(timeout_s=60)
-        yield Target(
-            kind="embedded", url=url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=400
-        )
+        yield Target(kind="embedded", url=url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=400)
     finally:
         process.stop()
 

@@ -150,7 +150,7 @@ def test_engine_that_never_joins_the_broadcast_is_named_in_time(start_engine: St
     channel = make_channel(ProcessGroupChannel, timeout_s=SHORT_TIMEOUT_S)
     channel.connect([address])
     started = time.monotonic()
-    with pytest.raises(EngineError, match="engine 0 .*within 3 s"):
+    with pytest.raises(EngineError, match=r"engine 0 .*within 3 s"):
         channel.push(iter(some_weights().items()), 1)
     assert time.monotonic() - started < SHORT_TIMEOUT_S + 5
     channel.close()

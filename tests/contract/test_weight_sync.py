@@ -1,0 +1,96 @@
+"""Weights over a process group into a server of its own: what arrives is what answers."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlscale.engines.http import HttpEngine
+from rlscale.errors import EngineError
+from rlscale.types import EngineAddress, Generation, SamplingParams
+from rlscale.weights.checksum import checksum
+from rlscale.weights.process_group import ProcessGroupChannel
+from tests.contract.conftest import Target, open_embedded
+from tests.tiny_model import write_tiny_qwen3
+
+PARAMS = SamplingParams(max_new_tokens=20, sampling_seed=1, ignore_eos=True)
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    # Not the server of the contract suite, whose weights other tests rely on.
+    with open_embedded(tmp_path_factory.mktemp("sync")) as target:
+        yield target
+
+
+def make_channel() -> ProcessGroupChannel:
+    return ProcessGroupChannel(
+        make_engine=lambda address: HttpEngine(address, timeout_s=TIMEOUT_S),
+        rank=0,
+        bucket_bytes=50_000,
+        backend="gloo",
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def read_state(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def answers(address: EngineAddress) -> tuple[list[Generation], dict[str, str]]:
+    async def ask() -> tuple[list[Generation], dict[str, str]]:
+        engine = HttpEngine(address, timeout_s=TIMEOUT_S)
+        try:
+            return await engine.generate([5, 6, 7], PARAMS, n=3), await engine.checksums()
+        finally:
+            await engine.close()
+
+    return asyncio.run(ask())
+
+
+def test_new_weights_answer_and_old_ones_return(embedded: Target, tmp_path: Path) -> None:
+    address = EngineAddress(name="engine 0", url=embedded.url)
+    old = read_state(write_tiny_qwen3(tmp_path / "old"))
+    new = read_state(write_tiny_qwen3(tmp_path / "new", seed=1))
+    before, _ = answers(address)
+    channel = make_channel()
+    channel.connect([address])
+    channel.push(iter(new.items()), 1)
+    changed, held = answers(address)
+    assert held == {name: checksum(tensor) for name, tensor in new.items()}
+    assert changed[0].weight_versions == [1] * 20
+    assert [a.output_ids for a in changed] != [a.output_ids for a in before]
+    channel.push(iter(old.items()), 2)
+    again, _ = answers(address)
+    assert [(a.output_ids, a.logprobs) for a in again] == [(a.output_ids, a.logprobs) for a in before]
+    channel.close()
+
+
+def test_wrong_weights_are_refused_in_time_and_the_next_sync_heals(embedded: Target, tmp_path: Path) -> None:
+    address = EngineAddress(name="engine 0", url=embedded.url)
+    state = read_state(write_tiny_qwen3(tmp_path / "old"))
+    channel = make_channel()
+    channel.connect([address])
+    with pytest.raises(EngineError, match=r"engine 0 .*shapes must be .*model\.norm\.weight"):
+        channel.push(iter({**state, "model.norm.weight": torch.ones(3)}.items()), 3)
+    with pytest.raises(EngineError, match=r"unusable|within"):
+        # Half of the weights may be new: nothing is answered from them.
+        asyncio.run(_generate_quickly(address))
+    channel.connect([address])
+    channel.push(iter(state.items()), 4)
+    assert answers(address)[0][0].weight_versions == [4] * 20
+    channel.close()
+
+
+async def _generate_quickly(address: EngineAddress) -> None:
+    engine = HttpEngine(address, timeout_s=1.0)
+    try:
+        await engine.generate([5, 6, 7], PARAMS)
+    finally:
+        await engine.close()

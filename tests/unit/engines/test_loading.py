@@ -1,0 +1,104 @@
+"""Which models the embedded engine runs, and that it runs them as transformers does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlscale.engines.embedded.architecture import read_architecture
+from rlscale.engines.embedded.loading import eos_ids, load_decoder
+from tests.tiny_model import EOS_ID
+from tests.unit.engines.conftest import no_transformers
+
+FIGURES: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen3", {"head_dim": 16}),
+        ("qwen3", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+        ("qwen2", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"rope_parameters": LLAMA3_ROPE}),
+        ("mistral", {"sliding_window": 64}),
+    ],
+)
+def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **FIGURES, **more)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    decoder, limit = load_decoder(
+        str(tmp_path), no_transformers, dtype=torch.float32, device=torch.device("cpu"), max_context_len=None
+    )
+    assert limit == 64
+    assert decoder.weights.keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(decoder.weights[name], parameter), name
+    ids = torch.randint(0, 60, (2, 30))
+    lengths = torch.tensor([30, 17])
+    with torch.inference_mode():
+        _, logits = decoder.prefill(ids, lengths)
+        for row in range(2):
+            expected = model(ids[row : row + 1, : lengths[row]]).logits[0, -1]
+            assert torch.allclose(logits[row], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type must be one of"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+    ],
+)
+def test_models_it_cannot_run_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_architecture({"model_type": "llama", **FIGURES, **change})
+
+
+def test_unknown_weights_are_refused(model_path: Path) -> None:
+    from rlscale.engines.embedded.decoder import Decoder
+    from rlscale.engines.embedded.loading import read_folder
+
+    read = read_folder(str(model_path))
+    assert read is not None
+    config, weights = read
+    more = {**weights, "model.layers.0.extra.weight": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"layers\.0\.extra"):
+        Decoder(read_architecture(config), more, dtype=torch.float32, device=torch.device("cpu"), num_positions=64)
+
+
+def test_context_beyond_the_model_is_refused(model_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_context_len must be at most 512"):
+        load_decoder(
+            str(model_path), no_transformers, dtype=torch.float32, device=torch.device("cpu"), max_context_len=513
+        )
+
+
+def test_end_tokens_of_config(model_path: Path) -> None:
+    assert EOS_ID in eos_ids(str(model_path), {"eos_token_id": [7, EOS_ID]})
+    assert eos_ids("/no/folder", {"eos_token_id": [7, 8]}) == {7, 8}
+    assert eos_ids("/no/folder", {}) == frozenset()
