@@ -42,6 +42,7 @@ class CommandLine:
     problems: list[Problem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     experiment: str | None = None
+    no_experiment: bool = False  # said so, by experiment=null
 
 
 def parse_command_line(
@@ -69,12 +70,12 @@ def parse_command_line(
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override))
         elif override.key_or_group in groups:
-            rank = _APPENDED.get(override.key_or_group, 1)
-            if _check_group(line, override, groups):
-                ordered.append((rank, _as_appended(override, groups)))
+            word = _group_word(line, override, groups)
+            if word is not None:
+                ordered.append((_APPENDED.get(override.key_or_group, 1), word))
         elif _check_key(line, override, groups):
             ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
-    if line.experiment is None and EVERYTHING not in line.broken:
+    if line.experiment is None and not line.no_experiment and EVERYTHING not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
     line.words = [word for _, word in sorted(ordered, key=lambda pair: pair[0])]
@@ -127,22 +128,25 @@ def _not_a_sweep(override: Override) -> Problem:
     return Problem(path=path, rule="have one value in a single run", value=value, fix=fix, origin=COMMAND_LINE)
 
 
-def _check_group(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+def _group_word(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """The choice of an option as Hydra wants it; None when it is wrong or chooses nothing."""
     group = override.key_or_group
-    options = groups[group]
     if override.package is not None:
-        problem = Problem(
-            path=group,
-            rule="be chosen without a package",
-            value=str(override.input_line),
-            fix=f"write {group}=<option>",
-        )
-        line.problems.append(problem)
-        return False
-    if override.is_delete():
-        return True
+        fix, value = f"write {group}=<option>", str(override.input_line)
+        line.problems.append(Problem(path=group, rule="be chosen without a package", value=value, fix=fix))
+        return None
+    if override.is_delete() or override.value() is None:
+        line.no_experiment |= group == "experiment"
+        return None if group in _APPENDED else f"~{group}"
+    if not _check_options(line, override, groups[group]):
+        return None
+    return f"{'+' if group in _APPENDED else ''}{group}={_text(override)}"
+
+
+def _check_options(line: CommandLine, override: Override, options: Sequence[str]) -> bool:
+    group = override.key_or_group
     chosen = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
-    wrong = [name for name in chosen if name is not None and name not in options]
+    wrong = [name for name in chosen if name not in options]
     for name in wrong:
         found = nearest(str(name), options)
         fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
@@ -152,16 +156,8 @@ def _check_group(line: CommandLine, override: Override, groups: Mapping[str, Seq
     if wrong:
         line.broken.add(EVERYTHING if group in _APPENDED else group)
     elif group == "experiment":
-        line.experiment = "+".join(str(name) for name in chosen if name is not None)
+        line.experiment = "+".join(str(name) for name in chosen)
     return not wrong
-
-
-def _as_appended(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
-    group, word = override.key_or_group, str(override.input_line)
-    bare = word.lstrip("+")
-    if group in _APPENDED and not override.is_delete():
-        return f"+{bare}"
-    return bare
 
 
 def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:

@@ -9,7 +9,7 @@ import yaml
 
 from rlscale.cli.app import main_train
 from rlscale.config import RunConfig
-from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.errors import ConfigError, DataError, Problem, WorkerError
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def test_mistakes_are_told_and_nothing_else(capsys: pytest.CaptureFixture[str]) 
     [
         (ConfigError([Problem(path="cluster", rule="have 8 GPUs", value="0")]), 2, "cluster must have 8 GPUs, got 0"),
         (DataError("train.jsonl row 3: no prompt"), 2, "rlscale-train: train.jsonl row 3: no prompt"),
+        (WorkerError("actor rank 1", "out of memory"), 1, "the run failed: actor rank 1: out of memory"),
         (KeyboardInterrupt(), 130, "rlscale-train: interrupted"),
     ],
 )
@@ -120,3 +121,18 @@ def test_a_wrong_sweep_starts_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     assert main_train(["--multirun", "algo.eps_clip=0.1,-1"], run_job=jobs) == 2
     assert "algo.eps_clip must be > 0, got -1.0" in capsys.readouterr().err
     assert jobs.ran == [] and not Path("runs").exists()
+
+
+def test_a_single_run_is_reported() -> None:
+    told: list[tuple[str | None, float | None]] = []
+    code = main_train([], run_job=Jobs(), report=lambda config, job: told.append((config.run.name, job.objective)))
+    assert code == 0 and len(told) == 1 and told[0][1] == 0.2
+
+
+def test_a_folder_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "algo").mkdir(parents=True)
+    (tmp_path / "mine" / "algo" / "wide.yaml").write_text("eps_clip: 0.7\n", encoding="utf-8")
+    jobs = Jobs()
+    assert main_train(["--config-dir", "mine", "algo=wide"], run_job=jobs) == 0
+    assert main_train(["--config-dir=mine", "-m", "algo=wide,grpo"], run_job=jobs) == 0
+    assert [config.algo.eps_clip for config in jobs.ran] == [0.7, 0.7, 0.2]

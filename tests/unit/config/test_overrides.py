@@ -1,9 +1,12 @@
 """Every mistake of a command line is told, at once, with what to write instead."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlscale.config import KlType, load_config
 from rlscale.config.overrides import parse_command_line
+from rlscale.config.schema import keys
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 GROUPS = {"algo": ["grpo", "gspo"], "experiment": ["quickstart"], "on": ["cpu"]}
@@ -123,3 +126,44 @@ def test_several_values_are_for_sweeps() -> None:
     assert parse_command_line(["algo=grpo,gspo", "algo.eps_clip=0.1,0.2"], GROUPS, multirun=True).problems == []
     wrong = parse_command_line(["algo=grpo,gspoo", "algo.eps_clip=0.1,x"], GROUPS, multirun=True).problems
     assert [problem.value for problem in wrong] == ["gspoo", "x"]
+
+
+def test_null_chooses_no_option() -> None:
+    assert load_config(["logging=null"]) != load_config(["logging=plain"])
+    assert load_config(["algo=null"]).algo == load_config().algo
+    assert "model.hf_checkpoint must name a model" in only_mistake(["~model", "model.warmup_experiment=null"])
+    line = parse_command_line(["experiment=null", "on=null", "algo=null"], GROUPS)
+    assert (line.words, line.experiment, line.problems) == (["~algo"], None, [])
+    assert any("batch.rollout_batch_size must be set" in text for text in mistakes("experiment=null"))
+
+
+WORDS = [
+    "1",
+    "abc",
+    "[1,2]",
+    "{a: 1}",
+    "null",
+    "true",
+    "",
+    "'x'",
+    "${foo}",
+    "1,2",
+    "range(1,3)",
+    "${",
+    "[",
+    "a=b",
+    '"',
+    "nan",
+]
+NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", ".", "data.apply_chat_template_kwargs.a"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "+", "++", "~", "--"]), st.sampled_from(NAMES), st.sampled_from(WORDS)),
+        max_size=3,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_no_word_ends_in_anything_but_a_problem(words: list[tuple[str, str, str]]) -> None:
+    mistakes(*(f"{sign}{name}={value}" for sign, name, value in words))
