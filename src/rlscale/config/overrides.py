@@ -70,9 +70,9 @@ def parse_command_line(
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override))
         elif override.key_or_group in groups:
-            word = _group_word(line, override, groups)
-            if word is not None:
-                ordered.append((_APPENDED.get(override.key_or_group, 1), word))
+            choice = _group_word(line, override, groups)
+            if choice is not None:
+                ordered.append((_APPENDED.get(override.key_or_group, 1), choice))
         elif _check_key(line, override, groups):
             ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
     if line.experiment is None and not line.no_experiment and EVERYTHING not in line.broken:
