@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig
 from rlscale.models import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.linear import use_onednn
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 
@@ -34,8 +35,10 @@ def load_sharded(
     model.requires_grad_(trainable)
     _switch_off_dropout(model)
     if trainable and fsdp.gradient_checkpointing:
-        model.activation_checkpointing_enable()  # type: ignore[no-untyped-call]
+        model.activation_checkpointing_enable()
     model.train(trainable)
+    if mesh.device_type == "cpu":
+        use_onednn(model)
     policy = MixedPrecisionPolicy()
     if dtype != ComputeDtype.float32:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
