@@ -1,6 +1,7 @@
 """Timers and combined sinks."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,9 @@ def test_every_sink_gets_every_record_and_is_closed() -> None:
 
 def test_every_phase_has_a_documented_duration() -> None:
     assert {f"time/{phase}_s" for phase in PHASES} <= METRICS.keys()
+
+
+def test_the_guide_lists_every_metric() -> None:
+    rows = (f"| `{name}` | {meaning} |" for name, meaning in METRICS.items())
+    guide = (Path(__file__).parents[3] / "docs" / "how-to" / "run-folder.md").read_text()
+    assert "| name | meaning |\n|---|---|\n" + "\n".join(rows) + "\n\n" in guide
