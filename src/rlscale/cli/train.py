@@ -28,6 +28,7 @@ def run_training(config: RunConfig) -> RunResult:
 
 def report(config: RunConfig, result: RunResult) -> None:
     """Shows what the run gave, where everything is, and what to try next."""
+    # As above: the front itself answers mistakes at once.
     from rlscale.observe.jsonl import read_records
     from rlscale.observe.metrics import PHASES
     from rlscale.observe.summary import RunSummary, phase_seconds, print_summary

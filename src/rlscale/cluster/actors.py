@@ -96,9 +96,10 @@ class _EngineActor:
     @_stamped
     def start(self, timeout_s: float) -> EngineAddress:
         """Starts the server and waits until it is healthy."""
-        address, self._process = self._launch.open(self._log_folder)
-        self._process.start()
-        self._process.wait_ready(timeout_s)
+        address, process = self._launch.open(self._log_folder)
+        process.start()
+        self._process = process  # from here on `check`, in its own thread, looks at it
+        process.wait_ready(timeout_s)
         return address
 
     @ray.method(concurrency_group="health")

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlscale.cluster.placement import Layout
 from rlscale.config import ClusterConfig, Device
@@ -128,8 +129,6 @@ class Bundles:
 
     def options(self, bundle: int, share: float) -> dict[str, object]:
         """Ray options that put an actor on a bundle, with `share` of what it holds."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         claim: dict[str, object] = {"num_cpus": 0}
         if self.resource == "GPU":
             claim["num_gpus"] = share

@@ -19,6 +19,8 @@ WATCH_INTERVAL_S = 1.0
 async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]:
     """The results of all calls, or the first cause as a WorkerError as soon as one fails."""
     futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}
+    for future in futures:
+        future.add_done_callback(_look_at)
     done, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if not any(future.exception() for future in done):
         return [future.result() for future in futures]
@@ -29,6 +31,12 @@ async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]
         future.cancel()
     failures = [as_worker_error(futures[f], error) for f in done if (error := f.exception()) is not None]
     raise min(failures, key=lambda failure: failure.failed_at_s)
+
+
+def _look_at(future: "asyncio.Future[Any]") -> None:
+    """Marks an exception as seen: when a run is cancelled nobody asks for the results of its last calls."""
+    if not future.cancelled():
+        future.exception()
 
 
 def as_worker_error(name: str, error: BaseException) -> WorkerError:
