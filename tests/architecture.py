@@ -190,8 +190,11 @@ def _prints(module: Module) -> Iterator[str]:
 
 
 def _hidden_imports(module: Module) -> Iterator[str]:
-    """An import inside of a function has its reason in a comment at it, or in a docstring that speaks of importing."""
-    if "import" in (ast.get_docstring(module.tree) or ""):
+    """An import inside of a function has its reason in a comment at it, or in a docstring that speaks of importing.
+
+    Commands need none: they import late so that `--help` and a wrong config answer at once.
+    """
+    if module.part == "cli" or "import" in (ast.get_docstring(module.tree) or ""):
         return
     lines = module.text.splitlines()
     for function in ast.walk(module.tree):

@@ -147,7 +147,7 @@ class SilentConsole(Console):
 _LINE = (
     ("reward", "reward/mean", ".3f"),
     ("held-out", "eval/reward_mean", ".3f"),
-    ("loss", "train/loss", ".4f"),
+    ("loss", "train/loss", "z.4f"),
     ("grad", "train/grad_norm", ".3g"),
     ("lr", "train/lr", ".2g"),
     ("len", "response_len/mean", ".1f"),

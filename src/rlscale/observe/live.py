@@ -152,7 +152,7 @@ _NUMBERS = (
     ("held-out reward", "eval/reward_mean", ".3f"),
     ("response length", "response_len/mean", ".1f"),
     ("logprob diff", "logprob_diff/mean", ".1e"),
-    ("loss", "train/loss", ".4f"),
+    ("loss", "train/loss", "z.4f"),
     ("grad norm", "train/grad_norm", ".3g"),
     ("learning rate", "train/lr", ".2e"),
     ("weight version", "weights/version", ".0f"),
