@@ -70,7 +70,7 @@ def open_embedded(folder: Path) -> Iterator[Target]:
     process.start()
     try:
         process.wait_ready(timeout_s=60)
-        yield Target(kind="embedded", url=url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=400)
+        yield Target(kind="embedded", url=url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=250)
     finally:
         process.stop()
 

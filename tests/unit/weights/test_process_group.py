@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,8 @@ SHORT_TIMEOUT_S = 3.0
 StartEngine = Callable[..., EngineAddress]
 
 
-@pytest.fixture
-def start_engine() -> Iterator[StartEngine]:
+@contextmanager
+def engine_processes() -> Iterator[StartEngine]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(name: str = "engine 0", fault: str = "") -> EngineAddress:
@@ -40,6 +41,19 @@ def start_engine() -> Iterator[StartEngine]:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def start_engine() -> Iterator[StartEngine]:
+    with engine_processes() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[EngineAddress]:
+    """An engine without faults, for every test that leaves it healthy."""
+    with engine_processes() as start:
+        yield start("engine 0")
 
 
 @pytest.fixture
@@ -83,8 +97,10 @@ class FlippingChannel(ProcessGroupChannel):
         return super()._broadcast(process_group, packed)
 
 
-def test_weights_arrive_on_every_engine(start_engine: StartEngine, channel: ProcessGroupChannel) -> None:
-    addresses = [start_engine("engine 0"), start_engine("engine 1")]
+def test_weights_arrive_on_every_engine(
+    healthy: EngineAddress, start_engine: StartEngine, channel: ProcessGroupChannel
+) -> None:
+    addresses = [healthy, start_engine("engine 1")]
     weights = some_weights()
     channel.connect(addresses)
     for version in (1, 2):
@@ -112,16 +128,18 @@ def test_other_ranks_only_gather() -> None:
     other.close()
 
 
-def test_flipped_bit_names_the_tensor(start_engine: StartEngine) -> None:
+def test_flipped_bit_names_the_tensor(healthy: EngineAddress) -> None:
     channel = make_channel(FlippingChannel)
-    channel.connect([start_engine()])
+    channel.connect([healthy])
     with pytest.raises(WeightSyncError, match=r"model\.layers\.1\.weight must arrive with checksum"):
         channel.push(iter(some_weights().items()), 1)
     channel.close()
 
 
-def test_stale_version_names_the_engine(start_engine: StartEngine, channel: ProcessGroupChannel) -> None:
-    channel.connect([start_engine("engine 0"), start_engine("engine 1", "stale_version")])
+def test_stale_version_names_the_engine(
+    healthy: EngineAddress, start_engine: StartEngine, channel: ProcessGroupChannel
+) -> None:
+    channel.connect([healthy, start_engine("engine 1", "stale_version")])
     with pytest.raises(WeightSyncError, match="engine 1 must hold weight version 3 after the sync, got 0"):
         channel.push(iter(some_weights().items()), 3)
 
@@ -156,14 +174,15 @@ def test_engine_that_never_joins_the_broadcast_is_named_in_time(start_engine: St
     channel.close()
 
 
-def test_channel_connects_again_after_a_failure(start_engine: StartEngine, channel: ProcessGroupChannel) -> None:
+def test_channel_connects_again_after_a_failure(
+    healthy: EngineAddress, start_engine: StartEngine, channel: ProcessGroupChannel
+) -> None:
     channel.connect([start_engine("engine 0", "dies_on_bucket")])
     with pytest.raises(EngineError):
         channel.push(iter(some_weights().items()), 1)
-    address = start_engine("engine 0")
-    channel.connect([address])
+    channel.connect([healthy])
     channel.push(iter(some_weights().items()), 2)
-    assert checksums_of(address)["lm_head.weight"] == checksum(some_weights()["lm_head.weight"])
+    assert checksums_of(healthy)["lm_head.weight"] == checksum(some_weights()["lm_head.weight"])
 
 
 def test_engine_that_is_not_there_is_named_at_once(channel: ProcessGroupChannel) -> None:
