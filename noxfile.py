@@ -19,7 +19,7 @@ def _python(session: nox.Session, *args: str) -> None:
 def _pytest(session: nox.Session, markers: str, *args: str) -> None:
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    session.run(sys.executable, "-m", "pytest", "-m", markers, *args, *session.posargs, env=env, external=True)
+    session.run(sys.executable, "-m", "pytest", "-q", "-m", markers, *args, *session.posargs, env=env, external=True)
 
 
 @nox.session
