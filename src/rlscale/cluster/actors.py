@@ -20,13 +20,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _stamped(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def _stamped(method: Callable[Concatenate[Any, P], R]) -> Any:
     """Turns any failure of a method into a WorkerError that names the actor and the moment."""
 
     @functools.wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
+        except WorkerError:
+            raise  # it names its worker, which may be another rank, already
         except Exception as error:
             failed_at_s = time.time()
             logging.getLogger(__name__).exception("%s failed in %s", self.name, method.__name__)

@@ -19,6 +19,13 @@ SLOT = "rlscale_slot"
 
 PLACEMENT_TIMEOUT_S = 120.0
 
+WORKER_VARIABLES = {
+    # OpenMP reads it when torch is loaded. Threads that wait by spinning make a step ten times as long as soon as another
+    # process wants their core, and trainers, engines and driver share cores all the time.
+    "OMP_WAIT_POLICY": "passive",
+}
+"""Environment of every actor, and through it of every engine."""
+
 
 @contextmanager
 def ray_session(config: ClusterConfig, layout: Layout) -> Iterator[None]:
@@ -43,7 +50,11 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
     # Without this Ray hides the GPUs from actors that claim none, and warns that it will stop doing so.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": WORKER_VARIABLES},
+    }
     if address is None:
         # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}

@@ -18,6 +18,8 @@ WATCH_INTERVAL_S = 1.0
 
 async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]:
     """The results of all calls, or the first cause as a WorkerError as soon as one fails."""
+    if not calls:
+        return []
     futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}
     for future in futures:
         future.add_done_callback(_look_at)
