@@ -1,0 +1,86 @@
+"""What README and docs tell a reader to type does what they say."""
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlscale.cli.app import main_train
+from rlscale.config import RewardConfig, RunConfig
+from rlscale.rewards import load_reward
+from rlscale.types import Prompt, Sample
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "reference"),
+]
+TUTORIAL = ROOT / "docs" / "tutorial" / "your-own-reward.md"
+MAX_README_LINES = 150
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Arguments of every `rlscale-train` in a shell block."""
+    lines = [
+        line for page in PAGES for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()
+    ]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line[1:] for line in words if line and line[0] == "rlscale-train"]
+
+
+@pytest.mark.parametrize("argv", commands(), ids=" ".join)
+def test_every_command_is_accepted(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs: list[RunConfig] = []
+
+    def run_job(config: RunConfig) -> Any:
+        jobs.append(config)
+        return SimpleNamespace(objective=0.5, run_dir=tmp_path)
+
+    assert main_train(argv, run_job=run_job) == 0
+    asks_only = "--help" in argv or "--cfg" in argv
+    assert len(jobs) == (0 if asks_only else 4 if "-m" in argv else 1)
+
+
+def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, trial, remote = blocks(TUTORIAL, "python")
+    (tmp_path / "my_reward.py").write_text(first)
+    (tmp_path / "remote_reward.py").write_text(remote)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = load_reward(RewardConfig(custom_path="my_reward:score"))
+    sample = Sample(index=0, group_index=0, prompt=Prompt(index=0, text="1+1=", token_ids=(1,), label="20"), seed=0)
+    scores = []
+    for sample.response in ("20", "21", "2"):
+        scores.append(reward(sample))
+    assert scores == [1.0, 0.1, 0.0]
+    exec(trial, {})
+    load_reward(RewardConfig(custom_path="remote_reward:score"))
+
+
+def test_the_reward_of_the_readme_is_that_of_the_tutorial() -> None:
+    assert blocks(TUTORIAL, "python")[0] in blocks(ROOT / "README.md", "python")
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= MAX_README_LINES
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_folders_of_the_readme_exist() -> None:
+    tree = (ROOT / "README.md").read_text().split("## Where things are")[1].split("```")[1]
+    names = [name for line in tree.splitlines() for name in re.findall(r"^(?:  )?((?:[\w]+(?:/|\.py) ?)+)", line)]
+    inside = [word for line in names for word in line.split()]
+    missing = [n for n in inside if not (ROOT / n).exists() and not (ROOT / "src" / "rlscale" / n).exists()]
+    assert len(inside) > 20
+    assert missing == []
