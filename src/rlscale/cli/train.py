@@ -53,10 +53,11 @@ def report(config: RunConfig, result: RunResult) -> None:
 
 
 def _next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
-    experiment = "" if config.run.experiment in (None, "quickstart") else f" +experiment={config.run.experiment}"
+    own = [word for word in config.run.overrides if not word.lstrip("+").startswith(("run.", "experiment=quickstart"))]
+    same = " ".join(["rlscale-train", *map(shlex.quote, own)])
     commands = [
-        (f"rlscale-train{experiment} algo=gspo", "the same with another algorithm"),
-        (f"rlscale-train{experiment} -m optim.lr=1e-4,3e-4", "a sweep, with a table at the end"),
+        (f"{same} algo=gspo", "the same with another algorithm"),
+        (f"{same} -m algo.eps_clip=0.1,0.2", "a sweep, with a table at the end"),
     ]
     if result.hf_folder is not None:
         served = f"rlscale-serve --model-path {shlex.quote(str(result.hf_folder))}"
