@@ -9,6 +9,10 @@ from transformers.utils import logging
 
 from rlscale.models.characters import character_tokenizer
 
+INITIALIZER_RANGE = 0.05
+"""Standard deviation of the random weights. The usual 0.02 is meant for widths in the thousands; with it, at width 128,
+supervised training on the arithmetic task takes up to three times as many steps."""
+
 
 def write_qwen3(folder: Path, *, figures: Mapping[str, int | bool], init_seed: int) -> None:
     """Writes model and character tokenizer in Hugging Face format into an existing folder.
@@ -40,6 +44,7 @@ def _architecture(figures: Mapping[str, int | bool], tokenizer: PreTrainedTokeni
         num_key_value_heads=figures["num_key_value_heads"],
         head_dim=figures["head_dim"],
         max_position_embeddings=figures["max_position_embeddings"],
+        initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=bool(figures["tie_word_embeddings"]),
         rope_parameters={"rope_type": "default", "rope_theta": float(figures["rotary_base"])},
         bos_token_id=None,

@@ -11,7 +11,7 @@ from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.characters import VOCABULARY
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same figures would give other files, so that an old cache is not read."""
 
 DEFAULTS: dict[str, int | bool] = {
