@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-ORDER = ("failed", "error", "passed", "skipped", "xfailed", "deselected", "warning")
+ORDER = ("failed", "error", "passed", "skipped", "xfailed", "warning")
 RUN = re.compile(r"^=*\s?((?:\d+ [a-z]+(?:, )?)+) in ([\d.]+)s", re.MULTILINE)
 
 
