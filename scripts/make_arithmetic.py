@@ -1,14 +1,15 @@
-"""Writes data/arithmetic/: sums of two numbers from 0 to 99, training and held-out prompts.
+"""Writes data/arithmetic/: sums of two three-digit numbers in which no column carries.
 
     python scripts/make_arithmetic.py            # writes train.jsonl and heldout.jsonl
     python scripts/make_arithmetic.py --check    # exit code 1 unless the files are exactly what would be written
 
-A row is `{"prompt": "47+05=", "label": "25", "metadata": {"a": 47, "b": 5}}`. The label is the sum with its digits
-REVERSED (52 -> "25"), so that a carry goes from left to right, the way a model writes.
+A row is `{"prompt": "470+205=", "label": "675", "metadata": {"a": 470, "b": 205}}`. Without carries every column is a
+small sum of its own, so a tiny model gets better bit by bit instead of in one jump, from whatever seed it starts; one
+wrong column of three still makes the answer wrong.
 
-256 pairs are held out. The training file has neither them nor their mirror images (5+47 for 47+5), so a held-out sum
-can only be found by adding. The order of rows, and what is held out, follow from SHA-256 of the pair: the files are the
-same wherever they are made.
+256 pairs are held out. The training file has neither them nor their mirror images (205+470 for 470+205), so a held-out
+sum can only be found by adding. The order of rows, and what is held out, follow from SHA-256 of the pair: the files are
+the same wherever they are made.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "arithmetic"
-NUM_NUMBERS = 100
+NUM_NUMBERS = 1000
+NUM_TRAIN = 10_000
 NUM_HELDOUT = 256
 
 Pair = tuple[int, int]
@@ -26,17 +28,22 @@ Pair = tuple[int, int]
 
 def split_pairs() -> tuple[list[Pair], list[Pair]]:
     """Training and held-out pairs."""
-    pairs = [(a, b) for a in range(NUM_NUMBERS) for b in range(NUM_NUMBERS)]
+    pairs = [(a, b) for a in range(NUM_NUMBERS) for b in range(NUM_NUMBERS) if not carries(a, b)]
     pairs.sort(key=lambda pair: hashlib.sha256(f"{pair[0]}+{pair[1]}".encode()).digest())
     heldout = pairs[:NUM_HELDOUT]
     excluded = {*heldout, *((b, a) for a, b in heldout)}
-    return [pair for pair in pairs if pair not in excluded], heldout
+    return [pair for pair in pairs if pair not in excluded][:NUM_TRAIN], heldout
+
+
+def carries(a: int, b: int) -> bool:
+    """True when a column of a + b sums to ten or more."""
+    return any(int(x) + int(y) > 9 for x, y in zip(f"{a:03}", f"{b:03}", strict=True))
 
 
 def row(pair: Pair) -> str:
     """One line of a file."""
     a, b = pair
-    fields = {"prompt": f"{a:02}+{b:02}=", "label": str(a + b)[::-1], "metadata": {"a": a, "b": b}}
+    fields = {"prompt": f"{a:03}+{b:03}=", "label": f"{a + b:03}", "metadata": {"a": a, "b": b}}
     return json.dumps(fields) + "\n"
 
 

@@ -1,14 +1,14 @@
 """The few exceptions of rlscale.
 
-    Exception
-    ├── ValueError
-    │   ├── ConfigError      the configuration is wrong; carries every problem found (exit code 2)
-    │   └── DataError        a data file is wrong; names the file and the row (exit code 2)
-    └── RuntimeError
-        ├── WorkerError      a trainer rank or an engine failed; names it and carries the first cause
-        ├── RewardError      a reward raised or gave no finite number; names the sample
-        ├── EngineError      an engine refused or did not answer a request
-        └── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
+Exception
+├── ValueError
+│   ├── ConfigError      the configuration is wrong; carries every problem found (exit code 2)
+│   └── DataError        a data file is wrong; names the file and the row (exit code 2)
+└── RuntimeError
+    ├── WorkerError      a trainer rank or an engine failed; names it and carries the first cause
+    ├── RewardError      a reward raised or gave no finite number; names the sample
+    ├── EngineError      an engine refused or did not answer a request
+    └── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@
                               Reward  Engine <─ WeightReceiver ═ weights ═ WeightChannel
 
 Parts meet here and nowhere else: `rollout`, `engines`, `training`, `weights` and `checkpoint` do not import each other.
-`control` calls the asynchronous protocols; a worker process implements the synchronous ones, called on every rank alike.
+`control` calls the asynchronous protocols; a worker process implements the synchronous ones, called on every rank.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class Trainer:
 
         Raises:
             ConfigError, DataError: found before anything was started.
-            WorkerError, EngineError, WeightSyncError, RewardError: the first cause of a failure, after every process of the run was ended.
+            WorkerError, EngineError, WeightSyncError, RewardError: the first cause of a failure, after every process
+                of the run was ended.
         """
         config = self.config
         layout = plan_layout(config.cluster, needs_engines=needs_engines(config))

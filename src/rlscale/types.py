@@ -34,7 +34,7 @@ class Prompt:
     """One row of a prompt file, ready for an engine.
 
     Example:
-        Prompt(index=3, text="47+05=", token_ids=(4, 7, 11, 0, 5, 12), label="25")
+        Prompt(index=3, text="470+205=", token_ids=(4, 7, 0, 11, 2, 0, 5, 12), label="675")
     """
 
     index: int  # 0-based row of the prompt source

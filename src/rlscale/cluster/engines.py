@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.actors import EngineActor
+from rlscale.cluster.engine_actor import EngineActor
 from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
 from rlscale.cluster.watch import settle

@@ -20,8 +20,8 @@ SLOT = "rlscale_slot"
 PLACEMENT_TIMEOUT_S = 120.0
 
 WORKER_VARIABLES = {
-    # OpenMP reads it when torch is loaded. Threads that wait by spinning make a step ten times as long as soon as another
-    # process wants their core, and trainers, engines and driver share cores all the time.
+    # OpenMP reads it when torch is loaded. Threads that wait by spinning make a step ten times as long as soon as
+    # another process wants their core, and trainers, engines and driver share cores all the time.
     "OMP_WAIT_POLICY": "passive",
 }
 """Environment of every actor, and through it of every engine."""
@@ -100,12 +100,13 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
         else "ask for fewer ranks and engines, or a larger cluster"
     )
     split = f"{layout.num_trainers} for training, {layout.num_engines * layout.gpus_per_engine} for generation"
+    shared = ", shared" if layout.colocate else ""
     raise ConfigError(
         [
             Problem(
                 path="cluster",
                 rule=f"fit on the {'GPUs' if on_gpus else resource + 's'} that Ray sees",
-                value=f"a need of {layout.num_bundles} ({split}{', shared' if layout.colocate else ''}) and {have} there",
+                value=f"a need of {layout.num_bundles} ({split}{shared}) and {have} there",
                 fix=fix,
             )
         ]

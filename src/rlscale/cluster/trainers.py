@@ -6,9 +6,9 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.actors import TrainActor
 from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
+from rlscale.cluster.train_actor import TrainActor
 from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.watch import settle
 from rlscale.training.spec import TrainerSpec

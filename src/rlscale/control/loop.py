@@ -6,8 +6,8 @@
         └──────────────▲───────────────┘ size k   └──────────────────────────┬─────────────────────────┘
                        └──────────────────── version ────────────────────────┘
 
-k is `rollout.max_staleness`. With k = 0 the two sides take turns: rollout r starts when the weights of step r are on the
-engines and evaluated. With k > 0 up to k rollouts are made ahead; a full queue makes the producer wait.
+k is `rollout.max_staleness`. With k = 0 the two sides take turns: rollout r starts when the weights of step r are on
+the engines and evaluated. With k > 0 up to k rollouts are made ahead; a full queue makes the producer wait.
 """
 
 import asyncio

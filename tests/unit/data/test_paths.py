@@ -30,6 +30,6 @@ def test_builtin_files_are_there_and_disjoint() -> None:
     for name in ("train", "heldout"):
         file = resolve_data_path(f"builtin:arithmetic/{name}.jsonl@[0:5]")
         prompts[name] = {json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()}
-    assert len(prompts["train"]) == 9490 and len(prompts["heldout"]) == 256
+    assert len(prompts["train"]) == 10000 and len(prompts["heldout"]) == 256
     mirrored = {f"{p[3:5]}+{p[0:2]}=" for p in prompts["heldout"]}
     assert not prompts["train"] & (prompts["heldout"] | mirrored)

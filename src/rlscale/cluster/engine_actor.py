@@ -1,0 +1,42 @@
+"""The keeper of an engine's server as a Ray actor. Imports no torch: its process is there within a moment."""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlscale.cluster.hosting import log_to, stamped
+from rlscale.engines.launch import EngineLaunch
+from rlscale.engines.process import EngineProcess
+from rlscale.types import EngineAddress
+
+
+class _EngineActor:
+    """Owns the server process of one engine; when the actor dies the kernel ends the server."""
+
+    def __init__(self, launch: EngineLaunch, *, log_folder: Path) -> None:
+        self.name = launch.name
+        log_to(log_folder, self.name)
+        self._launch, self._log_folder = launch, log_folder
+        self._process: EngineProcess | None = None
+
+    @stamped
+    def start(self, timeout_s: float) -> EngineAddress:
+        """Starts the server and waits until it is healthy."""
+        address, process = self._launch.open(self._log_folder)
+        process.start()
+        self._process = process  # from here on `check`, in its own thread, looks at it
+        process.wait_ready(timeout_s)
+        return address
+
+    @ray.method(concurrency_group="health")
+    def check(self) -> str | None:
+        """Why the server is no longer there; None while it lives."""
+        return self._process.poll() if self._process is not None else None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+
+EngineActor: Any = ray.remote(concurrency_groups={"health": 1})(_EngineActor)  # type: ignore[call-overload]

@@ -1,0 +1,56 @@
+"""The trainer rank as a Ray actor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlscale.cluster.hosting import log_to, stamped
+from rlscale.cluster.train_worker import TrainWorker, WorldSpec
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+
+
+class _TrainActor(TrainWorker):
+    """A trainer rank in an actor process. Health checks have a thread of their own; all else runs in one thread."""
+
+    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, log_folder: Path) -> None:
+        self.name = f"actor rank {rank}"
+        log_to(log_folder, self.name)
+        super().__init__(spec, world, rank=rank)
+
+    @ray.method(concurrency_group="health")
+    def ping(self) -> None:
+        """Returns while the process lives."""
+
+    @stamped
+    def setup(self, master_address: str, master_port: int) -> None:
+        super().setup(master_address, master_port)
+
+    @stamped
+    def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        return super().train(batch, steps)
+
+    @stamped
+    def connect(self, engines: Sequence[EngineAddress]) -> None:
+        super().connect(engines)
+
+    @stamped
+    def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
+        return super().sync_weights(version)
+
+    @stamped
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+
+    @stamped
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+
+    @stamped
+    def export_hf(self, folder: Path) -> None:
+        super().export_hf(folder)
+
+
+TrainActor: Any = ray.remote(concurrency_groups={"health": 1})(_TrainActor)  # type: ignore[call-overload]
