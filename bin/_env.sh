@@ -2,7 +2,7 @@
 #
 # Variables a user may set:
 #   PYTHON           interpreter to make the environment with; default: the first of python3, python3.13, ... that fits
-#   TORCH_INDEX_URL  package index to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build;
+#   TORCH_INDEX_URL  package index to take torch from, e.g. that of PyTorch's CPU wheels, a fifth of the size;
 #                    default: the index that pip is configured for. To change it later, remove .venv first.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -57,7 +57,7 @@ install_torch() {
   [[ -z "${TORCH_INDEX_URL:-}" ]] || index=(--index-url "$TORCH_INDEX_URL")
   say "Installing $torch from ${TORCH_INDEX_URL:-the index pip is configured for} (the largest download)"
   if [[ -z "${TORCH_INDEX_URL:-}" && "$(uname -s)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-    say "  no GPU here: TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu would take the smaller CPU build"
+    say "  no GPU here: TORCH_INDEX_URL set to the index of PyTorch's CPU wheels would take the smaller build"
   fi
   pip_install ${index[@]+"${index[@]}"} "$torch"
 }

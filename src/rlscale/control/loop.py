@@ -131,7 +131,7 @@ class TrainingLoop:
 
     async def _train(self, rollout: _Rollout) -> dict[str, float]:
         self._timers.add("rollout", rollout.seconds)
-        batch = build_batch(rollout.groups, self.progress.version)
+        batch = build_batch(rollout.groups, self.progress.version, has_rewards=self._parts.source.has_rewards)
         self._phase("train")
         with self._timers("train"):
             steps = plan_steps(batch, self._config.batch, num_ranks=self._config.num_ranks)

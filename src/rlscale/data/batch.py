@@ -9,11 +9,12 @@ from rlscale.types import Group, Sample, SampleStatus, TrainBatch, WeightVersion
 _TRAINABLE = (SampleStatus.completed, SampleStatus.truncated)
 
 
-def build_batch(groups: Sequence[Group], version: WeightVersion) -> TrainBatch:
+def build_batch(groups: Sequence[Group], version: WeightVersion, *, has_rewards: bool = True) -> TrainBatch:
     """The samples of `groups`, in order, as ragged columns.
 
     Args:
-        groups: at least one sample; each has a reward and is completed or truncated.
+        groups: at least one sample; all are completed or truncated.
+        has_rewards: every sample has a reward; false for supervised training, whose column of rewards is 0.
         version: weights that are current now, when the rollout goes to the trainer.
     """
     samples = [sample for group in groups for sample in group.samples]
@@ -27,7 +28,7 @@ def build_batch(groups: Sequence[Group], version: WeightVersion) -> TrainBatch:
         weight_versions=np.concatenate([_column(s, s.weight_versions, np.int32, fill=-1) for s in samples]),
         offsets=np.cumsum([0, *(len(s.tokens) for s in samples)], dtype=np.int64),
         prompt_lens=np.asarray([s.prompt_len for s in samples], dtype=np.int32),
-        rewards=np.asarray([s.reward for s in samples], dtype=np.float32),
+        rewards=np.asarray([_reward(s) if has_rewards else 0.0 for s in samples], dtype=np.float32),
         group_ids=np.asarray([group.index for group in groups for _ in group.samples], dtype=np.int64),
         execution_ids=np.asarray([s.index for s in samples], dtype=np.int64),
         version=version,
@@ -36,8 +37,12 @@ def build_batch(groups: Sequence[Group], version: WeightVersion) -> TrainBatch:
 
 def _check(sample: Sample) -> None:
     assert sample.status in _TRAINABLE, f"sample {sample.index} is {sample.status} and cannot be trained on"
-    assert sample.reward is not None, f"sample {sample.index} has no reward"
     assert len(sample.tokens) == sample.prompt_len + sample.response_len, f"columns of sample {sample.index} differ"
+
+
+def _reward(sample: Sample) -> float:
+    assert sample.reward is not None, f"sample {sample.index} has no reward"
+    return sample.reward
 
 
 def _column(

@@ -17,8 +17,10 @@ class SftSource:
     """Groups of one sample each, whose response is the prompt's label and the end token, all of it trainable.
 
     The label is tokenised by itself, as an engine that answers with these tokens would leave it. Engine logprobs do not
-    exist and are 0; so is the reward.
+    exist and are 0; there is no reward.
     """
+
+    has_rewards = False
 
     def __init__(self, prompts: PromptSource, tokenizer: PreTrainedTokenizerBase, *, rollout_batch_size: int) -> None:
         """
@@ -57,5 +59,5 @@ class SftSource:
         token_ids = [*self._tokenizer.encode(prompt.label, add_special_tokens=False), self._eos_token_id]
         sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
         sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[version] * len(token_ids))
-        sample.response, sample.status, sample.reward = prompt.label, SampleStatus.completed, 0.0
+        sample.response, sample.status = prompt.label, SampleStatus.completed
         return Group(index=index, prompt=prompt, samples=[sample])

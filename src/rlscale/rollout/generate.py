@@ -19,6 +19,8 @@ class GeneratedRollouts:
                         (all at once; the engines queue)  (threads)
     """
 
+    has_rewards = True
+
     def __init__(
         self,
         *,

@@ -28,6 +28,8 @@ from rlscale.types import (
 class Journal:
     """Trainers, source, evaluator and sink in one; notes what happens in which order."""
 
+    has_rewards = True
+
     def __init__(self, *, eval_rewards: Sequence[float] = (), fail_at: int | None = None) -> None:
         self.events: list[str] = []
         self.logged: dict[int, dict[str, float]] = {}

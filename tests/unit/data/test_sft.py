@@ -29,7 +29,7 @@ def test_the_label_and_the_end_token_are_the_response(write_jsonl: Write, tokeni
     sample = groups[1].samples[0]
     assert tokenizer.decode(sample.response_ids) == "21<|eos|>"
     assert sample.loss_mask == [1, 1, 1] and sample.weight_versions == [5, 5, 5]
-    batch = build_batch(groups, version=5)
+    batch = build_batch(groups, version=5, has_rewards=sft.has_rewards)
     assert batch.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]
     assert [g.prompt.text for g in asyncio.run(sft.rollout(4, version=6))] == ["0+0=", "1+1="]
 
