@@ -50,10 +50,11 @@ def test_nothing_outlives_a_killed_driver(command: Command) -> None:
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
-def test_an_interrupted_run_ends_cleanly_and_can_go_on(command: Command) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(command: Command, number: signal.Signals) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null", "checkpoint.save_interval=1")
     wait_until(has_trained(command), 120, "training")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=GONE_WITHIN_S)
     assert process.returncode == 130
     assert "Traceback" not in err

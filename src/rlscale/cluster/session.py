@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +64,9 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     try:
         ray.init(address=address, **options)
+        if threading.current_thread() is threading.main_thread():
+            # A scheduler ends jobs with SIGTERM. Ray's own handler dies with a stack trace; this one ends like Ctrl-C.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ConnectionError as error:
         raise ConfigError(
             [

@@ -117,7 +117,7 @@ def test_an_overlay_may_stand_before_the_experiment() -> None:
 
 def test_options_that_need_more_say_what() -> None:
     assert mistakes("algo=sft") == [
-        "batch.n_samples_per_prompt must be 1 with algo.loss_type=sft_loss, got 16; a prompt has one label; set "
+        "batch.n_samples_per_prompt must be 1 with algo.loss_type=sft_loss, got 8; a prompt has one label; set "
         f"batch.n_samples_per_prompt=1 ({origin('experiment/quickstart.yaml', 'n_samples_per_prompt')})"
     ]
     assert mistakes("algo=sft", "batch.n_samples_per_prompt=1") == []

@@ -62,7 +62,7 @@ def test_one_mistake_is_told_once(word: str, told: str) -> None:
 
 def test_all_mistakes_are_told_at_once() -> None:
     found = mistakes(
-        "algo.eps_clp=1", "algo=gspoo", "optim.lr=x", "cluster.actor_num_nodes=0", "batch.global_batch_size=48"
+        "algo.eps_clp=1", "algo=gspoo", "optim.lr=x", "cluster.actor_num_nodes=0", "batch.global_batch_size=50"
     )
     assert [text.split(" ")[0] for text in found] == [
         "algo.eps_clp",
@@ -75,7 +75,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_consequences_of_a_mistake_are_not_told() -> None:
     # Without the misspelt key the batch sizes do not agree; that is no second mistake.
-    assert "did you mean" in only_mistake(["batch.rollout_batch_sze=3", "batch.global_batch_size=48"])
+    assert "did you mean" in only_mistake(["batch.rollout_batch_sze=3", "batch.global_batch_size=50"])
     assert "experiment must be one of" in only_mistake(["experiment=quikstart"])
     assert "train must be one of" in only_mistake(["experiment=qwen3_4b_grpo", "train=fdsp"])
 

@@ -59,7 +59,7 @@ def test_experiments_can_be_swept() -> None:
 
 def test_nothing_starts_when_one_job_is_wrong() -> None:
     with pytest.raises(ConfigError) as caught:
-        sweep("batch.global_batch_size=64,48", "algo.eps_clp=1")
+        sweep("batch.global_batch_size=64,50", "algo.eps_clp=1")
     assert [problem.path for problem in caught.value.problems] == ["algo.eps_clp", "batch.global_batch_size"]
     assert not Path("runs").exists()
 
