@@ -18,6 +18,7 @@ SMALL = (
     "batch.n_samples_per_prompt=4",
     "eval.max_examples=8",
     "eval.interval=2",
+    "eval.stop_reward=null",
     "model.warmup_experiment=null",
     "model.num_layers=2",
     "model.hidden_size=32",

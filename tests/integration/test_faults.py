@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -19,8 +20,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         time.sleep(0.2)
 
 
-def has_trained(command: Command) -> Callable[[], bool]:
-    return lambda: (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 2
+def wait_for_training(command: Command, process: subprocess.Popen[str]) -> None:
+    def has_trained() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        return (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 2
+
+    wait_until(has_trained, 120, "training")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ def has_trained(command: Command) -> Callable[[], bool]:
 )
 def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, named: str) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null", "cluster.actor_num_gpus_per_node=2")
-    wait_until(has_trained(command), 120, "training")
+    wait_for_training(command, process)
     pid = next(pid for pid, words in command.processes().items() if victim in words)
     os.kill(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=GONE_WITHIN_S)
@@ -43,7 +48,7 @@ def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, 
 
 def test_nothing_outlives_a_killed_driver(command: Command) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null")
-    wait_until(has_trained(command), 120, "training")
+    wait_for_training(command, process)
     assert any("rlscale.cli.serve" in words for words in command.processes().values())
     process.kill()
     process.communicate()
@@ -53,7 +58,7 @@ def test_nothing_outlives_a_killed_driver(command: Command) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(command: Command, number: signal.Signals) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null", "checkpoint.save_interval=1")
-    wait_until(has_trained(command), 120, "training")
+    wait_for_training(command, process)
     process.send_signal(number)
     _, err = process.communicate(timeout=GONE_WITHIN_S)
     assert process.returncode == 130
