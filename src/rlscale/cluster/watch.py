@@ -83,4 +83,5 @@ async def find_dead_engine(actors: Sequence[tuple[str, Any]]) -> WorkerError | N
         reasons = await settle([(name, actor.check.remote()) for name, actor in actors])
     except WorkerError as error:
         return error
-    return next((WorkerError(name, why) for (name, _), why in zip(actors, reasons, strict=True) if why), None)
+    named = zip(actors, reasons, strict=True)
+    return next((WorkerError(name, why.removeprefix(f"{name} ")) for (name, _), why in named if why), None)
