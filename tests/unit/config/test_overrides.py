@@ -166,4 +166,5 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
 )
 @settings(max_examples=40, deadline=None)
 def test_no_word_ends_in_anything_but_a_problem(words: list[tuple[str, str, str]]) -> None:
-    mistakes(*(f"{sign}{name}={value}" for sign, name, value in words))
+    found = mistakes(*(f"{sign}{name}={value}" for sign, name, value in words))
+    assert all(" must " in problem for problem in found)

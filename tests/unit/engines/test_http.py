@@ -105,12 +105,12 @@ async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -
 def test_one_client_serves_one_loop_after_another(fake: FakeServer) -> None:
     engine = HttpEngine(EngineAddress(name="engine 0", url=fake.url), timeout_s=5)
 
-    async def once() -> None:
-        await engine.generate(PROMPT, PARAMS)
+    async def once() -> int:
+        answers = await engine.generate(PROMPT, PARAMS)
         await engine.close()
+        return len(answers)
 
-    asyncio.run(once())
-    asyncio.run(once())
+    assert [asyncio.run(once()), asyncio.run(once())] == [1, 1]
 
 
 async def test_api_key() -> None:

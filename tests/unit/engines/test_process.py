@@ -98,6 +98,7 @@ def test_stop_ends_children_that_ignore_the_request(tmp_path: Path) -> None:
     process.stop(grace_s=2)
     for pid in pids:
         wait_until_dead(pid)
+    assert not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux only")
