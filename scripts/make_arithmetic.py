@@ -4,7 +4,7 @@
     python scripts/make_arithmetic.py --check    # exit code 1 unless the files are exactly what would be written
 
 A row is `{"prompt": "470+205=", "label": "675", "metadata": {"a": 470, "b": 205}}`. Without carries every column is a
-small sum of its own, so a tiny model gets better bit by bit instead of in one jump, from whatever seed it starts; one
+small sum of its own, so a tiny model gets better bit by bit instead of in one jump; one
 wrong column of three still makes the answer wrong.
 
 256 pairs are held out. The training file has neither them nor their mirror images (205+470 for 470+205), so a held-out
