@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ PACKAGES = ("rlscale", "torch", "transformers", "ray")
 
 def run(seed: int, folder: Path, *, name: str, overrides: tuple[str, ...] = ()) -> dict[str, float | int | str]:
     """One run in a process of its own; the figures come from what it wrote."""
-    run_dir = folder / name
+    run_dir = folder / re.sub(r"\W+", "-", name)
     seeds = [f"train.seed={seed}", f"rollout.seed={seed}", f"model.init_seed={seed}"]
     command = [sys.executable, "-m", "rlscale.cli.train", *seeds, *overrides, f"run.dir={run_dir}"]
     began = time.perf_counter()
@@ -58,13 +59,21 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [run(seed, folder, name=f"seed {seed}") for seed in seeds]
+        rows = []
+        for seed in seeds:
+            rows.append(run(seed, folder, name=f"seed {seed}"))
+            write(rows)
         rows.append(run(seeds[0], folder, name=f"control, seed {seeds[0]}, lr 0", overrides=("optim.lr=0",)))
+        write(rows)
+
+
+def write(rows: list[dict[str, float | int | str]]) -> None:
+    """Puts down what has been run so far."""
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, {versions}"
     text = (
         "# Quickstart: held-out reward before and after GRPO\n\n"
-        f"{datetime.date.today()}, {where}. 256 held-out prompts, greedy. Wall time is of the whole command, warm-up, "
+        f"{datetime.date.today()}, {where}. 256 held-out prompts, sampled at temperature 0.7. Wall time is of the whole command, warm-up, "
         "start and end of all processes included (the control reuses the warm-up of its seed). Made by "
         f"`python benchmarks/quickstart_seeds.py`.\n\n{table(rows)}\n"
     )

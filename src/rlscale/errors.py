@@ -8,11 +8,13 @@ Exception
     ├── WorkerError      a trainer rank or an engine failed; names it and carries the first cause
     ├── RewardError      a reward raised or gave no finite number; names the sample
     ├── EngineError      an engine refused or did not answer a request
-    └── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
+    ├── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
+    └── StalenessError   a sample is older than `rollout.max_staleness` allows; names it
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +50,16 @@ class WorkerError(RuntimeError):
     """A trainer rank or an engine failed. `worker` names it, e.g. `actor rank 1`.
 
     `failed_at_s` is the wall-clock time (seconds since the epoch) at which it failed, so that of several failures the
-    first one, the cause, can be told from its victims.
+    first one, the cause, can be told from its victims. `died` tells a lost process, which may be started again, from an
+    error, which would only be raised again.
     """
 
-    def __init__(self, worker: str, cause: str, *, failed_at_s: float = 0.0) -> None:
-        self.worker, self.cause, self.failed_at_s = worker, cause, failed_at_s
+    def __init__(self, worker: str, cause: str, *, failed_at_s: float = 0.0, died: bool = False) -> None:
+        self.worker, self.cause, self.failed_at_s, self.died = worker, cause, failed_at_s, died
         super().__init__(f"{worker}: {cause}")
 
-    def __reduce__(self) -> tuple[type["WorkerError"], tuple[str, str], dict[str, float]]:
-        return type(self), (self.worker, self.cause), {"failed_at_s": self.failed_at_s}
+    def __reduce__(self) -> tuple[type["WorkerError"], tuple[str, str], dict[str, Any]]:
+        return type(self), (self.worker, self.cause), {"failed_at_s": self.failed_at_s, "died": self.died}
 
 
 class RewardError(RuntimeError):
@@ -72,3 +75,7 @@ class EngineError(RuntimeError):
 
 class WeightSyncError(RuntimeError):
     """An engine holds other weights than the trainer sent; the message names the tensor or the engine."""
+
+
+class StalenessError(RuntimeError):
+    """A sample is from weights that are too old to be trained on; the message names the sample."""

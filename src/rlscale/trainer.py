@@ -14,20 +14,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlscale.checkpoint.run_folder import RunFolder
-from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.cluster.execute import Execution
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.cluster.execute import Execution, Start
 from rlscale.cluster.placement import plan_layout
 from rlscale.cluster.plan import RunPlan, needs_engines, plan_run
 from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
-from rlscale.config import Device, RunConfig, config_hash, to_yaml
-from rlscale.control.loop import Progress
+from rlscale.config import Device, RunConfig, to_yaml
 from rlscale.errors import ConfigError
 from rlscale.models import resolve_model
 from rlscale.observe.console import Console, open_console
 from rlscale.observe.jsonl import JsonlSink
-from rlscale.observe.provenance import write_provenance
+from rlscale.observe.provenance import redact_yaml, write_provenance
 from rlscale.observe.run import Observer, diff_limit
 
 
@@ -85,9 +84,9 @@ class Trainer:
 def _run(config: RunConfig, *, overrides: Sequence[str]) -> RunResult:
     """One run inside a Ray session; calls itself for the warm-up."""
     plan = plan_run(config, _starting_model(config))
-    assert config.run.dir is not None and config.run.name is not None, "set by the resolve step"
+    assert config.run.name is not None, "set by the resolve step"
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder.open(Path(config.run.dir), config_hash=config_hash(config)))
+        folder = stack.enter_context(_open_folder(config))
         write_provenance(folder.path, config_yaml=to_yaml(config), overrides=overrides)
         console = stack.enter_context(
             open_console(config.logging.console, title=config.run.name, total=plan.num_rollouts)
@@ -95,19 +94,28 @@ def _run(config: RunConfig, *, overrides: Sequence[str]) -> RunResult:
         return _train(plan, folder, console)
 
 
+def _open_folder(config: RunConfig) -> RunFolder:
+    assert config.run.dir is not None, "set by the resolve step"
+    return RunFolder.open(
+        Path(config.run.dir),
+        config_yaml=redact_yaml(to_yaml(config)),
+        resume_changed=config.run.resume_changed,
+    )
+
+
 def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     config = plan.config
     store = CheckpointStore(_checkpoint_folder(config, folder), keep_last=config.checkpoint.keep_last)
-    progress, start = _find_start(config, folder, store, console)
+    start = _find_start(config, folder, store, console)
     observer = Observer(
         console=console,
-        sinks=[JsonlSink(folder.metrics, resume_at_step=progress.next_rollout)],
+        sinks=[JsonlSink(folder.metrics, resume_at_step=start.progress.next_rollout)],
         interval=config.logging.interval,
         diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
     )
-    began, tokens_before = time.perf_counter(), progress.num_tokens
+    began, tokens_before = time.perf_counter(), start.progress.num_tokens
     try:
-        progress = asyncio.run(Execution(plan, folder=folder, store=store, observer=observer).run(progress, start))
+        progress = asyncio.run(Execution(plan, folder=folder, store=store, observer=observer).run(start))
     finally:
         observer.close()
     newest = store.latest()
@@ -128,19 +136,20 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     return result
 
 
-def _find_start(
-    config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console
-) -> tuple[Progress, Checkpoint | None]:
-    """How far the run is and the checkpoint to go on from: `checkpoint.load`, or an unfinished run in the folder."""
+def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console) -> Start:
+    """Where to begin: at the checkpoint of an unfinished run in the folder, at `checkpoint.load`, or at the model."""
     if folder.skipped is not None:
         console.message(f"{folder.skipped} holds a finished run of this config; this one goes to {folder.path}")
+    if folder.changed:
+        console.message(f"{folder.path} goes on with another config: {'; '.join(folder.changed)}")
     checkpoint = store.latest() if folder.resumed else None
     if checkpoint is None and config.checkpoint.load is not None:
         checkpoint = CheckpointStore.resolve(config.checkpoint.load)
-    if checkpoint is None:
-        return Progress(), None
-    console.message(f"going on from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
-    return Progress(**checkpoint.state["progress"]), checkpoint
+    if checkpoint is not None:
+        console.message(f"going on from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
+    elif folder.resumed:
+        console.message(f"{folder.path} holds a run without a checkpoint yet, which begins anew")
+    return Start.at(checkpoint)
 
 
 def _starting_model(config: RunConfig) -> str:

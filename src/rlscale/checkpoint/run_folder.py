@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from rlscale.config import changed_keys
 from rlscale.errors import ConfigError, Problem
 
 _FINISHED, _IDENTITY, _LOCK = "finished.json", "identity.json", "run.lock"
@@ -25,17 +26,22 @@ _FINISHED, _IDENTITY, _LOCK = "finished.json", "identity.json", "run.lock"
 class RunFolder:
     """A run folder that this process holds the lock of, until `close`.
 
-    `resumed` is true when an unfinished run of the same config was found in it.
+    `resumed` is true when an unfinished run was found in it.
     """
 
     path: Path
     resumed: bool
+    changed: tuple[str, ...]  # keys whose values are others than when the unfinished run was started
     skipped: Path | None  # the finished run that had the wanted name
     _lock: IO[str]
 
     @classmethod
-    def open(cls, wanted: Path, *, config_hash: str) -> "RunFolder":
+    def open(cls, wanted: Path, *, config_yaml: str, resume_changed: bool = False) -> "RunFolder":
         """Takes `wanted` when it is new or unfinished; behind a finished run the next free `wanted-2`, `wanted-3`, ...
+
+        Args:
+            config_yaml: the resolved config without its secrets; what an unfinished run has to agree with.
+            resume_changed: go on with an unfinished run of another config.
 
         Raises:
             ConfigError: another process runs in it, or it holds an unfinished run of another config.
@@ -46,8 +52,13 @@ class RunFolder:
             path = wanted.with_name(f"{wanted.name}-{number}")
         path.mkdir(parents=True, exist_ok=True)
         lock = _take_lock(path)
-        resumed = _same_run(path, config_hash)
-        return cls(path=path, resumed=resumed, skipped=wanted if path != wanted else None, _lock=lock)
+        try:
+            resumed, changed = _compare(path, config_yaml, resume_changed=resume_changed)
+        except BaseException:
+            lock.close()
+            raise
+        skipped = wanted if path != wanted else None
+        return cls(path=path, resumed=resumed, changed=changed, skipped=skipped, _lock=lock)
 
     @property
     def metrics(self) -> Path:
@@ -111,21 +122,23 @@ def _take_lock(path: Path) -> IO[str]:
     return lock
 
 
-def _same_run(path: Path, config_hash: str) -> bool:
+def _compare(path: Path, config_yaml: str, *, resume_changed: bool) -> tuple[bool, tuple[str, ...]]:
+    """Whether there is a run to go on with, and in which keys it was another one; takes down this run's config."""
     identity = path / _IDENTITY
-    if not identity.exists():
-        write_json(identity, {"config_hash": config_hash})
-        return False
-    found = json.loads(identity.read_text())["config_hash"]
-    if found != config_hash:
+    resumed = identity.exists()
+    before = json.loads(identity.read_text())["config"] if resumed else config_yaml
+    changed = tuple(changed_keys(before, config_yaml))
+    if changed and not resume_changed:
         raise ConfigError(
             [
                 Problem(
                     path="run.dir",
                     rule="be new or hold an unfinished run of the same config",
-                    value=f"{path}, whose run has another config",
-                    fix=f"choose another run.dir, or compare with {path / 'config.yaml'}",
+                    value=f"{path}, whose run differs in {'; '.join(changed)}",
+                    fix="choose another run.dir, or go on all the same with run.resume_changed=true",
                 )
             ]
         )
-    return True
+    if changed or not resumed:
+        write_json(identity, {"config": config_yaml})
+    return resumed, changed

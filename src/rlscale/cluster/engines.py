@@ -1,8 +1,8 @@
 """The engines of a run as Ray actors, each with a server process of its own."""
 
+import asyncio
 import os
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import ray
 from rlscale.cluster.engine_actor import EngineActor
 from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
-from rlscale.cluster.watch import settle
+from rlscale.cluster.watch import find_dead_engines, settle
 from rlscale.engines.launch import EngineLaunch
 from rlscale.types import EngineAddress
 
@@ -20,34 +20,49 @@ START_TIMEOUT_S = 600.0
 
 
 class RayEngines:
-    """Starts, watches and stops engines. Their servers bind to loopback while all bundles lie on one node."""
+    """Starts, watches, restarts and stops engines. Their servers bind to loopback while all bundles lie on one node."""
 
     def __init__(self, launch: EngineLaunch, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
+        self._launch, self._layout, self._bundles, self._log_folder = launch, layout, bundles, log_folder
         # Servers that other machines can reach answer only to those who hold this run's key.
-        api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
-        self._actors: list[tuple[str, Any]] = []
-        for index, bundle in enumerate(layout.engine_bundles):
-            name = f"engine {index}"
-            actor = EngineActor.options(**bundles.options(bundle, layout.share)).remote(
-                replace(launch, name=name, api_key=api_key), log_folder=log_folder
-            )
-            self._actors.append((name, actor))
+        self._api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
+        self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
+        self._started: asyncio.Future[list[EngineAddress]] | None = None
+        self._actors = [self._make_actor(index) for index in range(len(self.names))]
 
     @property
-    def named_actors(self) -> Sequence[tuple[str, Any]]:
-        return self._actors
+    def named_actors(self) -> list[tuple[str, Any]]:
+        return list(zip(self.names, self._actors, strict=True)) if self._actors else []
 
     async def start(self) -> list[EngineAddress]:
-        """The addresses, once every server is healthy."""
-        addresses: list[EngineAddress] = await settle(
-            [(name, actor.start.remote(START_TIMEOUT_S)) for name, actor in self._actors]
-        )
-        return addresses
+        """The addresses, once every server is healthy. Servers that run already are only waited for."""
+        if self._started is None:
+            calls = [(name, actor.start.remote(START_TIMEOUT_S)) for name, actor in self.named_actors]
+            self._started = asyncio.ensure_future(settle(calls))
+        # A caller that gives up must not take the servers' start with it.
+        return list(await asyncio.shield(self._started))
+
+    async def find_dead(self) -> dict[int, str]:
+        return await find_dead_engines(self.named_actors)
+
+    async def restart(self, index: int) -> EngineAddress:
+        ray.kill(self._actors[index], no_restart=True)  # the kernel ends its server
+        self._actors[index] = self._make_actor(index)
+        address: EngineAddress
+        (address,) = await settle([(self.names[index], self._actors[index].start.remote(START_TIMEOUT_S))])
+        if self._started is not None:
+            (await self._started)[index] = address
+        return address
 
     def kill(self) -> None:
-        for _, actor in self._actors:
+        for actor in self._actors:
             ray.kill(actor, no_restart=True)
         self._actors = []
+
+    def _make_actor(self, index: int) -> Any:
+        options = self._bundles.options(self._layout.engine_bundles[index], self._layout.share)
+        launch = replace(self._launch, name=self.names[index], api_key=self._api_key)
+        return EngineActor.options(**options).remote(launch, log_folder=self._log_folder)
 
 
 def cores_of(layout: Layout) -> int:

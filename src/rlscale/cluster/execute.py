@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
@@ -14,11 +15,13 @@ from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
 from rlscale.control.failures import run_guarded
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.launch import EngineLaunch
+from rlscale.errors import WorkerError
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.run import Observer
-from rlscale.protocols import RolloutSource
+from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.generate import GeneratedRollouts, eval_params
 from rlscale.rollout.pool import EnginePool
@@ -26,21 +29,36 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Where a run, or a part of it after a failure, begins. Without a checkpoint it begins at the model."""
+
+    progress: Progress
+    checkpoint: Checkpoint | None
+
+    @classmethod
+    def at(cls, checkpoint: Checkpoint | None) -> "Start":
+        progress = Progress() if checkpoint is None else Progress(**checkpoint.state["progress"])
+        return cls(progress=progress, checkpoint=checkpoint)
+
+
 class Execution:
     """One run of a plan. `run` may be called once.
 
-    reserve bundles -> start trainers and engines side by side -> load -> connect -> first weight sync
-    -> TrainingLoop (watchers beside it) -> export -> end every process
+    reserve bundles -> start engines -> [ start trainers -> load -> connect -> first weight sync
+    -> TrainingLoop (watchers beside it) -> export ] -> end every process
+
+    With `fault_tolerance` the part in brackets begins anew, from the last checkpoint, when a trainer's process dies;
+    the engines stay. Engines are restarted one at a time beside it (control/recovery.py).
     """
 
     def __init__(self, plan: RunPlan, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
         self._plan, self._folder, self._store, self._observer = plan, folder, store, observer
+        self._tolerance = plan.config.fault_tolerance
+        self._restarts = Restarts(self._tolerance.max_restarts, tell=observer.warn)
 
-    async def run(self, progress: Progress, start: Checkpoint | None) -> Progress:
-        """Goes from `progress` to the end.
-
-        Args:
-            start: the checkpoint that `progress` belongs to; None starts from the model.
+    async def run(self, start: Start) -> Progress:
+        """Goes from `start` to the end.
 
         Raises:
             WorkerError, WeightSyncError, EngineError: the first cause of a failure.
@@ -48,37 +66,90 @@ class Execution:
         plan = self._plan
         self._observer.phase("start")
         with reserved(plan.config.cluster, plan.layout) as bundles:
-            trainers = RayTrainers(
-                self._trainer_spec(), self._world_spec(bundles), plan.layout, bundles, self._folder.logs
-            )
             engines = RayEngines(self._engine_launch(), plan.layout, bundles, self._folder.logs)
             try:
-                return await run_guarded(
-                    self._story(trainers, engines, progress, start),
-                    watchers=[watch_trainers(trainers.named_actors), watch_engines(engines.named_actors)],
-                    diagnose=lambda: find_dead_engine(engines.named_actors),
-                )
+                return await self._attempts(bundles, engines, start)
             finally:
-                await asyncio.to_thread(_kill, trainers, engines)
+                await asyncio.to_thread(engines.kill)
 
-    async def _story(
-        self, trainers: RayTrainers, engines: RayEngines, progress: Progress, start: Checkpoint | None
-    ) -> Progress:
+    async def _attempts(self, bundles: Bundles, engines: RayEngines, first: Start) -> Progress:
+        start, prompts_at_first = first, self._plan.prompts.state_dict()
+        while True:
+            trainers = RayTrainers(
+                self._trainer_spec(), self._world_spec(bundles), self._plan.layout, bundles, self._folder.logs
+            )
+            try:
+                return await self._attempt(trainers, engines, start)
+            except WorkerError as error:
+                if not (self._tolerance.enabled and error.died and error.worker in trainers.names):
+                    raise
+                self._restarts.take(error, what="the trainers from the last checkpoint")
+            finally:
+                await asyncio.to_thread(trainers.kill)
+            newest = self._store.latest()
+            start = first if newest is None else Start.at(newest)
+            self._plan.prompts.load_state_dict(prompts_at_first)
+            self._observer.rewind(start.progress.next_rollout)
+
+    async def _attempt(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
+        watchers = [watch_trainers(trainers.named_actors)]
+        if not self._tolerance.enabled:
+            watchers.append(watch_engines(engines.named_actors))
+        return await run_guarded(
+            self._story(trainers, engines, start),
+            watchers=watchers,
+            diagnose=lambda: find_dead_engine(engines.named_actors),
+        )
+
+    async def _story(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
         _, addresses = await asyncio.gather(trainers.setup(), engines.start())
         async with self._pool(addresses) as pool:
             with self._rewards() as rewards:
-                parts = self._parts(trainers, pool, rewards)
-                if start is not None:
-                    await trainers.load(start.folder)
-                    parts.source.load_state_dict(start.state["source"])
-                if pool is not None:
-                    await trainers.connect(addresses)
-                    # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
-                    await trainers.sync_weights(progress.version)
-                progress = await TrainingLoop(self._loop_config(), parts, progress).run()
+                if start.checkpoint is not None:
+                    await trainers.load(start.checkpoint.folder)
+                recovery = self._recovery(trainers, engines, pool)
+                parts = self._parts(recovery or trainers, pool, rewards)
+                if start.checkpoint is not None:
+                    parts.source.load_state_dict(start.checkpoint.state["source"])
+                progress = await run_guarded(
+                    self._drive(parts, pool, addresses, start.progress),
+                    watchers=[] if recovery is None else [recovery.watch()],
+                    diagnose=_nobody,
+                )
         if self._plan.config.checkpoint.save_final:
             await trainers.export_hf(self._folder.hf)
         return progress
+
+    async def _drive(
+        self, parts: Parts, pool: EnginePool | None, addresses: list[EngineAddress], progress: Progress
+    ) -> Progress:
+        if pool is not None:
+            # What an earlier attempt left running would only delay this one.
+            await asyncio.gather(*[engine.abort() for engine in pool.engines if await engine.health()])
+            await parts.trainers.connect(addresses)
+            # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
+            await parts.trainers.sync_weights(progress.version)
+        return await TrainingLoop(self._loop_config(), parts, progress).run()
+
+    def _recovery(self, trainers: RayTrainers, engines: RayEngines, pool: EnginePool | None) -> EngineRecovery | None:
+        if pool is None or not self._tolerance.enabled:
+            return None
+        timeout_s = self._plan.config.rollout.timeout_s
+        checks = HealthChecks(
+            ask=lambda index, limit_s: pool.engines[index].health(timeout_s=limit_s),
+            interval_s=self._tolerance.health_check_interval_s,
+            timeout_s=self._tolerance.health_check_timeout_s,
+            first_wait_s=self._tolerance.health_check_first_wait_s,
+        )
+        recovery = EngineRecovery(
+            trainers,
+            engines,
+            replace=lambda index, address: pool.replace(index, HttpEngine(address, timeout_s=timeout_s)),
+            restarts=self._restarts,
+            checks=checks,
+        )
+        pool.guard(recovery)
+        return recovery
 
     @asynccontextmanager
     async def _pool(self, addresses: list[EngineAddress]) -> AsyncIterator[EnginePool | None]:
@@ -100,7 +171,7 @@ class Execution:
         with RewardRunner(self._plan.reward, max_workers=self._plan.config.reward.max_workers) as runner:
             yield runner
 
-    def _parts(self, trainers: RayTrainers, pool: EnginePool | None, rewards: RewardRunner | None) -> Parts:
+    def _parts(self, trainers: Trainers, pool: EnginePool | None, rewards: RewardRunner | None) -> Parts:
         config = self._plan.config
         evaluator = None
         if self._plan.eval_sets:
@@ -183,6 +254,5 @@ class Execution:
         )
 
 
-def _kill(trainers: RayTrainers, engines: RayEngines) -> None:
-    engines.kill()
-    trainers.kill()
+async def _nobody() -> None:
+    """Who stands behind a failure is found out by the outer guard."""

@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlscale.cluster.guardian import guarded_session
 from rlscale.cluster.placement import Layout
 from rlscale.config import ClusterConfig, Device
 from rlscale.errors import ConfigError, Problem
@@ -36,14 +37,16 @@ def ray_session(config: ClusterConfig, layout: Layout) -> Iterator[None]:
     Raises:
         ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
     """
-    attached = ray.is_initialized()
-    if not attached:
-        _start(config, layout)
-    try:
+    if ray.is_initialized():
         _check_capacity(config, layout)
         yield
-    finally:
-        if not attached:
+        return
+    with guarded_session():
+        _start(config, layout)
+        try:
+            _check_capacity(config, layout)
+            yield
+        finally:
             ray.shutdown()
 
 

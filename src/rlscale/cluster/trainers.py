@@ -26,9 +26,11 @@ class RayTrainers:
             for rank in range(layout.num_trainers)
         ]
 
+        self.names = [f"actor rank {rank}" for rank in range(layout.num_trainers)]
+
     @property
     def named_actors(self) -> list[tuple[str, Any]]:
-        return [(f"actor rank {rank}", actor) for rank, actor in enumerate(self._actors)]
+        return list(zip(self.names, self._actors, strict=True)) if self._actors else []
 
     async def setup(self) -> None:
         """Starts all ranks; returns when every one has loaded its model."""

@@ -50,7 +50,7 @@ def as_worker_error(name: str, error: BaseException) -> WorkerError:
     if isinstance(cause, WorkerError):
         return cause
     if isinstance(error, RayActorError):
-        return WorkerError(name, f"its process died ({_one_line(error)})")
+        return WorkerError(name, f"its process died ({_one_line(error)})", died=True)
     return WorkerError(name, f"{type(cause).__name__}: {cause}", failed_at_s=float("inf"))
 
 
@@ -79,9 +79,19 @@ async def watch_engines(actors: Sequence[tuple[str, Any]]) -> None:
 
 async def find_dead_engine(actors: Sequence[tuple[str, Any]]) -> WorkerError | None:
     """The first engine whose server is gone, with the reason."""
+    dead = await find_dead_engines(actors)
+    return next((WorkerError(actors[index][0], why, died=True) for index, why in dead.items()), None)
+
+
+async def find_dead_engines(actors: Sequence[tuple[str, Any]]) -> dict[int, str]:
+    """Index and reason of every engine whose server, or whose actor, is gone."""
+    reasons = await asyncio.gather(*(_why_dead(name, actor) for name, actor in actors))
+    return {index: why for index, why in enumerate(reasons) if why is not None}
+
+
+async def _why_dead(name: str, actor: Any) -> str | None:
     try:
-        reasons = await settle([(name, actor.check.remote()) for name, actor in actors])
+        (why,) = await settle([(name, actor.check.remote())])
     except WorkerError as error:
-        return error
-    named = zip(actors, reasons, strict=True)
-    return next((WorkerError(name, why.removeprefix(f"{name} ")) for (name, _), why in named if why), None)
+        return error.cause
+    return None if why is None else str(why).removeprefix(f"{name} ")

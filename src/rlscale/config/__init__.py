@@ -7,6 +7,7 @@ from rlscale.config.cluster import ClusterConfig, Device, DistributedBackend
 from rlscale.config.data import DataConfig
 from rlscale.config.debug import DebugConfig
 from rlscale.config.eval import EvalConfig
+from rlscale.config.fault_tolerance import FaultToleranceConfig
 from rlscale.config.fsdp import AttnImplementation, FsdpConfig
 from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
@@ -18,7 +19,7 @@ from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
 from rlscale.config.rollout import EngineKind, RolloutConfig
 from rlscale.config.run import RunConfig
-from rlscale.config.serialize import config_hash, to_dict, to_yaml
+from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
 from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "DistributedBackend",
     "EngineKind",
     "EvalConfig",
+    "FaultToleranceConfig",
     "FsdpConfig",
     "IdentityConfig",
     "KlType",
@@ -55,6 +57,7 @@ __all__ = [
     "RunConfig",
     "TrainBackendName",
     "TrainConfig",
+    "changed_keys",
     "config_hash",
     "load_config",
     "load_config_with_notes",

@@ -28,6 +28,13 @@ class IdentityConfig(ConfigGroup):
             "folder is resumed.",
         ),
     ] = None
+    resume_changed: Annotated[
+        bool,
+        Field(
+            description="Resume an unfinished run in `run.dir` although its config was another one. false: the changed "
+            "keys are named and nothing is started."
+        ),
+    ] = False
     experiment: Annotated[
         str | None,
         Field(description="Experiment this config was composed from. The command sets it; setting it has no effect."),

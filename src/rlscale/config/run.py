@@ -9,6 +9,7 @@ from rlscale.config.cluster import ClusterConfig
 from rlscale.config.data import DataConfig
 from rlscale.config.debug import DebugConfig
 from rlscale.config.eval import EvalConfig
+from rlscale.config.fault_tolerance import FaultToleranceConfig
 from rlscale.config.fsdp import FsdpConfig
 from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
@@ -42,5 +43,6 @@ class RunConfig(ConfigGroup):
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)

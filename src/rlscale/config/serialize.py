@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from rlscale.config.group import ConfigGroup
@@ -33,9 +35,37 @@ def config_hash(config: RunConfig) -> str:
 
     Leaves out `run`, `logging`, `debug` and `checkpoint.save`, which is derived from the run's name.
     """
-    values = {name: group for name, group in to_dict(config).items() if name not in _NOT_HASHED}
-    del values["checkpoint"]["save"]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(_hashed(to_dict(config)), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def changed_keys(before: str, after: str) -> list[str]:
+    """What differs between two configs, as `optim.lr: 0.001 -> 0.0005`, in the keys that the hash counts.
+
+    Args:
+        before, after: YAML as `to_yaml` writes it.
+    """
+    old, new = (dict(_flat(_hashed(yaml.safe_load(text)))) for text in (before, after))
+    missing = "(none)"
+    return [
+        f"{key}: {old.get(key, missing)} -> {new.get(key, missing)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, missing) != new.get(key, missing)
+    ]
+
+
+def _hashed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that can change a run's numbers."""
+    kept = {name: group for name, group in values.items() if name not in _NOT_HASHED}
+    kept["checkpoint"] = {name: value for name, value in kept["checkpoint"].items() if name != "save"}
+    return kept
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def _plain(value: Any) -> Any:

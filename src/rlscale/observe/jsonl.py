@@ -48,6 +48,12 @@ class JsonlSink:
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 
+    def rewind(self, step: int) -> None:
+        """Drops the records of this step and of later ones: a run that went back to a checkpoint writes them again."""
+        self._file.close()
+        _truncate(self.path, step)
+        self._file = self.path.open("a", encoding="utf-8")
+
     def close(self) -> None:
         """Closes the file; further calls do nothing."""
         self._file.close()

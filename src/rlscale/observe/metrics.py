@@ -92,6 +92,10 @@ class CombinedSink:
         for sink in self._sinks:
             sink.log(metrics, step=step)
 
+    def rewind(self, step: int) -> None:
+        for sink in self._sinks:
+            sink.rewind(step)
+
     def close(self) -> None:
         errors: list[Exception] = []
         for sink in self._sinks:

@@ -44,6 +44,10 @@ class Observer:
                 "trained; look for stale weights, another dtype, or sampling parameters that the trainer does not know"
             )
 
+    def rewind(self, step: int) -> None:
+        """The run goes on from a checkpoint before `step`: what was reported from there on will be reported again."""
+        self._sink.rewind(step)
+
     def warn(self, text: str) -> None:
         self.warnings.append(text)
         self.console.warning(text)

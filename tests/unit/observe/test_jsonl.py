@@ -51,6 +51,17 @@ def test_resume_drops_the_records_that_are_written_again(tmp_path: Path, resume_
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_rewind_drops_the_records_that_are_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    for step in range(4):
+        sink.log({"reward/mean": 0.5}, step=step)
+    sink.rewind(2)
+    sink.log({"reward/mean": 0.25}, step=2)
+    sink.close()
+    assert [(r["step"], r["reward/mean"]) for r in read_records(path)] == [(0, 0.5), (1, 0.5), (2, 0.25)]
+
+
 def test_a_line_torn_by_a_crash_is_dropped_and_the_next_record_starts_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 0, 1)

@@ -20,6 +20,9 @@ class ListSink:
     def log(self, metrics: Metrics, *, step: int) -> None:
         self.records.append((step, dict(metrics)))
 
+    def rewind(self, step: int) -> None:
+        self.records = [record for record in self.records if record[0] < step]
+
     def close(self) -> None:
         self.closed = True
         if self._error is not None:

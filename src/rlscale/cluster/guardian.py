@@ -1,0 +1,108 @@
+"""Ends the processes of a Ray session that its driver left behind, however the driver ended.
+
+Ray lets its daemons die with the driver, and its workers notice the loss of their daemon by themselves; a worker that
+is just starting, or starved on a busy machine, takes up to a minute. The guardian is a process of its own that the
+driver starts before Ray: every later process inherits a mark in its environment, and by it is found and ended.
+
+    driver ── starts ──> guardian ── waits for the driver's death, or for the end of its own standard input
+       └─ RLSCALE_SESSION=<mark> ─> Ray's daemons ─> workers ─> engines          then ends all that carry the mark
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MARK = "RLSCALE_SESSION"
+GRACE_S = 3.0
+POLL_S = 0.1
+GIVE_UP_S = 20.0
+
+
+@contextmanager
+def guarded_session() -> Iterator[None]:
+    """Marks every process started inside and leaves none of them behind, even when this process is killed.
+
+    Linux only; elsewhere Ray's own ways are all there is.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    mark = uuid.uuid4().hex
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", __file__, str(os.getpid()), mark],
+        stdin=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != MARK},
+        start_new_session=True,  # what is sent to the driver's group is not meant for it
+    )
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MARK]
+        else:
+            os.environ[MARK] = before
+        assert guardian.stdin is not None
+        guardian.stdin.close()
+        guardian.wait()
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Ids of the living processes of this user that were started with the mark in their environment."""
+    entry = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile, or belongs to somebody else
+        if entry in environment:
+            found.append(int(folder.name))
+    return found
+
+
+def end_processes(mark: str) -> None:
+    """Returns once none is left: gives them a moment to end by themselves, then kills them."""
+    began = time.monotonic()
+    while remaining := marked_processes(mark):
+        waited = time.monotonic() - began
+        if waited > GIVE_UP_S:
+            return  # the kernel does not let go of them; nothing more can be done from here
+        if waited > GRACE_S:
+            for pid in remaining:
+                _kill(pid)
+        time.sleep(POLL_S)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended meanwhile
+
+
+def _watch(driver: int, mark: str) -> None:
+    """Waits for the end of the driver or of the session, then cleans up."""
+    poller = select.poll()
+    poller.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
+    try:
+        # Also when a fork of the driver still holds the other end of the pipe.
+        poller.register(os.pidfd_open(driver), select.POLLIN)
+        poller.poll()
+    except ProcessLookupError:
+        pass  # the driver is gone already
+    end_processes(mark)
+
+
+if __name__ == "__main__":
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, signal.SIG_IGN)
+    _watch(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,59 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rlscale.cluster.guardian import MARK, guarded_session, marked_processes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+DRIVER = f"""
+import os, subprocess, sys, time
+from rlscale.cluster.guardian import MARK, guarded_session
+with guarded_session():
+    subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True)
+    sys.stdout.write(os.environ[MARK] + "\\n")
+    sys.stdout.flush()
+    time.sleep(600)
+"""
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_session_ends_what_it_left_behind() -> None:
+    with guarded_session():
+        mark = os.environ[MARK]
+        child = subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
+        assert eventually(lambda: child.pid in marked_processes(mark))
+    assert child.wait(timeout=10) == -signal.SIGKILL
+    assert MARK not in os.environ
+
+
+def test_processes_of_others_are_left_alone() -> None:
+    other = subprocess.Popen([sys.executable, "-c", STUBBORN], env={**os.environ, MARK: "another"})
+    with guarded_session():
+        assert eventually(lambda: other.pid in marked_processes("another"))
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_nothing_outlives_a_killed_driver() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    mark = driver.stdout.readline().strip()
+    assert eventually(lambda: len(marked_processes(mark)) == 1)
+    driver.kill()
+    driver.wait()
+    assert eventually(lambda: marked_processes(mark) == [])
