@@ -1,14 +1,17 @@
 """A random Qwen3 of a few thousand parameters, as a Hugging Face folder."""
 
+import string
 from pathlib import Path
 
-VOCAB_SIZE = 100
 MAX_CONTEXT_LEN = 512
 EOS_ID = 1
+# Two special tokens, one for each character, and two that only the model writes: text never encodes to them.
+TOKENS = ("<|pad|>", "<|eos|>", *sorted(set(string.printable) - set(string.whitespace)), " ", "\n", "qu", "th")
+VOCAB_SIZE = len(TOKENS)
 
 
 def write_tiny_qwen3(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
-    """Writes the model into `folder`. Its weights are large enough for logits that are far from uniform."""
+    """Writes model and tokenizer into `folder`. The weights are large enough for logits that are far from uniform."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -33,4 +36,17 @@ def write_tiny_qwen3(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
             if parameter.dim() > 1:
                 parameter.mul_(3)
     model.save_pretrained(folder)
+    _write_tokenizer(folder)
     return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=TOKENS[0], eos_token=TOKENS[EOS_ID], clean_up_tokenization_spaces=False
+    ).save_pretrained(folder)

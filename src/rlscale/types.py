@@ -52,8 +52,14 @@ class SamplingParams:
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = -1  # -1 is off
+    min_p: float = 0.0  # least probability of a token, as a share of the likeliest one's; 0 is off
+    stop: tuple[str, ...] = ()  # strings that end an answer; its text ends before the string
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    min_new_tokens: int = 0  # tokens that end an answer are not drawn before so many others
+    ignore_eos: bool = False  # no token ends the answer, `stop_token_ids` included; strings still do
+    skip_special_tokens: bool = True  # in the text
+    spaces_between_special_tokens: bool = True  # in the text of the few tokenizers that have them
+    no_stop_trim: bool = False  # the text keeps the string or token that ended it
     sampling_seed: int | None = None  # None: the engine draws one
 
     def to_wire(self) -> dict[str, Any]:
@@ -67,9 +73,23 @@ class SamplingParams:
         }
         if self.stop_token_ids:
             wire["stop_token_ids"] = list(self.stop_token_ids)
-        if self.sampling_seed is not None:
-            wire["sampling_seed"] = self.sampling_seed
+        if self.stop:
+            wire["stop"] = list(self.stop)
+        # What is at SGLang's own default is left out: some of its samplers refuse keys they do not need.
+        for key, neutral in _WIRE_DEFAULTS.items():
+            if getattr(self, key) != neutral:
+                wire[key] = getattr(self, key)
         return wire
+
+
+_WIRE_DEFAULTS: dict[str, Any] = {
+    "min_p": 0.0,
+    "min_new_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "no_stop_trim": False,
+    "sampling_seed": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +97,9 @@ class Generation:
     """What an engine answered to one request, or to one of its `n` samples. Lists are [R]."""
 
     output_ids: list[int]
-    logprobs: list[float]  # under the full temperature-scaled distribution
-    weight_versions: list[WeightVersion]
-    finish_reason: str  # "stop" | "length" | "abort"
+    logprobs: list[float]  # under the full temperature-scaled distribution, whatever top_p, top_k and min_p leave of it
+    weight_versions: list[WeightVersion]  # empty while the answer grows
+    finish_reason: str  # "stop" | "length" | "abort"; "" while the answer grows
     text: str
     engine: str  # name of the engine that answered
 
@@ -166,6 +186,7 @@ class TrainBatch:
     group_ids: Int64  # [S]
     execution_ids: Int64  # [S] samples of one execution (a fan-out) share one and count once in the loss
     version: WeightVersion  # weights current when the rollout was handed to the trainer
+    asked: tuple[int, ...] = ()  # samples whose logprobs the trainer is to give back
 
     @property
     def num_samples(self) -> int:
@@ -200,6 +221,8 @@ class TrainResult:
     steps: list[dict[str, float]]  # metrics of each optimiser step, e.g. "loss", "grad_norm", "lr"
     metrics: dict[str, float]  # metrics of the whole rollout, e.g. "logprob_diff/mean"
     seconds: dict[str, float] = field(default_factory=dict)  # duration by phase
+    # Of the samples in `TrainBatch.asked`, by the weights the rollout began with. [R]; NaN: not computed
+    logprobs: dict[int, Float32] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,6 @@
 """The servers that the contract suite runs against. Another server is one more entry of `OPENERS`."""
 
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +26,7 @@ class Target:
     vocab_size: int
     max_context_len: int
     long_answer: int  # tokens that take long enough to be interrupted
+    has_min_p: bool = True  # together with a seed
 
 
 class Wire:
@@ -40,6 +42,19 @@ class Wire:
     async def post(self, path: str, body: Any) -> tuple[int, Any]:
         async with self._session.post(self.target.url + path, json=body) as response:
             return response.status, await _content(response)
+
+    async def stream(self, body: Any) -> AsyncIterator[Any]:
+        """The events of a streaming `/generate`, and at the end "[DONE]"."""
+        async with self._session.post(self.target.url + "/generate", json={**body, "stream": True}) as response:
+            assert response.status == 200 and response.content_type == "text/event-stream"
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *events, rest = (rest + chunk).split(b"\n\n")
+                for event in events:
+                    assert event.startswith(b"data: ")
+                    data = event.removeprefix(b"data: ").decode()
+                    yield data if data == "[DONE]" else json.loads(data)
+            assert rest == b""
 
     async def generate(self, input_ids: list[int], **sampling: Any) -> Any:
         body = {"input_ids": input_ids, "sampling_params": sampling, "return_logprob": True}
@@ -57,7 +72,14 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 @contextmanager
 def open_fake(folder: Path) -> Iterator[Target]:
     with FakeServer(vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, token_s=0.002) as fake:
-        yield Target(kind="fake", url=fake.url, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, long_answer=200)
+        yield Target(
+            kind="fake",
+            url=fake.url,
+            vocab_size=VOCAB_SIZE,
+            max_context_len=MAX_CONTEXT_LEN,
+            long_answer=200,
+            has_min_p=False,  # nor any other distribution
+        )
 
 
 @contextmanager

@@ -132,7 +132,9 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         eos_ids=eos_ids(args.model_path, architecture.raw),
     )
     deaths = _Deaths()
-    scheduler = Scheduler(decoder, weights, options, on_death=deaths)
+    codec = open_codec(Path(args.model_path))
+    decode = None if codec is None else codec.decode
+    scheduler = Scheduler(decoder, weights, options, decode=decode, on_death=deaths)
     facts = {
         "model_path": args.model_path,
         "served_model_name": args.served_model_name or args.model_path,
@@ -143,7 +145,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         "deterministic": args.deterministic,
     }
     limits = Limits(vocab_size=architecture.vocab_size, max_context_len=limit)
-    return EmbeddedService(scheduler, limits, codec=open_codec(Path(args.model_path)), facts=facts), scheduler, deaths
+    return EmbeddedService(scheduler, limits, codec=codec, facts=facts), scheduler, deaths
 
 
 async def _serve(

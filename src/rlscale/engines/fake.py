@@ -8,7 +8,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,8 @@ from aiohttp import web
 
 from rlscale.engines.service import Load, make_app
 from rlscale.engines.serving import Server
+from rlscale.engines.stopping import find_end
+from rlscale.engines.streaming import Latest
 from rlscale.engines.wire import Answer, GenerateRequest, Limits, Refused, VersionSpan
 from rlscale.protocols import WeightReceiver
 from rlscale.types import WeightBucket, WeightGroup
@@ -42,11 +44,26 @@ class Faults:
 @dataclass(eq=False, slots=True)
 class _Running:
     request: GenerateRequest
+    index: int
     seed: int
+    latest: Latest | None = None  # is told of every token of a streamed request
     aborted: bool = False
     num_retractions: int = 0
     ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def answer(self, finish: dict[str, Any] | None, version: str) -> Answer:
+        return Answer(
+            output_ids=self.ids.copy(),
+            logprobs=self.logprobs.copy(),
+            spans=self.spans.copy(),
+            finish_reason=finish,
+            weight_version=self.spans[-1].version if self.spans else version,
+            num_retractions=self.num_retractions,
+            seconds=time.monotonic() - self.started_s,
+        )
 
 
 class FakeServer:
@@ -122,18 +139,35 @@ class FakeService:
         self._running: list[_Running] = []
         self._paused_mode: str | None = None
         self._updating = False
+        self._released: set[str] = set()
+        self._has_weights = True
         self._checksums = {"model.embed_tokens.weight": "0" * 16}
 
     async def generate(self, request: GenerateRequest) -> list[Answer]:
+        return await self._run(request, None)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
+        latest = Latest()
+        task = asyncio.ensure_future(self._run(request, latest))
+        task.add_done_callback(lambda t: latest.end(None if t.cancelled() else t.exception()))
+        try:
+            async for state in latest.follow():
+                yield state
+        finally:
+            task.cancel()
+
+    async def _run(self, request: GenerateRequest, latest: Latest | None) -> list[Answer]:
         self.num_requests += 1
         if any(r.request.rid == request.rid for r in self._running):
             raise Refused(f"rid must be unique among open requests, got {request.rid!r}")
+        if self._paused_mode is None and self._lacks_memory():
+            raise Refused("the engine's memory is released, or has no weights yet", status=503)
         if self.faults.delay_s:
             await asyncio.sleep(self.faults.delay_s)
         seed = request.params.sampling_seed
         if seed is None:
             seed = self.num_requests
-        running = [_Running(request=request, seed=seed + j) for j in range(request.n)]
+        running = [_Running(request=request, index=j, seed=seed + j, latest=latest) for j in range(request.n)]
         self._running.extend(running)
         try:
             return list(await asyncio.gather(*(self._answer(r) for r in running)))
@@ -141,37 +175,44 @@ class FakeService:
             self._running = [r for r in self._running if r not in running]
 
     async def _answer(self, running: _Running) -> Answer:
-        request, params = running.request, running.request.params
-        started = time.monotonic()
-        stops = set() if params.ignore_eos else {EOS_ID, *params.stop_token_ids}
-        logprobs: list[float] = []
-        finish: dict[str, Any] = {"type": "length", "length": params.max_new_tokens}
-        seed = 0 if params.temperature == 0 else running.seed
-        while len(running.ids) < params.max_new_tokens:
-            while (self._paused_mode or self._updating) and not running.aborted:
+        params = running.request.params
+        ends = frozenset({EOS_ID, *params.stop_token_ids})
+        stops = frozenset[int]() if params.ignore_eos else ends
+        finish: dict[str, Any] | None = None
+        while finish is None and len(running.ids) < params.max_new_tokens:
+            while self._held() and not running.aborted:
                 await asyncio.sleep(PAUSE_POLL_S)
             if running.aborted:
                 finish = {"type": "abort", "message": "Aborted"}
                 break
-            position = len(request.input_ids) + len(running.ids)
-            token, logprob = fake_token(request.input_ids, seed, position, self.limits.vocab_size)
-            running.ids.append(token)
-            logprobs.append(logprob + self.faults.logprob_shift)
-            self._mark(running)
-            if token in stops:
-                finish = {"type": "stop", "matched": token}
-                break
-            if self._token_s:
+            self._extend(running, ends)
+            finish = find_end(running.ids, params, stops, self.decode)
+            if finish is None and running.latest is not None:
+                running.latest.put(running.index, running.answer(None, self.version))
+            if finish is None and self._token_s:
                 await asyncio.sleep(self._token_s)
-        return Answer(
-            output_ids=running.ids,
-            logprobs=logprobs,
-            spans=running.spans,
-            finish_reason=finish,
-            weight_version=running.spans[-1].version if running.spans else self.version,
-            num_retractions=running.num_retractions,
-            seconds=time.monotonic() - started,
-        )
+        answer = running.answer(finish or {"type": "length", "length": 0}, self.version)
+        if running.latest is not None:
+            running.latest.put(running.index, answer)
+        return answer
+
+    def _extend(self, running: _Running, ends: frozenset[int]) -> None:
+        request, params = running.request, running.request.params
+        seed = 0 if params.temperature == 0 else running.seed
+        position = len(request.input_ids) + len(running.ids)
+        token, logprob = fake_token(request.input_ids, seed, position, self.limits.vocab_size)
+        if len(running.ids) < params.min_new_tokens:
+            while token in ends:
+                token = (token + 1) % self.limits.vocab_size
+        running.ids.append(token)
+        running.logprobs.append(logprob + self.faults.logprob_shift)
+        self._mark(running)
+
+    def _held(self) -> bool:
+        return self._paused_mode is not None or self._updating or self._lacks_memory()
+
+    def _lacks_memory(self) -> bool:
+        return bool(self._released) or not self._has_weights
 
     def _mark(self, running: _Running) -> None:
         end = len(running.ids)
@@ -207,6 +248,19 @@ class FakeService:
         if live and self._paused_mode in (None, "in_place"):
             raise Refused("Flush cache failed.\nThere are running or waiting requests.")
 
+    async def release_memory(self, tags: Collection[str]) -> None:
+        if any(not r.aborted for r in self._running) and self._paused_mode in (None, "in_place"):
+            raise Refused("release_memory_occupation must come when nothing runs; pause (abort or retract) before it")
+        if self._released.intersection(tags):
+            raise Refused(f"release_memory_occupation must name what is in memory, got {sorted(tags)}")
+        self._released.update(tags)
+        self._has_weights = self._has_weights and "weights" not in tags
+
+    async def resume_memory(self, tags: Collection[str]) -> None:
+        if not self._released.issuperset(tags):
+            raise Refused(f"resume_memory_occupation must name what was released, got {sorted(tags)}")
+        self._released.difference_update(tags)
+
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         if self._receiver is not None:
             await asyncio.to_thread(self._receiver.join, group, rank)
@@ -216,6 +270,8 @@ class FakeService:
             await asyncio.to_thread(self._receiver.leave, name)
 
     async def begin_update(self) -> None:
+        if "weights" in self._released:
+            raise Refused("weights cannot be updated: their memory is released; call resume_memory_occupation")
         self._updating = True
 
     async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
@@ -234,7 +290,7 @@ class FakeService:
     async def end_update(self) -> None:
         if not self._updating:
             raise Refused("end_weight_update must come after begin_weight_update")
-        self._updating = False
+        self._updating, self._has_weights = False, True
 
     async def set_version(self, version: str, *, abort_all: bool) -> None:
         if abort_all:

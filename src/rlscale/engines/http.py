@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ class HttpEngine:
     def address(self) -> EngineAddress:
         return self._address
 
-    async def health(self) -> bool:
+    async def health(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
         try:
-            timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
             async with self._session(fresh=True).get(f"{self._url}/health", timeout=timeout) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
@@ -65,17 +65,37 @@ class HttpEngine:
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     ) -> list[Generation]:
         await self._check_range(input_ids)
-        sampling = params.to_wire()
+        body = _generate_body(input_ids, params, rid)
         if n > 1:
-            sampling["n"] = n
-        body: dict[str, Any] = {"input_ids": list(input_ids), "sampling_params": sampling, "return_logprob": True}
-        if rid is not None:
-            body["rid"] = rid
+            body["sampling_params"]["n"] = n
         answer = await self._call("POST", "/generate", body, repeat=True)
         objects = answer if isinstance(answer, list) else [answer]
         if len(objects) != n:
             raise EngineError(f"{self._at('/generate')} must return {n} answers, got {len(objects)}")
         return [self._generation(o) for o in objects]
+
+    async def stream(
+        self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
+    ) -> AsyncGenerator[Generation]:
+        await self._check_range(input_ids)
+        body = {**_generate_body(input_ids, params, rid), "stream": True}
+        finished = False
+        try:
+            async with self._session(fresh=True).post(f"{self._url}/generate", json=body) as response:
+                if response.status != 200:
+                    self._refused("/generate", response.status, _decoded(await response.read()))
+                async for event in _events(response.content):
+                    if "error" in event:
+                        self._refused("/generate", event["error"].get("code", 500), event)
+                    answer = self._generation(event)
+                    finished = bool(answer.finish_reason)
+                    yield answer
+        except TimeoutError as e:
+            raise EngineError(f"{self._at('/generate')} must stream within {self._timeout_s:g} s, got nothing") from e
+        except aiohttp.ClientError as e:
+            raise EngineError(f"{self._at('/generate')} must stream to the end, got {type(e).__name__}: {e}") from e
+        if not finished:
+            raise EngineError(f"{self._at('/generate')} must stream to the end, got a stream without one")
 
     async def abort(self, rid: str | None = None) -> None:
         await self._call("POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
@@ -91,6 +111,12 @@ class HttpEngine:
 
     async def flush_cache(self) -> None:
         await self._call("POST", "/flush_cache", {})
+
+    async def release_memory(self, tags: Collection[str] = ()) -> None:
+        await self._call("POST", "/release_memory_occupation", {"tags": list(tags) or None})
+
+    async def resume_memory(self, tags: Collection[str] = ()) -> None:
+        await self._call("POST", "/resume_memory_occupation", {"tags": list(tags) or None})
 
     async def join_weight_group(self, group: WeightGroup, rank_offset: int) -> None:
         body = {
@@ -208,8 +234,8 @@ class HttpEngine:
             output_ids = [int(token) for token in answer["output_ids"]]
             logprobs = [float(entry[0]) for entry in meta["output_token_logprobs"]]
             ids_of_logprobs = [int(entry[1]) for entry in meta["output_token_logprobs"]]
-            finish = str(meta["finish_reason"]["type"])
-            versions = self._versions(meta, len(output_ids))
+            finish = str(meta["finish_reason"]["type"]) if meta["finish_reason"] else ""
+            versions = self._versions(meta, len(output_ids)) if finish else []
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise EngineError(f"{self._at('/generate')} must answer as SGLang does, got {type(e).__name__}: {e}") from e
         if ids_of_logprobs != output_ids:
@@ -250,6 +276,23 @@ class HttpEngine:
                 f"{self._at('/model_info')} must tell vocab_size, or a model_path that can be read here, got {config}"
             )
         return int(json.loads(config.read_text())["vocab_size"])
+
+
+def _generate_body(input_ids: Sequence[int], params: SamplingParams, rid: str | None) -> dict[str, Any]:
+    body: dict[str, Any] = {"input_ids": list(input_ids), "sampling_params": params.to_wire(), "return_logprob": True}
+    return body if rid is None else {**body, "rid": rid}
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
+    """The JSON of server-sent events until `[DONE]`. An event may be longer than what a reader takes for a line."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *complete, rest = (rest + chunk).split(b"\n\n")
+        for event in complete:
+            data = event.removeprefix(b"data: ")
+            if data == b"[DONE]":
+                return
+            yield json.loads(data)
 
 
 def _decoded(raw: bytes) -> Any:

@@ -4,12 +4,14 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from rlscale.engines.stopping import answer_text
+from rlscale.engines.streaming import stream_answers
 from rlscale.engines.wire import (
     Answer,
     BadRequest,
@@ -18,7 +20,7 @@ from rlscale.engines.wire import (
     Refused,
     parse_generate,
     render,
-    visible_ids,
+    wants_stream,
 )
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket, WeightGroup
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 2**20
 PAUSE_MODES = ("abort", "retract", "in_place")
+MEMORY_TAGS = ("weights", "kv_cache")
 DEFAULT_GROUP_TIMEOUT_S = 300.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,6 +50,13 @@ class EngineService(Protocol):
 
     async def generate(self, request: GenerateRequest) -> list[Answer]: ...
 
+    def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
+        """Each of the `n` answers as it grows, with its index; the last of each is finished.
+
+        The request is aborted when the iterator is closed or cancelled.
+        """
+        ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
@@ -58,6 +68,14 @@ class EngineService(Protocol):
     async def resume(self) -> None: ...
 
     async def flush_cache(self) -> None: ...
+
+    async def release_memory(self, tags: Collection[str]) -> None:
+        """Frees what `MEMORY_TAGS` name. Nothing may be running; what waits while paused is kept."""
+        ...
+
+    async def resume_memory(self, tags: Collection[str]) -> None:
+        """Takes it back. The weights then are unusable until all of them have been sent."""
+        ...
 
     async def join_group(self, group: WeightGroup, rank: int) -> None: ...
 
@@ -102,6 +120,8 @@ def make_app(service: EngineService, *, api_key: str | None = None) -> web.Appli
             web.post("/pause_generation", routes.pause),
             web.post("/continue_generation", routes.resume),
             web.post("/abort_request", routes.abort),
+            web.post("/release_memory_occupation", routes.release_memory),
+            web.post("/resume_memory_occupation", routes.resume_memory),
             web.post("/init_weights_update_group", routes.join_group),
             web.post("/destroy_weights_update_group", routes.leave_group),
             web.post("/begin_weight_update", routes.begin_update),
@@ -191,9 +211,12 @@ class _Routes:
         one = {"dp_rank": 0, "num_running_reqs": load.running, "num_waiting_reqs": load.waiting}
         return web.json_response({"dp_rank_count": 1, "loads": [one]})
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         service = self._service
-        requests, batched = parse_generate(await _body(request), service.limits, encode=service.encode)
+        body = await _body(request)
+        requests, batched = parse_generate(body, service.limits, encode=service.encode)
+        if wants_stream(body):
+            return await stream_answers(request, service, requests, many=batched or requests[0].n > 1)
         tasks = [asyncio.ensure_future(self._answer(r)) for r in requests]
         try:
             answered = await asyncio.gather(*tasks)
@@ -205,9 +228,9 @@ class _Routes:
         return web.json_response(objects if batched or requests[0].n > 1 else objects[0])
 
     async def _answer(self, request: GenerateRequest) -> list[dict[str, Any]]:
-        service, skip = self._service, request.skip_special_tokens
+        service = self._service
         answers = await service.generate(request)
-        texts = [service.decode(visible_ids(a), skip_special_tokens=skip) for a in answers]
+        texts = [answer_text(a.output_ids, a.finish_reason, request.params, service.decode) for a in answers]
         return [render(request, a, index=i, text=t) for i, (a, t) in enumerate(zip(answers, texts, strict=True))]
 
     async def flush_cache(self, request: web.Request) -> web.Response:
@@ -233,6 +256,14 @@ class _Routes:
             raise BadRequest("rid", "name a request (or set abort_all)", rid)
         await self._service.abort(None if everything else rid)
         return web.Response(status=200)
+
+    async def release_memory(self, request: web.Request) -> web.Response:
+        await self._service.release_memory(_tags(await _body(request)))
+        return web.json_response(None)
+
+    async def resume_memory(self, request: web.Request) -> web.Response:
+        await self._service.resume_memory(_tags(await _body(request)))
+        return web.json_response(None)
 
     async def join_group(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -294,6 +325,13 @@ class _Routes:
         if action != "checksum":
             raise BadRequest("action", "be 'checksum' on this server", action)
         return _success("Success.", checksums=await self._service.checksums())
+
+
+def _tags(body: Mapping[str, Any]) -> list[str]:
+    tags: list[str] = _get(body, "tags", list, []) or list(MEMORY_TAGS)
+    if not set(tags) <= set(MEMORY_TAGS):
+        raise BadRequest("tags", f"be among {', '.join(MEMORY_TAGS)}", tags)
+    return tags
 
 
 async def _body(request: web.Request) -> Mapping[str, Any]:

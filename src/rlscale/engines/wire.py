@@ -15,10 +15,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 # Keys of SGLang's contract that these servers do not act on, with the values that ask for nothing.
 _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "min_p": (0, None),
-    "stop": (None, "", []),
     "stop_regex": (None, "", []),
-    "min_new_tokens": (0, None),
     "frequency_penalty": (0, None),
     "presence_penalty": (0, None),
     "repetition_penalty": (1, None),
@@ -28,12 +25,9 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "structural_tag": (None,),
     "logit_bias": (None, {}),
     "custom_params": (None, {}),
-    "stream_interval": (None,),
-    "spaces_between_special_tokens": (True, None),
-    "no_stop_trim": (False, None),
+    "stream_interval": (None, 1),
 }
 _NEUTRAL_TOP: dict[str, tuple[Any, ...]] = {
-    "stream": (False, None),
     "logprob_start_len": (-1, None),
     "top_logprobs_num": (0, None),
     "token_ids_logprob": (None, []),
@@ -52,12 +46,18 @@ _SAMPLING_KEYS = {
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
+    "stop",
     "stop_token_ids",
+    "min_new_tokens",
     "ignore_eos",
     "sampling_seed",
     "n",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
 }
+MAX_STOP_STRINGS = 32  # SGLang's limit
 
 
 class BadRequest(ValueError):
@@ -94,7 +94,6 @@ class GenerateRequest:
     params: SamplingParams
     n: int = 1
     return_logprob: bool = False
-    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,12 +107,12 @@ class VersionSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One finished answer. Lists are [R]."""
+    """One answer, finished or as far as it has grown. Lists are [R]."""
 
     output_ids: list[int]
     logprobs: list[float]
     spans: list[VersionSpan]
-    finish_reason: dict[str, Any]  # {"type": "stop" | "length" | "abort", ...}
+    finish_reason: dict[str, Any] | None  # {"type": "stop" | "length" | "abort", ...}; None: it goes on
     weight_version: str
     num_retractions: int = 0
     seconds: float = 0.0
@@ -140,14 +139,16 @@ def parse_generate(
     return_logprob = _bool(body.get("return_logprob", False), "return_logprob")
     requests = []
     for rid, ids, raw in zip(rids, prompts, each, strict=True):
-        params, n, skip = _sampling({} if raw is None else raw, limits)
+        params, n = _sampling({} if raw is None else raw)
         _check_prompt(ids, params, limits)
-        requests.append(
-            GenerateRequest(
-                rid=rid, input_ids=ids, params=params, n=n, return_logprob=return_logprob, skip_special_tokens=skip
-            )
-        )
+        requests.append(GenerateRequest(rid=rid, input_ids=ids, params=params, n=n, return_logprob=return_logprob))
     return requests, batched
+
+
+def wants_stream(body: Mapping[str, Any]) -> bool:
+    """Whether the answer to a `/generate` body is to come as it grows. Raises BadRequest."""
+    value = body.get("stream")
+    return value is not None and _bool(value, "stream")
 
 
 def render(request: GenerateRequest, answer: Answer, *, index: int, text: str) -> dict[str, Any]:
@@ -159,21 +160,16 @@ def render(request: GenerateRequest, answer: Answer, *, index: int, text: str) -
         "completion_tokens": len(answer.output_ids),
         "cached_tokens": 0,
         "weight_version": answer.weight_version,
-        "weight_versions": [{"version": s.version, "start": s.start, "end": s.end} for s in answer.spans],
         "num_retractions": answer.num_retractions,
-        "e2e_latency": answer.seconds,
     }
+    if answer.finish_reason is not None:
+        meta["weight_versions"] = [{"version": s.version, "start": s.start, "end": s.end} for s in answer.spans]
+        meta["e2e_latency"] = answer.seconds
     if request.return_logprob:
         meta["input_token_logprobs"] = []
         pairs = zip(answer.logprobs, answer.output_ids, strict=True)
         meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     return {"text": text, "output_ids": answer.output_ids, "meta_info": meta}
-
-
-def visible_ids(answer: Answer) -> list[int]:
-    """The ids that become text: the stop token that ended the answer is left out."""
-    matched = answer.finish_reason["type"] == "stop" and answer.output_ids
-    return answer.output_ids[:-1] if matched else answer.output_ids
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -225,7 +221,7 @@ def _check_prompt(ids: tuple[int, ...], params: SamplingParams, limits: Limits) 
         raise BadRequest("input_ids", f"fit with max_new_tokens into {limits.max_context_len} tokens", got)
 
 
-def _sampling(raw: Any, limits: Limits) -> tuple[SamplingParams, int, bool]:
+def _sampling(raw: Any) -> tuple[SamplingParams, int]:
     if not isinstance(raw, Mapping):
         raise BadRequest("sampling_params", "be a JSON object", raw)
     for key, value in raw.items():
@@ -239,19 +235,37 @@ def _sampling(raw: Any, limits: Limits) -> tuple[SamplingParams, int, bool]:
     given = {key: value for key, value in raw.items() if value is not None}
     params = SamplingParams(
         max_new_tokens=_int(given, "max_new_tokens", DEFAULT_MAX_NEW_TOKENS, low=0),
-        temperature=_float(given, "temperature", low=0.0, high=None),
-        top_p=_float(given, "top_p", low=0.0, high=1.0),
+        temperature=_float(given, "temperature", 1.0, low=0.0, high=None),
+        top_p=_float(given, "top_p", 1.0, low=0.0, high=1.0),
         top_k=_int(given, "top_k", -1, low=-1),
+        min_p=_float(given, "min_p", 0.0, low=0.0, high=1.0),
+        stop=_stop_strings(given.get("stop", [])),
         stop_token_ids=_stop_ids(given.get("stop_token_ids", [])),
-        ignore_eos=_bool(given.get("ignore_eos", False), "sampling_params.ignore_eos"),
+        min_new_tokens=_int(given, "min_new_tokens", 0, low=0),
+        ignore_eos=_flag(given, "ignore_eos", False),
+        skip_special_tokens=_flag(given, "skip_special_tokens", True),
+        spaces_between_special_tokens=_flag(given, "spaces_between_special_tokens", True),
+        no_stop_trim=_flag(given, "no_stop_trim", False),
         sampling_seed=_int(given, "sampling_seed", 0, low=-(2**63)) if "sampling_seed" in given else None,
     )
     if params.top_p == 0.0:
         raise BadRequest("sampling_params.top_p", "be above 0 and at most 1", params.top_p)
     if params.top_k == 0:
         raise BadRequest("sampling_params.top_k", "be at least 1, or -1 for off", params.top_k)
-    skip = _bool(given.get("skip_special_tokens", True), "sampling_params.skip_special_tokens")
-    return params, _int(given, "n", 1, low=1), skip
+    if params.min_new_tokens > params.max_new_tokens:
+        rule = f"be at most max_new_tokens ({params.max_new_tokens})"
+        raise BadRequest("sampling_params.min_new_tokens", rule, params.min_new_tokens)
+    return params, _int(given, "n", 1, low=1)
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else value
+    # An empty string is in every text: the answer would end before it has begun.
+    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
+        raise BadRequest("sampling_params.stop", "be a non-empty string or a list of them", value)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise BadRequest("sampling_params.stop", f"have at most {MAX_STOP_STRINGS} entries", len(strings))
+    return tuple(strings)
 
 
 def _stop_ids(value: Any) -> tuple[int, ...]:
@@ -268,13 +282,17 @@ def _int(given: Mapping[str, Any], key: str, default: int, *, low: int) -> int:
     return value
 
 
-def _float(given: Mapping[str, Any], key: str, *, low: float, high: float | None) -> float:
-    value = given.get(key, 1.0)
+def _float(given: Mapping[str, Any], key: str, default: float, *, low: float, high: float | None) -> float:
+    value = given.get(key, default)
     limit = "" if high is None else f" and at most {high:g}"
     # Written so that NaN fails too.
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= (high or 1e9):
         raise BadRequest(f"sampling_params.{key}", f"be a number of at least {low:g}{limit}", value)
     return float(value)
+
+
+def _flag(given: Mapping[str, Any], key: str, default: bool) -> bool:
+    return _bool(given.get(key, default), f"sampling_params.{key}")
 
 
 def _bool(value: Any, field: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlscale.engines.embedded.loading import load_decoder
+from rlscale.engines.embedded.loading import load_decoder, open_codec
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
 from rlscale.engines.embedded.updates import LiveWeights
 from rlscale.engines.wire import Answer, GenerateRequest
@@ -32,7 +32,9 @@ def open_scheduler(model_path: Path) -> Iterator[OpenScheduler]:
         )
         weights = LiveWeights(decoder.weights, decoder.aliases, receiver=receiver, checksum=None, version="0")
         settings = {"num_slots": 8, "num_threads": 1, "eos_ids": frozenset({EOS_ID}), **options}
-        opened.append(Scheduler(decoder, weights, SchedulerOptions(**settings)))
+        codec = open_codec(path)
+        decode = None if codec is None else codec.decode
+        opened.append(Scheduler(decoder, weights, SchedulerOptions(**settings), decode=decode))
         opened[-1].start()
         return opened[-1]
 

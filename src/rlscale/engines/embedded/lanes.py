@@ -59,7 +59,7 @@ class Lane:
         self._mask[rows, :, :length] = 0
         self._mask[rows, :, length:] = -torch.inf
         self._ids[slot], self._positions[slot] = sequence.ids[-1], length
-        self._params.set(slot, sequence.ticket.request.params, sequence.seed)
+        sequence.set_params(self._params, slot)
         self.sequences[slot] = sequence
 
     def remove(self, sequence: Sequence) -> None:

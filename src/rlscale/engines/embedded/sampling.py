@@ -42,22 +42,39 @@ class RowParams:
         self.temperature = np.ones((num_rows, 1), np.float32)
         self.top_p = np.ones(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int64)  # 0: off
+        self.min_p = np.zeros((num_rows, 1), np.float32)
         self.greedy = np.ones(num_rows, np.bool_)
+        # Before this position `late_ids` of the row are not drawn.
+        self.free_from = np.zeros(num_rows, np.int64)
+        self.late_ids: list[tuple[int, ...]] = [()] * num_rows
 
-    def set(self, row: int, params: SamplingParams, seed: int) -> None:
+    def set(
+        self, row: int, params: SamplingParams, seed: int, *, free_from: int = 0, late_ids: tuple[int, ...] = ()
+    ) -> None:
         greedy = params.temperature == 0
         self.seeds[row] = np.uint64(seed % 2**64)
         self.greedy[row] = greedy
         self.temperature[row] = 1.0 if greedy else params.temperature
         self.top_p[row] = 1.0 if greedy else params.top_p
         self.top_k[row] = 0 if greedy else max(params.top_k, 0)
+        self.min_p[row] = 0.0 if greedy else params.min_p
+        self.free_from[row], self.late_ids[row] = free_from, late_ids
 
     def clear(self, row: int) -> None:
         self.temperature[row], self.top_p[row], self.top_k[row], self.greedy[row] = 1.0, 1.0, 0, True
+        self.min_p[row], self.free_from[row], self.late_ids[row] = 0.0, 0, ()
 
     def copy(self, source: int, target: int) -> None:
-        for column in (self.seeds, self.temperature, self.top_p, self.top_k, self.greedy):
+        columns = (self.seeds, self.temperature, self.top_p, self.top_k, self.min_p, self.greedy, self.free_from)
+        for column in columns:
             column[target] = column[source]
+        self.late_ids[target] = self.late_ids[source]
+
+    def forbidden(self, positions_B: npt.NDArray[np.int64]) -> tuple[list[int], list[int]] | None:
+        """Rows and ids, aligned, that may not be drawn at these positions; None when there are none."""
+        rows = np.flatnonzero(positions_B < self.free_from[: len(positions_B)]).tolist()
+        pairs = [(row, token) for row in rows for token in self.late_ids[row]]
+        return ([row for row, _ in pairs], [token for _, token in pairs]) if pairs else None
 
 
 def draw(
@@ -66,10 +83,16 @@ def draw(
     """Tokens [B] and their logprobs [B] under the full distribution at the row's temperature.
 
     With x = logits / temperature, p = softmax(x) and u from `uniforms`: token = min{i: p_0 + ... + p_i > u}.
-    A greedy row takes the maximum, and its logprob is at temperature 1.
+    A greedy row takes the maximum, and its logprob is at temperature 1. `top_p`, `top_k` and `min_p` limit what can be
+    drawn and leave the logprobs as they are; tokens forbidden by `min_new_tokens` have no probability at all. Both as
+    SGLang does.
     """
     num, device = logits_BV.shape[0], logits_BV.device
     scaled = logits_BV.float()
+    forbidden = params.forbidden(positions_B)
+    if forbidden is not None:
+        rows, ids = (torch.tensor(part, device=device) for part in forbidden)
+        scaled = scaled.index_put((rows, ids), torch.tensor(-torch.inf, device=device))
     if (params.temperature[:num] != 1.0).any():
         scaled = scaled / torch.from_numpy(params.temperature[:num]).to(device)
     logprobs = torch.log_softmax(scaled, dim=-1)
@@ -78,12 +101,16 @@ def draw(
         ids = logprobs.argmax(dim=-1)
     else:
         uniform = torch.from_numpy(uniforms(params.seeds[:num], positions_B)).to(device).unsqueeze(1)
-        ids = _invert(logprobs.exp(), uniform)
+        probs = logprobs.exp()
+        if params.min_p[:num].any():
+            least = probs.amax(dim=-1, keepdim=True) * torch.from_numpy(params.min_p[:num]).to(device)
+            probs = probs.where(probs >= least, 0.0)
+        ids = _invert(probs, uniform)
         if restricted.any():
             rows = torch.from_numpy(np.flatnonzero(restricted)).to(device)
             top_p = torch.from_numpy(params.top_p[:num]).to(device)[rows]
             top_k = torch.from_numpy(params.top_k[:num]).to(device)[rows]
-            ids[rows] = _invert_restricted(logprobs[rows].exp(), uniform[rows], top_p=top_p, top_k=top_k)
+            ids[rows] = _invert_restricted(probs[rows], uniform[rows], top_p=top_p, top_k=top_k)
         if greedy.any():
             ids = torch.where(torch.from_numpy(greedy).to(device), logprobs.argmax(dim=-1), ids)
     chosen = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)

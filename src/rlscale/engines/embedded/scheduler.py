@@ -11,7 +11,7 @@ import queue
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,9 +22,10 @@ from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.lanes import Lane, lane_length
 from rlscale.engines.embedded.prefill import Prefiller
 from rlscale.engines.embedded.sampling import RowParams, draw
-from rlscale.engines.embedded.sequences import Job, Sequence, Ticket
-from rlscale.engines.embedded.updates import LiveWeights
+from rlscale.engines.embedded.sequences import Job, Listener, Sequence, Ticket
+from rlscale.engines.embedded.updates import UNUSABLE_STATUS, LiveWeights
 from rlscale.engines.service import Load
+from rlscale.engines.stopping import Decode
 from rlscale.engines.wire import Answer, GenerateRequest, Refused
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,10 @@ class SchedulerOptions:
 
 
 class Scheduler:
-    """Owns the model and everything that is being decoded. `submit`, `call` and `load` may be used from any thread."""
+    """Owns the model and everything that is being decoded. `submit`, `call` and `load` may be used from any thread.
+
+    `decode` gives the text in which stop strings are looked for; without it there is only empty text.
+    """
 
     def __init__(
         self,
@@ -59,10 +63,11 @@ class Scheduler:
         weights: LiveWeights,
         options: SchedulerOptions,
         *,
+        decode: Decode | None = None,
         on_death: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._decoder, self.weights, self._options = decoder, weights, options
-        self._on_death = on_death
+        self._decode, self._on_death = decode or _no_text, on_death
         self._prefiller = Prefiller(decoder, deterministic=options.deterministic)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lanes: dict[int, Lane] = {}
@@ -70,6 +75,7 @@ class Scheduler:
         self._tickets: dict[str, Ticket] = {}
         self._random = random.Random(options.seed)
         self._paused = False
+        self._released: set[str] = set()  # memory tags
         self._closing = False
         self.death: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
@@ -84,9 +90,9 @@ class Scheduler:
         self._commands.put(self._close)
         self._thread.join()
 
-    def submit(self, request: GenerateRequest) -> "Future[list[Answer]]":
-        """The answers to come. The future fails with `Refused`."""
-        return self._schedule(lambda future: self._accept(request, future))
+    def submit(self, request: GenerateRequest, listener: Listener | None = None) -> "Future[list[Answer]]":
+        """The answers to come. The future fails with `Refused`. `listener` is told of every token until then."""
+        return self._schedule(lambda future: self._accept(request, future, listener))
 
     def call(self, command: Callable[[], T]) -> "Future[T]":
         """Runs `command` in the decode thread between two steps."""
@@ -146,10 +152,36 @@ class Scheduler:
 
     def flush(self) -> None:
         """Forgets cached prompts. Refused while sequences are being decoded, as their caches cannot be forgotten."""
-        waiting = any(self._waiting.values())
-        if any(lane.num_active for lane in self._lanes.values()) or (waiting and not self._held()):
+        if self._is_busy():
             raise Refused("Flush cache failed.\nThere are running or waiting requests.")
         self.forget_prefills()
+
+    def release_memory(self, tags: Collection[str]) -> None:
+        """Frees the caches of all lanes (`kv_cache`), the weights (`weights`). What waits while paused is kept."""
+        if self._is_busy():
+            raise Refused("release_memory_occupation must come when nothing runs; pause (abort or retract) before it")
+        twice = self._released.intersection(tags)
+        if twice:
+            raise Refused(f"release_memory_occupation must name what is in memory, got {sorted(twice)}")
+        if "weights" in tags:
+            self.weights.release()
+        if "kv_cache" in tags:
+            self.forget_prefills()
+            self._lanes.clear()
+        self._released.update(tags)
+
+    def resume_memory(self, tags: Collection[str]) -> None:
+        """Takes back what was released; lanes are made anew when they are needed."""
+        present = set(tags) - self._released
+        if present:
+            raise Refused(f"resume_memory_occupation must name what was released, got {sorted(present)}")
+        if "weights" in tags:
+            self.weights.regain()
+        self._released.difference_update(tags)
+
+    def _is_busy(self) -> bool:
+        waiting = any(self._waiting.values())
+        return any(lane.num_active for lane in self._lanes.values()) or (waiting and not self._held())
 
     def forget_prefills(self) -> None:
         for jobs in self._waiting.values():
@@ -164,15 +196,24 @@ class Scheduler:
         self._closing = True
         self.fail_all(Refused("the server is shutting down", status=503))
 
-    def _accept(self, request: GenerateRequest, future: "Future[list[Answer]]") -> None:
-        self.weights.require_usable()
+    def _accept(self, request: GenerateRequest, future: "Future[list[Answer]]", listener: Listener | None) -> None:
+        if not self._paused:  # while paused it waits, as what has been retracted does
+            self._require_memory()
+        self.weights.require_sound()
         if request.rid in self._tickets:
             raise Refused(f"rid must be unique among open requests, got {request.rid!r}")
         params = request.params
-        stop_ids = frozenset() if params.ignore_eos else self._options.eos_ids.union(params.stop_token_ids)
-        ticket = Ticket(request=request, stop_ids=stop_ids, future=future)
+        ends = self._options.eos_ids.union(params.stop_token_ids)
+        ticket = Ticket(
+            request=request,
+            stop_ids=frozenset() if params.ignore_eos else ends,
+            late_ids=tuple(sorted(i for i in ends if i < self._decoder.architecture.vocab_size)),
+            decode=self._decode,
+            future=future,
+            listener=listener,
+        )
         seed = self._random.getrandbits(63) if params.sampling_seed is None else params.sampling_seed
-        ticket.sequences = [Sequence(ticket=ticket, seed=seed + j) for j in range(request.n)]
+        ticket.sequences = [Sequence(ticket=ticket, index=j, seed=seed + j) for j in range(request.n)]
         ticket.num_open = request.n
         self._tickets[request.rid] = ticket
         if params.max_new_tokens == 0:
@@ -203,7 +244,12 @@ class Scheduler:
         self._drain()
 
     def _held(self) -> bool:
-        return self._paused or self.weights.updating
+        return self._paused or self.weights.updating or bool(self._released) or not self.weights.is_present
+
+    def _require_memory(self) -> None:
+        self.weights.require_present()
+        if self._released:
+            raise Refused("the cache's memory is released; call resume_memory_occupation", status=UNUSABLE_STATUS)
 
     def _run_commands(self) -> None:
         busy = bool(self._tickets) and not self._held()
@@ -247,7 +293,7 @@ class Scheduler:
         flat = [(lane, job, s) for lane, job, taken in chosen for s in taken]
         params = RowParams(len(flat))
         for row, (_, _, s) in enumerate(flat):
-            params.set(row, s.ticket.request.params, s.seed)
+            s.set_params(params, row)
         logits = torch.stack([job.logits for _, job, _ in flat if job.logits is not None])
         positions = torch.tensor([len(job.tokens) for _, job, _ in flat]).numpy()
         ids, logprobs = draw(logits, params, positions)
@@ -283,7 +329,9 @@ class Scheduler:
             return False
         sequence.append(token, logprob, self.weights.version)
         finish = sequence.ticket.finish_of(sequence)
-        if finish is not None:
+        if finish is None:
+            sequence.ticket.tell(sequence, self.weights.version)
+        else:
             self._finish(sequence, finish)
         return finish is None
 
@@ -291,6 +339,7 @@ class Scheduler:
         sequence.finish = reason
         ticket = sequence.ticket
         self._free(sequence)
+        ticket.tell(sequence, self.weights.version)
         ticket.num_open -= 1
         if ticket.num_open == 0:
             self._tickets.pop(ticket.request.rid, None)
@@ -342,3 +391,7 @@ class Scheduler:
                 self._decoder, length, num_slots=options.slots_of(length), deterministic=options.deterministic
             )
         return self._lanes[length]
+
+
+def _no_text(ids: list[int], *, skip_special_tokens: bool) -> str:
+    return ""

@@ -2,12 +2,18 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from rlscale.engines.embedded.sampling import RowParams
+from rlscale.engines.stopping import Decode, find_end
 from rlscale.engines.wire import Answer, GenerateRequest, VersionSpan
+
+Listener = Callable[[int, Answer], None]
+"""Is told, in the decode thread, how far an answer has grown: (which of the `n`, a copy of it so far)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -15,12 +21,20 @@ class Sequence:
     """One of the `n` answers of a request, growing. `spans` are [version, start, end)."""
 
     ticket: "Ticket"
+    index: int
     seed: int
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     num_retractions: int = 0
     finish: dict[str, object] | None = None
+
+    def set_params(self, params: RowParams, row: int) -> None:
+        """Makes `row` sample as this sequence's request wants it."""
+        ticket = self.ticket
+        params.set(
+            row, ticket.request.params, self.seed, free_from=ticket.first_free_position, late_ids=ticket.late_ids
+        )
 
     def append(self, token: int, logprob: float, version: str) -> None:
         self.ids.append(token)
@@ -34,11 +48,17 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request under way. `future` gets its answers, in order, once all are finished; or the error."""
+    """A request under way. `future` gets its answers, in order, once all are finished; or the error.
+
+    `stop_ids` end an answer; `late_ids` may not be drawn before `min_new_tokens` others.
+    """
 
     request: GenerateRequest
     stop_ids: frozenset[int]
+    late_ids: tuple[int, ...]
+    decode: Decode
     future: "Future[list[Answer]]"
+    listener: Listener | None = None
     sequences: list[Sequence] = field(default_factory=list)
     num_open: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -48,28 +68,36 @@ class Ticket:
         """Most tokens that a sequence of this request can have, prompt included."""
         return len(self.request.input_ids) + self.request.params.max_new_tokens
 
+    @property
+    def first_free_position(self) -> int:
+        """The first position, counted from the prompt's first token, at which `late_ids` may be drawn."""
+        return len(self.request.input_ids) + self.request.params.min_new_tokens
+
     def finish_of(self, sequence: Sequence) -> dict[str, object] | None:
         """Why `sequence` ends with its last token, or None when it goes on."""
-        if sequence.ids[-1] in self.stop_ids:
-            return {"type": "stop", "matched": sequence.ids[-1]}
-        if len(sequence.ids) >= self.request.params.max_new_tokens:
-            return {"type": "length", "length": len(sequence.ids)}
-        return None
+        end: dict[str, object] | None = find_end(sequence.ids, self.request.params, self.stop_ids, self.decode)
+        return end
+
+    def tell(self, sequence: Sequence, version: str) -> None:
+        """Tells the listener how far `sequence` has grown."""
+        if self.listener is not None:
+            self.listener(sequence.index, self.answer(sequence, version))
 
     def answers(self, version: str) -> list[Answer]:
-        seconds = time.monotonic() - self.started_s
-        return [
-            Answer(
-                output_ids=s.ids,
-                logprobs=s.logprobs,
-                spans=s.spans,
-                finish_reason=s.finish or {},
-                weight_version=s.spans[-1].version if s.spans else version,
-                num_retractions=s.num_retractions,
-                seconds=seconds,
-            )
-            for s in self.sequences
-        ]
+        return [self.answer(s, version) for s in self.sequences]
+
+    def answer(self, sequence: Sequence, version: str) -> Answer:
+        """A copy: the sequence may grow on in the decode thread."""
+        spans = sequence.spans.copy()
+        return Answer(
+            output_ids=sequence.ids.copy(),
+            logprobs=sequence.logprobs.copy(),
+            spans=spans,
+            finish_reason=sequence.finish,
+            weight_version=spans[-1].version if spans else version,
+            num_retractions=sequence.num_retractions,
+            seconds=time.monotonic() - self.started_s,
+        )
 
 
 @dataclass(eq=False, slots=True)

@@ -1,11 +1,12 @@
 """The embedded engine behind its HTTP face: turns calls of the event loop into work of the decode thread."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.service import Load
+from rlscale.engines.streaming import Latest
 from rlscale.engines.wire import Answer, BadRequest, GenerateRequest, Limits
 from rlscale.types import WeightBucket, WeightGroup
 
@@ -30,12 +31,34 @@ class EmbeddedService:
         self._scheduler, self._codec, self._facts = scheduler, codec, facts
 
     async def generate(self, request: GenerateRequest) -> list[Answer]:
+        self._check(request)
         future = self._scheduler.submit(request)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
             raise
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
+        self._check(request)
+        loop, latest = asyncio.get_running_loop(), Latest()
+
+        def listen(index: int, answer: Answer) -> None:
+            loop.call_soon_threadsafe(latest.put, index, answer)
+
+        future = asyncio.wrap_future(self._scheduler.submit(request, listen))
+        future.add_done_callback(lambda f: latest.end(None if f.cancelled() else f.exception()))
+        try:
+            async for state in latest.follow():
+                yield state
+        finally:
+            if not future.done():
+                self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.params.stop and self._codec is None:
+            rule = "be replaced by stop_token_ids: this server has no tokenizer"
+            raise BadRequest("sampling_params.stop", rule, list(request.params.stop))
 
     def encode(self, text: str) -> list[int]:
         if self._codec is None:
@@ -56,6 +79,12 @@ class EmbeddedService:
 
     async def flush_cache(self) -> None:
         await self._call(self._scheduler.flush)
+
+    async def release_memory(self, tags: Collection[str]) -> None:
+        await self._call(lambda: self._scheduler.release_memory(tags))
+
+    async def resume_memory(self, tags: Collection[str]) -> None:
+        await self._call(lambda: self._scheduler.resume_memory(tags))
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         await self._call(lambda: self._scheduler.weights.join(group, rank))

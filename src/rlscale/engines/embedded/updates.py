@@ -20,7 +20,8 @@ class LiveWeights:
     """Applies weight updates bucket by bucket.
 
     A bucket is verified before any of it is written. An update that fails after it has begun leaves the engine unusable
-    (`fault` says why) until a later update has written every tensor: it never answers from a mixture.
+    (`fault` says why) until a later update has written every tensor: it never answers from a mixture. So does releasing
+    their memory, which keeps no copy; `missing` then says why.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class LiveWeights:
         self.version = version
         self.updating = False
         self.fault: str | None = None
+        self.missing: str | None = None
+        self._sizes: dict[int, int] = {}  # bytes of released storages, by their place in `_storages`
         self._written: set[str] = set()
         self._last_step_s = 0.0
         self._timeout_s = float("inf")
@@ -48,7 +51,34 @@ class LiveWeights:
     def leave(self, name: str) -> None:
         self._require_receiver().leave(name)
 
+    @property
+    def is_present(self) -> bool:
+        return self.missing is None
+
+    def release(self) -> None:
+        """Frees the memory of all weights. Refused while an update is under way."""
+        if self.updating:
+            raise Refused("release_memory_occupation must come after end_weight_update")
+        for i, storage in enumerate(self._storages()):
+            self._sizes[i] = storage.nbytes()
+            storage.resize_(0)
+        self.missing = "their memory is released; call resume_memory_occupation and send all of them"
+
+    def regain(self) -> None:
+        """Takes memory again for all weights, without content."""
+        for i, storage in enumerate(self._storages()):
+            storage.resize_(self._sizes[i])
+        self._sizes = {}
+        self.missing = "their memory was released; send all of them"
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        # Fused projections are several weights in one storage. A freed one has no address to tell them apart by.
+        found = {t.untyped_storage()._cdata: t.untyped_storage() for t in self._weights.values()}
+        return list(found.values())
+
     def begin(self) -> None:
+        if self._sizes:
+            raise Refused(f"weights cannot be updated: {self.missing}")
         # Begun again without an end: the trainer of the first one is gone.
         if self.updating and self._written:
             self.fault = "a weight update was begun before the last one had ended"
@@ -81,7 +111,7 @@ class LiveWeights:
         self.updating = False
         missing = [name for name in self._weights if name not in self._written]
         if not missing:
-            self.fault = None
+            self.fault = self.missing = None
         elif self._written:
             self.fault = f"a weight update lacked {missing[0]} and {len(missing) - 1} more"
             raise WeightSyncError(f"all weights must be sent between begin and end, {missing[0]} was not")
@@ -98,12 +128,21 @@ class LiveWeights:
         self.version = version
 
     def require_usable(self) -> None:
+        self.require_present()
+        self.require_sound()
+
+    def require_present(self) -> None:
+        if self.missing is not None:
+            raise Refused(f"weights are unusable: {self.missing}", status=UNUSABLE_STATUS)
+
+    def require_sound(self) -> None:
         if self.fault is not None:
             raise Refused(f"weights are unusable: {self.fault}; send all of them again", status=UNUSABLE_STATUS)
 
     def checksums(self) -> dict[str, str]:
         if self._checksum is None:
             raise Refused("this server was started without a checksum function")
+        self.require_present()
         return {name: self._checksum(tensor) for name, tensor in self._weights.items()}
 
     def _require_receiver(self) -> WeightReceiver:

@@ -1,0 +1,80 @@
+"""Answers as they grow, the same from every server."""
+
+import asyncio
+from typing import Any
+
+from tests.contract.conftest import Wire
+from tests.contract.test_engine_contract import PROMPT, shape
+
+PARAMS: dict[str, Any] = {"max_new_tokens": 20, "sampling_seed": 3, "ignore_eos": True}
+
+
+def body_of(**sampling: Any) -> dict[str, Any]:
+    return {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+
+
+async def test_every_event_holds_all_so_far_and_the_last_is_the_answer(wire: Wire) -> None:
+    whole = await wire.generate(PROMPT, **PARAMS)
+    *events, end = [event async for event in wire.stream(body_of(**PARAMS))]
+    assert end == "[DONE]" and len(events) > 1
+    for event in events[:-1]:
+        num = len(event["output_ids"])
+        assert event["meta_info"]["finish_reason"] is None and event["meta_info"]["completion_tokens"] == num
+        assert shape(event) == (shape(whole)[0][:num], shape(whole)[1][:num])
+        assert whole["text"].startswith(event["text"])
+    lengths = [len(event["output_ids"]) for event in events]
+    assert lengths == sorted(set(lengths)) and lengths[0] < 20
+    last = events[-1]
+    assert shape(last) == shape(whole) and last["text"] == whole["text"]
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 20}
+    assert last["meta_info"]["weight_versions"] == whole["meta_info"]["weight_versions"]
+    assert "index" not in last
+
+
+async def test_several_answers_carry_an_index(wire: Wire) -> None:
+    alone = [await wire.generate(PROMPT, **{**PARAMS, "sampling_seed": 3 + j}) for j in range(3)]
+    last: dict[int, Any] = {}
+    async for event in wire.stream(body_of(**PARAMS, n=3)):
+        if event != "[DONE]":
+            last[event["index"]] = event
+    assert [shape(last[j]) for j in range(3)] == [shape(a) for a in alone]
+    body = {"input_ids": [PROMPT, [8, 9]], "sampling_params": PARAMS, "return_logprob": True}
+    last = {event["index"]: event async for event in wire.stream(body) if event != "[DONE]"}
+    assert shape(last[0]) == shape(alone[0])
+    assert shape(last[1]) == shape(await wire.generate([8, 9], **PARAMS))
+
+
+async def test_text_that_may_become_a_stop_string_is_held_back(wire: Wire) -> None:
+    whole = await wire.generate(PROMPT, **PARAMS)
+    short = await wire.generate(PROMPT, **{**PARAMS, "max_new_tokens": 9})
+    stop = whole["text"][len(short["text"]) :][:4]
+    *events, _ = [event async for event in wire.stream(body_of(**PARAMS, stop=stop))]
+    last = events[-1]
+    assert last["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    assert last["text"] == whole["text"][: whole["text"].find(stop)]
+    assert all(last["text"].startswith(event["text"]) for event in events)
+
+
+async def test_client_that_leaves_a_stream_ends_the_request(wire: Wire) -> None:
+    params = {**PARAMS, "max_new_tokens": wire.target.long_answer}
+    events = wire.stream(body_of(**params))
+    assert (await anext(events))["meta_info"]["finish_reason"] is None
+    await events.aclose()
+    for _ in range(300):
+        load = (await wire.get("/v1/loads"))[1]["loads"][0]
+        if load["num_running_reqs"] + load["num_waiting_reqs"] == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert load["num_running_reqs"] == 0
+
+
+async def test_abort_ends_a_stream_with_what_there_is(wire: Wire) -> None:
+    params = {**PARAMS, "max_new_tokens": wire.target.long_answer}
+    events = wire.stream({**body_of(**params), "rid": "stream-to-abort"})
+    await anext(events)
+    assert (await wire.post("/abort_request", {"rid": "stream-to-abort"}))[0] == 200
+    rest = [event async for event in events]
+    assert rest[-1] == "[DONE]"
+    last = rest[-2]
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert 0 < len(last["output_ids"]) < wire.target.long_answer
