@@ -7,6 +7,7 @@
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
+CONSTRAINTS="$ROOT/constraints.txt"
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 
@@ -33,14 +34,14 @@ make_venv() {
   local python
   if [[ -x "$VENV/bin/python" ]] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
   python="$(find_python)"
-  say "Making the environment .venv with $("$python" --version)"
+  say "Making the environment ${VENV#"$ROOT/"} with $("$python" --version)"
   "$python" -m venv --clear "$VENV" >&2 ||
     fail "'$python -m venv' must work; on Debian and Ubuntu install the package python3-venv"
 }
 
 # What an installation depends on; the checkout's path because scripts of the environment carry it.
 fingerprint() {
-  { echo "$ROOT ${TORCH_INDEX_URL:-}"; cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt"; "$VENV/bin/python" --version; } |
+  { echo "$ROOT ${TORCH_INDEX_URL:-}"; cat "$ROOT/pyproject.toml" "$CONSTRAINTS"; "$VENV/bin/python" --version; } |
     "$VENV/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
@@ -52,7 +53,7 @@ pip_install() {
 # First and alone, because only torch comes from an index of its own.
 install_torch() {
   local torch index=()
-  torch="$(grep -E '^torch==' "$ROOT/constraints.txt")"
+  torch="$(grep -E '^torch==' "$CONSTRAINTS")"
   if "$VENV/bin/python" -m pip freeze | grep -qE "^$torch(\+|$)"; then return; fi
   [[ -z "${TORCH_INDEX_URL:-}" ]] || index=(--index-url "$TORCH_INDEX_URL")
   say "Installing $torch from ${TORCH_INDEX_URL:-the index pip is configured for} (the largest download)"
@@ -70,7 +71,7 @@ install_rlscale() {
   if [[ -f "$stamp" ]] && grep -qxE "$wanted (${extra:-|dev})" "$stamp"; then return; fi
   install_torch
   say "Installing rlscale${extra:+ with what its tests need} from this checkout"
-  pip_install --constraint "$ROOT/constraints.txt" --editable "$ROOT${extra:+[$extra]}"
+  pip_install --constraint "$CONSTRAINTS" --editable "$ROOT${extra:+[$extra]}"
   echo "$wanted $extra" >"$stamp"
   say "Installed in $((SECONDS - started)) s"
 }

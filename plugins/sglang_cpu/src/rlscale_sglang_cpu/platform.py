@@ -1,0 +1,28 @@
+"""The platform: SGLang's own CPU device operations, and its paths in plain torch for everything else."""
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import SRTPlatform
+
+
+class CpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Serves without `sgl_kernel`, whose CPU build is no wheel.
+
+    It must count as out of the tree: on its own CPU platform SGLang calls those kernels.
+    """
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def get_dispatch_key_name(self) -> str:
+        return "native"
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"
+
+    def is_pin_memory_available(self, device: object = None) -> bool:
+        return False
