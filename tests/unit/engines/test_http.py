@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,88 @@ async def test_abort_pause_and_resume(fake: FakeServer, engine: HttpEngine) -> N
     await engine.flush_cache()
     await engine.resume()
     assert len((await engine.generate(PROMPT, PARAMS))[0].output_ids) == 6
+
+
+async def test_stream_grows_to_the_answer() -> None:
+    with FakeServer(token_s=0.01) as slow:
+        engine = HttpEngine(EngineAddress(name="engine 0", url=slow.url), timeout_s=5)
+        whole = (await engine.generate(PROMPT, PARAMS))[0]
+        states = [state async for state in engine.stream(PROMPT, PARAMS)]
+        await engine.close()
+    assert states[-1] == whole and len(states) > 1
+    for state in states[:-1]:
+        assert state.finish_reason == "" and state.weight_versions == []
+        assert state.output_ids == whole.output_ids[: len(state.output_ids)]
+        assert len(state.logprobs) == len(state.output_ids)
+
+
+async def test_events_longer_than_a_reader_buffers(engine: HttpEngine) -> None:
+    params = SamplingParams(max_new_tokens=240, ignore_eos=True, stop=("x" * 100_000,))
+    states = [state async for state in engine.stream([5] * 10, params)]
+    assert len(states[-1].output_ids) == 240
+
+
+async def test_closing_a_stream_ends_the_request() -> None:
+    with FakeServer(token_s=0.01) as slow:
+        engine = HttpEngine(EngineAddress(name="engine 0", url=slow.url), timeout_s=5)
+        stream = engine.stream(PROMPT, SamplingParams(max_new_tokens=200, ignore_eos=True))
+        assert len((await anext(stream)).output_ids) >= 1
+        await stream.aclose()
+        for _ in range(200):
+            if slow.service.load().running == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert slow.service.load().running == 0
+        await engine.close()
+
+
+async def test_stream_that_fails_names_the_engine(fake: FakeServer, engine: HttpEngine) -> None:
+    await engine.generate(PROMPT, PARAMS)
+    fake.faults.errors_next = 1
+    with pytest.raises(EngineError, match=r"engine 0 .*/generate. refused with status 500: a scripted failure"):
+        await anext(engine.stream(PROMPT, PARAMS))
+    await engine.release_memory()
+    with pytest.raises(EngineError, match=r"engine 0 .*/generate. refused with status 503: .*released"):
+        await anext(engine.stream(PROMPT, PARAMS))
+    fake.faults.drops_next = 1
+    with pytest.raises(EngineError, match=r"engine 0 .*/generate. must stream to the end"):
+        await anext(engine.stream(PROMPT, PARAMS))
+
+
+async def test_memory_is_released_and_taken_back(fake: FakeServer, engine: HttpEngine) -> None:
+    await engine.generate(PROMPT, PARAMS)
+    await engine.release_memory(["kv_cache"])
+    with pytest.raises(EngineError, match=r"status 503: .*released"):
+        await engine.generate(PROMPT, PARAMS)
+    with pytest.raises(EngineError, match="must name what was released"):
+        await engine.resume_memory(["weights"])
+    await engine.resume_memory(["kv_cache"])
+    assert len(await engine.generate(PROMPT, PARAMS)) == 1
+    await engine.release_memory()
+    await engine.resume_memory()
+    with pytest.raises(EngineError, match="no weights yet"):
+        await engine.generate(PROMPT, PARAMS)
+    await engine.begin_weight_update()
+    await engine.end_weight_update(3)
+    assert (await engine.generate(PROMPT, PARAMS))[0].weight_versions == [3] * 6
+
+
+async def test_parameters_reach_the_wire(fake: FakeServer, engine: HttpEngine) -> None:
+    plain = (await engine.generate(PROMPT, SamplingParams(max_new_tokens=30, sampling_seed=3, ignore_eos=True)))[0]
+    stop = plain.text.split()[4]
+    cut = SamplingParams(max_new_tokens=30, sampling_seed=3, ignore_eos=True, stop=(stop,))
+    assert (await engine.generate(PROMPT, cut))[0].text == plain.text[: plain.text.find(stop)]
+    kept = replace(cut, no_stop_trim=True)
+    assert (await engine.generate(PROMPT, kept))[0].text == plain.text[: plain.text.find(stop) + len(stop)]
+    # The fake's end token is 1; what is below 2 is special.
+    at = next(seed for seed in range(99) if fake_token(tuple(PROMPT), seed, len(PROMPT), 100)[0] == 1)
+    short = SamplingParams(max_new_tokens=1, sampling_seed=at, ignore_eos=True)
+    assert (await engine.generate(PROMPT, short))[0].text == ""
+    assert (await engine.generate(PROMPT, replace(short, skip_special_tokens=False)))[0].text == "1"
+    assert (await engine.generate(PROMPT, replace(short, min_new_tokens=1)))[0].output_ids == [2]
+    narrow = replace(short, min_p=0.25, spaces_between_special_tokens=False).to_wire()
+    assert narrow["min_p"] == 0.25 and narrow["spaces_between_special_tokens"] is False
+    assert "min_p" not in short.to_wire()
 
 
 async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -> None:

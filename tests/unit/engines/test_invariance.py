@@ -9,7 +9,7 @@ import torch
 
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.wire import Answer
-from tests.tiny_model import VOCAB_SIZE
+from tests.tiny_model import EOS_ID, VOCAB_SIZE
 from tests.unit.engines.conftest import OpenScheduler, ask, make_request
 
 Spec = dict[str, Any]
@@ -31,6 +31,10 @@ def specs() -> list[Spec]:
                 "sampling_seed": i,
             }
         )
+    for spec in made[::2]:
+        spec["min_p"] = draw.choice([0.05, 0.3])
+        spec["min_new_tokens"] = draw.randrange(spec["max_new_tokens"] + 1)
+        spec["stop"] = draw.choice([(), ("e",), ("ab", "!")])
     return made
 
 
@@ -96,6 +100,7 @@ def test_logprobs_are_those_of_transformers(
             ids = torch.tensor([[*spec["input_ids"], *output_ids]])
             with torch.no_grad():
                 logits = model(ids).logits[0, len(spec["input_ids"]) - 1 : -1]
+            logits[: spec.get("min_new_tokens", 0), EOS_ID] = -torch.inf
             expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(output_ids)[:, None])[:, 0]
             assert torch.tensor(logprobs) == pytest.approx(expected, abs=1e-5)
             if spec["temperature"] == 0:

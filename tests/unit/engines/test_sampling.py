@@ -81,3 +81,41 @@ def test_logprob_is_of_the_full_distribution_also_when_restricted() -> None:
     tokens, logprobs = draw(logits, rows, np.zeros(1, np.int64))
     assert tokens.tolist() == [1]
     assert abs(logprobs[0] - torch.log_softmax(logits[0], 0)[1].item()) < 1e-6
+
+
+def test_min_p_keeps_what_is_likely_enough() -> None:
+    probs = torch.tensor([0.1, 0.4, 0.21, 0.29])
+    assert set(drawn(probs.log(), min_p=0.5)) == {1, 2, 3}
+    assert set(drawn(probs.log(), min_p=1.0)) == {1}
+    assert set(drawn(probs.log(), min_p=0.0)) == {0, 1, 2, 3}
+    found = shares(drawn(probs.log(), min_p=0.7), 4)
+    assert abs(found[1] - 0.4 / 0.69) < 0.03 and abs(found[3] - 0.29 / 0.69) < 0.03
+    # Together with the others the narrowest limit counts.
+    assert set(drawn(probs.log(), min_p=0.5, top_k=2)) == {1, 3}
+    assert set(drawn(probs.log(), min_p=0.7, top_k=3)) == {1, 3}
+
+
+def test_min_p_leaves_the_logprobs_of_the_full_distribution() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.9]])
+    rows = RowParams(1)
+    for seed in range(20):
+        rows.set(0, SamplingParams(max_new_tokens=1, min_p=0.5, temperature=2.0), seed=seed)
+        tokens, logprobs = draw(logits, rows, np.zeros(1, np.int64))
+        assert int(tokens[0]) in (1, 3)
+        assert abs(logprobs[0] - torch.log_softmax(logits[0] / 2, 0)[int(tokens[0])].item()) < 1e-6
+
+
+def test_late_ids_are_drawn_from_their_position_on() -> None:
+    logits = torch.tensor([[5.0, 4.0, 0.0]]).expand(3, -1)
+    rows = RowParams(3)
+    greedy = SamplingParams(max_new_tokens=9, temperature=0.0)
+    rows.set(0, greedy, seed=0, free_from=10, late_ids=(0,))
+    rows.set(1, greedy, seed=0, free_from=10, late_ids=(0, 1))
+    rows.set(2, greedy, seed=0)
+    at_9, logprobs = draw(logits, rows, np.full(3, 9))
+    assert at_9.tolist() == [1, 2, 0]
+    # As in SGLang they then have no probability: the rest makes up the distribution.
+    assert abs(logprobs[0] - torch.log_softmax(torch.tensor([4.0, 0.0]), 0)[0].item()) < 1e-6
+    assert draw(logits, rows, np.full(3, 10))[0].tolist() == [0, 0, 0]
+    rows.clear(1)
+    assert draw(logits, rows, np.full(3, 9))[0].tolist() == [1, 0, 0]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rlscale.engines.embedded.scheduler import Scheduler
-from rlscale.engines.wire import BadRequest, Refused
+from rlscale.engines.wire import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket, WeightGroup
-from tests.tiny_model import write_tiny_qwen3
+from tests.tiny_model import TOKENS, write_tiny_qwen3
 from tests.unit.engines.conftest import OpenScheduler, ask, make_request
 
 PROMPT = [5, 9, 33]
@@ -95,6 +95,178 @@ def test_retracted_answer_equals_the_undisturbed_one(open_scheduler: OpenSchedul
     assert answer.num_retractions == 1
 
 
+LONG: dict[str, Any] = {"max_new_tokens": 200, "sampling_seed": 4, "ignore_eos": True}
+
+
+def paused_midway(scheduler: Scheduler, mode: str) -> Any:
+    """A request that has begun to be answered, stopped by a pause."""
+    future = scheduler.submit(make_request(PROMPT, **LONG))
+    wait_until_running(scheduler)
+    run(scheduler, lambda: scheduler.pause(mode))
+    return future
+
+
+def send_all(scheduler: Scheduler, receiver: ScriptedReceiver, version: str) -> None:
+    """A whole update with what the receiver holds, without a flush."""
+    run(scheduler, scheduler.weights.begin)
+    run(scheduler, lambda: scheduler.weights.receive(bucket_of(receiver.tensors), "g"))
+    run(scheduler, scheduler.weights.end)
+    run(scheduler, lambda: scheduler.weights.set_version(version))
+
+
+def weights_of(path: Path) -> dict[str, Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return {name: p.detach() for name, p in AutoModelForCausalLM.from_pretrained(path).named_parameters()}
+
+
+def test_pause_abort_returns_what_there_is(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    undisturbed = ask(scheduler, PROMPT, **LONG)[0]
+    answer = paused_midway(scheduler, "abort").result(timeout=10)[0]
+    num = len(answer.output_ids)
+    assert 0 < num < 200 and answer.finish_reason["type"] == "abort"
+    assert (answer.output_ids, answer.logprobs) == (undisturbed.output_ids[:num], undisturbed.logprobs[:num])
+    assert scheduler.load().running == scheduler.load().waiting == 0
+
+
+def test_pause_in_place_changes_nothing(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    undisturbed = ask(scheduler, PROMPT, **LONG)[0]
+    future = paused_midway(scheduler, "in_place")
+    assert scheduler.load().running == 1
+    run(scheduler, scheduler.resume)
+    answer = future.result(timeout=60)[0]
+    # Bit for bit: the cache was never recomputed.
+    assert (answer.output_ids, answer.logprobs) == (undisturbed.output_ids, undisturbed.logprobs)
+    assert answer.num_retractions == 0
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_update_during_a_pause(open_scheduler: OpenScheduler, tmp_path: Path, mode: str) -> None:
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    other = open_scheduler(path=write_tiny_qwen3(tmp_path / "other", seed=1))
+    receiver.tensors = weights_of(tmp_path / "other")
+    old = ask(scheduler, PROMPT, **LONG)[0]
+    future = paused_midway(scheduler, mode)
+    if mode == "in_place":
+        with pytest.raises(Refused, match="Flush cache failed"):
+            run(scheduler, scheduler.flush)
+    else:
+        run(scheduler, scheduler.flush)
+    send_all(scheduler, receiver, "1")
+    run(scheduler, scheduler.resume)
+    answer = future.result(timeout=60)[0]
+    assert [span.version for span in answer.spans] == ["0", "1"]
+    num = answer.spans[1].start
+    assert (answer.output_ids[:num], answer.logprobs[:num]) == (old.output_ids[:num], old.logprobs[:num])
+    # What the new weights alone would go on with: the truth where the cache was recomputed with them, not where the
+    # old weights' keys and values were kept.
+    rest = ask(other, [*PROMPT, *answer.output_ids[:num]], **{**LONG, "max_new_tokens": 200 - num})[0]
+    same = rest.output_ids == answer.output_ids[num:] and rest.logprobs == pytest.approx(
+        answer.logprobs[num:], abs=1e-4
+    )
+    assert same == (mode == "retract")
+
+
+def test_release_frees_the_memory(open_scheduler: OpenScheduler) -> None:
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    before = ask(scheduler, PROMPT, **LONG)[0]
+    held = scheduler.weights._weights
+    receiver.tensors = {name: tensor.clone() for name, tensor in held.items()}
+    total = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    assert total > 0 and scheduler._lanes
+    run(scheduler, lambda: scheduler.release_memory(["weights", "kv_cache"]))
+    assert sum(tensor.untyped_storage().nbytes() for tensor in held.values()) == 0
+    assert not scheduler._lanes
+    run(scheduler, lambda: scheduler.resume_memory(["weights", "kv_cache"]))
+    assert sum(tensor.untyped_storage().nbytes() for tensor in held.values()) == total
+    with pytest.raises(Refused, match=r"unusable: their memory was released; send all of them") as failure:
+        ask(scheduler, PROMPT, **LONG)
+    assert failure.value.status == 503
+    send_all(scheduler, receiver, "1")
+    after = ask(scheduler, PROMPT, **LONG)[0]
+    assert (after.output_ids, after.logprobs) == (before.output_ids, before.logprobs)
+
+
+def test_half_an_update_does_not_make_released_weights_usable(open_scheduler: OpenScheduler) -> None:
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    whole = {name: tensor.clone() for name, tensor in scheduler.weights._weights.items()}
+    run(scheduler, lambda: scheduler.release_memory(["weights"]))
+    with pytest.raises(Refused, match=r"cannot be updated: .* resume_memory_occupation"):
+        run(scheduler, scheduler.weights.begin)
+    run(scheduler, lambda: scheduler.resume_memory(["weights"]))
+    receiver.tensors = {name: tensor for name, tensor in whole.items() if name != "model.norm.weight"}
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight was not"):
+        send_all(scheduler, receiver, "1")
+    with pytest.raises(Refused, match="unusable"):
+        ask(scheduler, PROMPT, max_new_tokens=2)
+    receiver.tensors = whole
+    send_all(scheduler, receiver, "2")
+    assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
+
+
+def test_what_waits_while_paused_outlives_a_release(open_scheduler: OpenScheduler) -> None:
+    receiver = ScriptedReceiver()
+    scheduler = open_scheduler(receiver)
+    undisturbed = ask(scheduler, PROMPT, **LONG)[0]
+    receiver.tensors = {name: tensor.clone() for name, tensor in scheduler.weights._weights.items()}
+    future = paused_midway(scheduler, "retract")
+    run(scheduler, lambda: scheduler.release_memory(["weights", "kv_cache"]))
+    late = scheduler.submit(make_request(PROMPT, max_new_tokens=2, ignore_eos=True))
+    run(scheduler, scheduler.resume)
+    with pytest.raises(Refused, match="released"):
+        ask(scheduler, PROMPT, max_new_tokens=2)
+    run(scheduler, lambda: scheduler.resume_memory(["weights", "kv_cache"]))
+    time.sleep(0.05)
+    assert not future.done() and not late.done()
+    send_all(scheduler, receiver, "1")
+    assert future.result(timeout=60)[0].output_ids == undisturbed.output_ids
+    assert len(late.result(timeout=60)[0].output_ids) == 2
+
+
+def test_release_and_resume_at_the_wrong_time_are_refused(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    future = scheduler.submit(make_request(PROMPT, **LONG))
+    wait_until_running(scheduler)
+    with pytest.raises(Refused, match="when nothing runs"):
+        run(scheduler, lambda: scheduler.release_memory(["kv_cache"]))
+    assert len(future.result(timeout=60)[0].output_ids) == 200
+    with pytest.raises(Refused, match="what was released"):
+        run(scheduler, lambda: scheduler.resume_memory(["kv_cache"]))
+    run(scheduler, lambda: scheduler.release_memory(["kv_cache"]))
+    with pytest.raises(Refused, match="what is in memory"):
+        run(scheduler, lambda: scheduler.release_memory(["kv_cache"]))
+    with pytest.raises(Refused, match="released; call resume_memory_occupation"):
+        ask(scheduler, PROMPT, max_new_tokens=2)
+    run(scheduler, lambda: scheduler.resume_memory(["kv_cache"]))
+    assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
+
+
+def test_listener_is_told_of_every_token(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    told: list[tuple[int, Answer]] = []
+    request = make_request(PROMPT, n=2, max_new_tokens=5, sampling_seed=1, ignore_eos=True)
+    answers = scheduler.submit(request, lambda index, answer: told.append((index, answer))).result(timeout=10)
+    for j, answer in enumerate(answers):
+        states = [state for index, state in told if index == j]
+        assert [len(state.output_ids) for state in states] == [1, 2, 3, 4, 5]
+        assert [state.finish_reason is None for state in states] == [True] * 4 + [False]
+        assert states[-1].output_ids == answer.output_ids and states[-1].finish_reason == answer.finish_reason
+
+
+def test_stop_string_that_spans_tokens(open_scheduler: OpenScheduler) -> None:
+    scheduler = open_scheduler()
+    full = ask(scheduler, PROMPT, max_new_tokens=20, sampling_seed=1, ignore_eos=True)[0]
+    stop = "".join(TOKENS[i] for i in full.output_ids[6:9])
+    cut = ask(scheduler, PROMPT, max_new_tokens=20, sampling_seed=1, ignore_eos=True, stop=("never", stop))[0]
+    assert cut.output_ids == full.output_ids[:9] and cut.logprobs == full.logprobs[:9]
+    assert cut.finish_reason == {"type": "stop", "matched": stop}
+
+
 def test_weights_that_diverged_fail_the_request_and_not_the_server(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     norm = scheduler.weights._weights["model.norm.weight"]
@@ -138,13 +310,10 @@ def test_thread_that_dies_is_loud(open_scheduler: OpenScheduler, model_path: Pat
 
 
 def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
     other = open_scheduler(path=write_tiny_qwen3(tmp_path / "other", seed=1))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
-    receiver.tensors = {name: p.detach() for name, p in model.named_parameters()}
+    receiver.tensors = weights_of(tmp_path / "other")
     params: dict[str, Any] = {"max_new_tokens": 10, "sampling_seed": 1, "ignore_eos": True}
     before = ask(scheduler, PROMPT, **params)[0]
     run(scheduler, scheduler.weights.begin)

@@ -1,0 +1,94 @@
+"""Where answers end and what of them becomes text."""
+
+from typing import Any
+
+import pytest
+
+from rlscale.engines.stopping import answer_text, find_end, is_undecided
+from rlscale.types import SamplingParams
+
+BYTES = "n\N{LATIN SMALL LETTER A WITH DIAERESIS}h".encode()  # one token a byte: two of them are one character
+SPECIAL = 256
+
+
+def decode(ids: list[int], *, skip_special_tokens: bool) -> str:
+    """One token for each byte, and a special one."""
+    text, plain = "", list[int]()
+    for i in [*ids, None]:
+        if i is not None and i < SPECIAL:
+            plain.append(i)
+            continue
+        text += bytes(plain).decode(errors="replace")
+        plain = []
+        text += "" if i is None or skip_special_tokens else "<end>"
+    return text
+
+
+def params(**given: Any) -> SamplingParams:
+    return SamplingParams(**{"max_new_tokens": 9, **given})
+
+
+def end(text: str, stop_ids: frozenset[int] = frozenset(), **given: Any) -> Any:
+    return find_end(list(text.encode()), params(**given), stop_ids, decode)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "expected"),
+    [
+        ("abc", {}, None),
+        ("abc", {"max_new_tokens": 3}, {"type": "length", "length": 3}),
+        ("abc", {"stop": ("bc",)}, {"type": "stop", "matched": "bc"}),
+        ("abc", {"stop": ("x", "c", "bc")}, {"type": "stop", "matched": "c"}),
+        ("abc", {"stop": ("abcd",)}, None),
+        # The string wins over the token, and that over the length, as in SGLang.
+        ("abc", {"stop": ("c",), "max_new_tokens": 3}, {"type": "stop", "matched": "c"}),
+    ],
+)
+def test_why_an_answer_ends(text: str, given: dict[str, Any], expected: Any) -> None:
+    assert end(text, **given) == expected
+
+
+def test_stop_token_and_string_together() -> None:
+    ids = frozenset({ord("c")})
+    assert end("abc", ids, max_new_tokens=3) == {"type": "stop", "matched": ord("c")}
+    assert end("abc", ids, stop=("bc",)) == {"type": "stop", "matched": "bc"}
+
+
+def test_long_stop_string_of_many_tokens_is_found_whole() -> None:
+    stop = "0123456789" * 3
+    assert end("abc" + stop, stop=(stop,), max_new_tokens=99) == {"type": "stop", "matched": stop}
+    assert end("abc" + stop[:-1], stop=(stop,), max_new_tokens=99) is None
+
+
+def test_special_token_can_complete_a_string() -> None:
+    ids = [*b"ab", SPECIAL]
+    finish = find_end(ids, params(stop=("b<end>",)), frozenset(), decode)
+    assert finish == {"type": "stop", "matched": "b<end>"}
+    assert answer_text(ids, finish, params(skip_special_tokens=False), decode) == "a"
+    assert answer_text(ids, finish, params(), decode) == "ab"
+
+
+def test_text_is_cut_where_the_string_first_occurs() -> None:
+    finish = {"type": "stop", "matched": "b"}
+    assert answer_text(list(b"aabcb"), finish, params(), decode) == "aa"
+    assert answer_text(list(b"aabcb"), finish, params(no_stop_trim=True), decode) == "aab"
+
+
+def test_stop_token_is_not_text() -> None:
+    finish = {"type": "stop", "matched": SPECIAL}
+    assert answer_text([*b"ab", SPECIAL], finish, params(skip_special_tokens=False), decode) == "ab"
+    shown = params(skip_special_tokens=False, no_stop_trim=True)
+    assert answer_text([*b"ab", SPECIAL], finish, shown, decode) == "ab<end>"
+    assert answer_text([*b"ab"], {"type": "length", "length": 2}, params(), decode) == "ab"
+
+
+def test_half_a_character_is_shown_only_at_the_end() -> None:
+    texts = [answer_text(list(BYTES[:num]), None, params(), decode) for num in range(len(BYTES) + 1)]
+    assert texts == ["", "n", "n", BYTES[:3].decode(), BYTES.decode()]
+    half = answer_text(list(BYTES[:2]), {"type": "length", "length": 2}, params(), decode)
+    assert half == "n\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(("text", "undecided"), [("xa", True), ("xab", True), ("xb", False), ("", False), ("x", False)])
+def test_what_may_become_a_stop_string_is_undecided(text: str, undecided: bool) -> None:
+    assert is_undecided(list(text.encode()), params(stop=("abc",)), decode) is undecided
