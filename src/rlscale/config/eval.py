@@ -40,6 +40,10 @@ class EvalConfig(ConfigGroup):
     max_response_len: Annotated[
         int | None, Field(gt=0, description="Longest response, in tokens. None: `rollout.max_response_len`.")
     ] = None
+    min_new_tokens: Annotated[
+        int | None,
+        Field(ge=0, description="Tokens that end an answer are not drawn before this many others. None: at once."),
+    ] = None
     max_examples: Annotated[
         int | None, Field(gt=0, description="Use the first this many prompts of each set. None: all.")
     ] = None

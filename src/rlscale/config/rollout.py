@@ -54,6 +54,16 @@ class RolloutConfig(ConfigGroup):
     max_response_len: Annotated[int, Field(gt=0, description="Longest response, in tokens.")] = 1024
     stop_token_ids: Annotated[
         list[int] | None,
+    min_p: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Sample among tokens of at least this share of the likeliest one's probability. 0: off. Like "
+            "`rollout.top_p` and `rollout.top_k` it changes which tokens can be drawn; logprobs remain those of the "
+            "full distribution, which the trainer computes too.",
+        ),
+    ] = 0.0
         Field(description="Token ids that end a response, beside the model's end token. None: only that one."),
     ] = None
     shuffle: Annotated[bool, Field(description="Shuffle the prompts anew in each epoch.")] = False
@@ -71,6 +81,20 @@ class RolloutConfig(ConfigGroup):
             description="Answers depend on weights, prompt, parameters and seed alone, whatever else is being "
             "decoded; false is faster when few sequences are left. Embedded engine only."
         ),
+    stop: Annotated[
+        list[str] | None,
+        Field(
+            description="Strings that end a response. Its text ends before the string, its tokens end with the one "
+            "that completes it. Evaluation uses them too. None: none."
+        ),
+    ] = None
+    skip_special_tokens: Annotated[
+        bool,
+        Field(
+            description="Leave special tokens out of the text that rewards see; the token that ends a response is "
+            "never in it. Evaluation does the same."
+        ),
+    ] = False
     ] = True
     num_slots: Annotated[
         int,

@@ -1,6 +1,7 @@
 """The source of rollouts that engines generate."""
 
 import asyncio
+from dataclasses import replace
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,10 +68,14 @@ class GeneratedRollouts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
 
+        min_p=config.min_p,
+        stop=tuple(config.stop or ()),
 
+        skip_special_tokens=config.skip_special_tokens,
 def sampling_params(config: RolloutConfig) -> SamplingParams:
     """How training samples are drawn; `sampling_seed` is the run's seed, from which every group derives its own."""
-    return SamplingParams(
+    return replace(
+        sampling_params(rollout),
         max_new_tokens=config.max_response_len,
         temperature=config.temperature,
         top_p=config.top_p,
@@ -89,6 +94,5 @@ def eval_params(config: EvalConfig, rollout: RolloutConfig) -> SamplingParams:
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
-        stop_token_ids=tuple(rollout.stop_token_ids or ()),
-        sampling_seed=rollout.seed,
+        min_new_tokens=config.min_new_tokens or 0,
     )

@@ -46,6 +46,30 @@ SFT = {"algo.loss_type": "sft_loss", "batch.n_samples_per_prompt": 1}
 
 # name of the rule, a config that breaks it, what it says, a similar config that keeps it
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    (
+        "stop_strings_can_be_found",
+        {"rollout.stop": ["</s>", ""]},
+        'rollout.stop must hold no empty string, got ["</s>", ""]; leave the empty string out',
+        {"rollout.stop": ["</s>"]},
+    ),
+    (
+        "stop_strings_can_be_found",
+        {"rollout.stop": ["a"] * 33},
+        "rollout.stop must have at most 32 entries, got 33",
+        {"rollout.stop": ["a"] * 32},
+    ),
+    (
+        "evaluated_answers_can_be_long_enough",
+        {"eval.min_new_tokens": 9, "eval.max_response_len": 8},
+        "eval.min_new_tokens must be at most the longest response of 8 tokens, got 9; set it to 8 at most",
+        {"eval.min_new_tokens": 8, "eval.max_response_len": 8},
+    ),
+    (
+        "evaluated_answers_can_be_long_enough",
+        {"eval.min_new_tokens": 9, "rollout.max_response_len": 8},
+        "eval.min_new_tokens must be at most the longest response of 8 tokens, got 9",
+        {"eval.min_new_tokens": 9, "rollout.max_response_len": 8, "eval.max_response_len": 9},
+    ),
     ("model_has_one_source", {"model.build": None}, "model.hf_checkpoint must name a model, got null", {}),
     (
         "model_has_one_source",

@@ -23,8 +23,14 @@ from rlscale.config.rules.batch import (
 )
 from rlscale.config.rules.model import heads_divide, lengths_fit, model_has_one_source, top_k_is_off_or_positive
 from rlscale.config.rules.optim import one_warmup, schedule_is_ordered
-from rlscale.config.rules.placement import engines_divide_gpus, engines_have_gpus, trainer_fits_a_node
-from rlscale.config.rules.rule import Rule, uses_engines
+from rlscale.config.rules.placement import (
+    engines_divide_gpus,
+    engines_have_gpus,
+    shared_gpus_take_turns,
+    trainer_fits_a_node,
+)
+from rlscale.config.rules.rule import Rule, uses_decoupled_loss, uses_engines
+from rlscale.config.rules.sampling import evaluated_answers_can_be_long_enough, stop_strings_can_be_found
 from rlscale.config.rules.scoring import (
     eval_sets_are_pairs,
     evaluation_has_data,
@@ -45,6 +51,8 @@ RULES: tuple[Rule, ...] = (
     top_k_is_off_or_positive,
     prompts_are_given,
     run_has_a_length,
+    stop_strings_can_be_found,
+    evaluated_answers_can_be_long_enough,
     batch_identity,
     every_rank_has_a_sample,
     dynamic_batch_has_a_limit,

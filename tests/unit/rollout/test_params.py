@@ -1,0 +1,57 @@
+"""Every sampling key of the configuration reaches the engine."""
+
+from typing import Any
+
+import pytest
+
+from rlscale.config.resolve import resolve
+from rlscale.rollout.generate import eval_params, sampling_params
+from rlscale.types import SamplingParams
+from tests.unit.config.test_rules import change
+
+
+def params_of(given: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
+    """How training and evaluation samples are drawn with these keys."""
+    config, _ = resolve(change(given), has_cuda=lambda: False)
+    return sampling_params(config.rollout), eval_params(config.eval, config.rollout)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field", "expected"),
+    [
+        ("temperature", 0.7, "temperature", 0.7),
+        ("top_p", 0.9, "top_p", 0.9),
+        ("top_k", 5, "top_k", 5),
+        ("min_p", 0.1, "min_p", 0.1),
+        ("stop", ["</answer>", "\n\n"], "stop", ("</answer>", "\n\n")),
+        ("stop_token_ids", [4, 7], "stop_token_ids", (4, 7)),
+        ("skip_special_tokens", True, "skip_special_tokens", True),
+        ("max_response_len", 7, "max_new_tokens", 7),
+        ("seed", 9, "sampling_seed", 9),
+    ],
+)
+def test_rollout_key_reaches_both(key: str, value: Any, field: str, expected: Any) -> None:
+    plain, _ = params_of({})
+    assert getattr(plain, field) != expected
+    for params in params_of({f"rollout.{key}": value}):
+        assert getattr(params, field) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "field"),
+    [
+        ("temperature", 0.0, "temperature"),
+        ("top_p", 0.5, "top_p"),
+        ("top_k", 3, "top_k"),
+        ("max_response_len", 5, "max_new_tokens"),
+        ("min_new_tokens", 2, "min_new_tokens"),
+    ],
+)
+def test_eval_key_reaches_evaluation_alone(key: str, value: Any, field: str) -> None:
+    plain, _ = params_of({})
+    training, evaluation = params_of({f"eval.{key}": value})
+    assert training == plain and getattr(evaluation, field) == value
+
+
+def test_special_tokens_are_text_unless_told_otherwise() -> None:
+    assert params_of({})[0].to_wire()["skip_special_tokens"] is False
