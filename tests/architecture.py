@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("control",),
     ("cluster",),
-    ("trainer",),
+    ("trainer", "crashtest"),
     ("__init__",),
     ("cli",),
 )

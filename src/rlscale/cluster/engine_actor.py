@@ -1,5 +1,6 @@
 """The keeper of an engine's server as a Ray actor. Imports no torch: its process is there within a moment."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import ray
 from rlscale.cluster.hosting import log_to, stamped
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.process import EngineProcess
+from rlscale.errors import EngineError, WorkerError
 from rlscale.types import EngineAddress
 
 
@@ -26,7 +28,10 @@ class _EngineActor:
         address, process = self._launch.open(self._log_folder)
         process.start()
         self._process = process  # from here on `check`, in its own thread, looks at it
-        process.wait_ready(timeout_s)
+        try:
+            process.wait_ready(timeout_s)
+        except EngineError as error:
+            raise WorkerError(self.name, str(error), failed_at_s=time.time(), died=process.was_killed) from error
         return address
 
     @ray.method(concurrency_group="health")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
 from rlscale.cluster.watch import find_dead_engines, settle
 from rlscale.engines.launch import EngineLaunch
+from rlscale.errors import WorkerError
 from rlscale.types import EngineAddress
 
 START_TIMEOUT_S = 600.0
@@ -22,8 +24,22 @@ START_TIMEOUT_S = 600.0
 class RayEngines:
     """Starts, watches, restarts and stops engines. Their servers bind to loopback while all bundles lie on one node."""
 
-    def __init__(self, launch: EngineLaunch, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
+    def __init__(
+        self,
+        launch: EngineLaunch,
+        layout: Layout,
+        bundles: Bundles,
+        *,
+        log_folder: Path,
+        on_killed_start: Callable[[WorkerError], None],
+    ) -> None:
+        """Begins to start the actors.
+
+        Args:
+            on_killed_start: called when an engine was killed before it was ready; raises when it shall not be retried.
+        """
         self._launch, self._layout, self._bundles, self._log_folder = launch, layout, bundles, log_folder
+        self._on_killed_start = on_killed_start
         # Servers that other machines can reach answer only to those who hold this run's key.
         self._api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
         self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
@@ -37,8 +53,8 @@ class RayEngines:
     async def start(self) -> list[EngineAddress]:
         """The addresses, once every server is healthy. Servers that run already are only waited for."""
         if self._started is None:
-            calls = [(name, actor.start.remote(START_TIMEOUT_S)) for name, actor in self.named_actors]
-            self._started = asyncio.ensure_future(settle(calls))
+            starts = (self._start_first(index) for index in range(len(self.names)))
+            self._started = asyncio.ensure_future(_all(starts))
         # A caller that gives up must not take the servers' start with it.
         return list(await asyncio.shield(self._started))
 
@@ -46,12 +62,10 @@ class RayEngines:
         return await find_dead_engines(self.named_actors)
 
     async def restart(self, index: int) -> EngineAddress:
-        ray.kill(self._actors[index], no_restart=True)  # the kernel ends its server
-        self._actors[index] = self._make_actor(index)
-        address: EngineAddress
-        (address,) = await settle([(self.names[index], self._actors[index].start.remote(START_TIMEOUT_S))])
-        if self._started is not None:
-            (await self._started)[index] = address
+        assert self._started is not None, "start comes before restart"
+        self._renew(index)
+        address = await self._start_one(index)
+        (await self._started)[index] = address
         return address
 
     def kill(self) -> None:
@@ -59,10 +73,33 @@ class RayEngines:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
+    async def _start_first(self, index: int) -> EngineAddress:
+        while True:
+            try:
+                return await self._start_one(index)
+            except WorkerError as error:
+                if not error.died:
+                    raise
+                self._on_killed_start(error)
+                self._renew(index)
+
+    async def _start_one(self, index: int) -> EngineAddress:
+        address: EngineAddress
+        (address,) = await settle([(self.names[index], self._actors[index].start.remote(START_TIMEOUT_S))])
+        return address
+
+    def _renew(self, index: int) -> None:
+        ray.kill(self._actors[index], no_restart=True)  # the kernel ends its server
+        self._actors[index] = self._make_actor(index)
+
     def _make_actor(self, index: int) -> Any:
         options = self._bundles.options(self._layout.engine_bundles[index], self._layout.share)
         launch = replace(self._launch, name=self.names[index], api_key=self._api_key)
         return EngineActor.options(**options).remote(launch, log_folder=self._log_folder)
+
+
+async def _all(starts: Iterable[Awaitable[EngineAddress]]) -> list[EngineAddress]:
+    return list(await asyncio.gather(*starts))
 
 
 def cores_of(layout: Layout) -> int:

@@ -20,3 +20,11 @@ class DebugConfig(ConfigGroup):
             "1e-4 with `train.dtype=float32`, 0.05 with `bfloat16`.",
         ),
     ] = None
+    save_rollout_data: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Write every sample of each rollout to this JSONL file, with `{rollout_id}` in its name. None: "
+            "no such files.",
+        ),
+    ] = None

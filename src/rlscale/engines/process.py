@@ -105,6 +105,12 @@ class EngineProcess:
         status = self._process.poll()
         return None if status is None else f"{self.name} ended with status {status}; {self._tail()}"
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the server, as opposed to an error of its own."""
+        status = None if self._process is None else self._process.poll()
+        return status is not None and status < 0
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Ends the server and all it started: TERM, and KILL after `grace_s`. Does nothing when it never started."""
         if self._process is None:

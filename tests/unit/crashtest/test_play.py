@@ -1,0 +1,95 @@
+"""The player kills what it should, starts the driver again, and tells what did not hold."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlscale.crashtest import play as module
+from rlscale.crashtest.play import Player, Script
+from rlscale.crashtest.report import Verdict, to_markdown
+from rlscale.crashtest.victims import Victim
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
+
+DRIVER = """
+import subprocess, sys, time
+from pathlib import Path
+metrics, length, behaviour = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def engine():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "rlscale.cli.serve"])
+child = engine()
+while not metrics.exists() or len(metrics.read_text().splitlines()) < length:
+    if child.poll() is not None:
+        if behaviour == "fragile":
+            sys.exit("the engine died")
+        child = engine()
+    with metrics.open("a") as file:
+        file.write("x\\n")
+    time.sleep(0.05)
+child.kill()
+child.wait()
+"""
+# An engine outlives this driver for a moment only, as the engine's own tie to its parent would have it.
+CLEANER = "import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+
+
+def script(folder: Path, victims: list[Victim], *, behaviour: str = "sturdy", length: int = 60) -> Script:
+    text = DRIVER.replace('"import time; time.sleep(600)"', repr(CLEANER + "import time; time.sleep(600)"))
+    if behaviour == "messy":
+        text = DRIVER
+    (folder / "driver.py").write_text(text)
+    metrics = folder / "metrics.jsonl"
+    return Script(
+        command=[sys.executable, str(folder / "driver.py"), str(metrics), str(length), behaviour],
+        env={"RLSCALE_X": "1"},
+        metrics=metrics,
+        log=folder / "log",
+        victims=victims,
+        gap_s=(0.1, 0.3),
+    )
+
+
+def test_a_sturdy_run_comes_to_its_end(tmp_path: Path) -> None:
+    lines: list[str] = []
+    victims = [Victim.engine, Victim.driver, Victim.engine]
+    outcome = Player(script(tmp_path, victims), random.Random(0), tell=lines.append).play()
+    assert outcome.failure is None
+    assert [kill.victim for kill in outcome.kills] == victims
+    assert outcome.num_starts == 2
+    assert outcome.kills[1].clean_s is not None
+    assert all(kill.back_s is not None for kill in outcome.kills)
+    assert len(lines) == 3
+    assert (tmp_path / "metrics.jsonl").read_text().count("x") == 60
+
+
+def test_a_driver_that_ends_with_its_engine_has_failed(tmp_path: Path) -> None:
+    played = script(tmp_path, [Victim.engine], behaviour="fragile")
+    outcome = Player(played, random.Random(0), tell=lambda _: None).play()
+    assert outcome.failure is not None
+    assert "code 1" in outcome.failure and "the engine died" in outcome.failure
+
+
+def test_processes_that_outlive_their_driver_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLEAN_WITHIN_S", 1.0)
+    played = script(tmp_path, [Victim.driver], behaviour="messy")
+    outcome = Player(played, random.Random(0), tell=lambda _: None).play()
+    assert outcome.failure is not None and "rlscale.cli.serve" in outcome.failure
+
+
+def test_a_run_that_ends_before_its_kills_does_not_pass(tmp_path: Path) -> None:
+    played = script(tmp_path, [Victim.driver] * 50, length=1)
+    outcome = Player(played, random.Random(0), tell=lambda _: None).play()
+    verdict = Verdict(
+        command="rlscale-crashtest x",
+        machine="here",
+        unbroken_s=1.0,
+        outcome=outcome,
+        num_planned=50,
+        differences=[],
+        sample_faults=[],
+        num_records=1,
+    )
+    assert not verdict.passed
+    assert "over before all kills were made" in to_markdown(verdict)
