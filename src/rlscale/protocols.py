@@ -10,7 +10,7 @@ Parts meet here and nowhere else: `rollout`, `engines`, `training`, `weights` an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -89,15 +89,38 @@ class Engine(Protocol):
         """`n` answers to one prompt. Sample j of n uses `sampling_seed + j`."""
         ...
 
+    def stream(
+        self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
+    ) -> AsyncIterator[Generation]:
+        """The answer as it grows: each item holds all of it so far, the last one has a finish reason.
+
+        Closing the iterator ends the request.
+        """
+        ...
+
     async def abort(self, rid: str | None = None) -> None:
         """Ends one request, or all; partial answers are returned to their callers with finish reason `abort`."""
         ...
 
-    async def pause(self, mode: str = "retract") -> None: ...
+    async def pause(self, mode: str = "retract") -> None:
+        """Stops decoding until `resume`; new requests wait.
+
+        `abort` ends what runs with partial answers; `retract` queues it again and recomputes its cache on resuming;
+        `in_place` leaves it with its cache, so that an update of the weights must not flush.
+        """
+        ...
 
     async def resume(self) -> None: ...
 
     async def flush_cache(self) -> None: ...
+
+    async def release_memory(self, tags: Collection[str] = ()) -> None:
+        """Frees `weights`, `kv_cache` or (no tags) both. Nothing may run; pause before it."""
+        ...
+
+    async def resume_memory(self, tags: Collection[str] = ()) -> None:
+        """Takes memory back. The weights then have no content until all of them have been sent."""
+        ...
 
     async def join_weight_group(self, group: WeightGroup, rank_offset: int) -> None: ...
 
