@@ -44,6 +44,28 @@ def truncated_importance_weights(
     return zero_masked(weights_T, mask_T=layout.mask_T), sums
 
 
+def decoupled_weights(old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout, high: float) -> tuple[Tensor, Sums]:
+    """Factors of the decoupled PPO loss: the proximal policy's probability over the behaviour policy's.
+
+    w = min(exp(old - gen), high), without gradient. The clipped loss is taken around `old`, the trainer's policy at the
+    start of the rollout's training, and w corrects for tokens that older weights drew, so that stale tokens are not
+    clipped for being stale (AReaL, arXiv:2505.24298, equation 5; there without a bound). The weights multiply the loss
+    only; denominators stay.
+
+    Args:
+        old_T: logprobs by the trainer of the policy that is being improved: the proximal policy. [T]
+        gen_T: logprobs the engine reported, whichever weights it had: the behaviour policy. [T]
+        layout: samples and trainable tokens.
+        high: largest weight.
+
+    Returns:
+        The weights [T], 0 where not trainable, and the sums of decoupled_mean (before the bound) and
+        decoupled_clipfrac.
+    """
+    weights_T, sums = truncated_importance_weights(old_T, gen_T=gen_T, layout=layout, low=0.0, high=high)
+    return weights_T, {name.replace("tis", "decoupled"): value for name, value in sums.items()}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobDifference:
     """How far trainer and engine disagree; over micro-batches and ranks, `sums` add up and `max_abs` is the largest."""

@@ -13,6 +13,7 @@ from rlscale.cluster.session import Bundles, reserved
 from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
+from rlscale.config import UpdateMode
 from rlscale.control.failures import run_guarded
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
@@ -109,10 +110,8 @@ class Execution:
                     await trainers.load(start.checkpoint.folder)
                 recovery = self._recovery(trainers, engines, pool)
                 parts = self._parts(recovery or trainers, pool, rewards)
-                if start.checkpoint is not None:
-                    parts.source.load_state_dict(start.checkpoint.state["source"])
                 progress = await run_guarded(
-                    self._drive(parts, pool, addresses, start.progress),
+                    self._drive(parts, addresses, start),
                     watchers=[] if recovery is None else [recovery.watch()],
                     diagnose=_nobody,
                 )
@@ -120,16 +119,18 @@ class Execution:
             await trainers.export_hf(self._folder.hf)
         return progress
 
-    async def _drive(
-        self, parts: Parts, pool: EnginePool | None, addresses: list[EngineAddress], progress: Progress
-    ) -> Progress:
+    async def _drive(self, parts: Parts, addresses: list[EngineAddress], start: Start) -> Progress:
+        loop = TrainingLoop(self._loop_config(), parts, start.progress)
+        if start.checkpoint is not None:
+            loop.load(start.checkpoint)
+        pool = parts.pool
         if pool is not None:
             # What an earlier attempt left running would only delay this one.
             await asyncio.gather(*[engine.abort() for engine in pool.engines if await engine.health()])
             await parts.trainers.connect(addresses)
             # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
-            await parts.trainers.sync_weights(progress.version)
-        return await TrainingLoop(self._loop_config(), parts, progress).run()
+            await parts.trainers.sync_weights(start.progress.version)
+        return await loop.run()
 
     def _recovery(self, trainers: RayTrainers, engines: RayEngines, pool: EnginePool | None) -> EngineRecovery | None:
         if pool is None or not self._tolerance.enabled:
@@ -189,7 +190,7 @@ class Execution:
             store=self._store,
             observer=self._observer,
             evaluator=evaluator,
-            has_engines=pool is not None,
+            pool=pool,
         )
 
     def _generated(self, pool: EnginePool | None, rewards: RewardRunner | None) -> RolloutSource:
@@ -212,7 +213,9 @@ class Execution:
             checkpoint=config.checkpoint,
             num_rollouts=self._plan.num_rollouts,
             num_ranks=self._plan.layout.num_trainers,
-            max_staleness=config.rollout.max_staleness,
+            # Labels do not age: supervised training has nothing to make ahead.
+            max_staleness=0 if self._plan.sft else config.rollout.max_staleness,
+            drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
         )
 
     def _trainer_spec(self) -> TrainerSpec:
@@ -237,6 +240,7 @@ class Execution:
             timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
             single_node=bundles.num_nodes == 1,
             bucket_bytes=config.train.update_weight_buffer_size,
+            pause_mode=config.rollout.pause_mode,
         )
 
     def _engine_launch(self) -> EngineLaunch:

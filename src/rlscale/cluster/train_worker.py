@@ -26,6 +26,7 @@ class WorldSpec:
     timeout_s: float
     single_node: bool
     bucket_bytes: int
+    pause_mode: str = "retract"  # how engines hold running requests during an update
 
 
 class TrainWorker:
@@ -63,6 +64,7 @@ class TrainWorker:
             master_address=master_address,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
         )
+        self._channel.pause_mode = world.pause_mode
         log.info("rank %d of %d is ready", self.rank, world.world_size)
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:

@@ -17,7 +17,7 @@ from rlscale.config.model import ModelBuild, ModelConfig
 from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
-from rlscale.config.rollout import EngineKind, RolloutConfig
+from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode
 from rlscale.config.run import RunConfig
 from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
 from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig
@@ -51,12 +51,14 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "OptimizerName",
+    "PauseMode",
     "RewardConfig",
     "RewardType",
     "RolloutConfig",
     "RunConfig",
     "TrainBackendName",
     "TrainConfig",
+    "UpdateMode",
     "changed_keys",
     "config_hash",
     "load_config",

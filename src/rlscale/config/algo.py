@@ -100,8 +100,23 @@ class AlgoConfig(ConfigGroup):
     ] = False
     use_rollout_logprobs: Annotated[
         bool,
-        Field(description="Take the engine's logprobs as those of the old policy. Excludes `algo.use_tis`."),
+        Field(
+            description="Take the engine's logprobs as those of the old policy. Excludes `algo.use_tis` and "
+            "`algo.decoupled_loss`."
+        ),
     ] = False
+    decoupled_loss: Annotated[
+        bool | None,
+        Field(
+            description="Decoupled PPO: the ratio is clipped around the trainer's own logprobs at the start of the "
+            "rollout's training, and each token's loss is weighed by the ratio of those to the engine's, at most "
+            "`algo.decoupled_weight_max`. None: with `rollout.max_staleness` above 0, unless `algo.use_tis` or "
+            "`algo.use_rollout_logprobs` is set."
+        ),
+    ] = None
+    decoupled_weight_max: Annotated[
+        float, Field(gt=0, description="Upper bound of that weight. Ignored without `algo.decoupled_loss`.")
+    ] = 5.0
     use_tis: Annotated[
         bool,
         Field(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rlscale.config.algo import AdvantageEstimator, KlType, LossType
 from rlscale.config.optim import LrDecayStyle
-from rlscale.config.rollout import EngineKind
-from rlscale.config.rules import uses_engines
+from rlscale.config.rollout import EngineKind, UpdateMode
+from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
 from rlscale.config.train import TrainBackendName
@@ -44,6 +44,16 @@ IGNORED: tuple[Ignored, ...] = (
         why="only the embedded engine has it",
     ),
     Ignored(
+        names=("sglang",),
+        when=lambda config: config.rollout.engine != EngineKind.sglang and not uses_router(config),
+        why="rollout.engine is not sglang",
+    ),
+    Ignored(
+        names=("router",),
+        when=lambda config: not uses_router(config),
+        why="there is no router: router.enabled is off, or there is one engine or none",
+    ),
+    Ignored(
         names=("fsdp",),
         when=lambda config: config.train.backend != TrainBackendName.fsdp,
         why="train.backend is not fsdp",
@@ -62,6 +72,31 @@ IGNORED: tuple[Ignored, ...] = (
         names=("algo.kl_loss_coef", "algo.kl_loss_type", "algo.use_unbiased_kl", "model.ref_load"),
         when=lambda config: not config.algo.use_kl_loss,
         why="algo.use_kl_loss is false",
+    ),
+    Ignored(
+        names=("rollout.max_staleness",),
+        when=_is_sft,
+        why="supervised training generates nothing ahead",
+    ),
+    Ignored(
+        names=("rollout.update_mode", "rollout.pause_mode"),
+        when=lambda config: config.rollout.max_staleness == 0 or _is_sft(config),
+        why="no request runs while weights change",
+    ),
+    Ignored(
+        names=("rollout.pause_mode",),
+        when=lambda config: config.rollout.update_mode == UpdateMode.boundary,
+        why="rollout.update_mode=boundary lets no request run while weights change",
+    ),
+    Ignored(
+        names=("algo.decoupled_loss",),
+        when=_is_sft,
+        why="algo.loss_type is sft_loss",
+    ),
+    Ignored(
+        names=("algo.decoupled_weight_max",),
+        when=lambda config: not uses_decoupled_loss(config)[0],
+        why="algo.decoupled_loss is off",
     ),
     Ignored(
         names=("algo.tis_clip", "algo.tis_clip_low"),

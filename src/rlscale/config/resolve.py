@@ -14,7 +14,7 @@ from typing import Any
 
 from rlscale.config.cluster import Device, DistributedBackend
 from rlscale.config.fsdp import AttnImplementation
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.serialize import config_hash
 from rlscale.config.train import TrainBackendName
@@ -128,6 +128,7 @@ def _rollout(draft: _Draft) -> None:
 
 def _algo(draft: _Draft) -> None:
     draft.fill("algo.eps_clip_high", draft.config.algo.eps_clip, "algo.eps_clip")
+    draft.fill("algo.decoupled_loss", *uses_decoupled_loss(draft.config))
 
 
 def _optim(draft: _Draft) -> None:
@@ -145,6 +146,19 @@ def _placement(draft: _Draft) -> None:
         draft.fill("cluster.rollout_num_gpus", number, "the GPUs of the trainer, with cluster.colocate")
     elif not uses_engines(draft.config):
         draft.put("cluster.rollout_num_gpus", 0, "nothing is generated")
+    _router(draft)
+
+
+def _router(draft: _Draft) -> None:
+    cluster, sglang = draft.config.cluster, draft.config.sglang
+    draft.fill("router.enabled", uses_router(draft.config), "several engines of SGLang have one")
+    if not draft.config.router.enabled:
+        return
+    assert cluster.rollout_num_gpus is not None, "set above, or by a rule"
+    num_engines = cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine
+    draft.fill("router.timeout_s", draft.config.rollout.timeout_s, "rollout.timeout_s")
+    most = sglang.server_concurrency * num_engines
+    draft.fill("router.max_connections", most, f"sglang.server_concurrency x {num_engines} engines")
 
 
 def _evaluation(draft: _Draft) -> None:

@@ -17,6 +17,21 @@ class EngineKind(StrEnum):
     external = "external"
 
 
+class UpdateMode(StrEnum):
+    """When engines may get new weights."""
+
+    boundary = "boundary"
+    in_flight = "in_flight"
+
+
+class PauseMode(StrEnum):
+    """What becomes of the requests that run while weights change."""
+
+    retract = "retract"
+    in_place = "in_place"
+    abort = "abort"
+
+
 @dataclass(kw_only=True)
 class RolloutConfig(ConfigGroup):
     """Generation of training samples."""
@@ -39,6 +54,16 @@ class RolloutConfig(ConfigGroup):
         Field(gt=0, le=1, description="Nucleus sampling: keep the likeliest tokens of this total mass. 1: off."),
     ] = 1.0
     top_k: Annotated[int, Field(ge=-1, description="Sample among this many likeliest tokens. -1: off.")] = -1
+    min_p: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Sample among tokens of at least this share of the likeliest one's probability. 0: off. Like "
+            "`rollout.top_p` and `rollout.top_k` it changes which tokens can be drawn; logprobs remain those of the "
+            "full distribution, which the trainer computes too.",
+        ),
+    ] = 0.0
     max_context_len: Annotated[
         int | None,
         Field(gt=0, description="Limit of prompt and response together, in tokens. None: the model's own limit."),
@@ -54,33 +79,8 @@ class RolloutConfig(ConfigGroup):
     max_response_len: Annotated[int, Field(gt=0, description="Longest response, in tokens.")] = 1024
     stop_token_ids: Annotated[
         list[int] | None,
-    min_p: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="Sample among tokens of at least this share of the likeliest one's probability. 0: off. Like "
-            "`rollout.top_p` and `rollout.top_k` it changes which tokens can be drawn; logprobs remain those of the "
-            "full distribution, which the trainer computes too.",
-        ),
-    ] = 0.0
         Field(description="Token ids that end a response, beside the model's end token. None: only that one."),
     ] = None
-    shuffle: Annotated[bool, Field(description="Shuffle the prompts anew in each epoch.")] = False
-    seed: Annotated[int, Field(ge=0, description="Seed of the shuffling and of every sample drawn.")] = 42
-    max_staleness: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Weight updates by which a sample may be older than the trainer. 0: the two alternate.",
-        ),
-    ] = 0
-    deterministic: Annotated[
-        bool,
-        Field(
-            description="Answers depend on weights, prompt, parameters and seed alone, whatever else is being "
-            "decoded; false is faster when few sequences are left. Embedded engine only."
-        ),
     stop: Annotated[
         list[str] | None,
         Field(
@@ -95,6 +95,38 @@ class RolloutConfig(ConfigGroup):
             "never in it. Evaluation does the same."
         ),
     ] = False
+    shuffle: Annotated[bool, Field(description="Shuffle the prompts anew in each epoch.")] = False
+    seed: Annotated[int, Field(ge=0, description="Seed of the shuffling and of every sample drawn.")] = 42
+    max_staleness: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Weight updates by which a token may be older than the weights that are trained. 0: generation "
+            "and training take turns. k: up to k rollouts are generated ahead, beside training.",
+        ),
+    ] = 0
+    update_mode: Annotated[
+        UpdateMode,
+        Field(
+            description="`in_flight`: weights change while requests run, and a sample may have tokens of several "
+            "versions. `boundary`: engines first finish the requests they have, so that every sample has one version. "
+            "Ignored with `rollout.max_staleness=0`."
+        ),
+    ] = UpdateMode.in_flight
+    pause_mode: Annotated[
+        PauseMode,
+        Field(
+            description="What an update in flight does with running requests. `retract`: they go on with their tokens "
+            "read anew by the new weights. `in_place`: they go on with the cache of the old weights, which saves that "
+            "pass. `abort`: they end, and their groups are generated again."
+        ),
+    ] = PauseMode.retract
+    deterministic: Annotated[
+        bool,
+        Field(
+            description="Answers depend on weights, prompt, parameters and seed alone, whatever else is being "
+            "decoded; false is faster when few sequences are left. Embedded engine only."
+        ),
     ] = True
     num_slots: Annotated[
         int,

@@ -31,8 +31,9 @@ class Built:
 BUILT: Mapping[str, Built] = MappingProxyType(
     {
         "train.backend": Built(values=(TrainBackendName.fsdp,), fix="choose train=fsdp"),
-        "rollout.engine": Built(values=(EngineKind.embedded,), fix="choose rollout=embedded"),
-        "rollout.max_staleness": Built(values=(0,), fix="set rollout.max_staleness=0, the synchronous loop"),
+        "rollout.engine": Built(
+            values=(EngineKind.embedded, EngineKind.sglang), fix="choose rollout=embedded or rollout=sglang"
+        ),
         "optim.name": Built(values=(OptimizerName.adam,), fix="set optim.name=adam"),
         "optim.lr_decay_style": Built(
             values=(LrDecayStyle.constant, LrDecayStyle.linear, LrDecayStyle.cosine),

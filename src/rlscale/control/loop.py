@@ -7,17 +7,26 @@
                        └──────────────────── version ────────────────────────┘
 
 k is `rollout.max_staleness`. With k = 0 the two sides take turns: rollout r starts when the weights of step r are on
-the engines and evaluated. With k > 0 up to k rollouts are made ahead; a full queue makes the producer wait.
+the engines and evaluated. With k > 0 up to k rollouts are made ahead; a full queue makes the producer wait:
+
+        engines   rollout r+1, r+2, ... r+k ────────────────────┬ update ┬──> go on, or start anew, with r + 1
+        trainer   train on r ── wait for the evaluation of r ───┤        ├──> train on r+1, save
+        engines   evaluation of version r, beside the rollouts ─┘        └──> evaluation of version r + 1
+
+An evaluation measures one version: the next update waits for it, and generation does not.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlscale.checkpoint.store import CheckpointStore
+from rlscale.checkpoint.groups import load_groups, save_groups
+from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig
 from rlscale.control.metrics import rollout_metrics, train_metrics
+from rlscale.control.producer import FinishedRollout, Producer
+from rlscale.control.staleness import check_bound
 from rlscale.control.versions import VersionGate
 from rlscale.data.batch import build_batch
 from rlscale.data.schedule import plan_steps
@@ -25,7 +34,8 @@ from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.metrics import Timers
 from rlscale.observe.run import Observer
 from rlscale.protocols import RolloutSource, Trainers
-from rlscale.types import Group, TrainBatch, WeightVersion
+from rlscale.rollout.pool import EnginePool
+from rlscale.types import StepPlan, TrainBatch, WeightVersion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +48,7 @@ class LoopConfig:
     num_rollouts: int
     num_ranks: int  # data-parallel trainer ranks
     max_staleness: int
+    drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,6 +62,7 @@ class Progress:
     last_eval: float | None = None
     last_reward: float | None = None
     evaluated_version: WeightVersion | None = None
+    stopped: bool = False  # `eval.stop_reward` was reached
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -58,24 +70,23 @@ class Progress:
 
 @dataclass(kw_only=True, slots=True)
 class Parts:
-    """What the loop drives. `evaluator` and engines are absent where a run needs none (SFT without evaluation)."""
+    """What the loop drives. `evaluator` and `pool` are None where a run needs none (SFT without evaluation)."""
 
     source: RolloutSource
     trainers: Trainers
     store: CheckpointStore
     observer: Observer
     evaluator: Evaluator | None
-    has_engines: bool
+    pool: EnginePool | None
 
 
-@dataclass(kw_only=True, slots=True)
-class _Rollout:
-    """A rollout on its way from the producer to the consumer."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Evaluation:
+    """An evaluation that runs beside training."""
 
-    rollout_id: int
-    groups: list[Group]
-    seconds: float
-    source_state: dict[str, Any] = field(default_factory=dict)
+    task: "asyncio.Task[dict[str, float]]"
+    version: WeightVersion
+    step: int  # that its metrics belong to
 
 
 class TrainingLoop:
@@ -84,75 +95,121 @@ class TrainingLoop:
     def __init__(self, config: LoopConfig, parts: Parts, progress: Progress) -> None:
         self._config, self._parts, self.progress = config, parts, progress
         self._gate = VersionGate(progress.version)
-        self._queue: asyncio.Queue[_Rollout] = asyncio.Queue(maxsize=max(1, config.max_staleness))
+        self._producer = Producer(
+            parts.source,
+            self._gate,
+            first=progress.next_rollout,
+            end=config.num_rollouts,
+            max_staleness=config.max_staleness,
+        )
+        self._overlaps = config.max_staleness > 0
+        self._evaluation: _Evaluation | None = None
+        self._is_evaluation_owed = False
         self._timers = Timers()
-        self._stop = False
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Goes to the position of the checkpoint that `progress` comes from, with its finished groups. Before `run`."""
+        self._parts.source.load_state_dict(checkpoint.state["source"])
+        self._producer.restore(load_groups(checkpoint.folder))
 
     async def run(self) -> Progress:
         """The whole run; raises the first failure of either side."""
-        await self._first_evaluation()
-        if self._done:
-            return self.progress
-        async with asyncio.TaskGroup() as tasks:
-            producer = tasks.create_task(self._produce())
-            await self._consume()
-            producer.cancel()
+        if not self._overlaps:
+            await self._first_evaluation()
+        if not self._done:
+            async with asyncio.TaskGroup() as tasks:
+                producer = tasks.create_task(self._producer.run())
+                await self._consume(tasks)
+                producer.cancel()
         await self._last_evaluation()
         return self.progress
 
     @property
     def _done(self) -> bool:
-        return self._stop or self.progress.next_rollout >= self._config.num_rollouts
+        return self.progress.stopped or self.progress.next_rollout >= self._config.num_rollouts
 
-    async def _produce(self) -> None:
-        for rollout_id in range(self.progress.next_rollout, self._config.num_rollouts):
-            version = await self._gate.wait_for(rollout_id - self._config.max_staleness)
-            timers = Timers()
-            with timers("rollout"):
-                groups = await self._parts.source.rollout(rollout_id, version)
-            state = self._parts.source.state_dict()
-            await self._queue.put(
-                _Rollout(rollout_id=rollout_id, groups=groups, seconds=timers.seconds["rollout"], source_state=state)
-            )
-
-    async def _consume(self) -> None:
+    async def _consume(self, tasks: asyncio.TaskGroup) -> None:
+        if self._overlaps and self._wants_first_evaluation:
+            self._start_evaluation(tasks, step=0)
         while not self._done:
             self._timers.reset()
             with self._timers("step"):
                 self._phase("rollout")
-                rollout = await self._queue.get()
-                metrics = await self._train(rollout)
+                rollout, metrics = await self._next_rollout()
+                metrics |= await self._train(rollout)
                 self.progress.next_rollout = rollout.rollout_id + 1
-                metrics |= await self._evaluate_if_due()
-                await self._save_if_due(rollout)
-            # The gate opens last: with k = 0 nothing is generated beside an evaluation or a save.
+                if self._overlaps:
+                    await self._gate.open(self.progress.version)
+                    if self._evaluation_is_due:
+                        self._start_evaluation(tasks, step=rollout.rollout_id)
+                elif self._evaluation_is_due:
+                    metrics |= await self._evaluate()
+                saved = await self._save_if_due()
+            # First the metrics, then the checkpoint that counts them as written: a kill between the two repeats a
+            # rollout and its metrics, the other way round would lose them.
             self._report(rollout, metrics)
+            if saved:
+                self._commit()
+            # The gate opens last: with k = 0 nothing is generated beside an evaluation or a save.
             await self._gate.open(self.progress.version)
+        await self._settle_evaluation()
 
-    async def _train(self, rollout: _Rollout) -> dict[str, float]:
+    async def _next_rollout(self) -> tuple[FinishedRollout, dict[str, float]]:
+        """The rollout to train on, and how long either side waited for the other."""
+        num_ready = self._producer.num_ready
+        waits = Timers()
+        with waits("trainer_wait"):
+            rollout = await self._producer.next()
         self._timers.add("rollout", rollout.seconds)
-        batch = build_batch(rollout.groups, self.progress.version, has_rewards=self._parts.source.has_rewards)
+        if not self._overlaps:
+            return rollout, {}
+        waited = {"queue/length": float(num_ready), "time/trainer_wait_s": waits.seconds["trainer_wait"]}
+        return rollout, waited | self._producer.take_counts()
+
+    async def _train(self, rollout: FinishedRollout) -> dict[str, float]:
         self._phase("train")
         with self._timers("train"):
-            steps = plan_steps(batch, self._config.batch, num_ranks=self._config.num_ranks)
+            # In a thread: beside it, requests go on and answers come in.
+            batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
             result = await self._parts.trainers.train(batch, steps)
+        self._parts.observer.trained(
+            rollout.rollout_id, rollout.groups, version=batch.version, logprobs=result.logprobs
+        )
         self.progress.num_tokens += _response_tokens(batch)
         await self._sync()
         measured = rollout_metrics(rollout.groups)
         self.progress.last_reward = measured.get("reward/mean")
-        return measured | train_metrics(result)
+        return measured | staleness | train_metrics(result)
+
+    def _plan(self, rollout: FinishedRollout) -> tuple[TrainBatch, list[StepPlan], dict[str, float]]:
+        batch = build_batch(rollout.groups, self.progress.version, has_rewards=self._parts.source.has_rewards)
+        staleness = check_bound(batch, rollout.groups, max_staleness=self._config.max_staleness)
+        return batch, plan_steps(batch, self._config.batch, num_ranks=self._config.num_ranks), staleness
 
     async def _sync(self) -> None:
         """Brings the new weights to the engines; their version counts training rollouts."""
+        await self._settle_evaluation(before_update=True)
         self.progress.version += 1
-        if self._parts.has_engines:
-            self._phase("sync")
-            with self._timers("sync"):
-                await self._parts.trainers.sync_weights(self.progress.version)
+        pool = self._parts.pool
+        if pool is None:
+            return
+        self._phase("sync")
+        drains = self._overlaps and self._config.drain_before_update
+        if drains:
+            with self._timers("drain"):
+                await pool.drain()
+        with self._timers("sync"):
+            await self._parts.trainers.sync_weights(self.progress.version)
+        if drains:
+            pool.admit()
+
+    @property
+    def _wants_first_evaluation(self) -> bool:
+        wanted = self._parts.evaluator is not None and not self._config.eval.skip_eval_before_train
+        return wanted and self.progress.next_rollout == 0
 
     async def _first_evaluation(self) -> None:
-        wanted = self._parts.evaluator is not None and not self._config.eval.skip_eval_before_train
-        if wanted and self.progress.next_rollout == 0:
+        if self._wants_first_evaluation:
             metrics = await self._evaluate()
             self._parts.observer.evaluated(metrics, step=0)
 
@@ -161,43 +218,88 @@ class TrainingLoop:
             metrics = await self._evaluate()
             self._parts.observer.evaluated(metrics, step=self.progress.next_rollout)
 
-    async def _evaluate_if_due(self) -> dict[str, float]:
+    @property
+    def _evaluation_is_due(self) -> bool:
         interval = self._config.eval.interval
-        if self._parts.evaluator is None or not interval or self.progress.next_rollout % interval:
-            return {}
-        return await self._evaluate()
+        if self._parts.evaluator is None or not interval:
+            return False
+        return self._is_evaluation_owed or self.progress.next_rollout % interval == 0
 
     async def _evaluate(self) -> dict[str, float]:
         assert self._parts.evaluator is not None
         self._phase("eval")
         with self._timers("eval"):
             metrics = await self._parts.evaluator.run(self.progress.version)
+        self._note(metrics, version=self.progress.version)
+        return metrics
+
+    def _start_evaluation(self, tasks: asyncio.TaskGroup, *, step: int) -> None:
+        """Evaluates the weights that are on the engines now, beside what comes next."""
+        assert self._parts.evaluator is not None and self._evaluation is None
+        self._is_evaluation_owed = False
+        version = self.progress.version
+        task = tasks.create_task(_timed_evaluation(self._parts.evaluator, version))
+        self._evaluation = _Evaluation(task=task, version=version, step=step)
+
+    async def _settle_evaluation(self, *, before_update: bool = False) -> None:
+        """Waits for the evaluation that is under way and reports it; before an update, a save and the end."""
+        running, self._evaluation = self._evaluation, None
+        if running is None:
+            return
+        if not running.task.done():
+            self._phase("eval")
+        with self._timers("eval_wait"):
+            if before_update and not await self._can_finish(running.task):
+                running.task.cancel()
+                self._is_evaluation_owed = True
+                self._parts.observer.warn(
+                    f"the evaluation of weight version {running.version} was given up, as an engine ended meanwhile; "
+                    "the next version is evaluated instead"
+                )
+                return
+            metrics = await running.task
+        self._note(metrics, version=running.version)
+        self._parts.observer.evaluated(metrics, step=running.step)
+
+    async def _can_finish(self, evaluation: "asyncio.Task[dict[str, float]]") -> bool:
+        """False when it needs an engine that comes back with the next weights only, which wait for it."""
+        assert self._parts.pool is not None, "evaluation needs engines"
+        stalled = asyncio.ensure_future(self._parts.pool.stalled())
+        await asyncio.wait([evaluation, stalled], return_when=asyncio.FIRST_COMPLETED)
+        stalled.cancel()
+        return evaluation.done()
+
+    def _note(self, metrics: dict[str, float], *, version: WeightVersion) -> None:
         reward = metrics["eval/reward_mean"]
         if self.progress.first_eval is None:
             self.progress.first_eval = reward
-        self.progress.last_eval, self.progress.evaluated_version = reward, self.progress.version
+        self.progress.last_eval, self.progress.evaluated_version = reward, version
         if self._config.eval.stop_reward is not None and reward >= self._config.eval.stop_reward:
-            self._stop = True
-        return metrics
+            self.progress.stopped = True
 
-    async def _save_if_due(self, rollout: _Rollout) -> None:
+    async def _save_if_due(self) -> bool:
+        """Writes what the trainers hold, and finished groups; it is a checkpoint only after `_commit`."""
         interval, done = self._config.checkpoint.save_interval, self.progress.next_rollout
-        last = self._done and self._config.checkpoint.save_final
-        if last or (interval and done % interval == 0):
-            self._phase("save")
-            with self._timers("save"):
-                await self._save(rollout.source_state)
+        at_interval = bool(interval) and done % interval == 0
+        if at_interval or self._done:
+            await self._settle_evaluation()
+        if not at_interval and not (self._done and self._config.checkpoint.save_final):
+            return False
+        self._phase("save")
+        with self._timers("save"):
+            folder = self._parts.store.begin(done)
+            await self._parts.trainers.save(folder)
+            if self._config.checkpoint.save_hf is not None:
+                await self._parts.trainers.export_hf(Path(self._config.checkpoint.save_hf.format(rollout_id=done)))
+            # Whatever is finished by now need not be made again; the rest is, from the same position and indices.
+            await asyncio.to_thread(save_groups, folder, self._producer.finished_groups())
+        return True
 
-    async def _save(self, source_state: dict[str, Any]) -> None:
-        folder = self._parts.store.begin(self.progress.next_rollout)
-        await self._parts.trainers.save(folder)
-        if self._config.checkpoint.save_hf is not None:
-            path = self._config.checkpoint.save_hf.format(rollout_id=self.progress.next_rollout)
-            await self._parts.trainers.export_hf(Path(path))
-        state = {"progress": self.progress.state_dict(), "source": source_state}
+    def _commit(self) -> None:
+        state = {"progress": self.progress.state_dict(), "source": self._producer.position()}
         self._parts.store.commit(self.progress.next_rollout, state)
 
-    def _report(self, rollout: _Rollout, metrics: dict[str, float]) -> None:
+    def _report(self, rollout: FinishedRollout, metrics: dict[str, float]) -> None:
         seconds = self._timers.seconds
         num_tokens = sum(s.response_len for g in rollout.groups for s in g.samples)
         metrics |= {f"time/{name}_s": value for name, value in seconds.items()}
@@ -208,6 +310,13 @@ class TrainingLoop:
 
     def _phase(self, name: str) -> None:
         self._parts.observer.phase(name)
+
+
+async def _timed_evaluation(evaluator: Evaluator, version: WeightVersion) -> dict[str, float]:
+    timers = Timers()
+    with timers("eval"):
+        metrics = await evaluator.run(version)
+    return metrics | {"time/eval_s": timers.seconds["eval"]}
 
 
 def _response_tokens(batch: TrainBatch) -> int:

@@ -34,16 +34,10 @@ class SftSource:
         self._eos_token_id = int(tokenizer.eos_token_id)
         self._num_prompts = rollout_batch_size
 
-    async def rollout(self, rollout_id: int, version: WeightVersion) -> list[Group]:
-        """The next `rollout_batch_size` prompts with their labels.
-
-        Raises:
-            DataError: a prompt has no label; the message names its row.
-        """
+    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+        """The next `rollout_batch_size` prompts with the indices of their groups."""
         first = rollout_id * self._num_prompts
-        return [
-            self._group(first + i, prompt, version) for i, prompt in enumerate(self._prompts.take(self._num_prompts))
-        ]
+        return list(enumerate(self._prompts.take(self._num_prompts), start=first))
 
     def state_dict(self) -> dict[str, Any]:
         return {"prompts": self._prompts.state_dict()}
@@ -51,13 +45,18 @@ class SftSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
 
-    def _group(self, index: int, prompt: Prompt, version: WeightVersion) -> Group:
+    async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
+        """The prompt with its label, which counts as made by the weights `oldest`.
+
+        Raises:
+            DataError: the prompt has no label; the message names its row.
+        """
         if prompt.label is None:
             raise DataError(
                 f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
             )
         token_ids = [*self._tokenizer.encode(prompt.label, add_special_tokens=False), self._eos_token_id]
         sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
-        sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[version] * len(token_ids))
+        sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[oldest] * len(token_ids))
         sample.response, sample.status = prompt.label, SampleStatus.completed
         return Group(index=index, prompt=prompt, samples=[sample])

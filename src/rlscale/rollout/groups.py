@@ -26,7 +26,7 @@ async def generate_group(
     *,
     index: int,
     n: int,
-    versions: tuple[WeightVersion, WeightVersion],
+    versions: tuple[WeightVersion, WeightVersion | None],
     purpose: str = "train",
 ) -> Group:
     """`n` samples of `prompt`, not yet rewarded.
@@ -34,7 +34,7 @@ async def generate_group(
     Args:
         params: `sampling_seed` is the run's seed; each group derives its own from it.
         index: number of the group, unique within `purpose`.
-        versions: oldest and newest weights whose tokens are accepted.
+        versions: oldest and newest weights whose tokens are accepted; newest None: all from the oldest on.
     """
     seed = group_seed(params.sampling_seed or 0, purpose, index)
     answers = await pool.generate(

@@ -37,6 +37,7 @@ class EnginePool:
         self._admits, self._idle = asyncio.Event(), asyncio.Event()
         self._admits.set()
         self._idle.set()
+        self._stalled, self._num_stalled = asyncio.Event(), 0
 
     async def generate(
         self,
@@ -103,7 +104,18 @@ class EnginePool:
         """Whether a request that failed on `engine` is worth another try: the engine was, or now is, another one."""
         if self._recovery is None:
             return False
-        return await self._recovery.recover(index) or self.engines[index] is not engine
+        self._num_stalled += 1
+        self._stalled.set()
+        try:
+            return await self._recovery.recover(index) or self.engines[index] is not engine
+        finally:
+            self._num_stalled -= 1
+            if not self._num_stalled:
+                self._stalled.clear()
+
+    async def stalled(self) -> None:
+        """Returns when a request waits for an engine to come back."""
+        await self._stalled.wait()
 
     async def drain(self) -> None:
         """Holds new requests back until `admit`, and returns when none is running any more."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs
-from rlscale.algo.corrections import truncated_importance_weights
+from rlscale.algo.corrections import decoupled_weights, truncated_importance_weights
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.ragged import Sums, TokenLayout
@@ -76,7 +76,7 @@ def token_losses(
 ) -> tuple[Tensor, Sums]:
     """The loss at every trainable token, and the sums of the metrics.
 
-    policy_loss: (clipped loss) * (TIS weight) + kl_loss_coef * KL(policy, ref) - entropy_coef * entropy.
+    policy_loss: (clipped loss) * (decoupled or TIS weight) + kl_loss_coef * KL(policy, ref) - entropy_coef * entropy.
     sft_loss: -lp - entropy_coef * entropy.
 
     Args:
@@ -111,6 +111,11 @@ def _main_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: Tok
     policy_loss = POLICY_LOSSES[ESTIMATORS[algo.advantage_estimator].policy_loss]
     clip = ClipRange(low=algo.eps_clip, high=algo.eps_clip_high, dual=algo.eps_clip_c)
     losses, sums = policy_loss(lp, old_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip)
+    if algo.decoupled_loss:
+        assert inputs.gen is not None, "the decoupled loss needs the logprobs of the engine"
+        weights, weight_sums = decoupled_weights(old, gen_T=inputs.gen, layout=layout, high=algo.decoupled_weight_max)
+        losses = losses * weights
+        sums |= weight_sums
     if algo.use_tis:
         assert inputs.gen is not None, "TIS needs the logprobs of the engine"
         weights, tis_sums = truncated_importance_weights(

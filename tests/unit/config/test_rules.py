@@ -177,6 +177,30 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"algo.tis_clip_low": 3.0},
     ),
     (
+        "decoupled_loss_stands_alone",
+        {"algo.decoupled_loss": True, "algo.use_tis": True},
+        "algo.decoupled_loss must be false with algo.use_tis, got true; both weigh by the ratio",
+        {"algo.use_tis": True, "rollout.max_staleness": 1},
+    ),
+    (
+        "decoupled_loss_stands_alone",
+        {"algo.decoupled_loss": True, "algo.use_rollout_logprobs": True},
+        "algo.decoupled_loss must be false with algo.use_rollout_logprobs, got true; it clips around",
+        {"algo.decoupled_loss": False, "algo.use_rollout_logprobs": True, "rollout.max_staleness": 1},
+    ),
+    (
+        "shared_gpus_take_turns",
+        {"rollout.max_staleness": 1, "cluster.colocate": True},
+        "rollout.max_staleness must be 0 with cluster.colocate, got 1; trainers and engines on the same GPUs take",
+        {"rollout.max_staleness": 1},
+    ),
+    (
+        "shared_gpus_take_turns",
+        {"rollout.max_staleness": 4, "cluster.colocate": True},
+        "got 4",
+        {"cluster.colocate": True},
+    ),
+    (
         "one_warmup",
         {"optim.lr_warmup_iters": 5, "optim.warmup_ratio": 0.1},
         "optim.lr_warmup_iters must be 0 with optim.warmup_ratio=0.1, got 5",
@@ -257,6 +281,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"checkpoint.save_hf": "/x"},
         "checkpoint.save_hf must contain {rollout_id}, got /x",
         {"checkpoint.save_hf": "/x/{rollout_id}"},
+    ),
+    (
+        "dump_path_is_a_template",
+        {"debug.save_rollout_data": "/x.jsonl"},
+        "debug.save_rollout_data must contain {rollout_id}, got /x.jsonl",
+        {"debug.save_rollout_data": "/x/{rollout_id}.jsonl"},
     ),
 ]
 

@@ -10,7 +10,6 @@ CASES = [
     ("train=megatron", "train.backend must be one of the parts built so far (fsdp), got megatron; choose train=fsdp"),
     ("rollout=sglang", "rollout.engine must be one of the parts built so far (embedded), got sglang"),
     ("rollout.engine=external", "rollout.engine must be one of the parts built so far (embedded), got external"),
-    ("rollout.max_staleness=1", "set rollout.max_staleness=0"),
     ("optim.name=muon", "optim.name must be one of the parts built so far (adam), got muon"),
     (
         "optim.lr_decay_style=wsd",

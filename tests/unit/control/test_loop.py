@@ -9,8 +9,10 @@ import pytest
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.engines.http import HttpEngine
 from rlscale.observe.console import open_console
 from rlscale.observe.run import Observer
+from rlscale.rollout.pool import EnginePool
 from rlscale.types import (
     EngineAddress,
     Group,
@@ -35,13 +37,15 @@ class Journal:
         self.logged: dict[int, dict[str, float]] = {}
         self._eval_rewards, self._fail_at = list(eval_rewards), fail_at
 
-    async def rollout(self, rollout_id: int, version: WeightVersion) -> list[Group]:
-        self.events.append(f"rollout {rollout_id} v{version}")
-        prompt = Prompt(index=0, text="a", token_ids=(1, 2))
-        sample = Sample(index=rollout_id, group_index=rollout_id, prompt=prompt, seed=0)
-        sample.append([3, 4], logprobs=[-1.0, -2.0], weight_versions=[version, version])
+    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+        return [(rollout_id, Prompt(index=0, text="a", token_ids=(1, 2)))]
+
+    async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
+        self.events.append(f"rollout {index} v{oldest}")
+        sample = Sample(index=index, group_index=index, prompt=prompt, seed=0)
+        sample.append([3, 4], logprobs=[-1.0, -2.0], weight_versions=[oldest, oldest])
         sample.status, sample.reward = SampleStatus.completed, 0.5
-        return [Group(index=rollout_id, prompt=prompt, samples=[sample])]
+        return Group(index=index, prompt=prompt, samples=[sample])
 
     def state_dict(self) -> dict[str, Any]:
         return {"rollouts": sum(event.startswith("rollout") for event in self.events)}
@@ -79,6 +83,9 @@ class Journal:
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         self.logged.setdefault(step, {}).update(metrics)
 
+    def rewind(self, step: int) -> None:
+        raise AssertionError("nothing is repeated here")
+
     def close(self) -> None: ...
 
 
@@ -103,7 +110,7 @@ def loop_of(
         store=CheckpointStore(folder, keep_last=2),
         observer=observer,
         evaluator=journal if with_eval else None,  # type: ignore[arg-type]
-        has_engines=True,
+        pool=EnginePool([HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:1"), timeout_s=1)]),
     )
     return TrainingLoop(config, parts, Progress())
 

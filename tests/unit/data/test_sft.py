@@ -10,6 +10,7 @@ from rlscale.data.prompts import FilePromptSource
 from rlscale.data.sft import SftSource
 from rlscale.errors import ConfigError, DataError
 from rlscale.models.characters import character_tokenizer
+from rlscale.types import Group
 
 Write = Callable[..., str]
 
@@ -19,32 +20,39 @@ def source(path: str, tokenizer: PreTrainedTokenizerBase, *, label_key: str | No
     return SftSource(FilePromptSource(data, RolloutConfig(), tokenizer), tokenizer, rollout_batch_size=2)
 
 
+def rollout(sft: SftSource, rollout_id: int, *, version: int) -> list[Group]:
+    async def groups() -> list[Group]:
+        return [await sft.group(i, prompt, oldest=version, newest=version) for i, prompt in sft.take(rollout_id)]
+
+    return asyncio.run(groups())
+
+
 def test_the_label_and_the_end_token_are_the_response(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     path = write_jsonl(
         {"input": "1+1=", "label": "2"}, {"input": "9+3=", "label": "21"}, {"input": "0+0=", "label": "0"}
     )
     sft = source(path, tokenizer)
-    groups = asyncio.run(sft.rollout(3, version=5))
+    groups = rollout(sft, 3, version=5)
     assert [g.index for g in groups] == [6, 7]
     sample = groups[1].samples[0]
     assert tokenizer.decode(sample.response_ids) == "21<|eos|>"
     assert sample.loss_mask == [1, 1, 1] and sample.weight_versions == [5, 5, 5]
     batch = build_batch(groups, version=5, has_rewards=sft.has_rewards)
     assert batch.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]
-    assert [g.prompt.text for g in asyncio.run(sft.rollout(4, version=6))] == ["0+0=", "1+1="]
+    assert [g.prompt.text for g in rollout(sft, 4, version=6)] == ["0+0=", "1+1="]
 
 
 def test_the_position_is_restored(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     path = write_jsonl(*({"input": str(i), "label": "1"} for i in range(5)))
     first, second = source(path, tokenizer), source(path, tokenizer)
-    asyncio.run(first.rollout(0, version=0))
+    rollout(first, 0, version=0)
     second.load_state_dict(first.state_dict())
-    assert asyncio.run(second.rollout(1, version=1)) == asyncio.run(first.rollout(1, version=1))
+    assert rollout(second, 1, version=1) == rollout(first, 1, version=1)
 
 
 def test_a_prompt_without_label_is_named(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match=r"prompt row 1 must have a label for algo\.loss_type=sft_loss"):
-        asyncio.run(source(write_jsonl({"input": "1"}), tokenizer, label_key=None).rollout(0, version=0))
+        rollout(source(write_jsonl({"input": "1"}), tokenizer, label_key=None), 0, version=0)
 
 
 def test_a_tokenizer_without_end_token_is_refused(write_jsonl: Write) -> None:

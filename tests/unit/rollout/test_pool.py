@@ -89,3 +89,39 @@ def test_seeds_differ_by_run_purpose_and_group() -> None:
     seeds = {group_seed(run, purpose, i) for run in (1, 2) for purpose in ("train", "eval-a") for i in range(50)}
     assert len(seeds) == 200
     assert group_seed(1, "train", 0) == group_seed(1, "train", 0)
+
+
+async def test_drain_waits_for_what_runs_and_holds_what_comes() -> None:
+    engine = SlowEngine("engine 0")
+    pool = pool_of(engine)
+    running = asyncio.create_task(pool.generate(PROMPT, PARAMS, n=2, rid="a", oldest=0, newest=0))
+    await asyncio.sleep(0)
+    drained = asyncio.create_task(pool.drain())
+    await asyncio.sleep(0)
+    held = [
+        asyncio.create_task(pool.generate(PROMPT, PARAMS, n=1, rid=rid, oldest=0, newest=None)) for rid in ("b", "c")
+    ]
+    await asyncio.sleep(0.01)
+    assert not drained.done() and engine.asked == 2
+    engine.release.set()
+    await running
+    await drained
+    await asyncio.sleep(0.01)
+    assert engine.asked == 2, "a request went to an engine whose weights are being changed"
+    engine.version = 1
+    pool.admit()
+    assert [answer.weight_versions for (answer,) in await asyncio.gather(*held)] == [[1, 1], [1, 1]]
+
+
+async def test_drain_of_an_idle_pool_returns_at_once() -> None:
+    pool = pool_of(SlowEngine("engine 0"))
+    await pool.drain()
+    pool.admit()
+
+
+async def test_versions_without_an_upper_bound() -> None:
+    engine = SlowEngine("engine 0", version=9)
+    engine.release.set()
+    assert await pool_of(engine).generate(PROMPT, PARAMS, n=1, rid="r", oldest=2, newest=None)
+    with pytest.raises(WeightSyncError, match="weight versions from 10, got"):
+        await pool_of(engine).generate(PROMPT, PARAMS, n=1, rid="r", oldest=10, newest=None)

@@ -112,6 +112,23 @@ def test_reusing_logprobs_equals_the_extra_pass_bit_for_bit(model_path: str, est
     assert all(torch.equal(weight, other[name]) for name, weight in weights(reused).items())
 
 
+def test_the_decoupled_loss_weighs_stale_tokens_and_reports_it(model_path: str) -> None:
+    exact = with_logprobs_of(BATCH, model_path)
+    stale = slice(int(exact.offsets[4]), int(exact.offsets[5]))
+    logprobs = exact.rollout_logprobs.copy()
+    logprobs[stale] -= np.log(2.0).astype(np.float32) * exact.loss_mask[stale]  # made by a policy half as sure
+    batch = replace(exact, rollout_logprobs=logprobs)
+    plain, decoupled = backend(model_path), backend(model_path, algo={"decoupled_loss": True})
+    a, b = train(plain, batch).steps[0], train(decoupled, batch).steps[0]
+    count, all_tokens = exact.loss_mask[stale].sum(), exact.loss_mask.sum()
+    assert b["decoupled_mean"] == pytest.approx(1 + count / all_tokens, rel=1e-4)
+    assert b["decoupled_clipfrac"] == 0.0
+    assert b["grad_norm"] != pytest.approx(a["grad_norm"], rel=1e-3)
+    assert "decoupled_mean" not in a
+    bounded = backend(model_path, algo={"decoupled_loss": True, "decoupled_weight_max": 1.5})
+    assert train(bounded, batch).steps[0]["decoupled_clipfrac"] == pytest.approx(count / all_tokens)
+
+
 def test_several_steps_move_away_from_the_old_policy(model_path: str) -> None:
     result = train(backend(model_path), cuts=[*TWO_STEPS, ONE])
     assert len(result.steps) == 3

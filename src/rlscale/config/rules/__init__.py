@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlscale.config.rules.algo import (
+    decoupled_loss_stands_alone,
     groups_can_be_centred,
     supervised_training_has_labels,
     tis_bounds_are_ordered,
@@ -28,6 +29,7 @@ from rlscale.config.rules.placement import (
     engines_have_gpus,
     shared_gpus_take_turns,
     trainer_fits_a_node,
+    uses_router,
 )
 from rlscale.config.rules.rule import Rule, uses_decoupled_loss, uses_engines
 from rlscale.config.rules.sampling import evaluated_answers_can_be_long_enough, stop_strings_can_be_found
@@ -42,17 +44,17 @@ from rlscale.config.rules.scoring import (
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
-__all__ = ["RULES", "Rule", "check_rules", "uses_engines"]
+__all__ = ["RULES", "Rule", "check_rules", "uses_decoupled_loss", "uses_engines", "uses_router"]
 
 RULES: tuple[Rule, ...] = (
     model_has_one_source,
     heads_divide,
     lengths_fit,
     top_k_is_off_or_positive,
-    prompts_are_given,
-    run_has_a_length,
     stop_strings_can_be_found,
     evaluated_answers_can_be_long_enough,
+    prompts_are_given,
+    run_has_a_length,
     batch_identity,
     every_rank_has_a_sample,
     dynamic_batch_has_a_limit,
@@ -60,11 +62,13 @@ RULES: tuple[Rule, ...] = (
     supervised_training_has_labels,
     tis_needs_trainer_logprobs,
     tis_bounds_are_ordered,
+    decoupled_loss_stands_alone,
     one_warmup,
     schedule_is_ordered,
     trainer_fits_a_node,
     engines_have_gpus,
     engines_divide_gpus,
+    shared_gpus_take_turns,
     samples_are_scored,
     reward_has_labels,
     evaluation_has_data,

@@ -45,6 +45,22 @@ def tis_needs_trainer_logprobs(config: RunConfig) -> list[Problem]:
     return [Problem(path="algo.use_tis", rule="be false with algo.use_rollout_logprobs", value="true", fix=fix)]
 
 
+@rule("algo.loss_type", "algo.decoupled_loss", "algo.use_tis", "algo.use_rollout_logprobs")
+def decoupled_loss_stands_alone(config: RunConfig) -> list[Problem]:
+    algo = config.algo
+    if not algo.decoupled_loss or algo.loss_type == LossType.sft_loss:
+        return []
+    reasons = {
+        "use_tis": "both weigh by the ratio of trainer to engine, which would count twice; keep one of them",
+        "use_rollout_logprobs": "it clips around the engine's policy, from which this decouples; keep one of them",
+    }
+    return [
+        Problem(path="algo.decoupled_loss", rule=f"be false with algo.{name}", value="true", fix=fix)
+        for name, fix in reasons.items()
+        if getattr(algo, name)
+    ]
+
+
 @rule("algo.use_tis", "algo.tis_clip", "algo.tis_clip_low")
 def tis_bounds_are_ordered(config: RunConfig) -> list[Problem]:
     algo = config.algo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlscale.config.algo import LossType
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
@@ -29,6 +30,18 @@ def engines_have_gpus(config: RunConfig) -> list[Problem]:
     return [Problem(path="cluster.rollout_num_gpus", rule="be at least 1", value=show(number), fix=fix)]
 
 
+@rule("rollout.max_staleness", "cluster.colocate", "algo.loss_type")
+def shared_gpus_take_turns(config: RunConfig) -> list[Problem]:
+    staleness = config.rollout.max_staleness
+    if not config.cluster.colocate or staleness == 0 or config.algo.loss_type == LossType.sft_loss:
+        return []
+    fix = (
+        "trainers and engines on the same GPUs take turns, so nothing can be generated ahead; "
+        "set rollout.max_staleness=0, or cluster.colocate=false with GPUs of their own (cluster.rollout_num_gpus)"
+    )
+    return [Problem(path="rollout.max_staleness", rule="be 0 with cluster.colocate", value=show(staleness), fix=fix)]
+
+
 @rule(
     "cluster.rollout_num_gpus",
     "cluster.rollout_num_gpus_per_engine",
@@ -36,6 +49,7 @@ def engines_have_gpus(config: RunConfig) -> list[Problem]:
     "cluster.actor_num_nodes",
     "cluster.actor_num_gpus_per_node",
     "rollout.engine",
+    "sglang.pp_size",
 )
 def engines_divide_gpus(config: RunConfig) -> list[Problem]:
     cluster = config.cluster
@@ -43,7 +57,7 @@ def engines_divide_gpus(config: RunConfig) -> list[Problem]:
     number = cluster.rollout_num_gpus
     if number is None and cluster.colocate:
         number = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
-    problems = []
+    problems = _pipeline_problems(config)
     if config.rollout.engine == EngineKind.embedded and each != 1:
         rule = "be 1 with rollout.engine=embedded"
         problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(each)))
@@ -52,3 +66,24 @@ def engines_divide_gpus(config: RunConfig) -> list[Problem]:
         fix = f"set it to 1, or cluster.rollout_num_gpus={number // each * each + each}"
         problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(each), fix=fix))
     return problems
+
+
+def _pipeline_problems(config: RunConfig) -> list[Problem]:
+    """SGLang spreads the GPUs of an engine over stages and, within each, over ranks of tensor parallelism."""
+    stages, each = config.sglang.server_args.get("pp_size", 1), config.cluster.rollout_num_gpus_per_engine
+    if config.rollout.engine != EngineKind.sglang or (stages > 0 and each % stages == 0):
+        return []
+    rule = f"be a positive divisor of cluster.rollout_num_gpus_per_engine={each}"
+    return [Problem(path="sglang.pp_size", rule=rule, value=show(stages))]
+
+
+def uses_router(config: RunConfig) -> bool:
+    """Whether generation goes through sglang-router."""
+    if not uses_engines(config) or config.router.enabled is False:
+        return False
+    cluster = config.cluster
+    number = cluster.rollout_num_gpus
+    if number is None:
+        number = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
+    several = number > cluster.rollout_num_gpus_per_engine
+    return config.router.enabled is True or (several and config.rollout.engine == EngineKind.sglang)

@@ -39,3 +39,16 @@ USES_ENGINES = ("algo.loss_type", "eval.interval")
 def uses_engines(config: RunConfig) -> bool:
     """Whether the run generates at all: supervised training does so only to evaluate."""
     return config.algo.loss_type != LossType.sft_loss or config.eval.interval is not None
+
+
+def uses_decoupled_loss(config: RunConfig) -> tuple[bool, str]:
+    """What `algo.decoupled_loss` comes to, and why."""
+    algo, staleness = config.algo, config.rollout.max_staleness
+    if algo.loss_type != LossType.policy_loss:
+        return False, f"algo.loss_type is {algo.loss_type}"
+    if algo.decoupled_loss is not None:
+        return algo.decoupled_loss, "it is set"
+    other = "use_tis" if algo.use_tis else "use_rollout_logprobs" if algo.use_rollout_logprobs else None
+    if staleness > 0 and other is not None:
+        return False, f"algo.{other} is set"
+    return staleness > 0, f"rollout.max_staleness is {staleness}"

@@ -1,0 +1,62 @@
+"""Finished groups survive a checkpoint unchanged."""
+
+from pathlib import Path
+
+import pytest
+
+from rlscale.checkpoint.groups import ABOUT_FILE, COLUMNS_FILE, load_groups, save_groups
+from rlscale.errors import DataError
+from rlscale.types import Group, Prompt, Sample, SampleStatus
+
+
+def groups() -> list[Group]:
+    made = []
+    for index in (6, 9):
+        prompt = Prompt(index=index, text="a+b=", token_ids=(1, 2, 3), label="c", metadata={"level": [1, "x"]})
+        samples = [
+            Sample(
+                index=2 * index + j,
+                group_index=index,
+                prompt=prompt,
+                seed=77 + j,
+                response="é",
+                status=SampleStatus.truncated if j else SampleStatus.completed,
+                reward=0.1 + j,
+                metadata={"note": None},
+            )
+            for j in range(2)
+        ]
+        samples[0].append([4, 5], logprobs=[-0.1234567890123, -2.0], weight_versions=[7, 8])
+        samples[0].append([6], logprobs=[0.0], weight_versions=[8], trainable=False)
+        samples[1].append([], logprobs=[], weight_versions=[])
+        made.append(Group(index=index, prompt=prompt, samples=samples))
+    return made
+
+
+def test_groups_come_back_equal(tmp_path: Path) -> None:
+    save_groups(tmp_path, groups())
+    assert load_groups(tmp_path) == groups()
+    assert all(sample.prompt is group.prompt for group in load_groups(tmp_path) for sample in group.samples)
+
+
+def test_nothing_is_written_for_no_groups(tmp_path: Path) -> None:
+    save_groups(tmp_path, [])
+    assert list(tmp_path.iterdir()) == []
+    assert load_groups(tmp_path) == []
+
+
+@pytest.mark.parametrize("broken", [ABOUT_FILE, COLUMNS_FILE])
+def test_a_broken_file_is_named(tmp_path: Path, broken: str) -> None:
+    save_groups(tmp_path, groups())
+    (tmp_path / broken).write_bytes(b"[{")
+    with pytest.raises(DataError, match=r"groups\.json and groups\.safetensors must hold the finished groups"):
+        load_groups(tmp_path)
+
+
+def test_columns_of_fewer_samples_are_refused(tmp_path: Path) -> None:
+    save_groups(tmp_path, groups())
+    about = (tmp_path / ABOUT_FILE).read_text()
+    save_groups(tmp_path, groups()[:1])
+    (tmp_path / ABOUT_FILE).write_text(about)
+    with pytest.raises(DataError):
+        load_groups(tmp_path)

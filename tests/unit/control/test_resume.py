@@ -1,0 +1,109 @@
+"""Killed at any moment with rollouts ahead: nothing is lost, nothing is used twice, and the bound still holds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rlscale.control.loop import Progress
+from rlscale.errors import DataError
+from tests.unit.control.simulation import NUM_PROMPTS, Prompts, simulation
+
+NUM_ROLLOUTS = 10
+
+
+def long_tailed(index: int) -> int:
+    return 40 if index % 4 == 0 else 2
+
+
+async def run_and_kill(folder: Path, *, after_trained: int, drain: bool = False) -> list[str]:
+    """A run that ends without warning once so many rollouts were trained; what its engine was asked."""
+    with simulation(
+        folder, staleness=2, num_rollouts=NUM_ROLLOUTS, save_interval=1, length=long_tailed, drain=drain
+    ) as run:
+        run.trainers.num_turns = 60
+        task = asyncio.create_task(run.loop.run())
+        while len(run.trainers.history) < after_trained or run.store.latest() is None:
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return run.engine.log
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("after_trained", [1, 3, 4, 7])
+async def test_a_killed_run_continues_with_every_prompt_once(tmp_path: Path, after_trained: int, drain: bool) -> None:
+    await run_and_kill(tmp_path, after_trained=after_trained, drain=drain)
+    with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS) as peek:
+        start = peek.store.latest()
+    assert start is not None
+    with simulation(
+        tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, save_interval=1, start=start, drain=drain, length=long_tailed
+    ) as run:
+        await run.trainers.load(start.folder)
+        trained_before = len(run.trainers.history)
+        progress = await run.loop.run()
+    assert trained_before == start.rollout_id
+    assert run.trained_groups == list(range(NUM_ROLLOUTS * NUM_PROMPTS))
+    assert min(run.ages) >= 0 and max(run.ages) <= 2
+    assert progress.next_rollout == NUM_ROLLOUTS
+
+
+async def test_finished_groups_are_used_and_the_rest_is_generated_again(tmp_path: Path) -> None:
+    with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, save_interval=1) as run:
+        run.engine.hangs_for = {"train-7"}  # the second group of rollout 2
+        task = asyncio.create_task(run.loop.run())
+        while run.store.latest() is None or len(run.trainers.history) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        start = run.store.latest()
+    assert start is not None and start.rollout_id == 2
+    assert start.state["source"] == {"prompts": {"position": 2 * NUM_PROMPTS}}
+    with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, start=start) as again:
+        await again.trainers.load(start.folder)
+        await again.loop.run()
+    asked = [line.split()[0] for line in again.engine.log if line.startswith("train-")]
+    assert "train-7" in asked
+    assert "train-6" not in asked, "a finished group was generated again"
+    assert len(asked) == len(set(asked))
+    assert again.trained_groups == list(range(NUM_ROLLOUTS * NUM_PROMPTS))
+
+
+async def test_restored_groups_that_became_too_old_are_generated_again_and_counted(tmp_path: Path) -> None:
+    await run_and_kill(tmp_path, after_trained=4)
+    with simulation(tmp_path, staleness=1) as peek:
+        start = peek.store.latest()
+    assert start is not None
+    with simulation(tmp_path, staleness=1, num_rollouts=NUM_ROLLOUTS, start=start) as run:
+        await run.trainers.load(start.folder)
+        before = len(run.trainers.history)
+        await run.loop.run()
+    assert run.trained_groups == list(range(NUM_ROLLOUTS * NUM_PROMPTS))
+    new = [each.version - v for each in run.trainers.history[before:] for sample in each.versions for v in sample]
+    assert max(new) <= 1
+    assert sum(metrics.get("staleness/dropped_groups", 0) for metrics in run.sink.logged.values()) > 0
+
+
+async def test_a_checkpoint_of_other_prompts_is_refused(tmp_path: Path) -> None:
+    await run_and_kill(tmp_path, after_trained=2)
+    with simulation(tmp_path, staleness=2) as peek:
+        start = peek.store.latest()
+    assert start is not None
+    start.state["source"]["prompts"]["position"] += 1
+    with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, start=start) as run:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await run.loop.run()
+        assert caught.value.subgroup(DataError) is not None
+
+
+async def test_without_staleness_a_checkpoint_holds_no_groups(tmp_path: Path) -> None:
+    with simulation(tmp_path, staleness=0, num_rollouts=3, save_interval=1) as run:
+        await run.loop.run()
+        newest = run.store.latest()
+    assert newest is not None
+    assert sorted(path.name for path in newest.folder.iterdir()) == ["checkpoint.json", "history.json"]
+    assert newest.state["source"] == {"prompts": {"position": 3 * NUM_PROMPTS}}
+    assert Progress(**newest.state["progress"]).next_rollout == 3
+    assert Prompts().position == 0
