@@ -1,24 +1,27 @@
-"""Files and imports that a config names, checked before Ray is started."""
+"""Files, packages and imports that a config names, checked before Ray is started."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import ModelConfig, RunConfig
 from rlscale.data.paths import resolve_data_path
 from rlscale.errors import ConfigError, Problem
-from rlscale.models import resolve_model
+from rlscale.models import is_hf_folder, resolve_model
+from rlscale.observe.trackers import check_trackers
 from rlscale.rewards import load_reward
 
 
 def check_files(config: RunConfig) -> list[Problem]:
-    """Every data file, checkpoint folder and user function that is not there."""
+    """Every data file, checkpoint folder, package and user function that is not there."""
     problems = _check_data("data.prompt_data", config.data.prompt_data)
     for path in eval_files(config).values():
         problems += _check_data("eval.prompt_data", path)
-    problems += _check_folder("checkpoint.load", config.checkpoint.load)
+    problems += _check_start(config)
     problems += _check_model("model.ref_load", config.model, config.model.ref_load)
     if config.model.build is None:
         problems += _check_model("model.hf_checkpoint", config.model, config.model.hf_checkpoint)
+    problems += check_trackers(config.logging)
     try:
         load_reward(config.reward)
     except ConfigError as error:
@@ -43,6 +46,20 @@ def _check_data(key: str, path: str | None) -> list[Problem]:
     if file.is_file():
         return []
     return [Problem(path=key, rule="name a file that exists", value=path, fix=f"looked for {file.absolute()}")]
+
+
+def _check_start(config: RunConfig) -> list[Problem]:
+    """`checkpoint.load`: a Hugging Face folder, or one with a training checkpoint."""
+    load = config.checkpoint.load
+    if load is not None and is_hf_folder(load):
+        return _check_model("checkpoint.load", config.model, load)
+    problems = _check_folder("checkpoint.load", load)
+    if load is not None and not problems:
+        try:
+            CheckpointStore.resolve(load)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
 
 
 def _check_folder(key: str, path: str | None) -> list[Problem]:

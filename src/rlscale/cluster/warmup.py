@@ -1,6 +1,7 @@
 """The run that comes before a run: `model.warmup_experiment`."""
 
 import json
+from pathlib import Path
 
 from rlscale.config import RunConfig, config_hash, load_config, to_dict
 from rlscale.models import cache_root
@@ -27,9 +28,10 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
     for group, keys in _INHERITED_KEYS.items():
         overrides += [_override(group, key, values[group][key]) for key in keys]
     overrides += ["model.warmup_experiment=null"]
-    warmup = load_config(overrides)
+    config_dir = None if config.run.config_dir is None else Path(config.run.config_dir)
+    warmup = load_config(overrides, config_dir=config_dir)
     folder = cache_root(config.model.cache_dir) / "warmups" / f"{config.model.warmup_experiment}-{config_hash(warmup)}"
-    return load_config([*overrides, f"run.dir={json.dumps(str(folder))}"])
+    return load_config([*overrides, f"run.dir={json.dumps(str(folder))}"], config_dir=config_dir)
 
 
 def _override(group: str, key: str, value: object) -> str:

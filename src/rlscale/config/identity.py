@@ -39,6 +39,10 @@ class IdentityConfig(ConfigGroup):
         str | None,
         Field(description="Experiment this config was composed from. The command sets it; setting it has no effect."),
     ] = None
+    config_dir: Annotated[
+        str | None,
+        Field(description="Folder of the command's `--config-dir`. The command sets it; setting it has no effect."),
+    ] = None
     overrides: Annotated[
         list[str],
         Field(description="Command line this config was composed from. The command sets it; setting it has no effect."),

@@ -36,8 +36,8 @@ class ModelConfig(ConfigGroup):
         str | None,
         Field(
             min_length=1,
-            description="Hugging Face folder of the reference model of the KL terms. None: `checkpoint.load`, else "
-            "`model.hf_checkpoint`, else the built model. Unused without `algo.use_kl_loss`.",
+            description="Hugging Face folder of the reference model of the KL terms. None: the model that "
+            "the run starts from. Unused without `algo.use_kl_loss`.",
         ),
     ] = None
     build: Annotated[

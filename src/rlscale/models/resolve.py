@@ -54,6 +54,11 @@ def resolve_model(config: ModelConfig) -> str:
     return config.hf_checkpoint
 
 
+def is_hf_folder(path: str) -> bool:
+    """Whether a path names a Hugging Face folder, as opposed to a training checkpoint."""
+    return (Path(path).expanduser() / "config.json").is_file()
+
+
 def cache_root(cache_dir: str | None) -> Path:
     """Where models that rlscale makes are kept: `cache_dir`, else $RLSCALE_CACHE, else ~/.cache/rlscale."""
     chosen = cache_dir or os.environ.get("RLSCALE_CACHE") or "~/.cache/rlscale"

@@ -1,0 +1,31 @@
+"""The warm-up follows the run it comes before."""
+
+from pathlib import Path
+
+from rlscale.cluster.warmup import warmup_config
+from rlscale.config import load_config
+
+
+def test_it_takes_model_and_seed_from_the_run() -> None:
+    config = load_config(["+experiment=quickstart", "model.init_seed=7", "train.seed=3"])
+    warmup = warmup_config(config)
+    assert warmup is not None
+    assert (warmup.model.init_seed, warmup.train.seed) == (7, 3)
+    assert warmup.algo.loss_type == "sft_loss"
+    other = warmup_config(load_config(["+experiment=quickstart", "model.init_seed=8", "train.seed=3"]))
+    assert other is not None and other.run.dir != warmup.run.dir
+
+
+def test_its_experiment_may_lie_in_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - quickstart_warmup\n\noptim:\n  lr: 0.125\n"
+    )
+    config = load_config(["+experiment=quickstart", "model.warmup_experiment=mine"], config_dir=tmp_path)
+    warmup = warmup_config(config)
+    assert warmup is not None
+    assert warmup.optim.lr == 0.125
+
+
+def test_there_may_be_none() -> None:
+    assert warmup_config(load_config(["+experiment=quickstart", "model.warmup_experiment=null"])) is None
