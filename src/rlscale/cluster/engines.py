@@ -13,7 +13,7 @@ import ray
 from rlscale.cluster.engine_actor import EngineActor
 from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
-from rlscale.cluster.watch import find_dead_engines, settle
+from rlscale.cluster.watch import find_dead_engines, look_at, settle
 from rlscale.engines.launch import EngineLaunch
 from rlscale.errors import WorkerError
 from rlscale.types import EngineAddress
@@ -55,6 +55,7 @@ class RayEngines:
         if self._started is None:
             starts = (self._start_first(index) for index in range(len(self.names)))
             self._started = asyncio.ensure_future(_all(starts))
+            self._started.add_done_callback(look_at)
         # A caller that gives up must not take the servers' start with it.
         return list(await asyncio.shield(self._started))
 

@@ -22,7 +22,7 @@ async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]
         return []
     futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}
     for future in futures:
-        future.add_done_callback(_look_at)
+        future.add_done_callback(look_at)
     done, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if not any(future.exception() for future in done):
         return [future.result() for future in futures]
@@ -35,7 +35,7 @@ async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]
     raise min(failures, key=lambda failure: failure.failed_at_s)
 
 
-def _look_at(future: "asyncio.Future[Any]") -> None:
+def look_at(future: "asyncio.Future[Any]") -> None:
     """Marks an exception as seen: when a run is cancelled nobody asks for the results of its last calls."""
     if not future.cancelled():
         future.exception()
@@ -49,9 +49,16 @@ def as_worker_error(name: str, error: BaseException) -> WorkerError:
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, WorkerError):
         return cause
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        return WorkerError(name, f"it could not be made: {_last_line(error)}", failed_at_s=float("inf"))
     if isinstance(error, RayActorError):
         return WorkerError(name, f"its process died ({_one_line(error)})", died=True)
     return WorkerError(name, f"{type(cause).__name__}: {cause}", failed_at_s=float("inf"))
+
+
+def _last_line(error: BaseException) -> str:
+    """Of a failed constructor's traceback: the error itself."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
 
 
 def _one_line(error: BaseException) -> str:
