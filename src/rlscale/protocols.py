@@ -134,6 +134,22 @@ class Engine(Protocol):
 
     async def end_weight_update(self, version: WeightVersion) -> None: ...
 
+    async def update_from_tensor(self, payloads: Sequence[str], *, load_format: str | None) -> None:
+        """Takes weights that lie in memory of this machine, one payload for each rank of the engine.
+
+        Raises WeightSyncError naming a tensor that arrived changed.
+        """
+        ...
+
+    async def update_from_disk(
+        self, folder: Path, *, version: WeightVersion, checksums: Mapping[str, str], load_format: str | None = None
+    ) -> None:
+        """Loads all weights from a folder the engine can see, which then are `version`. Needs no begin and end.
+
+        Raises WeightSyncError naming a tensor whose checksum is another.
+        """
+        ...
+
     async def checksums(self) -> dict[str, str]:
         """Checksum of every weight the engine holds, by Hugging Face name."""
         ...
@@ -142,7 +158,12 @@ class Engine(Protocol):
 
 
 class WeightReceiver(Protocol):
-    """The engine's end of a weight channel (inside the engine process)."""
+    """The engine's end of the weight channels (inside the engine process)."""
+
+    @property
+    def formats(self) -> list[str]:
+        """The forms of weights it reads beyond SGLang's own."""
+        ...
 
     def join(self, group: WeightGroup, rank: int) -> None: ...
 
@@ -151,6 +172,32 @@ class WeightReceiver(Protocol):
         ...
 
     def leave(self, name: str) -> None: ...
+
+    def open_tensors(self, payload: str, load_format: str) -> IncomingWeights:
+        """What one entry of `serialized_named_tensors` announces. Raises ValueError for one that cannot be read."""
+        ...
+
+    def open_folder(
+        self, folder: Path, *, load_format: str | None, version: WeightVersion | None, checksums: Mapping[str, str]
+    ) -> IncomingWeights:
+        """The weights in a folder. Raises ValueError when there are none, WeightSyncError naming what is broken."""
+        ...
+
+
+class IncomingWeights(Protocol):
+    """Weights that have been announced to an engine and not been read yet."""
+
+    @property
+    def layout(self) -> WeightBucket:
+        """What they are; checksums only where they are known beforehand."""
+        ...
+
+    def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
+        """Reads each tensor, verifies it and writes it into its target (in the target's dtype); returns checksums.
+
+        Without targets they are only verified. Raises WeightSyncError naming the tensor; targets may then be a mixture.
+        """
+        ...
 
 
 class WeightChannel(Protocol):

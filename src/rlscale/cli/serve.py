@@ -25,7 +25,7 @@ from rlscale.engines.service import make_app
 from rlscale.engines.serving import API_KEY_VARIABLE, Server, is_loopback
 from rlscale.engines.wire import Limits
 from rlscale.weights.checksum import checksum
-from rlscale.weights.receiver import ProcessGroupReceiver
+from rlscale.weights.receiver import EngineReceiver
 
 log = logging.getLogger("rlscale.serve")
 
@@ -115,10 +115,11 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         device=device,
         max_context_len=args.max_context_len,
     )
+    receiver = EngineReceiver(device=kind)
     weights = LiveWeights(
         decoder.weights,
         decoder.aliases,
-        receiver=ProcessGroupReceiver(device=kind),
+        receiver=receiver,
         checksum=checksum,
         version=args.weight_version,
     )
@@ -141,6 +142,8 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         "model_type": architecture.raw["model_type"],
         "dtype": args.dtype,
         "device": kind,
+        "compares_checksums": True,
+        "weight_formats": receiver.formats,
         "num_slots": args.num_slots,
         "deterministic": args.deterministic,
     }

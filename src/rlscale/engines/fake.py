@@ -19,8 +19,8 @@ from rlscale.engines.service import Load, make_app
 from rlscale.engines.serving import Server
 from rlscale.engines.stopping import find_end
 from rlscale.engines.streaming import Latest
-from rlscale.engines.wire import Answer, GenerateRequest, Limits, Refused, VersionSpan
-from rlscale.protocols import WeightReceiver
+from rlscale.engines.wire import Answer, FolderUpdate, GenerateRequest, Limits, Refused, TensorUpdate, VersionSpan
+from rlscale.protocols import IncomingWeights, WeightReceiver
 from rlscale.types import WeightBucket, WeightGroup
 
 EOS_ID = 1
@@ -287,6 +287,47 @@ class FakeService:
         if version is not None:
             await self.set_version(version, abort_all=False)
 
+    async def take(self, update: TensorUpdate) -> None:
+        if not self._updating:
+            raise Refused("update_weights_from_tensor must come after begin_weight_update")
+        if self.faults.refuse_buckets:
+            raise Refused("this engine was told to refuse buckets")
+        receiver = self._require_receiver()
+        await self._adopt(lambda: receiver.open_tensors(update.payload, update.load_format), flush=update.flush)
+        if update.version is not None:
+            await self.set_version(update.version, abort_all=False)
+
+    async def load_folder(self, update: FolderUpdate) -> None:
+        if update.abort_all:
+            await self.abort(None)
+        receiver, version = self._require_receiver(), update.version
+
+        def open_folder() -> IncomingWeights:
+            number = int(version) if version is not None and version.isdecimal() else None
+            return receiver.open_folder(
+                update.folder, load_format=update.load_format, version=number, checksums=update.checksums
+            )
+
+        await self._adopt(open_folder, flush=update.flush)
+        self._has_weights = True
+        if version is not None:
+            await self.set_version(version, abort_all=False)
+
+    async def _adopt(self, open_weights: Callable[[], IncomingWeights], *, flush: bool) -> None:
+        """Reads weights to the end and keeps no more than their checksums."""
+        if flush:
+            await self.flush_cache()
+        try:
+            incoming = await asyncio.to_thread(open_weights)
+        except ValueError as e:
+            raise Refused(str(e)) from e
+        self._checksums.update(await asyncio.to_thread(incoming.write, None))
+
+    def _require_receiver(self) -> WeightReceiver:
+        if self._receiver is None:
+            raise Refused("this server was started without a weight receiver")
+        return self._receiver
+
     async def end_update(self) -> None:
         if not self._updating:
             raise Refused("end_weight_update must come after begin_weight_update")
@@ -308,6 +349,8 @@ class FakeService:
             "weight_version": self.version,
             "vocab_size": self.limits.vocab_size,
             "max_context_len": self.limits.max_context_len,
+            "compares_checksums": True,
+            "weight_formats": [] if self._receiver is None else self._receiver.formats,
         }
 
     def load(self) -> Load:

@@ -149,13 +149,33 @@ class HttpEngine:
         }
         await self._call("POST", "/update_weights_from_distributed", body)
 
+    async def update_from_tensor(self, payloads: Sequence[str], *, load_format: str | None) -> None:
+        body = {
+            "serialized_named_tensors": list(payloads),
+            "load_format": load_format,
+            "flush_cache": self._flush_on_update,
+        }
+        await self._call("POST", "/update_weights_from_tensor", body)
+
+    async def update_from_disk(
+        self, folder: Path, *, version: WeightVersion, checksums: Mapping[str, str], load_format: str | None = None
+    ) -> None:
+        body = {
+            "model_path": str(folder),
+            "load_format": load_format,
+            "weight_version": str(version),
+            "flush_cache": self._flush_on_update,
+            "checksums": dict(checksums),
+        }
+        await self._call("POST", "/update_weights_from_disk", body)
+
     async def end_weight_update(self, version: WeightVersion) -> None:
         await self._call("POST", "/end_weight_update", {})
         await self._call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     async def checksums(self) -> dict[str, str]:
         answer = await self._call("POST", "/weights_checker", {"action": "checksum"})
-        return dict(answer["checksums"])
+        return {name: checksum for rank in answer["ranks"] for name, checksum in rank["checksums"].items()}
 
     async def close(self) -> None:
         if self._loop is asyncio.get_running_loop():

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -15,9 +16,11 @@ from rlscale.engines.streaming import stream_answers
 from rlscale.engines.wire import (
     Answer,
     BadRequest,
+    FolderUpdate,
     GenerateRequest,
     Limits,
     Refused,
+    TensorUpdate,
     parse_generate,
     render,
     wants_stream,
@@ -31,6 +34,8 @@ MAX_BODY_BYTES = 256 * 2**20
 PAUSE_MODES = ("abort", "retract", "in_place")
 MEMORY_TAGS = ("weights", "kv_cache")
 DEFAULT_GROUP_TIMEOUT_S = 300.0
+TENSOR_FORMATS = ("shared_memory", "cuda_ipc")
+FOLDER_FORMATS = (None, "auto", "safetensors", "delta")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -85,6 +90,10 @@ class EngineService(Protocol):
 
     async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None: ...
 
+    async def take(self, update: TensorUpdate) -> None: ...
+
+    async def load_folder(self, update: FolderUpdate) -> None: ...
+
     async def end_update(self) -> None: ...
 
     async def set_version(self, version: str, *, abort_all: bool) -> None: ...
@@ -126,6 +135,8 @@ def make_app(service: EngineService, *, api_key: str | None = None) -> web.Appli
             web.post("/destroy_weights_update_group", routes.leave_group),
             web.post("/begin_weight_update", routes.begin_update),
             web.post("/update_weights_from_distributed", routes.receive),
+            web.post("/update_weights_from_tensor", routes.take),
+            web.post("/update_weights_from_disk", routes.load_folder),
             web.post("/end_weight_update", routes.end_update),
             web.post("/update_weight_version", routes.set_version),
             web.post("/weights_checker", routes.weights_checker),
@@ -301,14 +312,47 @@ class _Routes:
         for field in ("dtypes", "shapes", "checksums"):
             if len(getattr(bucket, field)) != num and (field != "checksums" or bucket.checksums):
                 raise BadRequest(field, f"have {num} entries, one for each name", len(getattr(bucket, field)))
-        version = body.get("weight_version")
         await self._service.receive(
             bucket,
             group_name=_get(body, "group_name", str, "weight_update_group"),
             flush=_get(body, "flush_cache", bool, True),
-            version=None if version is None else str(version),
+            version=_version(body),
         )
         return _success("Succeeded to update parameter online.")
+
+    async def take(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        payloads, load_format = _get(body, "serialized_named_tensors", list), body.get("load_format")
+        if load_format not in TENSOR_FORMATS:
+            known = " or ".join(repr(name) for name in TENSOR_FORMATS)
+            raise BadRequest("load_format", f"be {known}: SGLang's own forms are pickles, unsafe to read", load_format)
+        if len(payloads) != 1 or not isinstance(payloads[0], str):
+            raise BadRequest("serialized_named_tensors", "hold one string, for the one rank here", payloads)
+        update = TensorUpdate(
+            payload=payloads[0],
+            load_format=load_format,
+            flush=_get(body, "flush_cache", bool, True),
+            version=_version(body),
+        )
+        await self._service.take(update)
+        return _success("Success")
+
+    async def load_folder(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        load_format = body.get("load_format")
+        if load_format not in FOLDER_FORMATS:
+            known = ", ".join(repr(name) for name in FOLDER_FORMATS if name is not None)
+            raise BadRequest("load_format", f"be left out or be one of {known} on this server", load_format)
+        update = FolderUpdate(
+            folder=Path(_get(body, "model_path", str)),
+            load_format=load_format,
+            flush=_get(body, "flush_cache", bool, True),
+            version=_version(body),
+            abort_all=_get(body, "abort_all_requests", bool, False),
+            checksums=_get(body, "checksums", dict, {}),
+        )
+        await self._service.load_folder(update)
+        return _success("Succeeded to update model weights.", num_paused_requests=0)
 
     async def end_update(self, request: web.Request) -> web.Response:
         await self._service.end_update()
@@ -324,7 +368,9 @@ class _Routes:
         action = _get(await _body(request), "action", str)
         if action != "checksum":
             raise BadRequest("action", "be 'checksum' on this server", action)
-        return _success("Success.", checksums=await self._service.checksums())
+        checksums = await self._service.checksums()
+        # Of SGLang's form, but by another algorithm and under Hugging Face names; see `compares_checksums` of the info.
+        return _success("Success.", checksums=checksums, ranks=[{"checksums": checksums}])
 
 
 def _tags(body: Mapping[str, Any]) -> list[str]:
@@ -332,6 +378,11 @@ def _tags(body: Mapping[str, Any]) -> list[str]:
     if not set(tags) <= set(MEMORY_TAGS):
         raise BadRequest("tags", f"be among {', '.join(MEMORY_TAGS)}", tags)
     return tags
+
+
+def _version(body: Mapping[str, Any]) -> str | None:
+    version = body.get("weight_version")
+    return None if version is None else str(version)
 
 
 async def _body(request: web.Request) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ too, as SGLang does. Unknown keys beside `sampling_params` are accepted, again a
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlscale.types import SamplingParams
@@ -94,6 +95,28 @@ class GenerateRequest:
     params: SamplingParams
     n: int = 1
     return_logprob: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorUpdate:
+    """Weights in memory of this machine. `version` is what the engine holds afterwards, where it is given."""
+
+    payload: str
+    load_format: str
+    flush: bool
+    version: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderUpdate:
+    """All weights in a folder, with the checksums they must have (none: they are not compared)."""
+
+    folder: Path
+    load_format: str | None
+    flush: bool
+    version: str | None
+    abort_all: bool
+    checksums: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

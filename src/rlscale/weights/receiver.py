@@ -1,14 +1,25 @@
-"""The engine's end of a weight channel over process groups."""
+"""The engine's ends of all weight channels."""
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket, WeightGroup
-from rlscale.weights.buckets import empty_flat, unpack
-from rlscale.weights.checksum import checksum
+from rlscale.protocols import IncomingWeights
+from rlscale.types import WeightBucket, WeightGroup, WeightVersion
+from rlscale.weights.buckets import Staging, empty_flat, sizes_of, unpack
+from rlscale.weights.checksum import checksum_like
+from rlscale.weights.cuda_ipc import CudaIpcWeights
+from rlscale.weights.delta import DeltaIndex, DeltaWeights
+from rlscale.weights.folders import FolderWeights
 from rlscale.weights.group import join_group, leave_group, start_broadcast
+from rlscale.weights.incoming import RingWeights, changed, decode_payload
+from rlscale.weights.ring import RingReader
+
+DEFAULT_TIMEOUT_S = 300.0
 
 
 class ProcessGroupReceiver:
@@ -20,6 +31,7 @@ class ProcessGroupReceiver:
     def __init__(self, *, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._staging = Staging()
 
     def join(self, group: WeightGroup, rank: int) -> None:
         """Raises WeightSyncError when the name is taken or the group does not come about in time."""
@@ -31,23 +43,26 @@ class ProcessGroupReceiver:
             raise WeightSyncError(f"weight group {group.name!r} could not be joined: {e}") from e
 
     def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
-        """The verified tensors of one bucket (rank 0 and all receivers of the group take part).
+        """The verified tensors of one bucket, until the next (rank 0 and all receivers of the group take part).
 
         Raises WeightSyncError naming the first tensor whose checksum differs, or the group when nothing came.
         """
         group = self._groups.get(group_name)
         if group is None:
             raise self._unknown(group_name)
-        flat = empty_flat(bucket, self._device)
+        if self._device.type == "cpu":
+            flat = self._staging.take(sum(sizes_of(bucket)))
+        else:
+            flat = empty_flat(bucket, self._device)
         try:
             start_broadcast(group, flat).wait()
         except RuntimeError as e:
             raise WeightSyncError(f"weight group {group_name!r} failed at {bucket.names[0]}: {e}") from e
         tensors = unpack(bucket, flat)
         for name, sent in zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)):
-            got = checksum(tensors[name])
+            got = checksum_like(tensors[name], sent)
             if got != sent:
-                raise WeightSyncError(f"{name} must arrive with checksum {sent}, got {got}; its bytes were changed")
+                raise changed(name, sent, got)
         return tensors
 
     def leave(self, name: str) -> None:
@@ -59,3 +74,58 @@ class ProcessGroupReceiver:
 
     def _unknown(self, name: str) -> WeightSyncError:
         return WeightSyncError(f"group_name must be a joined group, got {name!r}; joined: {list(self._groups)}")
+
+
+class EngineReceiver(ProcessGroupReceiver):
+    """A `WeightReceiver` for every channel. Not thread-safe, like the engine's weights themselves."""
+
+    def __init__(self, *, device: str = "cpu") -> None:
+        super().__init__(device=device)
+        self._ring: tuple[str, RingReader] | None = None
+        self._held: tuple[str, WeightVersion] | None = None  # the chain of deltas and the version in the targets
+
+    @property
+    def formats(self) -> list[str]:
+        """The forms of weights beyond SGLang's own that this receiver reads."""
+        return ["shared_memory", "delta", *(["cuda_ipc"] if self._device.type == "cuda" else [])]
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+        """See ProcessGroupReceiver."""
+        self._held = None
+        return super().receive(bucket, group_name)
+
+    def open_tensors(self, payload: str, load_format: str) -> IncomingWeights:
+        """See WeightReceiver."""
+        self._held = None
+        content, layout = decode_payload(payload)
+        if load_format == "cuda_ipc":
+            return CudaIpcWeights(content.get("ipc", {}), layout, device=self._device)
+        name = content.get("ring")
+        if not isinstance(name, str):
+            raise ValueError(f"a payload must name its ring of shared memory, got {name!r}")
+        return RingWeights(self._open_ring(name, float(content.get("timeout_s", DEFAULT_TIMEOUT_S))), layout)
+
+    def open_folder(
+        self, folder: Path, *, load_format: str | None, version: WeightVersion | None, checksums: Mapping[str, str]
+    ) -> IncomingWeights:
+        """See WeightReceiver."""
+        before, self._held = self._held, None
+        if load_format != "delta":
+            return FolderWeights(folder, checksums)
+        index = DeltaIndex.read(folder)
+        if version is not None and version != index.newest:
+            raise WeightSyncError(f"{folder} must lead to weight version {version}, got {index.newest}")
+        held = before[1] if before is not None and before[0] == index.id else None
+
+        def remember(newest: WeightVersion) -> None:
+            self._held = (index.id, newest)
+
+        return DeltaWeights(folder, held=held, announced=checksums, on_written=remember)
+
+    def _open_ring(self, name: str, timeout_s: float) -> RingReader:
+        if self._ring is None or self._ring[0] != name or self._ring[1].is_broken:
+            if self._ring is not None:
+                self._ring[1].close()
+            self._ring = None
+            self._ring = (name, RingReader(name, timeout_s=timeout_s))
+        return self._ring[1]

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from rlscale.engines.fake import FakeServer
 from rlscale.types import WeightBucket
-from rlscale.weights.receiver import ProcessGroupReceiver
+from rlscale.weights.receiver import EngineReceiver
 
 
-class DyingReceiver(ProcessGroupReceiver):
+class DyingReceiver(EngineReceiver):
     """Ends its process when the first bucket comes."""
 
     def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
         os._exit(9)
 
 
-class DeafReceiver(ProcessGroupReceiver):
+class DeafReceiver(EngineReceiver):
     """Never joins the broadcast, and never says so."""
 
     def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
@@ -32,7 +32,7 @@ class DeafReceiver(ProcessGroupReceiver):
 def main() -> None:
     fault = sys.argv[1] if len(sys.argv) > 1 else ""
     kinds = {"dies_on_bucket": DyingReceiver, "deaf": DeafReceiver}
-    with FakeServer(receiver=kinds.get(fault, ProcessGroupReceiver)()) as fake:
+    with FakeServer(receiver=kinds.get(fault, EngineReceiver)()) as fake:
         fake.faults.stale_version = fault == "stale_version"
         fake.faults.refuse_buckets = fault == "refuse_buckets"
         sys.stdout.write(fake.url + "\n")

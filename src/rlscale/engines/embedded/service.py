@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.service import Load
 from rlscale.engines.streaming import Latest
-from rlscale.engines.wire import Answer, BadRequest, GenerateRequest, Limits
+from rlscale.engines.wire import Answer, BadRequest, FolderUpdate, GenerateRequest, Limits, TensorUpdate
 from rlscale.types import WeightBucket, WeightGroup
 
 T = TypeVar("T")
@@ -107,6 +107,36 @@ class EmbeddedService:
                 scheduler.weights.set_version(version)
 
         await self._call(receive)
+
+    async def take(self, update: TensorUpdate) -> None:
+        scheduler = self._scheduler
+
+        def take() -> None:
+            if update.flush:
+                scheduler.flush()
+            scheduler.forget_prefills()
+            scheduler.weights.take(update.payload, update.load_format)
+            if update.version is not None:
+                scheduler.weights.set_version(update.version)
+
+        await self._call(take)
+
+    async def load_folder(self, update: FolderUpdate) -> None:
+        scheduler = self._scheduler
+
+        def load() -> None:
+            if update.abort_all:
+                scheduler.abort(None)
+            if update.flush:
+                scheduler.flush()
+            scheduler.forget_prefills()
+            scheduler.weights.load(
+                update.folder, load_format=update.load_format, version=update.version, checksums=update.checksums
+            )
+            if update.version is not None:
+                scheduler.weights.set_version(update.version)
+
+        await self._call(load)
 
     async def end_update(self) -> None:
         await self._call(self._scheduler.weights.end)

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rlscale.engines.wire import BadRequest, Refused
 from rlscale.errors import WeightSyncError
-from rlscale.protocols import WeightReceiver
+from rlscale.protocols import IncomingWeights, WeightReceiver
 from rlscale.types import WeightBucket, WeightGroup
 
 Checksum = Callable[[Tensor], str]
@@ -77,8 +78,7 @@ class LiveWeights:
         return list(found.values())
 
     def begin(self) -> None:
-        if self._sizes:
-            raise Refused(f"weights cannot be updated: {self.missing}")
+        self._require_memory()
         # Begun again without an end: the trainer of the first one is gone.
         if self.updating and self._written:
             self.fault = "a weight update was begun before the last one had ended"
@@ -93,17 +93,47 @@ class LiveWeights:
         """
         if not self.updating:
             raise Refused("update_weights_from_distributed must come after begin_weight_update")
-        targets = [self._target(*entry) for entry in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True)]
-        try:
+        targets = self._targets(bucket)
+
+        def write() -> None:
             tensors = self._require_receiver().receive(bucket, group_name)
             for name, target in zip(bucket.names, targets, strict=True):
                 target.copy_(tensors[name])
-        except BaseException as e:
-            self.fault = f"a weight update failed: {e}"
-            self.updating = False
-            raise
-        self._written.update(self._aliases.get(name, name) for name in bucket.names)
-        self._last_step_s = time.monotonic()
+
+        self._write(bucket, write)
+
+    def take(self, payload: str, load_format: str) -> None:
+        """Takes one bucket from memory that this process shares with the trainer, and writes it.
+
+        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        """
+        if not self.updating:
+            raise Refused("update_weights_from_tensor must come after begin_weight_update")
+        incoming = _opened(lambda: self._require_receiver().open_tensors(payload, load_format))
+        targets = self._targets(incoming.layout)
+        self._write(incoming.layout, lambda: incoming.write(targets))
+
+    def load(self, folder: Path, *, load_format: str | None, version: str | None, checksums: Mapping[str, str]) -> None:
+        """Writes all weights from a folder. One that does not hold them all is refused before anything is written.
+
+        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        """
+        if self.updating:
+            raise Refused("update_weights_from_disk must come after end_weight_update")
+        self._require_memory()
+        number = int(version) if version is not None and version.isdecimal() else None
+        incoming = _opened(
+            lambda: self._require_receiver().open_folder(
+                folder, load_format=load_format, version=number, checksums=checksums
+            )
+        )
+        targets = self._targets(incoming.layout)
+        given = {self._aliases.get(name, name) for name in incoming.layout.names}
+        missing = [name for name in self._weights if name not in given]
+        if missing:
+            raise BadRequest("model_path", "hold all weights of the model", f"a folder without {missing[0]}")
+        self._write(incoming.layout, lambda: incoming.write(targets))
+        self.fault = self.missing = None
 
     def end(self) -> None:
         if not self.updating:
@@ -145,10 +175,27 @@ class LiveWeights:
         self.require_present()
         return {name: self._checksum(tensor) for name, tensor in self._weights.items()}
 
+    def _write(self, layout: WeightBucket, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BaseException as e:
+            self.fault = f"a weight update failed: {e}"
+            self.updating = False
+            raise
+        self._written.update(self._aliases.get(name, name) for name in layout.names)
+        self._last_step_s = time.monotonic()
+
+    def _require_memory(self) -> None:
+        if self._sizes:
+            raise Refused(f"weights cannot be updated: {self.missing}")
+
     def _require_receiver(self) -> WeightReceiver:
         if self._receiver is None:
             raise Refused("this server was started without a weight receiver")
         return self._receiver
+
+    def _targets(self, layout: WeightBucket) -> list[Tensor]:
+        return [self._target(*entry) for entry in zip(layout.names, layout.dtypes, layout.shapes, strict=True)]
 
     def _target(self, name: str, dtype: str, shape: list[int]) -> Tensor:
         target = self._weights.get(self._aliases.get(name, name))
@@ -159,3 +206,10 @@ class LiveWeights:
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise BadRequest("dtypes", "be names of torch dtypes", dtype)
         return target
+
+
+def _opened(open_weights: Callable[[], IncomingWeights]) -> IncomingWeights:
+    try:
+        return open_weights()
+    except ValueError as e:
+        raise Refused(str(e)) from e

@@ -1,0 +1,115 @@
+"""The trainer's end of a weight channel that writes what changed.
+
+trainer rank 0                                       every engine
+  writes a delta, now and then a full folder         goes on decoding
+  pause, flush                 ── HTTP ──────────>   stops decoding
+  load                         ── HTTP ──────────>   own: changes its weights by the deltas it lacks
+                                                     SGLang: loads a full folder that was changed beside it
+  resume                       ── HTTP ──────────>
+"""
+
+import shutil
+import uuid
+from pathlib import Path
+
+from rlscale.types import WeightVersion
+from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
+from rlscale.weights.checksum import Bytes, bytes_of
+from rlscale.weights.delta import DeltaIndex, DeltaWriter, base_path, catch_up, delta_path
+from rlscale.weights.folders import write_folder
+
+LOAD_FORMAT = "delta"
+MAX_DELTAS = 8
+"""Then a full folder is written again: an engine that lost its weights has to read no more than this many."""
+
+
+class DeltaChannel(EngineChannel):
+    """Sends changes of weights to engines through a shared folder. See EngineChannel.
+
+    Rank 0 keeps a copy of the weights that were sent last.
+
+    Args:
+        folder: of this channel alone; what is in it is removed.
+        bucket_bytes: most bytes of one file of a full folder.
+        model_folder: a Hugging Face folder whose configuration and tokenizer go with the weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_engine: MakeEngine,
+        rank: int,
+        folder: Path,
+        bucket_bytes: int,
+        timeout_s: float,
+        model_folder: Path | None = None,
+    ) -> None:
+        super().__init__(make_engine=make_engine, rank=rank, timeout_s=timeout_s)
+        self._folder, self._bucket_bytes, self._model_folder = folder, bucket_bytes, model_folder
+        self._sent: dict[str, Bytes] = {}
+        self._index: DeltaIndex | None = None
+
+    def _open(self) -> None:
+        # What new engines hold is not known, nor what an earlier trainer left here: the chain begins anew.
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._sent, self._index = {}, None
+
+    def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
+        index = self._index
+        if index is None or len(index.deltas) >= MAX_DELTAS or version <= index.newest:
+            checksums, num_files, num_bytes = self._write_base(weights, version)
+        else:
+            checksums, num_files, num_bytes = self._write_delta(weights, version, index)
+        readers, others = self._engines_by_format(LOAD_FORMAT)
+        full = self._folder / "full"
+        whole = catch_up(self._folder, full) if others else {}
+        with self._paused(version):
+            calls = [
+                self._calls.start(
+                    engine.update_from_disk(self._folder, version=version, checksums=checksums, load_format=LOAD_FORMAT)
+                )
+                for engine in readers
+            ]
+            for engine in others:
+                calls.append(self._calls.start(engine.update_from_disk(full, version=version, checksums=whole)))
+            self._calls.settle(calls)
+        self._prune()
+        return num_files, num_bytes
+
+    def _write_base(self, weights: Weights, version: WeightVersion) -> tuple[dict[str, str], int, int]:
+        def remembered() -> Weights:
+            for name, tensor in weights:
+                self._sent[name] = bytes_of(tensor.cpu()).copy()
+                yield name, tensor
+
+        path = base_path(self._folder, version)
+        shutil.rmtree(path, ignore_errors=True)
+        written = write_folder(path, remembered(), bucket_bytes=self._bucket_bytes, model_folder=self._model_folder)
+        self._index = DeltaIndex(id=uuid.uuid4().hex, base=version, deltas=[])
+        self._index.write(self._folder)
+        return written
+
+    def _write_delta(
+        self, weights: Weights, version: WeightVersion, index: DeltaIndex
+    ) -> tuple[dict[str, str], int, int]:
+        writer = DeltaWriter(delta_path(self._folder, version), before=index.newest, after=version)
+        for name, tensor in weights:
+            writer.add(name, tensor, self._sent[name])
+        checksums, num_bytes = writer.finish()
+        self._index = DeltaIndex(id=index.id, base=index.base, deltas=[*index.deltas, version])
+        self._index.write(self._folder)
+        return checksums, 1, num_bytes
+
+    def _prune(self) -> None:
+        index = self._index
+        assert index is not None, "a push has written something"
+        kept = {base_path(self._folder, index.base), *(delta_path(self._folder, version) for version in index.deltas)}
+        for path in self._folder.iterdir():
+            if path.name.startswith("base_") and path not in kept:
+                shutil.rmtree(path)
+            elif path.name.startswith("delta_") and path not in kept:
+                path.unlink()
+
+    def _shut(self) -> None:
+        """The files stay: an engine may be started from the full folder."""

@@ -1,0 +1,71 @@
+"""The form in which a real SGLang server takes tensors: a pickle of (name, tensor) pairs that share their memory.
+
+Written here and read by SGLang's own server on this machine, through its allow-list of types; no server of rlscale
+reads one. The pickle holds handles, not bytes.
+"""
+
+import base64
+import io
+import threading
+from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from rlscale.weights.buckets import Named
+
+_DEVICE_INDEX = 6  # of the device among the arguments of torch's rebuild_cuda_tensor
+_strategy_lock = threading.Lock()
+
+
+class SharedStaging:
+    """CPU memory that another process can open by its name, used again and again."""
+
+    def __init__(self) -> None:
+        self._flat = torch.empty(0, dtype=torch.uint8)
+
+    def place(self, named: Sequence[Named]) -> list[Named]:
+        """Copies of the tensors in this memory; the copies of the last call are lost."""
+        num_bytes = sum(_aligned(tensor.nbytes) for _, tensor in named)
+        if self._flat.numel() < num_bytes:
+            storage = torch.UntypedStorage._new_using_filename_cpu(num_bytes)
+            self._flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+        placed, start = [], 0
+        for name, tensor in named:
+            place = self._flat[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            placed.append((name, place.copy_(tensor.detach())))
+            start += _aligned(tensor.nbytes)
+        return placed
+
+
+def serialize(named: Sequence[Named]) -> str:
+    """Base64 of the pickle. The tensors must stay unchanged until the server has answered."""
+    buffer = io.BytesIO()
+    with _strategy_lock:
+        # The default strategy passes open descriptors, which a server that is no child of this process cannot take.
+        before = mp.get_sharing_strategy()  # type: ignore[no-untyped-call]
+        mp.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+        try:
+            _Pickler(buffer).dump([(name, tensor.detach()) for name, tensor in named])
+        finally:
+            mp.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+class _Pickler(ForkingPickler):
+    """Names a GPU by its UUID, as SGLang does: the server may count the machine's GPUs otherwise."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor) and obj.is_cuda:
+            rebuild, arguments = reductions.reduce_tensor(obj)  # type: ignore[no-untyped-call]
+            uuid = str(torch.cuda.get_device_properties(arguments[_DEVICE_INDEX]).uuid)
+            return rebuild, (*arguments[:_DEVICE_INDEX], uuid, *arguments[_DEVICE_INDEX + 1 :])
+        return NotImplemented
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
