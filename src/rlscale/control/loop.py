@@ -172,9 +172,6 @@ class TrainingLoop:
             # In a thread: beside it, requests go on and answers come in.
             batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
             result = await self._parts.trainers.train(batch, steps)
-        self._parts.observer.trained(
-            rollout.rollout_id, rollout.groups, version=batch.version, logprobs=result.logprobs
-        )
         self.progress.num_tokens += _response_tokens(batch)
         await self._sync()
         measured = rollout_metrics(rollout.groups)
