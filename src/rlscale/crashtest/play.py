@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlscale.crashtest.victims import MARK, Victim, candidates, kill, processes
+from rlscale.observe.jsonl import read_records
 
-POLL_S = 0.05
+POLL_S = 0.1
 CLEAN_WITHIN_S = 30.0
 SILENT_FOR_S = 600.0
+EARLY_SHARE = 0.3
 LOG_LINES = 15
 
 
@@ -61,6 +63,7 @@ class Player:
         self._script, self._rng, self._tell = script, rng, tell
         self._left = list(script.victims)
         self._began = time.monotonic()
+        self._due = self._wait_s = self._planned_at = 0.0
         self.outcome = Outcome()
 
     def play(self) -> Outcome:
@@ -85,14 +88,14 @@ class Player:
                 driver.wait()
 
     def _watch(self, driver: "subprocess.Popen[bytes]", mark: str) -> bool:
-        due = self._next_moment()
+        self._plan_next()
         while driver.poll() is None:
             self._look_for_progress()
             if self._is_silent():
                 self.outcome.failure = f"no metrics for {SILENT_FOR_S:.0f} s: the run hangs"
                 return True
-            if self._left and time.monotonic() >= due and self._kill(driver.pid, mark):
-                due = self._next_moment()
+            if self._left and time.monotonic() >= self._due and self._kill(driver.pid, mark):
+                self._plan_next()
                 if self.outcome.kills[-1].victim == Victim.driver:
                     driver.wait()
                     self._wait_until_clean(mark)
@@ -104,8 +107,11 @@ class Player:
             self.outcome.failure = f"the driver ended by itself with code {driver.returncode}:\n" + "\n".join(tail)
         return True
 
-    def _next_moment(self) -> float:
-        return time.monotonic() + self._rng.uniform(*self._script.gap_s)
+    def _plan_next(self) -> None:
+        """Draws the moment of the next kill: some come while the run is still starting, most once it is at work."""
+        self._wait_s = self._rng.uniform(*self._script.gap_s)
+        self._planned_at = time.monotonic() - self._began
+        self._due = time.monotonic() + self._wait_s if self._rng.random() < EARLY_SHARE else float("inf")
 
     def _kill(self, driver: int, mark: str) -> bool:
         """Kills the next victim; False while there is none of its kind."""
@@ -135,6 +141,8 @@ class Player:
         kills, now = self.outcome.kills, time.monotonic() - self._began
         if kills and kills[-1].back_s is None and self._written_after(kills[-1].at_s):
             kills[-1].back_s = now - kills[-1].at_s
+        if self._due == float("inf") and self._written_after(self._planned_at):
+            self._due = time.monotonic() + self._wait_s
 
     def _is_silent(self) -> bool:
         last = self.outcome.kills[-1].at_s if self.outcome.kills else 0.0
@@ -142,12 +150,12 @@ class Player:
         return waited > SILENT_FOR_S and not self._written_after(time.monotonic() - self._began - SILENT_FOR_S)
 
     def _written_after(self, at_s: float) -> bool:
-        """Whether the metrics file was written to after a moment, counted as `Kill.at_s` is."""
+        """Whether a record was written after a moment, counted as `Kill.at_s` is."""
         try:
-            written = self._script.metrics.stat().st_mtime
-        except FileNotFoundError:
-            return False
-        return written > time.time() - (time.monotonic() - self._began - at_s)
+            *_, last = read_records(self._script.metrics)
+        except (FileNotFoundError, ValueError):
+            return False  # there is no file yet, or no record in it
+        return float(last["time"]) > time.time() - (time.monotonic() - self._began - at_s)
 
     def _num_records(self) -> int:
         try:

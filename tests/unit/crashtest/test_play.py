@@ -14,7 +14,7 @@ from rlscale.crashtest.victims import Victim
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
 
 DRIVER = """
-import subprocess, sys, time
+import json, subprocess, sys, time
 from pathlib import Path
 metrics, length, behaviour = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 def engine():
@@ -26,7 +26,7 @@ while not metrics.exists() or len(metrics.read_text().splitlines()) < length:
             sys.exit("the engine died")
         child = engine()
     with metrics.open("a") as file:
-        file.write("x\\n")
+        file.write(json.dumps({"step": 0, "time": time.time()}) + "\\n")
     time.sleep(0.05)
 child.kill()
 child.wait()
@@ -61,7 +61,7 @@ def test_a_sturdy_run_comes_to_its_end(tmp_path: Path) -> None:
     assert outcome.kills[1].clean_s is not None
     assert all(kill.back_s is not None for kill in outcome.kills)
     assert len(lines) == 3
-    assert (tmp_path / "metrics.jsonl").read_text().count("x") == 60
+    assert (tmp_path / "metrics.jsonl").read_text().count("step") == 60
 
 
 def test_a_driver_that_ends_with_its_engine_has_failed(tmp_path: Path) -> None:

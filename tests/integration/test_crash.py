@@ -1,0 +1,46 @@
+"""Runs that are killed at random moments, again and again, by the command that users have for it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import SMALL
+
+
+def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[str, Any]:
+    options = ["--kills", str(num_kills), "--gap", "0", "4", "--seed", "1", "--folder", str(folder / "crash")]
+    command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *words, *options]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "RLSCALE_CACHE": str(cache)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    report: dict[str, Any] = json.loads((folder / "crash" / "crashtest_quickstart.json").read_text())
+    assert report["passed"]
+    assert len(report["outcome"]["kills"]) == num_kills
+    return report
+
+
+@pytest.mark.slow
+def test_two_ranks_and_two_engines_give_the_same_numbers_after_every_kill(tmp_path: Path, cache: Path) -> None:
+    places = ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2")
+    report = crashtest(tmp_path, cache, "data.num_rollout=50", *places, num_kills=6)
+    assert report["differences"] == []
+    assert report["num_records"] >= 50
+    assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine"}
+
+
+@pytest.mark.slow
+def test_with_staleness_no_sample_is_lost_or_used_twice(tmp_path: Path, cache: Path) -> None:
+    report = crashtest(tmp_path, cache, "data.num_rollout=60", "rollout.max_staleness=2", num_kills=4)
+    assert report["sample_faults"] == []
+    assert report["differences"] is None
