@@ -75,14 +75,15 @@ class EngineChannel(ABC):
         if self._rank != 0:
             self._gather(weights)
         else:
-            if not self._connected:
-                raise WeightSyncError("the weight channel must be connected before weights are pushed; call connect")
             try:
+                self._require_connection()
                 self._expected = None if all(map(_compares_itself, self._infos)) else SglangChecksums()
                 num_buckets, num_bytes = self._push(self._witnessed(weights), version)
             except BaseException:
                 self._connected = False
                 self._abandon()
+                # The other ranks are still gathering: they wait for this one, and the next push for all of them.
+                self._gather(weights)
                 raise
         seconds = time.perf_counter() - started
         return WeightSyncReport(version=version, num_buckets=num_buckets, num_bytes=num_bytes, seconds=seconds)
@@ -116,6 +117,10 @@ class EngineChannel(ABC):
             pass
 
     # -- steps of a push
+
+    def _require_connection(self) -> None:
+        if not self._connected:
+            raise WeightSyncError("the weight channel must be connected before weights are pushed; call connect")
 
     @contextmanager
     def _paused(self, version: WeightVersion) -> Iterator[None]:

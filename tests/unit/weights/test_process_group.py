@@ -1,11 +1,7 @@
 """The weight channel against engines in processes of their own, over real gloo groups."""
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,42 +14,9 @@ from rlscale.types import EngineAddress
 from rlscale.weights.buckets import PackedBucket
 from rlscale.weights.checksum import checksum
 from rlscale.weights.process_group import ProcessGroupChannel
+from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
-SERVER = Path(__file__).with_name("receiver_server.py")
-TIMEOUT_S = 30.0
 SHORT_TIMEOUT_S = 3.0
-
-StartEngine = Callable[..., EngineAddress]
-
-
-@contextmanager
-def engine_processes() -> Iterator[StartEngine]:
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(name: str = "engine 0", fault: str = "") -> EngineAddress:
-        command = [sys.executable, str(SERVER), *([fault] if fault else [])]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        processes.append(process)
-        assert process.stdout is not None
-        return EngineAddress(name=name, url=process.stdout.readline().strip())
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def start_engine() -> Iterator[StartEngine]:
-    with engine_processes() as start:
-        yield start
-
-
-@pytest.fixture(scope="module")
-def healthy() -> Iterator[EngineAddress]:
-    """An engine without faults, for every test that leaves it healthy."""
-    with engine_processes() as start:
-        yield start("engine 0")
 
 
 @pytest.fixture
@@ -73,14 +36,6 @@ def make_channel(
         backend="gloo",
         timeout_s=timeout_s,
     )
-
-
-def some_weights() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    weights = {f"model.layers.{i}.weight": torch.randn(30, 31, generator=generator) for i in range(3)}
-    weights["model.norm.weight"] = torch.randn(7, generator=generator).bfloat16()
-    weights["lm_head.weight"] = torch.randn(100, 33, generator=generator)  # larger than a bucket
-    return weights
 
 
 class FlippingChannel(ProcessGroupChannel):
@@ -190,16 +145,3 @@ def test_engine_that_is_not_there_is_named_at_once(channel: ProcessGroupChannel)
     with pytest.raises(EngineError, match="engine 0"):
         channel.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:9")])
     assert time.monotonic() - started < TIMEOUT_S / 2
-
-
-def checksums_of(address: EngineAddress) -> dict[str, str]:
-    import asyncio
-
-    async def ask() -> dict[str, str]:
-        engine = HttpEngine(address, timeout_s=TIMEOUT_S)
-        try:
-            return await engine.checksums()
-        finally:
-            await engine.close()
-
-    return asyncio.run(ask())
