@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
@@ -13,13 +14,13 @@ from rlscale.cluster.session import Bundles, reserved
 from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
-from rlscale.config import UpdateMode
+from rlscale.config import UpdateMode, WeightChannelName
 from rlscale.control.failures import run_guarded
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.launch import EngineLaunch
-from rlscale.errors import WorkerError
+from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.run import Observer
 from rlscale.protocols import RolloutSource, Trainers
@@ -28,6 +29,7 @@ from rlscale.rollout.generate import GeneratedRollouts, eval_params
 from rlscale.rollout.pool import EnginePool
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress
+from rlscale.weights.channels import ChannelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +241,25 @@ class Execution:
             backend=config.cluster.distributed_backend,
             timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
             single_node=bundles.num_nodes == 1,
+            channel=self._channel_spec(bundles),
+        )
+
+    def _channel_spec(self, bundles: Bundles) -> ChannelSpec:
+        config = self._plan.config
+        name = config.train.weight_channel
+        assert name is not None, "set by the resolve step"
+        if name == WeightChannelName.shared_memory and bundles.num_nodes > 1:
+            rule = "be another one, as Ray placed trainer and engines on several machines"
+            fix = "use train.weight_channel=process_group"
+            raise ConfigError([Problem(path="train.weight_channel", rule=rule, value=name, fix=fix)])
+        return ChannelSpec(
+            name=name,
+            backend=config.cluster.distributed_backend,
+            device=config.cluster.device,
             bucket_bytes=config.train.update_weight_buffer_size,
+            timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
+            folder=Path(config.train.weight_folder or self._folder.path / "weights").absolute(),
+            model_folder=Path(self._plan.model_path),
             pause_mode=config.rollout.pause_mode,
         )
 

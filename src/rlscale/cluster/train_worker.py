@@ -12,7 +12,7 @@ from rlscale.training.distributed import join_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
-from rlscale.weights.process_group import ProcessGroupChannel
+from rlscale.weights.channels import ChannelSpec, make_channel
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,7 @@ class WorldSpec:
     backend: str  # "gloo" | "nccl"
     timeout_s: float
     single_node: bool
-    bucket_bytes: int
-    pause_mode: str = "retract"  # how engines hold running requests during an update
+    channel: ChannelSpec
 
 
 class TrainWorker:
@@ -56,15 +55,12 @@ class TrainWorker:
         world = self._world
         join_world(self.rank, world.world_size, master_address, master_port, world.backend, world.timeout_s)
         self._backend = FsdpBackend(self._spec, rank=self.rank, world_size=world.world_size)
-        self._channel = ProcessGroupChannel(
-            rank=self.rank,
-            bucket_bytes=world.bucket_bytes,
-            backend=world.backend,
-            timeout_s=world.timeout_s,
-            master_address=master_address,
+        self._channel = make_channel(
+            world.channel,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
+            rank=self.rank,
+            master_address=master_address,
         )
-        self._channel.pause_mode = world.pause_mode
         log.info("rank %d of %d is ready", self.rank, world.world_size)
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:

@@ -20,7 +20,7 @@ from rlscale.config.reward import RewardConfig, RewardType
 from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode
 from rlscale.config.run import RunConfig
 from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
-from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig
+from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig, WeightChannelName
 
 __all__ = [
     "AdvantageEstimator",
@@ -59,6 +59,7 @@ __all__ = [
     "TrainBackendName",
     "TrainConfig",
     "UpdateMode",
+    "WeightChannelName",
     "changed_keys",
     "config_hash",
     "load_config",

@@ -11,7 +11,7 @@ from rlscale.config.rollout import EngineKind, UpdateMode
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
-from rlscale.config.train import TrainBackendName
+from rlscale.config.train import TrainBackendName, WeightChannelName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +54,21 @@ IGNORED: tuple[Ignored, ...] = (
         why="there is no router: router.enabled is off, or there is one engine or none",
     ),
     Ignored(
+    Ignored(
+        names=("train.weight_folder",),
+        when=lambda config: config.train.weight_channel not in (WeightChannelName.disk, WeightChannelName.delta),
+        why="train.weight_channel is neither disk nor delta",
+    ),
+    Ignored(
+        names=(
+            "train.weight_channel",
+            "train.weight_folder",
+            "train.update_weights_interval",
+            "train.update_weight_buffer_size",
+        ),
+        when=lambda config: not uses_engines(config),
+        why="nothing is generated, so no engine needs the weights",
+    ),
         names=("fsdp",),
         when=lambda config: config.train.backend != TrainBackendName.fsdp,
         why="train.backend is not fsdp",

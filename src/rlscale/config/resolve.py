@@ -14,10 +14,11 @@ from typing import Any
 
 from rlscale.config.cluster import Device, DistributedBackend
 from rlscale.config.fsdp import AttnImplementation
+from rlscale.config.rollout import EngineKind
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.serialize import config_hash
-from rlscale.config.train import TrainBackendName
+from rlscale.config.train import TrainBackendName, WeightChannelName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +148,16 @@ def _placement(draft: _Draft) -> None:
     elif not uses_engines(draft.config):
         draft.put("cluster.rollout_num_gpus", 0, "nothing is generated")
     _router(draft)
+    _weight_channel(draft)
+
+
+def _weight_channel(draft: _Draft) -> None:
+    cluster = draft.config.cluster
+    owned = draft.config.rollout.engine != EngineKind.external
+    if cluster.colocate and cluster.actor_num_nodes == 1 and owned:
+        draft.fill("train.weight_channel", WeightChannelName.shared_memory, "engines are colocated on one node")
+    else:
+        draft.fill("train.weight_channel", WeightChannelName.process_group, "engines may lie on other machines")
 
 
 def _router(draft: _Draft) -> None:

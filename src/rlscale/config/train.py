@@ -23,6 +23,15 @@ class ComputeDtype(StrEnum):
     float32 = "float32"
 
 
+class WeightChannelName(StrEnum):
+    """Ways of the weights from the trainer to the engines."""
+
+    process_group = "process_group"
+    shared_memory = "shared_memory"
+    disk = "disk"
+    delta = "delta"
+
+
 @dataclass(kw_only=True)
 class TrainConfig(ConfigGroup):
     """Training."""
@@ -38,6 +47,30 @@ class TrainConfig(ConfigGroup):
     update_weight_buffer_size: Annotated[
         int, Field(gt=0, description="Size of a bucket of the weight sync, in bytes.")
     ] = 536870912
+    update_weights_interval: Annotated[
+        int,
+        Field(
+            gt=0,
+            description="Bring the weights to the engines after every so many rollouts, and after the last. In between "
+            "samples grow older, so it may exceed `rollout.max_staleness` by 1 at most.",
+        ),
+    ] = 1
+    weight_channel: Annotated[
+        WeightChannelName | None,
+        Field(
+            description="Way of the weights to the engines. `shared_memory`: engines on the trainer's machine (on its "
+            "GPUs by CUDA IPC); `disk`: a folder both see; `delta`: there too, only what changed. None: "
+            "`shared_memory` with `cluster.colocate` on one node, else `process_group`."
+        ),
+    ] = None
+    weight_folder: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Folder of the weight channels `disk` and `delta`, seen by trainer and engines; what is in it "
+            "is removed. None: `weights` in the run folder.",
+        ),
+    ] = None
     reuse_logprobs: Annotated[
         bool,
         Field(

@@ -50,13 +50,21 @@ class CudaIpcChannel(EngineChannel):
 
     def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
         num_buckets = num_bytes = 0
+        failure: Exception | None = None
         with self._paused(version):
             self._calls.on_all(lambda engine: engine.begin_weight_update())
             for named in cut(weights, self._bucket_bytes):
                 packed = pack(named, self._device)
-                self._send(packed, self._exchange(packed))
+                payloads = self._exchange(packed)
+                try:
+                    if failure is None:
+                        self._send(packed, payloads)
+                except Exception as e:
+                    failure = e  # raised below: the other ranks go on to the last bucket, and need this one for that
                 dist.barrier()  # from here on every rank may drop its buffer
                 num_buckets, num_bytes = num_buckets + 1, num_bytes + packed.flat.nbytes
+            if failure is not None:
+                raise failure
             self._calls.on_all(lambda engine: engine.end_weight_update(version))
         return num_buckets, num_bytes
 

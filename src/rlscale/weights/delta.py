@@ -147,7 +147,7 @@ class DeltaReader:
             content = json.loads(header)
         except (OSError, ValueError) as e:
             raise WeightSyncError(f"{path} must be a delta of the weights, got one that cannot be read: {e}") from e
-        self._start = _FIXED_BYTES + size
+        self.payload_start = _FIXED_BYTES + size
         self.before, self.after = int(content["before"]), int(content["after"])
         self.tensors = [DeltaTensor(**tensor) for tensor in content["tensors"]]
 
@@ -160,7 +160,7 @@ class DeltaReader:
         itemsize = dtype_of(tensor.dtype).itemsize
         for block, place, length in tensor.pieces:
             into = data[block * PIECE_BYTES : (block + 1) * PIECE_BYTES]
-            packed = self._data[self._start + place : self._start + place + length]
+            packed = self._data[self.payload_start + place : self.payload_start + place + length]
             try:
                 difference = decompressor.decompress(packed.data, max_output_size=into.size)
             except zstandard.ZstdError as e:

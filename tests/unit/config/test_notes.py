@@ -70,6 +70,16 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("data.num_epoch", {}, {"data.num_rollout": None}),
         ("data.apply_chat_template_kwargs", {}, {"data.apply_chat_template": True}),
         ("model.init_seed", {"model.build": None}, {}),
+        ("logging.wandb.project", {}, {"logging.wandb.enabled": True}),
+        (
+            "logging.wandb.key",
+            {"logging.wandb.enabled": True, "logging.wandb.mode": "offline"},
+            {"logging.wandb.enabled": True},
+        ),
+        ("logging.tensorboard.dir", {}, {"logging.tensorboard.enabled": True}),
+        ("logging.log_passrate", {"algo.loss_type": "sft_loss"}, {}),
+        ("train.weight_folder", {"train.weight_channel": "shared_memory"}, {"train.weight_channel": "delta"}),
+        ("train.weight_channel", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
     ],
 )
 def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any]) -> None:

@@ -283,6 +283,32 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"checkpoint.save_hf": "/x/{rollout_id}"},
     ),
     (
+    (
+        "interval_keeps_the_bound",
+        {"train.update_weights_interval": 3, "rollout.max_staleness": 1},
+        "train.update_weights_interval must be at most rollout.max_staleness + 1 = 2, got 3; "
+        "set rollout.max_staleness=2",
+        {"train.update_weights_interval": 3, "rollout.max_staleness": 2},
+    ),
+    (
+        "interval_keeps_the_bound",
+        {"train.update_weights_interval": 2},
+        "train.update_weights_interval must be at most rollout.max_staleness + 1 = 1, got 2",
+        {**SFT, "train.update_weights_interval": 2},
+    ),
+    (
+        "shared_memory_is_on_one_machine",
+        {"train.weight_channel": "shared_memory", "cluster.actor_num_nodes": 2},
+        "train.weight_channel must be another one with cluster.actor_num_nodes=2, got shared_memory; "
+        "use train.weight_channel=process_group",
+        {"train.weight_channel": "disk", "cluster.actor_num_nodes": 2},
+    ),
+    (
+        "shared_memory_is_on_one_machine",
+        {"train.weight_channel": "shared_memory", "rollout.engine": "external"},
+        "train.weight_channel must be another one with rollout.engine=external, whose machine is not known",
+        {"train.weight_channel": "shared_memory"},
+    ),
         "dump_path_is_a_template",
         {"debug.save_rollout_data": "/x.jsonl"},
         "debug.save_rollout_data must contain {rollout_id}, got /x.jsonl",

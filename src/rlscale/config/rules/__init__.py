@@ -42,6 +42,7 @@ from rlscale.config.rules.scoring import (
     stop_reward_is_measured,
 )
 from rlscale.config.run import RunConfig
+from rlscale.config.rules.weights import interval_keeps_the_bound, shared_memory_is_on_one_machine
 from rlscale.errors import Problem
 
 __all__ = ["RULES", "Rule", "check_rules", "uses_decoupled_loss", "uses_engines", "uses_router"]
@@ -66,6 +67,8 @@ RULES: tuple[Rule, ...] = (
     one_warmup,
     schedule_is_ordered,
     trainer_fits_a_node,
+    interval_keeps_the_bound,
+    shared_memory_is_on_one_machine,
     engines_have_gpus,
     engines_divide_gpus,
     shared_gpus_take_turns,

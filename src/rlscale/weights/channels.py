@@ -1,0 +1,67 @@
+"""The weight channel that a run chose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlscale.config import WeightChannelName
+from rlscale.weights.channel import EngineChannel, MakeEngine
+from rlscale.weights.cuda_ipc import CudaIpcChannel
+from rlscale.weights.delta_channel import DeltaChannel
+from rlscale.weights.disk import DiskChannel
+from rlscale.weights.process_group import ProcessGroupChannel
+from rlscale.weights.shared_memory import SharedMemoryChannel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelSpec:
+    """Everything about a channel that is known before its workers are."""
+
+    name: WeightChannelName
+    backend: str  # of a process group: "gloo" | "nccl"
+    device: str  # of the weights: "cpu" | "cuda"
+    bucket_bytes: int
+    timeout_s: float
+    folder: Path  # of disk and delta; seen by trainer and engines
+    model_folder: Path  # configuration and tokenizer for full folders; need not exist
+    pause_mode: str = "retract"  # how engines hold running requests during an update
+
+
+def make_channel(
+    spec: ChannelSpec, *, make_engine: MakeEngine, rank: int, master_address: str = "127.0.0.1"
+) -> EngineChannel:
+    """The channel of one trainer rank. See EngineChannel for the arguments."""
+
+    def process_group() -> EngineChannel:
+        return ProcessGroupChannel(
+            make_engine=make_engine,
+            rank=rank,
+            bucket_bytes=spec.bucket_bytes,
+            backend=spec.backend,
+            timeout_s=spec.timeout_s,
+            master_address=master_address,
+        )
+
+    def shared_memory() -> EngineChannel:
+        kind = CudaIpcChannel if spec.device == "cuda" else SharedMemoryChannel
+        return kind(make_engine=make_engine, rank=rank, bucket_bytes=spec.bucket_bytes, timeout_s=spec.timeout_s)
+
+    def in_a_folder(kind: type[DiskChannel] | type[DeltaChannel]) -> EngineChannel:
+        return kind(
+            make_engine=make_engine,
+            rank=rank,
+            folder=spec.folder,
+            bucket_bytes=spec.bucket_bytes,
+            timeout_s=spec.timeout_s,
+            model_folder=spec.model_folder,
+        )
+
+    makers: dict[WeightChannelName, Callable[[], EngineChannel]] = {
+        WeightChannelName.process_group: process_group,
+        WeightChannelName.shared_memory: shared_memory,
+        WeightChannelName.disk: lambda: in_a_folder(DiskChannel),
+        WeightChannelName.delta: lambda: in_a_folder(DeltaChannel),
+    }
+    channel = makers[spec.name]()
+    channel.pause_mode = spec.pause_mode
+    return channel

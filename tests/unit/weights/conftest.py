@@ -1,0 +1,83 @@
+"""Engines in processes of their own, for the tests of the trainer's ends."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlscale.engines.http import HttpEngine
+from rlscale.types import EngineAddress
+
+SERVER = Path(__file__).with_name("receiver_server.py")
+TIMEOUT_S = 30.0
+
+StartEngine = Callable[..., EngineAddress]
+
+
+@contextmanager
+def engine_processes() -> Iterator[StartEngine]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(name: str = "engine 0", fault: str = "") -> EngineAddress:
+        command = [sys.executable, str(SERVER), *([fault] if fault else [])]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        return EngineAddress(name=name, url=process.stdout.readline().strip())
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def start_engine() -> Iterator[StartEngine]:
+    with engine_processes() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[EngineAddress]:
+    """An engine without faults, for every test that leaves it healthy."""
+    with engine_processes() as start:
+        yield start("engine 0")
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[EngineAddress]:
+    """Another one."""
+    with engine_processes() as start:
+        yield start("engine 1")
+
+
+@pytest.fixture(scope="module")
+def stale() -> Iterator[EngineAddress]:
+    """An engine that acknowledges versions and ignores them."""
+    with engine_processes() as start:
+        yield start("engine 1", "stale_version")
+
+
+def some_weights(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weights = {f"model.layers.{i}.weight": torch.randn(30, 31, generator=generator) for i in range(3)}
+    weights["model.norm.weight"] = torch.randn(7, generator=generator).bfloat16()
+    weights["lm_head.weight"] = torch.randn(100, 33, generator=generator)  # larger than a bucket
+    return weights
+
+
+def checksums_of(address: EngineAddress) -> dict[str, str]:
+    async def ask() -> dict[str, str]:
+        engine = HttpEngine(address, timeout_s=TIMEOUT_S)
+        try:
+            return await engine.checksums()
+        finally:
+            await engine.close()
+
+    return asyncio.run(ask())
