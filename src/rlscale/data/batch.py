@@ -1,10 +1,13 @@
 """From finished groups to the columns that trainers read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rlscale.types import Group, Sample, SampleStatus, TrainBatch, WeightVersion
+from rlscale.types import Group, Int32, Int64, Sample, SampleStatus, TrainBatch, WeightVersion
 
 _TRAINABLE = (SampleStatus.completed, SampleStatus.truncated)
 
@@ -21,13 +24,16 @@ def build_batch(groups: Sequence[Group], version: WeightVersion, *, has_rewards:
     assert samples, "a batch needs at least one sample"
     for sample in samples:
         _check(sample)
+    offsets = np.cumsum([0, *(len(s.tokens) for s in samples)], dtype=np.int64)
+    prompt_lens = np.asarray([s.prompt_len for s in samples], dtype=np.int32)
+    is_response = _is_response(offsets, prompt_lens=prompt_lens)
     return TrainBatch(
-        tokens=np.concatenate([np.asarray(s.tokens, dtype=np.int32) for s in samples]),
-        loss_mask=np.concatenate([_column(s, s.loss_mask, np.uint8, fill=0) for s in samples]),
-        rollout_logprobs=np.concatenate([_column(s, s.rollout_logprobs, np.float32, fill=0) for s in samples]),
-        weight_versions=np.concatenate([_column(s, s.weight_versions, np.int32, fill=-1) for s in samples]),
-        offsets=np.cumsum([0, *(len(s.tokens) for s in samples)], dtype=np.int64),
-        prompt_lens=np.asarray([s.prompt_len for s in samples], dtype=np.int32),
+        tokens=np.fromiter(chain.from_iterable(s.tokens for s in samples), np.int32, count=offsets[-1]),
+        loss_mask=_column(is_response, (s.loss_mask for s in samples), np.uint8, fill=0),
+        rollout_logprobs=_column(is_response, (s.rollout_logprobs for s in samples), np.float32, fill=0),
+        weight_versions=_column(is_response, (s.weight_versions for s in samples), np.int32, fill=-1),
+        offsets=offsets,
+        prompt_lens=prompt_lens,
         rewards=np.asarray([_reward(s) if has_rewards else 0.0 for s in samples], dtype=np.float32),
         group_ids=np.asarray([group.index for group in groups for _ in group.samples], dtype=np.int64),
         execution_ids=np.asarray([s.index for s in samples], dtype=np.int64),
@@ -37,7 +43,9 @@ def build_batch(groups: Sequence[Group], version: WeightVersion, *, has_rewards:
 
 def _check(sample: Sample) -> None:
     assert sample.status in _TRAINABLE, f"sample {sample.index} is {sample.status} and cannot be trained on"
-    assert len(sample.tokens) == sample.prompt_len + sample.response_len, f"columns of sample {sample.index} differ"
+    length = len(sample.tokens) - sample.prompt_len
+    same = length == sample.response_len == len(sample.rollout_logprobs) == len(sample.weight_versions)
+    assert same, f"columns of sample {sample.index} differ"
 
 
 def _reward(sample: Sample) -> float:
@@ -45,10 +53,18 @@ def _reward(sample: Sample) -> float:
     return sample.reward
 
 
+def _is_response(offsets: Int64, *, prompt_lens: Int32) -> npt.NDArray[np.bool_]:
+    """Whether each token comes after its sample's prompt. [T]"""
+    steps = np.zeros(offsets[-1] + 1, dtype=np.int8)
+    np.add.at(steps, offsets[:-1] + prompt_lens, 1)
+    np.add.at(steps, offsets[1:], -1)
+    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
+
+
 def _column(
-    sample: Sample, values: Sequence[float], dtype: type[np.generic], *, fill: int
-) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    """A token column of one sample: `fill` on the prompt, then the response's values. [prompt_len + R]"""
-    column = np.full(len(sample.tokens), fill, dtype=dtype)
-    column[sample.prompt_len :] = values
+    is_response: npt.NDArray[np.bool_], responses: Iterable[Sequence[float]], dtype: npt.DTypeLike, *, fill: int
+) -> npt.NDArray[Any]:
+    """A token column: `fill` on the prompts, and the values of the responses in their places. [T]"""
+    column = np.full(len(is_response), fill, dtype=dtype)
+    column[is_response] = np.fromiter(chain.from_iterable(responses), dtype)
     return column

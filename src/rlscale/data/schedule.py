@@ -31,9 +31,9 @@ def plan_steps(batch: TrainBatch, config: BatchConfig, *, num_ranks: int, hidden
         hidden_size: width of the model; weighs attention against the rest in the estimate of FLOPs.
     """
     lengths, steps = batch.lengths, []
-    trainable = np.add.reduceat(np.append(batch.loss_mask, 0).astype(np.int64), batch.offsets[:-1])
+    trainable = np.add.reduceat(batch.loss_mask, batch.offsets[:-1], dtype=np.int32)
     for samples in _steps(batch.execution_ids, config.global_batch_size or batch.num_samples):
-        sizes = [int(lengths[i]) for i in samples]
+        sizes, ids = lengths[samples].tolist(), samples.tolist()
         microbatches = _microbatches(sizes, config)
         _fill_ranks(microbatches, sizes, num_ranks)
         ranks = _deal(microbatches, sizes, num_ranks, hidden_size if config.balance_data else None)
@@ -41,7 +41,7 @@ def plan_steps(batch: TrainBatch, config: BatchConfig, *, num_ranks: int, hidden
         steps.append(
             StepPlan(
                 microbatches=tuple(
-                    tuple(tuple(int(samples[i]) for i in sorted(micro)) for micro in rank) for rank in ranks
+                    tuple(tuple(map(ids.__getitem__, sorted(micro))) for micro in rank) for rank in ranks
                 ),
                 num_executions=len(np.unique(batch.execution_ids[samples][has_tokens])),
                 num_tokens=int(trainable[samples].sum()),
@@ -55,7 +55,8 @@ def _steps(execution_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDAr
     _, first, inverse = np.unique(execution_ids, return_index=True, return_inverse=True)
     step_of_execution = np.argsort(np.argsort(first)) // per_step
     step_of_sample = step_of_execution[inverse]
-    return [np.flatnonzero(step_of_sample == step) for step in range(int(step_of_sample.max()) + 1)]
+    ends = np.cumsum(np.bincount(step_of_sample))
+    return np.split(np.argsort(step_of_sample, kind="stable"), ends[:-1])
 
 
 def _microbatches(sizes: Sequence[int], config: BatchConfig) -> Microbatches:
@@ -68,7 +69,9 @@ def _microbatches(sizes: Sequence[int], config: BatchConfig) -> Microbatches:
 
 def _fill_ranks(microbatches: Microbatches, sizes: Sequence[int], num_ranks: int) -> None:
     """Splits the largest micro-batches in halves, and then adds empty ones, until every rank can have equally many."""
-    heap = [(-sum(sizes[i] for i in micro), number) for number, micro in enumerate(microbatches) if len(micro) > 1]
+    heap = [
+        (-sum(map(sizes.__getitem__, micro)), number) for number, micro in enumerate(microbatches) if len(micro) > 1
+    ]
     heapq.heapify(heap)
     while heap and len(microbatches) % num_ranks:
         _, number = heapq.heappop(heap)
@@ -90,10 +93,11 @@ def _deal(
 
     `hidden_size` None deals them out in turn; else their estimated FLOPs are balanced.
     """
-    ordered = sorted(microbatches, key=lambda m: -sum(sizes[i] for i in m))
+    ordered = sorted(microbatches, key=lambda m: -sum(map(sizes.__getitem__, m)))
     if hidden_size is None:
         return [ordered[rank::num_ranks] for rank in range(num_ranks)]
-    costs = [sum(_flops(sizes[i], hidden_size) for i in m) for m in ordered]
+    flops = [_flops(size, hidden_size) for size in sizes]
+    costs = [sum(map(flops.__getitem__, m)) for m in ordered]
     return [[ordered[i] for i in sorted(chosen)] for chosen in divide_evenly(costs, num_bins=num_ranks)]
 
 
