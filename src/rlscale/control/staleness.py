@@ -18,6 +18,8 @@ def unusable(group: Group, *, oldest: WeightVersion) -> str | None:
     for sample in group.samples:
         if sample.status == SampleStatus.aborted:
             return f"sample {sample.index} was aborted"
+        if min(sample.weight_versions, default=oldest) >= oldest:
+            continue  # what is not trainable need not be told apart
         version = oldest_version(sample)
         if version is not None and version < oldest:
             return f"sample {sample.index} has a token of weight version {version}, older than {oldest}"
