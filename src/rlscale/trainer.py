@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlscale.checkpoint.run_folder import RunFolder
@@ -21,13 +21,16 @@ from rlscale.cluster.plan import RunPlan, needs_engines, plan_run
 from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
-from rlscale.config import Device, RunConfig, to_yaml
+from rlscale.config import Device, RunConfig, to_dict, to_yaml
 from rlscale.errors import ConfigError
-from rlscale.models import resolve_model
+from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
+from rlscale.observe.dumps import RolloutDump
 from rlscale.observe.jsonl import JsonlSink
-from rlscale.observe.provenance import redact_yaml, write_provenance
+from rlscale.observe.provenance import redact, redact_yaml, write_provenance
+from rlscale.observe.rollouts import RolloutLog
 from rlscale.observe.run import Observer, diff_limit
+from rlscale.observe.trackers import TrackedRun, open_trackers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,12 +110,7 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     config = plan.config
     store = CheckpointStore(_checkpoint_folder(config, folder), keep_last=config.checkpoint.keep_last)
     start = _find_start(config, folder, store, console)
-    observer = Observer(
-        console=console,
-        sinks=[JsonlSink(folder.metrics, resume_at_step=start.progress.next_rollout)],
-        interval=config.logging.interval,
-        diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
-    )
+    observer = _open_observer(plan, folder, console, resume_at_step=start.progress.next_rollout)
     began, tokens_before = time.perf_counter(), start.progress.num_tokens
     try:
         progress = asyncio.run(Execution(plan, folder=folder, store=store, observer=observer).run(start))
@@ -136,6 +134,33 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     return result
 
 
+def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume_at_step: int) -> Observer:
+    """Everything that records the run, cut or told to go on at `resume_at_step`."""
+    config = plan.config
+    assert config.batch.num_steps_per_rollout is not None, "set by the resolve step"
+    metrics = JsonlSink(folder.metrics, resume_at_step=resume_at_step)
+    tracked = TrackedRun(
+        folder=folder.path,
+        config=redact(to_dict(config)),
+        resume_at_step=resume_at_step,
+        steps_per_rollout=config.batch.num_steps_per_rollout,
+        metrics_file=folder.metrics,
+        interval=config.logging.interval,
+    )
+    return Observer(
+        console=console,
+        sinks=[metrics, *open_trackers(config.logging, tracked, tell=console.message)],
+        diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
+        dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
+        rollouts=RolloutLog(
+            folder.path,
+            num_samples=config.logging.num_samples,
+            decode=plan.decode,
+            resume_at_step=resume_at_step,
+        ),
+    )
+
+
 def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console) -> Start:
     """Where to begin: at the checkpoint of an unfinished run in the folder, at `checkpoint.load`, or at the model."""
     if folder.skipped is not None:
@@ -143,8 +168,9 @@ def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, co
     if folder.changed:
         console.message(f"{folder.path} goes on with another config: {'; '.join(folder.changed)}")
     checkpoint = store.latest() if folder.resumed else None
-    if checkpoint is None and config.checkpoint.load is not None:
-        checkpoint = CheckpointStore.resolve(config.checkpoint.load)
+    load = config.checkpoint.load
+    if checkpoint is None and load is not None and not is_hf_folder(load):
+        checkpoint = CheckpointStore.resolve(load)
     if checkpoint is not None:
         console.message(f"going on from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
     elif folder.resumed:
@@ -154,6 +180,9 @@ def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, co
 
 def _starting_model(config: RunConfig) -> str:
     """The Hugging Face folder or hub id whose weights the run starts from; runs the warm-up when it has none yet."""
+    load = config.checkpoint.load
+    if load is not None and is_hf_folder(load):
+        return resolve_model(replace(config.model, build=None, hf_checkpoint=load))
     warmup = warmup_config(config)
     if warmup is None:
         return resolve_model(config.model)

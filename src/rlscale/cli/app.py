@@ -24,6 +24,7 @@ from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.sweep import SweepResult, run_sweep
 from rlscale.errors import ConfigError, DataError, EngineError, Problem, RewardError, WeightSyncError, WorkerError
+from rlscale.observe.provenance import redact_yaml
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -91,7 +92,7 @@ def _run(arguments: Arguments, run_job: RunJob, report: Report) -> int:
         return _run_sweep(arguments, run_job)
     loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
     if arguments.show_config:
-        sys.stdout.write(to_yaml(loaded.config))
+        sys.stdout.write(redact_yaml(to_yaml(loaded.config)))
         return OK
     _tell_notes(loaded)
     report(loaded.config, run_job(loaded.config))

@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from rlscale.cli.app import main_train
+from rlscale.cli.secrets import hide_secrets
+from rlscale.observe.provenance import is_secret
 
 if TYPE_CHECKING:
     from rlscale.config import RunConfig
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of the package."""
+    hide_secrets()
     sys.exit(main_train(sys.argv[1:], run_job=run_training, report=report))
 
 
@@ -53,7 +56,8 @@ def report(config: RunConfig, result: RunResult) -> None:
 
 
 def _next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
-    own = [word for word in config.run.overrides if not word.lstrip("+").startswith(("run.", "experiment=quickstart"))]
+    typed = [word for word in config.run.overrides if not is_secret(word.partition("=")[0])]
+    own = [word for word in typed if not word.lstrip("+").startswith(("run.", "experiment=quickstart"))]
     same = " ".join(["rlscale-train", *map(shlex.quote, own)])
     commands = [
         (f"{same} algo=gspo", "the same with another algorithm"),

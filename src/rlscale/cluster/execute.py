@@ -213,6 +213,7 @@ class Execution:
             batch=config.batch,
             eval=config.eval,
             checkpoint=config.checkpoint,
+            logging=config.logging,
             num_rollouts=self._plan.num_rollouts,
             num_ranks=self._plan.layout.num_trainers,
             # Labels do not age: supervised training has nothing to make ahead.

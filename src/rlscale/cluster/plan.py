@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,19 @@ class RunPlan:
 
     config: RunConfig
     model_path: str
+    tokenizer: PreTrainedTokenizerBase
     layout: Layout
     prompts: PromptSource
     sft: RolloutSource | None
     reward: Reward | None
     eval_sets: tuple[EvalSet, ...]
     num_rollouts: int
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens as it is, special ones included."""
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "ids of one text give one text"
+        return text
 
     @property
     def total_steps(self) -> int:
@@ -61,6 +69,7 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
     return RunPlan(
         config=config,
         model_path=model_path,
+        tokenizer=tokenizer,
         layout=plan_layout(config.cluster, needs_engines=needs_engines(config)),
         prompts=prompts,
         sft=SftSource(prompts, tokenizer, rollout_batch_size=config.batch.rollout_batch_size) if is_sft else None,

@@ -12,7 +12,7 @@ from rlscale.config.fsdp import AttnImplementation, FsdpConfig
 from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
 from rlscale.config.load import Loaded, load_config, load_config_with_notes
-from rlscale.config.logging import ConsoleMode, LoggingConfig
+from rlscale.config.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
 from rlscale.config.model import ModelBuild, ModelConfig
 from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.resolve import Derived
@@ -56,8 +56,11 @@ __all__ = [
     "RewardType",
     "RolloutConfig",
     "RunConfig",
+    "TensorboardConfig",
     "TrainBackendName",
     "TrainConfig",
+    "WandbConfig",
+    "WandbMode",
     "UpdateMode",
     "WeightChannelName",
     "changed_keys",

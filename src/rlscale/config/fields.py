@@ -115,7 +115,7 @@ def _resolve_interpolations(typed: DictConfig, origin: Origin, broken: set[str])
             text = str(error).splitlines()[0]
             problems.append(Problem(path=key.path, rule=rule, value=str(value), fix=text, origin=origin(key.path)))
             broken.add(key.path)
-            _assign(typed, key, None if key.optional else key.default)
+            _assign(typed, key, 1 if key.required else None if key.optional else key.default)
     return problems
 
 

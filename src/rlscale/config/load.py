@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from rlscale.config.compose import Composed, compose
@@ -101,7 +102,7 @@ def _changed(checked: CheckedFields) -> set[str]:
     """Keys that were set to something else than their default."""
     changed = set()
     for path in checked.keys:
-        group, _, name = path.partition(".")
-        if getattr(getattr(checked.config, group), name) != keys()[path].default:
+        value = attrgetter(path)(checked.config)
+        if value != keys()[path].default:
             changed.add(path)
     return changed

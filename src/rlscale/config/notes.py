@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlscale.config.algo import AdvantageEstimator, KlType, LossType
+from rlscale.config.logging import WandbMode
 from rlscale.config.optim import LrDecayStyle
 from rlscale.config.rollout import EngineKind, UpdateMode
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
@@ -155,6 +156,26 @@ IGNORED: tuple[Ignored, ...] = (
         names=("data.apply_chat_template_kwargs",),
         when=lambda config: not config.data.apply_chat_template,
         why="data.apply_chat_template is false",
+    ),
+    Ignored(
+        names=tuple(path for path in keys() if path.startswith("logging.wandb.") and path != "logging.wandb.enabled"),
+        when=lambda config: not config.logging.wandb.enabled,
+        why="logging.wandb.enabled is false",
+    ),
+    Ignored(
+        names=("logging.wandb.key", "logging.wandb.host"),
+        when=lambda config: config.logging.wandb.mode == WandbMode.offline,
+        why="logging.wandb.mode is offline",
+    ),
+    Ignored(
+        names=("logging.tensorboard.dir", "logging.tensorboard.project_name", "logging.tensorboard.experiment_name"),
+        when=lambda config: not config.logging.tensorboard.enabled,
+        why="logging.tensorboard.enabled is false",
+    ),
+    Ignored(
+        names=("logging.log_passrate", "logging.log_reward_category"),
+        when=_is_sft,
+        why="algo.loss_type is sft_loss",
     ),
     Ignored(
         names=("model.init_seed",),

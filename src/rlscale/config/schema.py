@@ -47,6 +47,11 @@ class Key:
         return self.path.rpartition(".")[2]
 
     @property
+    def flag(self) -> str:
+        """The name with that of the group around it, as command-line flags are called: `wandb_project`."""
+        return "_".join(self.path.split(".")[-2:])
+
+    @property
     def description(self) -> str:
         return self.info.description or ""
 

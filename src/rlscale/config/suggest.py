@@ -27,7 +27,7 @@ def nearest_key(path: str) -> str | None:
     if wanted in keys():
         return wanted
     group, _, name = wanted.rpartition(".")
-    same_name = [key.path for key in keys().values() if name in (key.name, key.path.replace(".", "_"))]
+    same_name = [key.path for key in keys().values() if name in (key.name, key.flag, key.path.replace(".", "_"))]
     if same_name:
         return min(same_name, key=lambda candidate: OSA.distance(group, candidate.rpartition(".")[0]))
     if not group:

@@ -17,13 +17,14 @@ An evaluation measures one version: the next update waits for it, and generation
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rlscale.checkpoint.groups import load_groups, save_groups
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig
+from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig, LoggingConfig
+from rlscale.control.extras import extra_metrics
 from rlscale.control.metrics import rollout_metrics, train_metrics
 from rlscale.control.producer import FinishedRollout, Producer
 from rlscale.control.staleness import check_bound
@@ -48,6 +49,8 @@ class LoopConfig:
     num_rollouts: int
     num_ranks: int  # data-parallel trainer ranks
     max_staleness: int
+    logging: LoggingConfig = field(default_factory=LoggingConfig)  # which further metrics are wanted
+    update_interval: int = 1  # rollouts from one update of the engines to the next, at most max_staleness + 1
     drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
 
 
@@ -95,6 +98,7 @@ class TrainingLoop:
     def __init__(self, config: LoopConfig, parts: Parts, progress: Progress) -> None:
         self._config, self._parts, self.progress = config, parts, progress
         self._gate = VersionGate(progress.version)
+        self._engine_version = progress.version  # the caller has brought it to the engines
         self._producer = Producer(
             parts.source,
             self._gate,
@@ -139,7 +143,7 @@ class TrainingLoop:
                 metrics |= await self._train(rollout)
                 self.progress.next_rollout = rollout.rollout_id + 1
                 if self._overlaps:
-                    await self._gate.open(self.progress.version)
+                    await self._gate.open(self._engine_version)
                     if self._evaluation_is_due:
                         self._start_evaluation(tasks, step=rollout.rollout_id)
                 elif self._evaluation_is_due:
@@ -151,7 +155,7 @@ class TrainingLoop:
             if saved:
                 self._commit()
             # The gate opens last: with k = 0 nothing is generated beside an evaluation or a save.
-            await self._gate.open(self.progress.version)
+            await self._gate.open(self._engine_version)
         await self._settle_evaluation()
 
     async def _next_rollout(self) -> tuple[FinishedRollout, dict[str, float]]:
@@ -159,12 +163,18 @@ class TrainingLoop:
         num_ready = self._producer.num_ready
         waits = Timers()
         with waits("trainer_wait"):
-            rollout = await self._producer.next()
+            rollout = await self._take()
         self._timers.add("rollout", rollout.seconds)
         if not self._overlaps:
             return rollout, {}
         waited = {"queue/length": float(num_ready), "time/trainer_wait_s": waits.seconds["trainer_wait"]}
         return rollout, waited | self._producer.take_counts()
+
+    async def _take(self) -> FinishedRollout:
+        taking = asyncio.ensure_future(self._producer.next())
+        if self._engine_version != self.progress.version and not await self._can_finish(taking):
+            await self._update_engines()
+        return await taking
 
     async def _train(self, rollout: FinishedRollout) -> dict[str, float]:
         self._phase("train")
@@ -172,21 +182,32 @@ class TrainingLoop:
             # In a thread: beside it, requests go on and answers come in.
             batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
             result = await self._parts.trainers.train(batch, steps)
+        self._parts.observer.trained(
+            rollout.rollout_id, rollout.groups, version=batch.version, logprobs=result.logprobs
+        )
         self.progress.num_tokens += _response_tokens(batch)
         await self._sync()
-        measured = rollout_metrics(rollout.groups)
+        measured = rollout_metrics(rollout.groups) | extra_metrics(rollout.groups, self._config.logging)
         self.progress.last_reward = measured.get("reward/mean")
         return measured | staleness | train_metrics(result)
 
     def _plan(self, rollout: FinishedRollout) -> tuple[TrainBatch, list[StepPlan], dict[str, float]]:
         batch = build_batch(rollout.groups, self.progress.version, has_rewards=self._parts.source.has_rewards)
+        batch = replace(batch, asked=self._parts.observer.asked(rollout.groups))
         staleness = check_bound(batch, rollout.groups, max_staleness=self._config.max_staleness)
         return batch, plan_steps(batch, self._config.batch, num_ranks=self._config.num_ranks), staleness
 
     async def _sync(self) -> None:
-        """Brings the new weights to the engines; their version counts training rollouts."""
+        """Brings the new weights to the engines if it is time; their version counts training rollouts."""
         await self._settle_evaluation(before_update=True)
         self.progress.version += 1
+        done = self.progress.next_rollout + 1
+        ends = self.progress.stopped or done == self._config.num_rollouts
+        if ends or self._is_evaluated_after(done) or self.progress.version % self._config.update_interval == 0:
+            await self._update_engines()
+
+    async def _update_engines(self) -> None:
+        self._engine_version = self.progress.version
         pool = self._parts.pool
         if pool is None:
             return
@@ -217,10 +238,13 @@ class TrainingLoop:
 
     @property
     def _evaluation_is_due(self) -> bool:
+        return self._is_evaluated_after(self.progress.next_rollout)
+
+    def _is_evaluated_after(self, num_done: int) -> bool:
         interval = self._config.eval.interval
         if self._parts.evaluator is None or not interval:
             return False
-        return self._is_evaluation_owed or self.progress.next_rollout % interval == 0
+        return self._is_evaluation_owed or num_done % interval == 0
 
     async def _evaluate(self) -> dict[str, float]:
         assert self._parts.evaluator is not None
@@ -258,13 +282,13 @@ class TrainingLoop:
         self._note(metrics, version=running.version)
         self._parts.observer.evaluated(metrics, step=running.step)
 
-    async def _can_finish(self, evaluation: "asyncio.Task[dict[str, float]]") -> bool:
-        """False when it needs an engine that comes back with the next weights only, which wait for it."""
-        assert self._parts.pool is not None, "evaluation needs engines"
+    async def _can_finish(self, task: "asyncio.Task[Any]") -> bool:
+        """Returns when it is done; False when it needs an engine that comes back with the next weights only."""
+        assert self._parts.pool is not None, "only what needs engines is waited for"
         stalled = asyncio.ensure_future(self._parts.pool.stalled())
-        await asyncio.wait([evaluation, stalled], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, stalled], return_when=asyncio.FIRST_COMPLETED)
         stalled.cancel()
-        return evaluation.done()
+        return task.done()
 
     def _note(self, metrics: dict[str, float], *, version: WeightVersion) -> None:
         reward = metrics["eval/reward_mean"]
@@ -277,7 +301,7 @@ class TrainingLoop:
     async def _save_if_due(self) -> bool:
         """Writes what the trainers hold, and finished groups; it is a checkpoint only after `_commit`."""
         interval, done = self._config.checkpoint.save_interval, self.progress.next_rollout
-        at_interval = bool(interval) and done % interval == 0
+        at_interval = interval is not None and done % interval == 0
         if at_interval or self._done:
             await self._settle_evaluation()
         if not at_interval and not (self._done and self._config.checkpoint.save_final):

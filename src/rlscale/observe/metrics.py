@@ -59,6 +59,12 @@ METRICS: dict[str, str] = {
     "eval/<set>/reward_mean": "mean reward of one evaluation set",
     "eval/<set>/response_len_mean": "mean response length on one evaluation set, tokens",
     "eval/<set>/num_prompts": "prompts of one evaluation set",
+    "eval/<set>/pass@<k>": "chance that one of k samples has reward 1, k = 2, 4, ... up to eval.n_samples_per_prompt",
+    "passrate/pass@<k>": "the same on the rollout's groups, from k = 1 on, when logging.log_passrate is on",
+    "multi_turn/turns_<mean/max>": "turns of the policy in a sample, when logging.log_multi_turn is on",
+    "multi_turn/policy_tokens_<mean/max>": "response tokens of the policy, when logging.log_multi_turn is on",
+    "multi_turn/environment_tokens_<mean/max>": "response tokens of its environment, when logging.log_multi_turn is on",
+    "reward_category/<value>": "share of samples with this value under logging.log_reward_category",
 }
 
 

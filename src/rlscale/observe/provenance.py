@@ -102,17 +102,19 @@ def redact_override(text: str) -> str:
 def redact_yaml(text: str) -> str:
     """The same YAML with the values of secrets left out; untouched when it holds none."""
     config = yaml.safe_load(text)
-    redacted = _redact(config)
+    redacted = redact(config)
     return text if redacted == config else yaml.safe_dump(redacted, sort_keys=False)
 
 
-def _redact(value: Any, name: str = "") -> Any:
+def redact(value: Any, name: str = "") -> Any:
+    """A tree of JSON values with the values of secrets left out, also inside of command lines (`run.overrides`)."""
     if value is not None and is_secret(name):
         return REDACTED
     if isinstance(value, dict):
-        return {key: _redact(inner, str(key)) for key, inner in value.items()}
+        return {key: redact(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_redact(inner) for inner in value]
+        is_command = name == "overrides"
+        return [redact_override(inner) if is_command and isinstance(inner, str) else redact(inner) for inner in value]
     return _without_login(value) if isinstance(value, str) else value
 
 

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from rlscale.observe.console import Console
+from rlscale.observe.dumps import RolloutDump
 from rlscale.observe.metrics import CombinedSink
+from rlscale.observe.rollouts import RolloutLog
 from rlscale.protocols import MetricSink
+from rlscale.types import Float32, Group, WeightVersion
 
 _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
 """Mean |trainer - engine| logprob difference above which something is wrong, by dtype; healthy runs stay well below."""
@@ -13,21 +16,40 @@ _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
 class Observer:
     """One place for everything a run reports. The loop calls it; it never calls back."""
 
-    def __init__(self, *, console: Console, sinks: Sequence[MetricSink], interval: int, diff_limit: float) -> None:
-        self.console, self._sink = console, CombinedSink(sinks)
-        self._interval, self._diff_limit = interval, diff_limit
+    def __init__(
+        self,
+        *,
+        console: Console,
+        sinks: Sequence[MetricSink],
+        diff_limit: float,
+        dump: RolloutDump | None = None,
+        rollouts: RolloutLog | None = None,
+    ) -> None:
+        self.console, self._sink, self._dump, self._rollouts = console, CombinedSink(sinks), dump, rollouts
+        self._diff_limit = diff_limit
         self.warnings: list[str] = []
 
     def phase(self, name: str) -> None:
         self.console.phase(name)
 
     def step(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Metrics of a whole rollout. `logging.interval` thins the sinks, never the console and never an evaluation."""
-        evaluated = any(name.startswith("eval/") for name in metrics)
-        if step % self._interval == 0 or evaluated:
-            self._sink.log(metrics, step=step)
+        """Metrics of a whole rollout."""
+        self._sink.log(metrics, step=step)
         self.console.step(step, metrics)
         self._check_logprob_diff(metrics, step=step)
+
+    def asked(self, groups: Sequence[Group]) -> tuple[int, ...]:
+        """The samples whose logprobs the trainer is to give back, for `TrainBatch.asked`."""
+        return () if self._rollouts is None else self._rollouts.choose(groups)
+
+    def trained(
+        self, rollout_id: int, groups: Sequence[Group], *, version: WeightVersion, logprobs: Mapping[int, Float32]
+    ) -> None:
+        """The samples that weights of `version` were just trained on, and the logprobs of the asked ones."""
+        if self._dump is not None:
+            self._dump.write(rollout_id, groups, version=version)
+        if self._rollouts is not None:
+            self._rollouts.write(rollout_id, groups, logprobs=logprobs)
 
     def evaluated(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Metrics of an evaluation before the first or after the last rollout."""
@@ -47,12 +69,16 @@ class Observer:
     def rewind(self, step: int) -> None:
         """The run goes on from a checkpoint before `step`: what was reported from there on will be reported again."""
         self._sink.rewind(step)
+        if self._rollouts is not None:
+            self._rollouts.rewind(step)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
         self.console.warning(text)
 
     def close(self) -> None:
+        if self._rollouts is not None:
+            self._rollouts.close()
         self._sink.close()
 
 

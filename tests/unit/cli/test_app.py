@@ -136,3 +136,10 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     assert main_train(["--config-dir", "mine", "algo=wide"], run_job=jobs) == 0
     assert main_train(["--config-dir=mine", "-m", "algo=wide,grpo"], run_job=jobs) == 0
     assert [config.algo.eps_clip for config in jobs.ran] == [0.7, 0.7, 0.2]
+
+
+def test_the_shown_config_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_train(["--cfg", "job", "logging.wandb.key=abc123"], run_job=Jobs()) == 0
+    out = capsys.readouterr().out
+    assert "abc123" not in out
+    assert "key: <redacted>" in out

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -37,8 +38,8 @@ def good() -> RunConfig:
 def change(values: dict[str, Any]) -> RunConfig:
     config = good()
     for path, value in values.items():
-        group, name = path.split(".")
-        setattr(getattr(config, group), name, value)
+        group, _, name = path.rpartition(".")
+        setattr(attrgetter(group)(config), name, value)
     return config
 
 
@@ -283,7 +284,6 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"checkpoint.save_hf": "/x/{rollout_id}"},
     ),
     (
-    (
         "interval_keeps_the_bound",
         {"train.update_weights_interval": 3, "rollout.max_staleness": 1},
         "train.update_weights_interval must be at most rollout.max_staleness + 1 = 2, got 3; "
@@ -309,6 +309,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         "train.weight_channel must be another one with rollout.engine=external, whose machine is not known",
         {"train.weight_channel": "shared_memory"},
     ),
+    (
         "dump_path_is_a_template",
         {"debug.save_rollout_data": "/x.jsonl"},
         "debug.save_rollout_data must contain {rollout_id}, got /x.jsonl",
@@ -371,15 +372,17 @@ def test_the_spy_sees_every_key() -> None:
     read: set[str] = set()
     spy: Any = Spy(good(), read)
     for key in all_paths(good()):
-        group, name = key.split(".")
-        getattr(getattr(spy, group), name)
+        attrgetter(key)(spy)
     assert read == set(all_paths(good()))
 
 
-def all_paths(config: RunConfig) -> Iterator[str]:
-    for group in fields(config):
-        for field in fields(getattr(config, group.name)):
-            yield f"{group.name}.{field.name}"
+def all_paths(config: Any, prefix: str = "") -> Iterator[str]:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from all_paths(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
 
 
 def test_algo_defaults_need_no_attention() -> None:

@@ -198,7 +198,7 @@ class Simulation:
 def simulation(
     folder: Path, *, staleness: int, num_rollouts: int = 6, start: Checkpoint | None = None, **values: Any
 ) -> Iterator[Simulation]:
-    """Takes `drain`, `train_turns`, `length`, `save_interval`, `eval_interval`, `eval_prompts` and `stop_reward`."""
+    """Takes `drain`, `update_interval`, `train_turns`, `length`, `save_interval`, `eval_interval`, `eval_prompts` and `stop_reward`."""
     progress = Progress() if start is None else Progress(**start.state["progress"])
     engine = Engine(version=progress.version, length=values.get("length", lambda index: 3))
     trainers = SimulatedTrainers(engine=engine, num_turns=values.get("train_turns", 10))
@@ -211,6 +211,7 @@ def simulation(
         num_rollouts=num_rollouts,
         num_ranks=1,
         max_staleness=staleness,
+        update_interval=values.get("update_interval", 1),
         drain_before_update=values.get("drain", False),
     )
     rollout = RolloutConfig(max_staleness=staleness)
@@ -235,7 +236,7 @@ def simulation(
                 params=sampling_params(rollout),
                 num_samples=1,
             )
-        observer = Observer(console=console, sinks=[sink], interval=1, diff_limit=1.0)
+        observer = Observer(console=console, sinks=[sink], diff_limit=1.0)
         parts = Parts(source=source, trainers=trainers, store=store, observer=observer, evaluator=evaluator, pool=pool)
         loop = TrainingLoop(config, parts, progress)
         if start is not None:

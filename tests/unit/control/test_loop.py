@@ -103,7 +103,7 @@ def loop_of(
         max_staleness=staleness,
     )
     with open_console("none", title="test", total=num_rollouts) as console:
-        observer = Observer(console=console, sinks=[journal], interval=1, diff_limit=1.0)
+        observer = Observer(console=console, sinks=[journal], diff_limit=1.0)
     parts = Parts(
         source=journal,
         trainers=journal,

@@ -90,6 +90,14 @@ def test_yaml_with_secrets_loses_only_them() -> None:
     }
 
 
+def test_secrets_inside_of_command_lines_are_left_out() -> None:
+    text = "run: {name: key=abc123, overrides: [algo.eps_clip=0.1, logging.wandb.key=abc123]}\n"
+    assert yaml.safe_load(redact_yaml(text))["run"] == {
+        "name": "key=abc123",
+        "overrides": ["algo.eps_clip=0.1", f"logging.wandb.key={REDACTED}"],
+    }
+
+
 def test_a_run_folder_says_what_was_run(tmp_path: Path) -> None:
     write_provenance(tmp_path / "run", config_yaml="algo:\n  eps_clip: 0.1\n", overrides=["algo.eps_clip=0.1"])
     assert (tmp_path / "run" / "config.yaml").read_text() == "algo:\n  eps_clip: 0.1\n"

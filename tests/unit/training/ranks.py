@@ -29,6 +29,7 @@ NUM_STEPS = 3
 BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(NUM_STEPS)]
 TWO_RANKS = [[[0, 5, 6], [1, 2]], [[3, 4, 7], []]]  # uneven, and one rank has nothing to do at the end
 SAVED_AFTER = 2
+ASKED = (0, 4, 5)  # of both ranks
 
 
 def full_spec(model_path: str, **changes: Any) -> TrainerSpec:
@@ -79,6 +80,9 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     again = train(resumed, BATCHES[SAVED_AFTER], TWO_RANKS)
     same = all(torch.equal(weight, final[name]) for name, weight in resumed.weights())
 
+    watched = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
+    asked = watched.train(replace(BATCHES[0], asked=ASKED), [plan(BATCHES[0], TWO_RANKS)])
+
     low = FsdpBackend(full_spec(model_path, dtype=ComputeDtype.bfloat16), rank=rank, world_size=2)
     bfloat16 = [train(low, batch, TWO_RANKS) for batch in BATCHES]
     report = {
@@ -87,6 +91,8 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "bfloat16_is_finite": all(math.isfinite(v) for step in bfloat16 for v in step.values()),
         "bfloat16_first": bfloat16[0],
         "nan": nan_on_rank_1(model_path, rank),
+        "asked": {str(i): values.tolist() for i, values in asked.logprobs.items()},
+        "asking_changes_nothing": {**asked.steps[0], **asked.metrics} == steps[0],
         "threads": torch.get_num_threads(),
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

@@ -292,3 +292,38 @@ def test_an_export_is_what_transformers_loads(cache: Path, tmp_path: Path, tied:
     # and it is a starting point of the next run
     again = weights(backend(str(tmp_path / "hf")))
     assert all(torch.equal(again[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("algo", "cuts", "missing"),
+    [
+        ({}, None, ()),
+        ({}, TWO_STEPS, ()),
+        ({"use_rollout_logprobs": True}, TWO_STEPS, (5,)),  # in the second step the weights have changed
+        ({"loss_type": LossType.sft_loss}, None, ()),
+    ],
+    ids=["from the training pass", "from the old-logprob pass", "only of the first step", "sft"],
+)
+def test_asked_logprobs_are_those_of_the_weights_at_the_start(
+    model_path: str, algo: dict[str, Any], cuts: Any, missing: tuple[int, ...]
+) -> None:
+    exact = with_logprobs_of(BATCH, model_path)
+    asked = (1, 2, 5)
+    plain = train(backend(model_path, algo=algo), BATCH, cuts)
+    result = train(backend(model_path, algo=algo), replace(BATCH, asked=asked), cuts)
+    assert (result.steps, result.metrics) == (plain.steps, plain.metrics)  # to the last bit
+    assert plain.logprobs == {}
+    assert tuple(result.logprobs) == asked
+    for i, values in result.logprobs.items():
+        expected = exact.rollout_logprobs[BATCH.offsets[i] + BATCH.prompt_lens[i] : BATCH.offsets[i + 1]]
+        if i in missing:
+            assert np.isnan(values).all()
+        else:
+            np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_asked_logprobs_leave_out_tokens_of_others(model_path: str) -> None:
+    mask = BATCH.loss_mask.copy()
+    mask[BATCH.offsets[3] + BATCH.prompt_lens[3] + 1] = 0
+    result = train(backend(model_path), replace(BATCH, loss_mask=mask, asked=(3,)))
+    assert np.isnan(result.logprobs[3]).tolist() == [False, True, False, False]

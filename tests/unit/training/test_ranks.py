@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
-from tests.unit.training.ranks import BATCHES, SAVED_AFTER, full_spec, train
+from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train
+from tests.unit.training.rollouts import plan
 
 pytestmark = pytest.mark.usefixtures("world")
 ROOT = Path(__file__).parents[3]
@@ -107,3 +109,14 @@ def test_two_ranks_export_full_weights(folder: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(folder / "hf")
     final = load_file(folder / "final.safetensors")
     assert all(torch.equal(weight, final[name]) for name, weight in loaded.named_parameters())
+
+
+def test_every_rank_gets_the_asked_logprobs_of_all(folder: Path, model_path: str) -> None:
+    batch = replace(BATCHES[0], asked=ASKED)
+    expected = FsdpBackend(full_spec(model_path), rank=0, world_size=1).train(batch, [plan(batch, ONE_RANK)]).logprobs
+    assert report(folder, 0)["asked"] == report(folder, 1)["asked"]
+    got = {int(i): values for i, values in report(folder, 0)["asked"].items()}
+    assert tuple(got) == tuple(expected) == ASKED
+    for i, values in expected.items():
+        assert got[i] == pytest.approx(values.tolist(), abs=1e-5)
+    assert report(folder, 0)["asking_changes_nothing"]

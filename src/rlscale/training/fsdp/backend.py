@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference
 from rlscale.algo.ragged import TokenLayout
+from rlscale.training.asked import AskedLogprobs
 from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.fsdp.export import export_hf, full_weights
 from rlscale.training.fsdp.model import DTYPES, load_sharded
@@ -54,6 +55,7 @@ class _Rollout:
     ref: Tensor | None = None
     advantages: Tensor | None = None
     metrics: MetricSums
+    asked: AskedLogprobs
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -98,7 +100,9 @@ class FsdpBackend:
             for i, plan in enumerate(steps):
                 results.append(self._step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0))
         metrics, _ = rollout.metrics.gather()
-        return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds)
+        return TrainResult(
+            steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=rollout.asked.gather(self._device)
+        )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, as engines hold them."""
@@ -125,7 +129,7 @@ class FsdpBackend:
         """Packs this rank's micro-batches and computes the columns that the loss needs."""
         rank, spec = dist.get_rank(), self._spec
         micros = [[pack(batch, samples, device=self._device) for samples in plan.microbatches[rank]] for plan in steps]
-        rollout = _Rollout(batch=batch, micros=micros, metrics=MetricSums(self._device))
+        rollout = _Rollout(batch=batch, micros=micros, metrics=MetricSums(self._device), asked=AskedLogprobs(batch))
         if not has_policy_loss(spec.algo):
             return rollout
         flat = [micro for step in micros for micro in step]
@@ -138,7 +142,9 @@ class FsdpBackend:
             with _timed(rollout.seconds, "old_logprobs"):
                 rollout.old = score(self._model, flat, num_tokens=num_tokens, temperature=spec.temperature)
             for micro in flat:
-                self._compare(rollout, micro, trainer=_pick(rollout.old, micro))
+                lp = _pick(rollout.old, micro)
+                self._compare(rollout, micro, trainer=lp)
+                rollout.asked.add(micro, lp)
         if self._reference is not None:
             with _timed(rollout.seconds, "ref_logprobs"):
                 rollout.ref = score(self._reference, flat, num_tokens=num_tokens, temperature=spec.temperature)
@@ -167,8 +173,9 @@ class FsdpBackend:
     ) -> dict[str, float]:
         denominators_S = _denominators(rollout.batch, plan).to(self._device)
         metrics = MetricSums(self._device)
-        # Without a pass for old logprobs, policy and generator are compared as long as no weight has changed.
-        compare = is_first and rollout.gen is not None and (rollout.old is None or rollout.old is rollout.gen)
+        # Without a pass for old logprobs, those of the policy count as long as no weight has changed.
+        unchanged = is_first and (rollout.old is None or rollout.old is rollout.gen)
+        compare = unchanged and rollout.gen is not None
 
         def loss_of(micro: Microbatch) -> Tensor:
             algo = self._spec.algo
@@ -185,6 +192,8 @@ class FsdpBackend:
             metrics.add(sums)
             if compare:
                 self._compare(rollout, micro, trainer=lp)
+            if unchanged:
+                rollout.asked.add(micro, lp)
             samples = torch.from_numpy(micro.sample_indices).to(self._device)
             reduce = reduction(algo, plan=plan, layout=micro.layout, denominators_S=denominators_S[samples])
             return reduce(losses)

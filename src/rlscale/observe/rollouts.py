@@ -1,0 +1,189 @@
+"""What a run keeps of its rollouts for `rlscale-report`: a few samples whole, rewards and lengths of all as counts.
+
+<run>/samples.jsonl          a line per kept sample: text, tokens, logprobs of engine and trainer, weight versions
+<run>/distributions.jsonl    a line per rollout: how often each reward and each length occurred
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from rlscale.types import Float32, Group, Sample
+
+SAMPLES_FILE, DISTRIBUTIONS_FILE = "samples.jsonl", "distributions.jsonl"
+MAX_VALUES = 64
+"""A distribution of more distinct values is kept as this many bins of equal width."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class RolloutLog:
+    """Writes both files; the loop calls it once for each rollout, after training on it.
+
+    Args:
+        folder: of the run.
+        num_samples: samples of each rollout that are kept; 0: none.
+        decode: token ids to text, special tokens included.
+        resume_at_step: what earlier starts wrote about this rollout and later ones is dropped first.
+
+    Example:
+        log = RolloutLog(run_dir, num_samples=8, decode=tokenizer.decode, resume_at_step=0)
+        batch = replace(batch, asked=log.choose(groups))
+        log.write(0, groups, logprobs=trainers.train(batch, steps).logprobs)
+    """
+
+    def __init__(self, folder: Path, *, num_samples: int, decode: Decode, resume_at_step: int) -> None:
+        self._num_samples, self._decode = num_samples, decode
+        self._samples = _Lines(folder / SAMPLES_FILE, resume_at_step=resume_at_step) if num_samples else None
+        self._distributions = _Lines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
+
+    def choose(self, groups: Sequence[Group]) -> tuple[int, ...]:
+        """The samples to keep, as indices into all samples in order: spread over the groups and within them."""
+        starts = [0]
+        for group in groups:
+            starts.append(starts[-1] + len(group.samples))
+        wanted = min(self._num_samples, starts[-1])
+        chosen = set()
+        for k in range(wanted):
+            g = k * len(groups) // wanted if wanted <= len(groups) else k % len(groups)
+            chosen.add(starts[g] + k % len(groups[g].samples))
+        return tuple(sorted(chosen))
+
+    def write(self, step: int, groups: Sequence[Group], *, logprobs: Mapping[int, Float32]) -> None:
+        """Adds one rollout.
+
+        Args:
+            step: the rollout's number.
+            groups: all of it.
+            logprobs: of the chosen samples by the trainer, as `TrainResult.logprobs`.
+        """
+        samples = [sample for group in groups for sample in group.samples]
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        record: dict[str, Any] = {
+            "step": step,
+            "response_len": distribution([float(sample.response_len) for sample in samples]),
+        }
+        if rewards:
+            record["reward"] = distribution(rewards)
+        self._distributions.append([record])
+        if self._samples is not None:
+            self._samples.append([self._record(step, samples[i], values) for i, values in sorted(logprobs.items())])
+
+    def rewind(self, step: int) -> None:
+        """Drops this rollout and later ones: the run went back to a checkpoint and makes them again."""
+        for lines in (self._samples, self._distributions):
+            if lines is not None:
+                lines.rewind(step)
+
+    def close(self) -> None:
+        for lines in (self._samples, self._distributions):
+            if lines is not None:
+                lines.close()
+
+    def _record(self, step: int, sample: Sample, trainer: Float32) -> dict[str, Any]:
+        # Without a reward nothing was generated, and the engine's column is a stand-in.
+        engine = None if sample.reward is None else [_number(value) for value in sample.rollout_logprobs]
+        return {
+            "step": step,
+            "index": sample.index,
+            "group": sample.group_index,
+            "row": sample.prompt.index,
+            "status": str(sample.status),
+            "reward": sample.reward,
+            "label": sample.prompt.label,
+            "prompt": sample.prompt.text,
+            "response": sample.response,
+            "token_ids": sample.response_ids,
+            "tokens": token_texts(sample.response_ids, self._decode, before=sample.prompt.token_ids[-1:]),
+            "loss_mask": _runs(sample.loss_mask),
+            "weight_versions": _runs(sample.weight_versions),
+            "engine_logprobs": engine,
+            "trainer_logprobs": [_number(value) for value in trainer.tolist()],
+        }
+
+
+class _Lines:
+    """A file of JSON lines whose steps do not decrease; what has been appended survives the death of the process."""
+
+    def __init__(self, path: Path, *, resume_at_step: int) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+        if path.exists():
+            cut_lines(path, resume_at_step)
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.writelines(
+            json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in records
+        )
+        self._file.flush()
+
+    def rewind(self, step: int) -> None:
+        self.close()
+        if self._path.exists():
+            cut_lines(self._path, step)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def cut_lines(path: Path, step: int) -> None:
+    """Cuts a file of JSON lines before the first one of `step` or later, or that was not written completely."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["step"] >= step:
+                break
+            end += len(line)
+    os.truncate(path, end)
+
+
+def distribution(values: Sequence[float]) -> list[list[float]]:
+    """Pairs of value and count, rising; more than MAX_VALUES distinct values become the middles of equal bins."""
+    counts = Counter(values)
+    if len(counts) > MAX_VALUES:
+        low, high = min(counts), max(counts)
+        width = (high - low) / MAX_VALUES
+        binned: Counter[float] = Counter()
+        for value, count in counts.items():
+            number = min(int((value - low) / width), MAX_VALUES - 1)
+            binned[low + (number + 0.5) * width] += count
+        counts = binned
+    return [[_number(value) or 0.0, count] for value, count in sorted(counts.items())]
+
+
+def token_texts(token_ids: Sequence[int], decode: Decode, *, before: Sequence[int] = ()) -> list[str]:
+    """The text that each token adds. A tokenizer may drop a leading space of a text, so each is read after another one.
+
+    Args:
+        token_ids: of one answer.
+        decode: token ids to text.
+        before: the token in front of the first one, if any.
+    """
+    ids = [*before, *token_ids]
+    texts = [] if before else [decode(ids[:1])] * bool(ids)
+    for left, right in pairwise(ids):
+        prefix, both = decode([left]), decode([left, right])
+        # Half a character decodes differently alone; its token is then shown by itself.
+        texts.append(both[len(prefix) :] if both.startswith(prefix) and len(both) > len(prefix) else decode([right]))
+    return texts
+
+
+def _runs(values: Sequence[int]) -> list[list[int]]:
+    """[7, 7, 8] as [[7, 2], [8, 1]]: masks and versions of long answers are nearly constant."""
+    return [[value, len(list(same))] for value, same in groupby(values)]
+
+
+def _number(value: float) -> float | None:
+    """Seven significant digits, all that float32 has; None for NaN and infinities, which JSON has no words for."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -1,0 +1,124 @@
+"""A run of Weights & Biases that a resumed run goes on with.
+
+The n-th record of the metrics file is the row with `_step` n of its history. A row that is there is never written
+again, so a rollout that is repeated after a resume counts once; rows that a crash lost come from the metrics file.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+from wandb.errors import Error as WandbError
+
+from rlscale.config import WandbConfig, WandbMode
+from rlscale.errors import ConfigError, Problem
+from rlscale.observe.trackers.check import wandb_mode
+from rlscale.observe.trackers.open import TrackedRun
+from rlscale.observe.trackers.state import TrackerState
+from rlscale.observe.trackers.wandb_files import num_offline_rows
+from rlscale.protocols import Metrics
+
+DEFAULT_PROJECT = "rlscale"
+ROLLOUT_AXIS, TRAIN_AXIS, EVAL_AXIS = "rollout/step", "train/step", "eval/step"
+
+
+class WandbSink:
+    """Logs into one run, whose id the run folder keeps in `trackers.json`.
+
+    `train/step` counts optimiser steps; `rollout/step` and `eval/step` count rollouts, or optimiser steps too with
+    `logging.wandb.always_use_train_step`.
+
+    Raises:
+        ConfigError: wandb cannot start the run (login, network, permission).
+    """
+
+    may_lack_records = True
+
+    def __init__(self, config: WandbConfig, run: TrackedRun) -> None:
+        self._tracked = run
+        self._axis_scale = run.steps_per_rollout if config.always_use_train_step else 1
+        identity = _identity(config, TrackerState(run.folder))
+        folder = Path(config.dir).expanduser() if config.dir else run.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        is_offline = wandb_mode(config) == WandbMode.offline
+        num_written = num_offline_rows(folder / "wandb", identity["run_id"])
+        self._run = _start(config, run, identity=identity, folder=folder)
+        self._num_rows = num_written if is_offline else int(self._run.starting_step)
+        self._steps: list[int] = []  # of the records of the metrics file so far
+        self.place = str(Path(self._run.dir).parent) if is_offline else str(self._run.url)
+        self._defined: set[str] = set()
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        """Adds a row, unless the run has it already."""
+        number = len(self._steps)
+        self._steps.append(step)
+        if number < self._num_rows or not self._tracked.wants(metrics, step=step):
+            return
+        row: dict[str, Any] = dict(metrics)
+        if any(not name.startswith(("eval/", "time/")) for name in metrics):  # else it is an evaluation by itself
+            row |= {ROLLOUT_AXIS: step * self._axis_scale, TRAIN_AXIS: step * self._tracked.steps_per_rollout}
+        if any(name.startswith("eval/") for name in metrics):
+            row[EVAL_AXIS] = step * self._axis_scale
+        self._define(row)
+        self._run.log(row, step=number, commit=True)
+        self._num_rows = number + 1
+
+    def _define(self, row: Mapping[str, Any]) -> None:
+        """Gives new metrics their horizontal axis; by name, since wandb does not say which of two patterns wins."""
+        for name in row.keys() - self._defined - {ROLLOUT_AXIS, TRAIN_AXIS, EVAL_AXIS}:
+            axis = {"train": TRAIN_AXIS, "eval": EVAL_AXIS}.get(name.partition("/")[0], ROLLOUT_AXIS)
+            self._run.define_metric(name, step_metric=axis, step_sync=False)
+        self._defined |= row.keys()
+
+    def rewind(self, step: int) -> None:
+        """Counts back as the metrics file does; the rows stay, and their repetitions are left out."""
+        self._steps = [logged for logged in self._steps if logged < step]
+
+    def close(self) -> None:
+        """Ends the run, as failed while an exception is on its way."""
+        self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
+
+
+def _identity(config: WandbConfig, state: TrackerState) -> dict[str, str]:
+    """Id and random suffix: of an earlier start, else new ones, which are on disk before the run exists."""
+    known: dict[str, str] = state.read("wandb")
+    if "run_id" in known and config.run_id in (None, known["run_id"]):
+        return known
+    # Not from the random module, whose state is the user's.
+    identity = {"run_id": config.run_id or secrets.token_hex(4), "suffix": secrets.token_hex(3)}
+    state.write("wandb", identity)
+    return identity
+
+
+def _start(config: WandbConfig, run: TrackedRun, *, identity: dict[str, str], folder: Path) -> wandb.Run:
+    suffix = f"-{identity['suffix']}" if config.random_suffix else ""
+    given: dict[str, Any] = {
+        "base_url": config.host,
+        "api_key": config.key,  # not by wandb.login, which would write it to a file
+        "entity": config.team,
+        "run_group": f"{config.group}{suffix}" if config.group else None,
+    }
+    settings = wandb.Settings(
+        mode=wandb_mode(config).value,
+        project=config.project or DEFAULT_PROJECT,
+        run_id=identity["run_id"],
+        run_name=f"{run.folder.name}{suffix}",
+        resume="allow",
+        root_dir=str(folder),
+        console="off",  # it would take standard output away from the live table
+        silent=True,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    try:
+        return wandb.init(settings=settings, config=dict(run.config))
+    except WandbError as error:
+        fix = "mend what it says, or set logging.wandb.mode=offline"
+        text = " ".join(str(error).split())
+        raise ConfigError(
+            [Problem(path="logging.wandb", rule="be able to start a run", value=text, fix=fix)]
+        ) from error

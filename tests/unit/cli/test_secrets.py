@@ -1,0 +1,63 @@
+"""Secrets leave the command line before anything else happens."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlscale.cli.secrets import move_secrets
+from rlscale.config import load_config
+
+
+@pytest.mark.parametrize(
+    ("word", "secret"),
+    [
+        ("logging.wandb.key=abc", "abc"),
+        ("++logging.wandb.key='a b'", "a b"),
+        ("sglang.api_key=abc", "abc"),
+    ],
+)
+def test_a_secret_is_moved(word: str, secret: str) -> None:
+    (moved,), variables = move_secrets([word])
+    assert variables == {"RLSCALE_SECRET_0": secret}
+    assert moved == f"{word.partition('=')[0]}=${{oc.env:RLSCALE_SECRET_0}}"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["data.label_key=answer", "logging.wandb.key=null", "logging.wandb.key=${oc.env:MINE}", "--cfg", "algo=gspo"],
+)
+def test_other_words_stay(word: str) -> None:
+    assert move_secrets([word]) == ([word], {})
+
+
+def test_the_reference_gives_the_config_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, variables = move_secrets(["logging=wandb", "logging.wandb.key=abc"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert load_config(words).logging.wandb.key == "abc"
+
+
+def test_the_command_starts_itself_anew_without_the_secret(tmp_path: Path) -> None:
+    """Run as a user does; `main_train` is replaced by a program that shows what others see of its process."""
+    code = """
+import sys
+from pathlib import Path
+import rlscale.cli.train as train
+train.main_train = lambda argv, **_: sys.stdout.write(Path("/proc/self/cmdline").read_text().replace("\\0", " ")) * 0
+train.main()
+"""
+    script = tmp_path / "command.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", str(script), "algo=gspo", "logging.wandb.key=abc123"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert "abc123" not in done.stdout
+    assert done.stdout.strip().endswith("algo=gspo logging.wandb.key=${oc.env:RLSCALE_SECRET_0}")
+    assert "-X utf8" in done.stdout

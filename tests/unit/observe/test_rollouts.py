@@ -1,0 +1,165 @@
+"""What is kept of rollouts, and that a resume leaves no trace of what is repeated."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlscale.observe.rollouts import (
+    DISTRIBUTIONS_FILE,
+    MAX_VALUES,
+    SAMPLES_FILE,
+    RolloutLog,
+    cut_lines,
+    distribution,
+    token_texts,
+)
+from rlscale.types import Group, Prompt, Sample, SampleStatus
+
+PIECES = ["<end>", "a", "b", " c", "é"[:1]]
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(PIECES[i] for i in token_ids)
+
+
+def group(index: int, size: int = 2, *, reward: float | None = 1.0) -> Group:
+    prompt = Prompt(index=index, text="ab", token_ids=(1, 2), label="a c")
+    samples = []
+    for j in range(size):
+        sample = Sample(index=index * size + j, group_index=index, prompt=prompt, seed=0)
+        sample.append([1, 3], logprobs=[-0.12345678, -1.0], weight_versions=[4, 4])
+        sample.append([2], logprobs=[0.0], weight_versions=[5], trainable=False)
+        sample.append([0], logprobs=[-2.0], weight_versions=[5])
+        sample.status, sample.reward, sample.response = SampleStatus.completed, reward, "a cb"
+        samples.append(sample)
+    return Group(index=index, prompt=prompt, samples=samples)
+
+
+def log_of(folder: Path, *, num_samples: int = 2, resume_at: int = 0) -> RolloutLog:
+    return RolloutLog(folder, num_samples=num_samples, decode=decode, resume_at_step=resume_at)
+
+
+def write(log: RolloutLog, step: int, groups: list[Group]) -> None:
+    values = np.array([-0.125, -1.0, np.nan, -2.0], dtype=np.float32)
+    log.write(step, groups, logprobs=dict.fromkeys(log.choose(groups), values))
+
+
+def lines(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_sample_is_kept_with_all_that_the_viewer_shows(tmp_path: Path) -> None:
+    write(log_of(tmp_path, num_samples=1), 3, [group(7)])
+    (record,) = lines(tmp_path / SAMPLES_FILE)
+    assert record == {
+        "step": 3,
+        "index": 14,
+        "group": 7,
+        "row": 7,
+        "status": "completed",
+        "reward": 1.0,
+        "label": "a c",
+        "prompt": "ab",
+        "response": "a cb",
+        "token_ids": [1, 3, 2, 0],
+        "tokens": ["a", " c", "b", "<end>"],
+        "loss_mask": [[1, 2], [0, 1], [1, 1]],
+        "weight_versions": [[4, 2], [5, 2]],
+        "engine_logprobs": [-0.1234568, -1.0, 0.0, -2.0],
+        "trainer_logprobs": [-0.125, -1.0, None, -2.0],
+    }
+
+
+def test_supervised_samples_have_no_engine(tmp_path: Path) -> None:
+    write(log_of(tmp_path, num_samples=1), 0, [group(0, reward=None)])
+    (record,) = lines(tmp_path / SAMPLES_FILE)
+    assert record["engine_logprobs"] is None and record["reward"] is None
+    assert "reward" not in lines(tmp_path / DISTRIBUTIONS_FILE)[0]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_groups", "size", "expected"),
+    [
+        (0, 3, 2, ()),
+        (2, 4, 4, (0, 9)),  # the first of the first group, the second of the third
+        (4, 4, 2, (0, 3, 4, 7)),
+        (4, 2, 2, (0, 3)),
+        (9, 1, 1, (0,)),
+        (3, 1, 8, (0, 1, 2)),
+    ],
+)
+def test_kept_samples_are_spread(num_samples: int, num_groups: int, size: int, expected: tuple[int, ...]) -> None:
+    groups = [group(i, size) for i in range(num_groups)]
+    assert RolloutLog(Path(), num_samples=num_samples, decode=decode, resume_at_step=0).choose(groups) == expected
+
+
+def test_no_samples_still_gives_distributions(tmp_path: Path) -> None:
+    write(log_of(tmp_path, num_samples=0), 0, [group(0), group(1, reward=0.5)])
+    assert not (tmp_path / SAMPLES_FILE).exists()
+    assert lines(tmp_path / DISTRIBUTIONS_FILE) == [
+        {"step": 0, "response_len": [[4.0, 4]], "reward": [[0.5, 2], [1.0, 2]]}
+    ]
+
+
+def test_a_resumed_run_leaves_what_an_unbroken_one_would(tmp_path: Path) -> None:
+    unbroken = log_of(tmp_path / "unbroken") if (tmp_path / "unbroken").mkdir() is None else None
+    assert unbroken is not None
+    for step in range(5):
+        write(unbroken, step, [group(step)])
+    (tmp_path / "broken").mkdir()
+    first = log_of(tmp_path / "broken")
+    for step in range(4):
+        write(first, step, [group(step, reward=0.25)] if step > 1 else [group(step)])
+    with (tmp_path / "broken" / SAMPLES_FILE).open("a") as file:
+        file.write('{"step": 4, "ind')  # the process died here
+    second = log_of(tmp_path / "broken", resume_at=2)
+    for step in (2, 3):
+        write(second, step, [group(step, reward=0.75)])
+    second.rewind(2)  # a trainer died
+    for step in range(2, 5):
+        write(second, step, [group(step)])
+    for name in (SAMPLES_FILE, DISTRIBUTIONS_FILE):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_cutting_keeps_whole_lines_of_earlier_steps(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text('{"step": 0}\n{"step": 0}\n{"step": 1}\n{"step": 1')
+    cut_lines(file, 9)
+    assert file.read_text() == '{"step": 0}\n{"step": 0}\n{"step": 1}\n'
+    cut_lines(file, 1)
+    assert file.read_text() == '{"step": 0}\n{"step": 0}\n'
+    cut_lines(file, 0)
+    assert file.read_text() == ""
+
+
+def test_many_values_become_bins_that_lose_none() -> None:
+    assert distribution([3.0, 1.0, 3.0]) == [[1.0, 1], [3.0, 2]]
+    binned = distribution([float(i) for i in range(1000)])
+    assert len(binned) == MAX_VALUES
+    assert sum(count for _, count in binned) == 1000
+    assert [value for value, _ in binned] == sorted(value for value, _ in binned)
+    assert binned[0][0] == pytest.approx(999 / MAX_VALUES / 2, rel=1e-6)
+
+
+def test_token_texts_join_to_the_text() -> None:
+    def strips(token_ids: Sequence[int]) -> str:
+        """As tokenizers do that mark words instead of spaces."""
+        return decode(token_ids).removeprefix(" ")
+
+    assert token_texts([1, 3, 3], strips) == ["a", " c", " c"]
+    assert token_texts([3, 1], strips, before=[2]) == [" c", "a"]
+    assert token_texts([], decode) == []
+
+
+def test_a_character_of_two_tokens_shows_both() -> None:
+    def bytes_of(token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode("utf-8", errors="replace")
+
+    euro = list("€".encode())
+    texts = token_texts([65, *euro, 66], bytes_of)
+    assert texts[0] == "A" and texts[-1] == "B" and len(texts) == 5
+    assert all(texts)

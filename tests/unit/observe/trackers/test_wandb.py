@@ -1,0 +1,220 @@
+"""Weights & Biases in offline mode: what it wrote is read back from its own files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from rlscale.config import LoggingConfig, WandbConfig, WandbMode, load_config, to_dict
+from rlscale.errors import ConfigError
+from rlscale.observe.jsonl import JsonlSink
+from rlscale.observe.provenance import REDACTED, redact
+from rlscale.observe.trackers import TrackedRun, open_trackers
+from rlscale.observe.trackers.wandb_files import read_history, read_records
+from rlscale.protocols import MetricSink
+
+KEY = "5ec2e7" * 6 + "5ec2"
+"""As long as a real one, so that wandb takes it."""
+
+STEPS_PER_ROLLOUT = 2
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "home"))
+
+
+def start(folder: Path, *, resume_at: int = 0, interval: int = 1, **values: Any) -> list[MetricSink]:
+    """The metrics file and the tracker of one start of a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = folder / "metrics.jsonl"
+    run = TrackedRun(
+        folder=folder,
+        config={"algo": {"eps_clip": 0.2}},
+        resume_at_step=resume_at,
+        steps_per_rollout=STEPS_PER_ROLLOUT,
+        metrics_file=metrics,
+        interval=interval,
+    )
+    sink = JsonlSink(metrics, resume_at_step=resume_at)
+    config = LoggingConfig(wandb=WandbConfig(**{"enabled": True, "mode": WandbMode.offline} | values))
+    return [sink, *open_trackers(config, run, tell=lambda _: None)]
+
+
+def log(sinks: list[MetricSink], steps: range, *, offset: float = 0.0) -> None:
+    for step in steps:
+        for sink in sinks:
+            sink.log({"reward/mean": step + offset, "train/loss": 0.5, "weights/version": step + 1.0}, step=step)
+
+
+def evaluate(sinks: list[MetricSink], step: int) -> None:
+    for sink in sinks:
+        sink.log({"eval/reward_mean": step / 10}, step=step)
+
+
+def close(sinks: list[MetricSink]) -> None:
+    for sink in sinks:
+        sink.close()
+    wandb.teardown()  # waits, as the end of a process does, until everything is written
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    """The rows that a sync of all files uploads, without what wandb adds."""
+    found = [row for file in files(folder) for row in read_history(file)]
+    return [{name: float(json.loads(value)) for name, value in row.items() if name[0] != "_"} for row in found]
+
+
+def run_records(folder: Path) -> list[Any]:
+    return [record.run for file in files(folder) for record in read_records(file) if record.HasField("run")]
+
+
+def test_records_become_rows_with_their_axes(tmp_path: Path) -> None:
+    sinks = start(tmp_path)
+    evaluate(sinks, 0)
+    log(sinks, range(2))
+    evaluate(sinks, 2)
+    close(sinks)
+    assert rows(tmp_path) == [
+        {"eval/reward_mean": 0.0, "eval/step": 0},
+        {"reward/mean": 0, "train/loss": 0.5, "weights/version": 1, "rollout/step": 0, "train/step": 0},
+        {"reward/mean": 1, "train/loss": 0.5, "weights/version": 2, "rollout/step": 1, "train/step": 2},
+        {"eval/reward_mean": 0.2, "eval/step": 2},
+    ]
+    defined = [record.metric for file in files(tmp_path) for record in read_records(file) if record.HasField("metric")]
+    assert {metric.name: metric.step_metric for metric in defined if metric.step_metric} == {
+        "train/loss": "train/step",
+        "eval/reward_mean": "eval/step",
+        "reward/mean": "rollout/step",
+        "weights/version": "rollout/step",
+    }
+
+
+def test_always_use_train_step_counts_in_optimiser_steps(tmp_path: Path) -> None:
+    sinks = start(tmp_path, always_use_train_step=True)
+    log(sinks, range(2))
+    evaluate(sinks, 2)
+    close(sinks)
+    assert [row.get("rollout/step") for row in rows(tmp_path)] == [0, STEPS_PER_ROLLOUT, None]
+    assert rows(tmp_path)[-1]["eval/step"] == 2 * STEPS_PER_ROLLOUT
+
+
+def test_names_go_where_wandb_wants_them(tmp_path: Path) -> None:
+    close(start(tmp_path / "run", project="proj", team="team", group="grp", run_id="abc", dir=str(tmp_path / "w")))
+    (run,) = run_records(tmp_path / "w")
+    suffix = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]["suffix"]
+    assert (run.project, run.entity, run.run_id) == ("proj", "team", "abc")
+    assert (run.run_group, run.display_name) == (f"grp-{suffix}", f"run-{suffix}")
+    assert len(suffix) == 6
+    assert json.loads(next(item.value_json for item in run.config.update if item.key == "algo")) == {"eps_clip": 0.2}
+    assert not (tmp_path / "run" / "wandb").exists()
+
+
+def test_without_a_random_suffix_names_are_as_given(tmp_path: Path) -> None:
+    close(start(tmp_path / "run", group="grp", random_suffix=False))
+    (run,) = run_records(tmp_path / "run")
+    assert (run.run_group, run.display_name, run.project) == ("grp", "run", "rlscale")
+
+
+def test_a_resumed_run_goes_on_with_its_run_and_doubles_nothing(tmp_path: Path) -> None:
+    sinks = start(tmp_path)
+    evaluate(sinks, 0)
+    log(sinks, range(5))
+    close(sinks)
+    sinks = start(tmp_path, resume_at=3)
+    log(sinks, range(3, 7))
+    evaluate(sinks, 7)
+    close(sinks)
+    assert len({run.run_id for run in run_records(tmp_path)}) == 1
+    assert len({run.display_name for run in run_records(tmp_path)}) == 1
+    assert [row.get("rollout/step") for row in rows(tmp_path)] == [None, *range(7), None]
+    steps = [json.loads(row["_step"]) for file in files(tmp_path) for row in read_history(file)]
+    assert steps == list(range(9))
+
+
+def test_rows_that_a_kill_lost_come_from_the_metrics_file(tmp_path: Path) -> None:
+    """wandb writes its file in the background, and a kill of the driver ends that too."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from tests.unit.observe.trackers.test_wandb import log, start
+log(start(Path({str(tmp_path)!r})), range(5))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[4])
+    assert done.returncode == -signal.SIGKILL
+    sinks = start(tmp_path, resume_at=3)
+    log(sinks, range(3, 6))
+    close(sinks)
+    assert [row["rollout/step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_going_back_within_a_start_repeats_no_row(tmp_path: Path) -> None:
+    sinks = start(tmp_path)
+    log(sinks, range(4))
+    for sink in sinks:
+        sink.rewind(2)
+    log(sinks, range(2, 6))
+    close(sinks)
+    assert [row["rollout/step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_interval_thins_rollouts_also_across_a_resume(tmp_path: Path) -> None:
+    sinks = start(tmp_path, interval=2)
+    log(sinks, range(4))
+    close(sinks)
+    sinks = start(tmp_path, resume_at=3, interval=2)
+    log(sinks, range(3, 7))
+    evaluate(sinks, 7)
+    close(sinks)
+    assert [row.get("rollout/step") for row in rows(tmp_path)] == [0, 2, 4, 6, None]
+
+
+def test_another_run_id_starts_another_run(tmp_path: Path) -> None:
+    close(start(tmp_path, run_id="first"))
+    close(start(tmp_path))
+    close(start(tmp_path, run_id="second"))
+    assert [run.run_id for run in run_records(tmp_path)] == ["first", "first", "second"]
+
+
+def test_mode_disabled_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(start(tmp_path / "a", mode=WandbMode.disabled)) == 1
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert len(start(tmp_path / "b", mode=None)) == 1
+    assert not list(tmp_path.glob("*/wandb"))
+
+
+def test_the_key_is_stored_nowhere(tmp_path: Path) -> None:
+    config = load_config(["logging=wandb", "logging.wandb.mode=offline", f"logging.wandb.key={KEY}"])
+    assert KEY not in repr(config.logging)
+    told = redact(to_dict(config))
+    assert told["logging"]["wandb"]["key"] == REDACTED
+    assert KEY not in json.dumps(told)
+    run = TrackedRun(
+        folder=tmp_path, config=told, resume_at_step=0, steps_per_rollout=1, metrics_file=tmp_path / "metrics.jsonl"
+    )
+    close(open_trackers(config.logging, run, tell=lambda _: None))
+    everything = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(everything) > 5
+    assert [file for file in everything if KEY.encode() in file.read_bytes()] == []
+
+
+def test_what_wandb_refuses_is_told_as_a_mistake_of_the_config(tmp_path: Path) -> None:
+    nobody = "http://127.0.0.1:9"
+    with pytest.raises(ConfigError) as caught:
+        start(tmp_path, mode=WandbMode.online, key="not-a-key", host=nobody)
+    assert str(caught.value).startswith("logging.wandb must be able to start a run, got ")
+    assert "logging.wandb.mode=offline" in str(caught.value)
