@@ -12,8 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rlscale.config.sglang_python import check_python, find_python
 from rlscale.engines.fake import FakeServer
+from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.process import EngineProcess
+from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import MAX_CONTEXT_LEN, VOCAB_SIZE, write_tiny_qwen3
 
 
@@ -27,6 +30,7 @@ class Target:
     max_context_len: int
     long_answer: int  # tokens that take long enough to be interrupted
     has_min_p: bool = True  # together with a seed
+    settle_s: float = 0.06  # after which a request that was sent has its first tokens
 
 
 class Wire:
@@ -71,7 +75,9 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 
 @contextmanager
 def open_fake(folder: Path) -> Iterator[Target]:
-    with FakeServer(vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, token_s=0.002) as fake:
+    with FakeServer(
+        vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, token_s=0.002, receiver=EngineReceiver()
+    ) as fake:
         yield Target(
             kind="fake",
             url=fake.url,
@@ -97,10 +103,50 @@ def open_embedded(folder: Path) -> Iterator[Target]:
         process.stop()
 
 
-OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {"embedded": open_embedded, "fake": open_fake}
+@contextmanager
+def open_sglang(folder: Path) -> Iterator[Target]:
+    """The real server as a run starts it, drawing by seed."""
+    model = write_tiny_qwen3(folder / "model")
+    if problems := check_python(None, serves=True, routes=False, on_cpu=True):
+        pytest.fail("\n".join(map(str, problems)))
+    launch = SglangLaunch(
+        name="engine 0",
+        model_path=str(model),
+        dtype="float32",
+        device="cpu",
+        max_context_len=None,
+        num_threads=1,
+        seed=0,
+        python=find_python(None),
+        server_args={"enable_deterministic_inference": True},
+    )
+    address, process = launch.open(folder)
+    process.start()
+    try:
+        process.wait_ready(timeout_s=300)
+        yield Target(
+            kind="sglang",
+            url=address.url,
+            vocab_size=VOCAB_SIZE,
+            max_context_len=MAX_CONTEXT_LEN,
+            long_answer=400,
+            has_min_p=False,
+            settle_s=0.4,
+        )
+    finally:
+        process.stop()
 
 
-@pytest.fixture(scope="session", params=list(OPENERS))
+OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
+    "embedded": open_embedded,
+    "fake": open_fake,
+    "sglang": open_sglang,
+}
+# The real server needs an environment of its own and half a minute to start.
+TARGETS = [pytest.param(kind, marks=[pytest.mark.slow] if kind == "sglang" else []) for kind in OPENERS]
+
+
+@pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with OPENERS[request.param](tmp_path_factory.mktemp(request.param)) as opened:
         yield opened

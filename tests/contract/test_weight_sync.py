@@ -1,4 +1,4 @@
-"""Weights over a process group into a server of its own: what arrives is what answers."""
+"""Weights by every channel into a server of its own: what arrives is what answers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, Generation, SamplingParams
+from rlscale.weights.channel import EngineChannel
+from rlscale.weights.channels import ChannelSpec, make_channel
 from rlscale.weights.checksum import checksum
-from rlscale.weights.process_group import ProcessGroupChannel
 from tests.contract.conftest import Target, open_embedded
 from tests.tiny_model import write_tiny_qwen3
 
@@ -26,14 +28,17 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield target
 
 
-def make_channel() -> ProcessGroupChannel:
-    return ProcessGroupChannel(
-        make_engine=lambda address: HttpEngine(address, timeout_s=TIMEOUT_S),
-        rank=0,
-        bucket_bytes=50_000,
+def open_channel(name: WeightChannelName, folder: Path) -> EngineChannel:
+    spec = ChannelSpec(
+        name=name,
         backend="gloo",
+        device="cpu",
+        bucket_bytes=50_000,
         timeout_s=TIMEOUT_S,
+        folder=folder / "weights",
+        model_folder=folder / "old",
     )
+    return make_channel(spec, make_engine=lambda address: HttpEngine(address, timeout_s=TIMEOUT_S), rank=0)
 
 
 def read_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -54,12 +59,13 @@ def answers(address: EngineAddress) -> tuple[list[Generation], dict[str, str]]:
     return asyncio.run(ask())
 
 
-def test_new_weights_answer_and_old_ones_return(embedded: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list(WeightChannelName))
+def test_new_weights_answer_and_old_ones_return(embedded: Target, tmp_path: Path, name: WeightChannelName) -> None:
     address = EngineAddress(name="engine 0", url=embedded.url)
     old = read_state(write_tiny_qwen3(tmp_path / "old"))
     new = read_state(write_tiny_qwen3(tmp_path / "new", seed=1))
     before, _ = answers(address)
-    channel = make_channel()
+    channel = open_channel(name, tmp_path)
     channel.connect([address])
     channel.push(iter(new.items()), 1)
     changed, held = answers(address)
@@ -72,15 +78,18 @@ def test_new_weights_answer_and_old_ones_return(embedded: Target, tmp_path: Path
     channel.close()
 
 
-def test_wrong_weights_are_refused_in_time_and_the_next_sync_heals(embedded: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list(WeightChannelName))
+def test_wrong_weights_are_refused_in_time_and_the_next_sync_heals(
+    embedded: Target, tmp_path: Path, name: WeightChannelName
+) -> None:
     address = EngineAddress(name="engine 0", url=embedded.url)
     state = read_state(write_tiny_qwen3(tmp_path / "old"))
-    channel = make_channel()
+    channel = open_channel(name, tmp_path)
     channel.connect([address])
     with pytest.raises(EngineError, match=r"engine 0 .*shapes must be .*model\.norm\.weight"):
         channel.push(iter({**state, "model.norm.weight": torch.ones(3)}.items()), 3)
     with pytest.raises(EngineError, match=r"unusable|within"):
-        # Half of the weights may be new: nothing is answered from them.
+        # Half of the weights may be new, or the engine still stands still: nothing is answered from them.
         asyncio.run(_generate_quickly(address))
     channel.connect([address])
     channel.push(iter(state.items()), 4)

@@ -229,11 +229,12 @@ class DeltaWeights:
 
     def _describe(self, root: Path) -> WeightBucket:
         base = self._base or FolderWeights(base_path(root, self._index.base), {})
-        if not self._deltas:
+        if not self._index.deltas:
             return base.layout
-        last = {tensor.name: tensor for tensor in self._deltas[-1].tensors}
+        newest = self._deltas[-1] if self._deltas else DeltaReader(delta_path(root, self._index.newest))
+        last = {tensor.name: tensor for tensor in newest.tensors}
         if last.keys() != set(base.layout.names):
-            raise WeightSyncError(f"{self._deltas[-1].path} must be of the weights of version {self._index.base}")
+            raise WeightSyncError(f"{newest.path} must be of the weights of version {self._index.base}")
         return replace(base.layout, checksums=[last[name].checksum for name in base.layout.names])
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlscale.engines.embedded.products import Product
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.wire import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
@@ -285,7 +286,7 @@ def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler)
     wait_until_running(scheduler)
     layer = scheduler._decoder._layers[0]
     good = layer.down
-    run(scheduler, lambda: setattr(layer, "down", torch.zeros(3, 3)))
+    run(scheduler, lambda: setattr(layer, "down", Product(torch.zeros(3, 3), None)))
     with pytest.raises(Refused, match="a decode step failed") as failure:
         future.result(timeout=10)
     assert failure.value.status == 500

@@ -1,0 +1,108 @@
+"""SGLang's contract of updates from disk and tensor, the same for every server."""
+
+import asyncio
+import base64
+from pathlib import Path
+
+import pytest
+
+from rlscale.weights.buckets import layout_of
+from rlscale.weights.incoming import encode_payload
+from tests.contract.conftest import Wire
+from tests.contract.test_engine_contract import PROMPT, start_long
+from tests.tiny_model import write_tiny_qwen3
+
+PICKLE = base64.b64encode(b"\x80\x04]\x94.").decode()  # an empty list, as SGLang's clients send it
+
+
+@pytest.fixture
+async def model(wire: Wire, tmp_path: Path) -> Path:
+    """A folder with the weights that the server has (the fake has none of its own)."""
+    path = Path((await wire.get("/model_info"))[1]["model_path"])
+    return path if path.is_dir() else write_tiny_qwen3(tmp_path / "model")
+
+
+@pytest.fixture
+async def version(wire: Wire) -> str:
+    """Of the weights before the test; to be put back."""
+    return str((await wire.get("/model_info"))[1]["weight_version"])
+
+
+async def put_back(wire: Wire, version: str) -> None:
+    body = {"new_version": version, "abort_all_requests": False}
+    assert (await wire.post("/update_weight_version", body))[0] == 200
+
+
+async def test_loading_a_folder_sets_the_version(wire: Wire, model: Path, version: str) -> None:
+    before = await wire.generate(PROMPT, max_new_tokens=8, sampling_seed=1, ignore_eos=True)
+    status, answer = await wire.post("/update_weights_from_disk", {"model_path": str(model), "weight_version": "43"})
+    assert status == 200 and answer["success"] is True and answer["num_paused_requests"] == 0
+    assert (await wire.get("/model_info"))[1]["weight_version"] == "43"
+    after = await wire.generate(PROMPT, max_new_tokens=8, sampling_seed=1, ignore_eos=True)
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["weight_version"] == "43"
+    await put_back(wire, version)
+
+
+async def test_a_folder_without_a_version_leaves_the_version(wire: Wire, model: Path, version: str) -> None:
+    assert (await wire.post("/update_weights_from_disk", {"model_path": str(model)}))[0] == 200
+    assert (await wire.get("/model_info"))[1]["weight_version"] == version
+
+
+async def test_a_bad_path_is_400_and_changes_nothing(wire: Wire, tmp_path: Path, version: str) -> None:
+    body = {"model_path": str(tmp_path / "nothing"), "weight_version": "44"}
+    status, answer = await wire.post("/update_weights_from_disk", body)
+    assert status == 400 and answer["success"] is False and answer["message"]
+    assert (await wire.get("/model_info"))[1]["weight_version"] == version
+    assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
+
+
+async def test_paused_requests_go_on_with_the_new_weights(wire: Wire, model: Path, version: str) -> None:
+    task = await start_long(wire, "load-while-paused")
+    assert (await wire.post("/pause_generation", {"mode": "retract"}))[0] == 200
+    assert (await wire.post("/flush_cache", {}))[0] == 200
+    body = {"model_path": str(model), "weight_version": "45", "flush_cache": True}
+    assert (await wire.post("/update_weights_from_disk", body))[0] == 200
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    assert (await wire.post("/continue_generation", {}))[0] == 200
+    status, answer = await task
+    assert status == 200 and len(answer["output_ids"]) == wire.target.long_answer
+    assert [span["version"] for span in answer["meta_info"]["weight_versions"]] == [version, "45"]
+    await put_back(wire, version)
+
+
+async def test_tensors_outside_begin_and_end_are_refused(wire: Wire) -> None:
+    status, answer = await wire.post("/update_weights_from_tensor", {"serialized_named_tensors": [PICKLE]})
+    assert status == 400 and answer["success"] is False
+
+
+async def test_our_servers_read_no_pickle(wire: Wire) -> None:
+    if wire.target.kind == "sglang":
+        pytest.skip("SGLang's own form")
+    assert (await wire.post("/begin_weight_update", {}))[0] == 200
+    for load_format in (None, "flattened_bucket", "direct", "my.loader"):
+        body = {"serialized_named_tensors": [PICKLE], "load_format": load_format}
+        status, answer = await wire.post("/update_weights_from_tensor", body)
+        assert status == 400 and "load_format must be 'shared_memory' or 'cuda_ipc'" in answer["message"]
+        assert "pickle" in answer["message"]
+    assert (await wire.post("/end_weight_update", {}))[0] == 200
+
+
+async def test_a_payload_our_servers_cannot_read_is_400(wire: Wire) -> None:
+    if wire.target.kind == "sglang":
+        pytest.skip("SGLang has another form")
+    assert (await wire.post("/begin_weight_update", {}))[0] == 200
+    nobody = encode_payload({"ring": "rlscale-nobody", "timeout_s": 1}, layout_of([]))
+    for payloads, message in (
+        (["!"], "base64"),
+        ([PICKLE], "base64 of JSON"),
+        ([], "hold one string"),
+        ([encode_payload({}, layout_of([]))], "must name its ring"),
+        ([nobody], "could not be opened"),
+    ):
+        body = {"serialized_named_tensors": payloads, "load_format": "shared_memory"}
+        status, answer = await wire.post("/update_weights_from_tensor", body)
+        assert status == 400 and answer["success"] is False and message in answer["message"]
+    assert (await wire.post("/end_weight_update", {}))[0] == 200
+    assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
