@@ -218,6 +218,7 @@ class Execution:
             num_ranks=self._plan.layout.num_trainers,
             # Labels do not age: supervised training has nothing to make ahead.
             max_staleness=0 if self._plan.sft else config.rollout.max_staleness,
+            update_interval=config.train.update_weights_interval,
             drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
         )
 

@@ -198,7 +198,9 @@ class Simulation:
 def simulation(
     folder: Path, *, staleness: int, num_rollouts: int = 6, start: Checkpoint | None = None, **values: Any
 ) -> Iterator[Simulation]:
-    """Takes `drain`, `update_interval`, `train_turns`, `length`, `save_interval`, `eval_interval`, `eval_prompts` and `stop_reward`."""
+    """Takes `drain`, `update_interval`, `train_turns`, `length`, `save_interval`, `eval_interval`, `eval_prompts` and
+    `stop_reward`.
+    """
     progress = Progress() if start is None else Progress(**start.state["progress"])
     engine = Engine(version=progress.version, length=values.get("length", lambda index: 3))
     trainers = SimulatedTrainers(engine=engine, num_turns=values.get("train_turns", 10))

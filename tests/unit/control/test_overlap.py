@@ -122,6 +122,41 @@ async def test_an_evaluation_that_needs_a_dead_engine_is_made_with_the_next_weig
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("interval", "staleness"), [(2, 1), (3, 2), (2, 4), (3, 4)])
+async def test_weights_go_to_the_engines_at_the_interval(tmp_path: Path, interval: int, staleness: int) -> None:
+    with simulation(tmp_path, staleness=staleness, num_rollouts=8, update_interval=interval) as run:
+        await run.loop.run()
+    sent = [int(line.split()[1][1:]) for line in run.engine.log if line.startswith("sync")]
+    assert sent == [*range(interval, 8, interval), 8]
+    assert run.trained_groups == list(range(8 * NUM_PROMPTS))
+    assert max(run.ages) <= staleness
+
+
+async def test_an_evaluation_has_the_weights_of_its_step_whatever_the_interval(tmp_path: Path) -> None:
+    with simulation(tmp_path, staleness=3, num_rollouts=6, update_interval=4, eval_prompts=1, eval_interval=3) as run:
+        await run.loop.run()
+    assert [line.split()[-1] for line in run.engine.log if line.startswith("eval")] == ["v0", "v3", "v6"]
+
+
+async def test_an_engine_that_ends_between_two_updates_gets_one_early(tmp_path: Path) -> None:
+    class Recovery:
+        def is_down(self, index: int) -> bool:
+            return False
+
+        async def recover(self, index: int) -> bool:
+            before = run.engine.version
+            while run.engine.version == before:
+                await turns(1)
+            return True
+
+    with simulation(tmp_path, staleness=2, num_rollouts=6, update_interval=3) as run:
+        run.pool.guard(Recovery())
+        run.engine.fails_for = f"train-{2 * NUM_PROMPTS}"
+        await run.loop.run()
+    assert run.trained_groups == list(range(6 * NUM_PROMPTS))
+    assert any(line.startswith("sync v2") for line in run.engine.log)
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 async def test_aborted_groups_are_generated_again_and_counted(tmp_path: Path, staleness: int) -> None:
     with simulation(tmp_path, staleness=staleness, num_rollouts=3) as run:
