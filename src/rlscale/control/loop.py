@@ -172,9 +172,12 @@ class TrainingLoop:
 
     async def _take(self) -> FinishedRollout:
         taking = asyncio.ensure_future(self._producer.next())
-        if self._engine_version != self.progress.version and not await self._can_finish(taking):
-            await self._update_engines()
-        return await taking
+        try:
+            if self._engine_version != self.progress.version and not await self._can_finish(taking):
+                await self._update_engines()
+            return await taking
+        finally:
+            taking.cancel()
 
     async def _train(self, rollout: FinishedRollout) -> dict[str, float]:
         self._phase("train")
@@ -286,8 +289,10 @@ class TrainingLoop:
         """Returns when it is done; False when it needs an engine that comes back with the next weights only."""
         assert self._parts.pool is not None, "only what needs engines is waited for"
         stalled = asyncio.ensure_future(self._parts.pool.stalled())
-        await asyncio.wait([task, stalled], return_when=asyncio.FIRST_COMPLETED)
-        stalled.cancel()
+        try:
+            await asyncio.wait([task, stalled], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stalled.cancel()
         return task.done()
 
     def _note(self, metrics: dict[str, float], *, version: WeightVersion) -> None:
