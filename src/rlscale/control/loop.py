@@ -283,7 +283,7 @@ class TrainingLoop:
                 return
             metrics = await running.task
         self._note(metrics, version=running.version)
-        self._parts.observer.evaluated(metrics, step=running.step)
+        self._parts.observer.evaluated(metrics, step=running.step, num_done=running.version)
 
     async def _can_finish(self, task: "asyncio.Task[Any]") -> bool:
         """Returns when it is done; False when it needs an engine that comes back with the next weights only."""

@@ -51,10 +51,15 @@ class Observer:
         if self._rollouts is not None:
             self._rollouts.write(rollout_id, groups, logprobs=logprobs)
 
-    def evaluated(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Metrics of an evaluation before the first or after the last rollout."""
+    def evaluated(self, metrics: Mapping[str, float], *, step: int, num_done: int | None = None) -> None:
+        """Metrics of an evaluation that is reported by itself: before the first rollout, after the last, or beside one.
+
+        Args:
+            step: that sinks log them with.
+            num_done: rollouts before it, for the console. None: `step`.
+        """
         self._sink.log(metrics, step=step)
-        self.console.evaluated(step, metrics)
+        self.console.evaluated(step if num_done is None else num_done, metrics)
 
     def _check_logprob_diff(self, metrics: Mapping[str, float], *, step: int) -> None:
         diff = metrics.get("logprob_diff/mean", 0.0)
