@@ -9,7 +9,7 @@ nox.options.default_venv_backend = "none"  # sessions share the environment nox 
 nox.options.sessions = ["lint", "types", "unit", "integration"]
 nox.options.error_on_missing_interpreters = False
 
-CODE = ("src", "tests", "bin", "scripts", "benchmarks", "noxfile.py")
+CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
 
 def _python(session: nox.Session, *args: str) -> None:

@@ -41,7 +41,7 @@ class RayEngines:
         self._launch, self._layout, self._bundles, self._log_folder = launch, layout, bundles, log_folder
         self._on_killed_start = on_killed_start
         # Servers that other machines can reach answer only to those who hold this run's key.
-        self._api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
+        self.api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
         self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
         self._started: asyncio.Future[list[EngineAddress]] | None = None
         self._actors = [self._make_actor(index) for index in range(len(self.names))]
@@ -95,7 +95,7 @@ class RayEngines:
 
     def _make_actor(self, index: int) -> Any:
         options = self._bundles.options(self._layout.engine_bundles[index], self._layout.share)
-        launch = replace(self._launch, name=self.names[index], api_key=self._api_key)
+        launch = replace(self._launch, name=self.names[index], api_key=self.api_key)
         return EngineActor.options(**options).remote(launch, log_folder=self._log_folder)
 
 

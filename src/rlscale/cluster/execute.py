@@ -9,7 +9,9 @@ from pathlib import Path
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.cluster.engines import RayEngines, cores_of
+from rlscale.cluster.launches import engine_client, engine_launch, make_router
 from rlscale.cluster.plan import RunPlan
+from rlscale.cluster.router import RayRouter, RoutedRecovery
 from rlscale.cluster.session import Bundles, reserved
 from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.trainers import RayTrainers
@@ -18,8 +20,6 @@ from rlscale.config import UpdateMode, WeightChannelName
 from rlscale.control.failures import run_guarded
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
-from rlscale.engines.http import HttpEngine
-from rlscale.engines.launch import EngineLaunch
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.run import Observer
@@ -59,6 +59,8 @@ class Execution:
         self._plan, self._folder, self._store, self._observer = plan, folder, store, observer
         self._tolerance = plan.config.fault_tolerance
         self._restarts = Restarts(self._tolerance.max_restarts, tell=observer.warn)
+        self._router: RayRouter | None = None
+        self._router_address: EngineAddress | None = None
 
     async def run(self, start: Start) -> Progress:
         """Goes from `start` to the end.
@@ -69,11 +71,20 @@ class Execution:
         plan = self._plan
         self._observer.phase("start")
         with reserved(plan.config.cluster, plan.layout) as bundles:
-            engines = RayEngines(self._engine_launch(), plan.layout, bundles, self._folder.logs)
+            engines = RayEngines(
+                engine_launch(plan.config, model_path=plan.model_path, num_threads=cores_of(plan.layout)),
+                plan.layout,
+                bundles,
+                log_folder=self._folder.logs,
+                on_killed_start=self._allow_restart,
+            )
+            self._router = make_router(plan.config, engines, log_folder=self._folder.logs)
             try:
                 return await self._attempts(bundles, engines, start)
             finally:
                 await asyncio.to_thread(engines.kill)
+                if self._router is not None:
+                    await asyncio.to_thread(self._router.kill)
 
     async def _attempts(self, bundles: Bundles, engines: RayEngines, first: Start) -> Progress:
         start, prompts_at_first = first, self._plan.prompts.state_dict()
@@ -84,9 +95,9 @@ class Execution:
             try:
                 return await self._attempt(trainers, engines, start)
             except WorkerError as error:
-                if not (self._tolerance.enabled and error.died and error.worker in trainers.names):
+                if not error.died or error.worker not in trainers.names:
                     raise
-                self._restarts.take(error, what="the trainers from the last checkpoint")
+                self._allow_restart(error, what="the trainers from the last checkpoint")
             finally:
                 await asyncio.to_thread(trainers.kill)
             newest = self._store.latest()
@@ -94,14 +105,21 @@ class Execution:
             self._plan.prompts.load_state_dict(prompts_at_first)
             self._observer.rewind(start.progress.next_rollout)
 
+    def _allow_restart(self, failure: WorkerError, *, what: str | None = None) -> None:
+        """Counts a restart of a worker that died, or raises its failure when there shall be none."""
+        if not self._tolerance.enabled:
+            raise failure
+        self._restarts.take(failure, what=what or failure.worker)
+
     async def _attempt(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
-        watchers = [watch_trainers(trainers.named_actors)]
+        router = [] if self._router is None else self._router.named_actors
+        watchers = [watch_trainers(trainers.named_actors), watch_engines(router)]
         if not self._tolerance.enabled:
             watchers.append(watch_engines(engines.named_actors))
         return await run_guarded(
             self._story(trainers, engines, start),
             watchers=watchers,
-            diagnose=lambda: find_dead_engine(engines.named_actors),
+            diagnose=lambda: find_dead_engine([*engines.named_actors, *router]),
         )
 
     async def _story(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
@@ -137,7 +155,6 @@ class Execution:
     def _recovery(self, trainers: RayTrainers, engines: RayEngines, pool: EnginePool | None) -> EngineRecovery | None:
         if pool is None or not self._tolerance.enabled:
             return None
-        timeout_s = self._plan.config.rollout.timeout_s
         checks = HealthChecks(
             ask=lambda index, limit_s: pool.engines[index].health(timeout_s=limit_s),
             interval_s=self._tolerance.health_check_interval_s,
@@ -146,12 +163,14 @@ class Execution:
         )
         recovery = EngineRecovery(
             trainers,
-            engines,
-            replace=lambda index, address: pool.replace(index, HttpEngine(address, timeout_s=timeout_s)),
+            self._router or engines,
+            replace=lambda index, address: pool.replace(
+                index, engine_client(self._plan.config, address, router=self._router_address)
+            ),
             restarts=self._restarts,
             checks=checks,
         )
-        pool.guard(recovery)
+        pool.guard(recovery if self._router is None else RoutedRecovery(recovery, len(engines.names)))
         return recovery
 
     @asynccontextmanager
@@ -159,8 +178,8 @@ class Execution:
         if not addresses:
             yield None
             return
-        timeout_s = self._plan.config.rollout.timeout_s
-        pool = EnginePool([HttpEngine(address, timeout_s=timeout_s) for address in addresses])
+        router = self._router_address = None if self._router is None else await self._router.start(addresses)
+        pool = EnginePool([engine_client(self._plan.config, address, router=router) for address in addresses])
         try:
             yield pool
         finally:
@@ -263,20 +282,6 @@ class Execution:
             folder=Path(config.train.weight_folder or self._folder.path / "weights").absolute(),
             model_folder=Path(self._plan.model_path),
             pause_mode=config.rollout.pause_mode,
-        )
-
-    def _engine_launch(self) -> EngineLaunch:
-        config = self._plan.config
-        return EngineLaunch(
-            name="engine",
-            model_path=self._plan.model_path,
-            dtype=config.train.dtype,
-            device=config.cluster.device,
-            num_slots=config.rollout.num_slots,
-            deterministic=config.rollout.deterministic,
-            max_context_len=config.rollout.max_context_len,
-            num_threads=cores_of(self._plan.layout),
-            seed=config.rollout.seed,
         )
 
 

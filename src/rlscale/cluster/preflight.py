@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
-from rlscale.config import ModelConfig, RunConfig
+from rlscale.config import Device, EngineKind, ModelConfig, RunConfig
+from rlscale.config.sglang_python import check_python
 from rlscale.data.paths import resolve_data_path
 from rlscale.errors import ConfigError, Problem
 from rlscale.models import is_hf_folder, resolve_model
@@ -22,6 +23,7 @@ def check_files(config: RunConfig) -> list[Problem]:
     if config.model.build is None:
         problems += _check_model("model.hf_checkpoint", config.model, config.model.hf_checkpoint)
     problems += check_trackers(config.logging)
+    problems += _check_sglang(config)
     try:
         load_reward(config.reward)
     except ConfigError as error:
@@ -37,6 +39,16 @@ def eval_files(config: RunConfig) -> dict[str, str]:
     if len(given) == 1:
         return {"eval": given[0]}
     return dict(zip(given[::2], given[1::2], strict=True))
+
+
+def _check_sglang(config: RunConfig) -> list[Problem]:
+    has_engines = bool(config.cluster.rollout_num_gpus)
+    serves = has_engines and config.rollout.engine == EngineKind.sglang
+    routes = has_engines and bool(config.router.enabled)
+    if not serves and not routes:
+        return []
+    on_cpu = config.cluster.device == Device.cpu
+    return check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=on_cpu)
 
 
 def _check_data(key: str, path: str | None) -> list[Problem]:

@@ -18,8 +18,10 @@ from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
 from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode
+from rlscale.config.router import RouterConfig, RouterPolicy
 from rlscale.config.run import RunConfig
 from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
+from rlscale.config.sglang import SglangConfig
 from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig, WeightChannelName
 
 __all__ = [
@@ -55,13 +57,16 @@ __all__ = [
     "RewardConfig",
     "RewardType",
     "RolloutConfig",
+    "RouterConfig",
+    "RouterPolicy",
     "RunConfig",
+    "SglangConfig",
     "TensorboardConfig",
     "TrainBackendName",
     "TrainConfig",
+    "UpdateMode",
     "WandbConfig",
     "WandbMode",
-    "UpdateMode",
     "WeightChannelName",
     "changed_keys",
     "config_hash",

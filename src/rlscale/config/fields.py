@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
+from rlscale.config.passing import check_passed, is_passed, passing_groups
 from rlscale.config.problems import from_pydantic, unknown_key, unset_key, wrong_type
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import Key, keys, nodes
@@ -27,6 +28,7 @@ class CheckedFields:
     problems: list[Problem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)  # keys that were set
+    passed: set[str] = field(default_factory=set)  # likewise, those that a group hands on to a library
 
 
 def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
@@ -45,10 +47,13 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
     problems: list[Problem] = []
     broken: set[str] = set()
     given: set[str] = set()
+    passing: dict[str, Any] = {}
     typed = _schema()
     for path, value in _leaves(values, ""):
         key = keys().get(path)
-        if key is None:
+        if is_passed(path):
+            passing[path] = value
+        elif key is None:
             problems.append(unknown_key(path, value, origin=origin(path)))
         elif problem := type_problem(key, value, origin=""):
             problems.append(replace(problem, origin=origin(path)))  # finding it is slow, so only for a problem
@@ -56,12 +61,18 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
         else:
             _assign(typed, key, value)
             given.add(path)
+    passed = check_passed(passing, values, origin)
+    problems += passed.problems
+    for group, named in passed.values.items():
+        OmegaConf.update(typed, f"{group}.{passing_groups()[group]}", named, merge=False)
     problems += _resolve_interpolations(typed, origin, broken)
     for path in sorted(set(OmegaConf.missing_keys(typed))):
         problems.append(unset_key(keys()[path]))
         broken.add(path)
     config, constraint_problems = _validate(typed, origin, broken)
-    return CheckedFields(config=config, problems=problems + constraint_problems, broken=broken, keys=given)
+    return CheckedFields(
+        config=config, problems=problems + constraint_problems, broken=broken, keys=given, passed=passed.paths
+    )
 
 
 @cache

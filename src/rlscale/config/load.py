@@ -66,12 +66,13 @@ def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFold
     given = checked.config
     given.run.experiment = line.experiment
     given.run.overrides = list(overrides)
+    given.run.config_dir = None if folders.extra is None else str(folders.extra)
     config, derived = resolve(given)
     config.freeze()
     return Loaded(
         config=config,
         derived=tuple(derived),
-        warnings=tuple(warnings_of(given, _changed(checked))),
+        warnings=tuple(warnings_of(given, _changed(checked) | checked.passed)),
         overrides=tuple(overrides),
     )
 

@@ -55,7 +55,6 @@ IGNORED: tuple[Ignored, ...] = (
         why="there is no router: router.enabled is off, or there is one engine or none",
     ),
     Ignored(
-    Ignored(
         names=("train.weight_folder",),
         when=lambda config: config.train.weight_channel not in (WeightChannelName.disk, WeightChannelName.delta),
         why="train.weight_channel is neither disk nor delta",
@@ -70,6 +69,7 @@ IGNORED: tuple[Ignored, ...] = (
         when=lambda config: not uses_engines(config),
         why="nothing is generated, so no engine needs the weights",
     ),
+    Ignored(
         names=("fsdp",),
         when=lambda config: config.train.backend != TrainBackendName.fsdp,
         why="train.backend is not fsdp",

@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 
 from rlscale.config.fields import type_problem
+from rlscale.config.passing import is_passed
 from rlscale.config.problems import COMMAND_LINE, show, unknown_key
 from rlscale.config.schema import nodes, owner_of
 from rlscale.config.suggest import nearest, nearest_key
@@ -89,7 +90,7 @@ def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[
         line.problems.append(_not_key_value(name, word, groups))
         return
     line.broken.add(path)
-    if owner_of(path) is None and path not in groups:
+    if owner_of(path) is None and not is_passed(path) and path not in groups:
         line.problems.append(unknown_key(path, value, origin=COMMAND_LINE))
         return
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -163,6 +164,9 @@ def _check_options(line: CommandLine, override: Override, options: Sequence[str]
 def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     path = override.key_or_group
     key = owner_of(path)
+    if is_passed(path) and not override.is_delete():
+        line.keys.add(path)  # whether the library knows it is asked later
+        return True
     if key is None:
         line.problems.append(_unknown(path, _text(override), groups))
         line.broken.add(nearest_key(path) or path)

@@ -18,6 +18,8 @@ from rlscale.config.model import ModelConfig
 from rlscale.config.optim import OptimConfig
 from rlscale.config.reward import RewardConfig
 from rlscale.config.rollout import RolloutConfig
+from rlscale.config.router import RouterConfig
+from rlscale.config.sglang import SglangConfig
 from rlscale.config.train import TrainConfig
 
 
@@ -35,6 +37,8 @@ class RunConfig(ConfigGroup):
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -107,6 +107,8 @@ def _walk(owner: type[Any], prefix: str) -> Iterator[Key]:
     hints = get_type_hints(owner, include_extras=True)
     for field in dataclasses.fields(owner):
         hint, path = hints[field.name], f"{prefix}{field.name}"
+        if field.name == owner.passed_on:
+            continue  # what is in it has names that only the library knows
         if dataclasses.is_dataclass(hint):
             assert isinstance(hint, type)
             yield from _walk(hint, f"{path}.")

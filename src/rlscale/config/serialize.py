@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from enum import Enum
 from typing import Any
 
@@ -20,8 +20,13 @@ _NOT_HASHED = ("run", "logging", "debug")
 
 def to_dict(config: ConfigGroup) -> dict[str, Any]:
     """The config, or one group, as nested JSON values."""
-    plain = _plain(asdict(config))  # type: ignore[call-overload]  # every ConfigGroup is a dataclass
-    assert isinstance(plain, dict)
+    plain: dict[str, Any] = {}
+    for field in fields(config):  # type: ignore[arg-type]  # every ConfigGroup is a dataclass
+        value = getattr(config, field.name)
+        if field.name == config.passed_on:
+            plain |= _plain(value)
+        else:
+            plain[field.name] = to_dict(value) if isinstance(value, ConfigGroup) else _plain(value)
     return plain
 
 

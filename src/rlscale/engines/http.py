@@ -4,11 +4,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from rlscale.engines.concurrency import InFlightLimit
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, Generation, SamplingParams, WeightBucket, WeightGroup, WeightVersion
 
@@ -27,14 +29,28 @@ class HttpEngine:
     Only `generate` and reading calls are repeated on a dropped connection: they can safely run twice. Calls that
     change the engine use a fresh connection each, which cannot have been dropped while idle.
 
+    Args:
+        timeout_s: of each call, from its start on; a call that waits for admission has not started.
+        max_in_flight: samples asked for at once, over all calls of `generate`. None: no limit.
+        router: where `generate` and `stream` go instead; the engine behind it that answers may be any.
+
     Example:
         engine = HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:30000"), timeout_s=600)
         answers = await engine.generate([4, 7, 5], SamplingParams(max_new_tokens=8), n=4)
         await engine.close()
     """
 
-    def __init__(self, address: EngineAddress, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: EngineAddress,
+        *,
+        timeout_s: float,
+        max_in_flight: int | None = None,
+        router: EngineAddress | None = None,
+    ) -> None:
         self._address, self._timeout_s = address, timeout_s
+        self._router = router or address
+        self._limit = None if max_in_flight is None else InFlightLimit(max_in_flight)
         self._url = address.url.rstrip("/")
         self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether every call gets a fresh connection
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,7 +84,8 @@ class HttpEngine:
         body = _generate_body(input_ids, params, rid)
         if n > 1:
             body["sampling_params"]["n"] = n
-        answer = await self._call("POST", "/generate", body, repeat=True)
+        async with self._admitted(n):
+            answer = await self._call("POST", "/generate", body, repeat=True)
         objects = answer if isinstance(answer, list) else [answer]
         if len(objects) != n:
             raise EngineError(f"{self._at('/generate')} must return {n} answers, got {len(objects)}")
@@ -81,7 +98,7 @@ class HttpEngine:
         body = {**_generate_body(input_ids, params, rid), "stream": True}
         finished = False
         try:
-            async with self._session(fresh=True).post(f"{self._url}/generate", json=body) as response:
+            async with self._session(fresh=True).post(self._url_of("/generate"), json=body) as response:
                 if response.status != 200:
                     self._refused("/generate", response.status, _decoded(await response.read()))
                 async for event in _events(response.content):
@@ -214,7 +231,7 @@ class HttpEngine:
         raise AssertionError("unreachable")
 
     async def _once(self, method: str, path: str, body: Any, *, fresh: bool) -> Any:
-        async with self._session(fresh=fresh).request(method, f"{self._url}{path}", json=body) as response:
+        async with self._session(fresh=fresh).request(method, self._url_of(path), json=body) as response:
             raw = await response.read()
             answer = _decoded(raw)
             if response.status != 200 or (isinstance(answer, Mapping) and answer.get("success") is False):
@@ -235,7 +252,16 @@ class HttpEngine:
         raise (WeightSyncError if kind == WeightSyncError.__name__ else EngineError)(text)
 
     def _at(self, path: str) -> str:
-        return f"{self._address.name} ({self._url}{path})"
+        return f"{self._owner(path).name} ({self._url_of(path)})"
+
+    def _url_of(self, path: str) -> str:
+        return f"{self._owner(path).url.rstrip('/')}{path}"
+
+    def _owner(self, path: str) -> EngineAddress:
+        return self._router if path == "/generate" else self._address
+
+    def _admitted(self, num_samples: int) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._limit is None else self._limit.enter(num_samples)
 
     # -- reading answers
 
@@ -269,7 +295,7 @@ class HttpEngine:
             weight_versions=versions,
             finish_reason=finish,
             text=str(answer.get("text", "")),
-            engine=self._address.name,
+            engine=self._router.name,
         )
 
     def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[WeightVersion]:
@@ -290,10 +316,13 @@ class HttpEngine:
             raise EngineError(f"{self._at(path)} weight_version must be a whole number, got {value!r}") from e
 
     def _vocab_size_of_folder(self, info: Mapping[str, Any]) -> int:
-        config = Path(str(info.get("model_path", ""))) / "config.json"
-        if not config.is_file():
+        # After an update from disk the model path is that of the update, which may hold weights alone.
+        configs = [Path(str(info.get(key, ""))) / "config.json" for key in ("model_path", "tokenizer_path")]
+        config = next((path for path in configs if path.is_file()), None)
+        if config is None:
             raise EngineError(
-                f"{self._at('/model_info')} must tell vocab_size, or a model_path that can be read here, got {config}"
+                f"{self._at('/model_info')} must tell vocab_size, or a model_path that can be read here, "
+                f"got {configs[0]}"
             )
         return int(json.loads(config.read_text())["vocab_size"])
 

@@ -8,8 +8,7 @@ from tests.unit.config.mistakes import only_mistake
 
 CASES = [
     ("train=megatron", "train.backend must be one of the parts built so far (fsdp), got megatron; choose train=fsdp"),
-    ("rollout=sglang", "rollout.engine must be one of the parts built so far (embedded), got sglang"),
-    ("rollout.engine=external", "rollout.engine must be one of the parts built so far (embedded), got external"),
+    ("rollout.engine=external", "rollout.engine must be one of the parts built so far (embedded, sglang), got"),
     ("optim.name=muon", "optim.name must be one of the parts built so far (adam), got muon"),
     (
         "optim.lr_decay_style=wsd",

@@ -4,6 +4,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
+from rlscale_sglang_cpu.seeds import ATTENTION_BACKEND, allow_mode, draw_by_seed
+
 
 class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     """Serves without `sgl_kernel`, whose CPU build is no wheel.
@@ -15,8 +17,14 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_name = "cpu"
     device_type = "cpu"
 
+    def __init__(self) -> None:
+        allow_mode()
+
+    def init_backend(self) -> None:
+        draw_by_seed()
+
     def get_default_attention_backend(self) -> str:
-        return "torch_native"
+        return ATTENTION_BACKEND
 
     def get_dispatch_key_name(self) -> str:
         return "native"

@@ -34,6 +34,7 @@ from rlscale.config.rules.placement import (
 from rlscale.config.rules.rule import Rule, uses_decoupled_loss, uses_engines
 from rlscale.config.rules.sampling import evaluated_answers_can_be_long_enough, stop_strings_can_be_found
 from rlscale.config.rules.scoring import (
+    dump_path_is_a_template,
     eval_sets_are_pairs,
     evaluation_has_data,
     export_path_is_a_template,
@@ -41,8 +42,8 @@ from rlscale.config.rules.scoring import (
     samples_are_scored,
     stop_reward_is_measured,
 )
-from rlscale.config.run import RunConfig
 from rlscale.config.rules.weights import interval_keeps_the_bound, shared_memory_is_on_one_machine
+from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
 __all__ = ["RULES", "Rule", "check_rules", "uses_decoupled_loss", "uses_engines", "uses_router"]
@@ -66,9 +67,9 @@ RULES: tuple[Rule, ...] = (
     decoupled_loss_stands_alone,
     one_warmup,
     schedule_is_ordered,
-    trainer_fits_a_node,
     interval_keeps_the_bound,
     shared_memory_is_on_one_machine,
+    trainer_fits_a_node,
     engines_have_gpus,
     engines_divide_gpus,
     shared_gpus_take_turns,
@@ -78,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     eval_sets_are_pairs,
     stop_reward_is_measured,
     export_path_is_a_template,
+    dump_path_is_a_template,
 )
 
 

@@ -49,7 +49,7 @@ def shared_gpus_take_turns(config: RunConfig) -> list[Problem]:
     "cluster.actor_num_nodes",
     "cluster.actor_num_gpus_per_node",
     "rollout.engine",
-    "sglang.pp_size",
+    "sglang.server_args",
 )
 def engines_divide_gpus(config: RunConfig) -> list[Problem]:
     cluster = config.cluster

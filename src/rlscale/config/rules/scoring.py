@@ -65,8 +65,16 @@ def stop_reward_is_measured(config: RunConfig) -> list[Problem]:
 
 @rule("checkpoint.save_hf")
 def export_path_is_a_template(config: RunConfig) -> list[Problem]:
-    template = config.checkpoint.save_hf
+    return _wants_rollout_id("checkpoint.save_hf", config.checkpoint.save_hf, "exports/{rollout_id}")
+
+
+@rule("debug.save_rollout_data")
+def dump_path_is_a_template(config: RunConfig) -> list[Problem]:
+    return _wants_rollout_id("debug.save_rollout_data", config.debug.save_rollout_data, "dumps/{rollout_id}.jsonl")
+
+
+def _wants_rollout_id(key: str, template: str | None, example: str) -> list[Problem]:
     if template is None or "{rollout_id}" in template:
         return []
-    fix = "each export would overwrite the one before; write e.g. exports/{rollout_id}"
-    return [Problem(path="checkpoint.save_hf", rule="contain {rollout_id}", value=template, fix=fix)]
+    fix = f"each rollout would overwrite the one before; write e.g. {example}"
+    return [Problem(path=key, rule="contain {rollout_id}", value=template, fix=fix)]

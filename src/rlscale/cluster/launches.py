@@ -1,0 +1,63 @@
+"""Which server a config starts for an engine, and how it is talked to."""
+
+from pathlib import Path
+
+from rlscale.cluster.engines import RayEngines
+from rlscale.cluster.router import RayRouter
+from rlscale.config import EngineKind, RunConfig
+from rlscale.config.sglang_python import find_python
+from rlscale.engines.http import HttpEngine
+from rlscale.engines.launch import EngineLaunch
+from rlscale.engines.launch_embedded import EmbeddedLaunch
+from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.router import RouterLaunch
+from rlscale.types import EngineAddress
+
+
+def engine_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
+    """The launch of one engine; its name and key are still to be set.
+
+    Args:
+        num_threads: cores it may use on a CPU.
+    """
+    if config.rollout.engine == EngineKind.sglang:
+        sglang = config.sglang
+        own = {"mem_fraction_static": sglang.mem_fraction_static, "cuda_graph_bs_decode": sglang.cuda_graph_bs}
+        return SglangLaunch(
+            name="engine",
+            model_path=model_path,
+            dtype=config.train.dtype,
+            device=config.cluster.device,
+            max_context_len=config.rollout.max_context_len,
+            num_threads=num_threads,
+            seed=config.rollout.seed,
+            python=find_python(sglang.python),
+            num_gpus=config.cluster.rollout_num_gpus_per_engine,
+            shares_gpus=config.cluster.colocate,
+            server_args={**own, **sglang.server_args},
+        )
+    return EmbeddedLaunch(
+        name="engine",
+        model_path=model_path,
+        dtype=config.train.dtype,
+        device=config.cluster.device,
+        max_context_len=config.rollout.max_context_len,
+        num_threads=num_threads,
+        seed=config.rollout.seed,
+        num_slots=config.rollout.num_slots,
+        deterministic=config.rollout.deterministic,
+    )
+
+
+def engine_client(config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None) -> HttpEngine:
+    """The driver's client of one engine. With a router, which engine answers its requests is the router's choice."""
+    limit = config.sglang.server_concurrency if config.rollout.engine == EngineKind.sglang else None
+    return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router)
+
+
+def make_router(config: RunConfig, engines: RayEngines, *, log_folder: Path) -> RayRouter | None:
+    """The router of a run, not yet started; None where there shall be none."""
+    if not config.router.enabled or not engines.names:
+        return None
+    launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=engines.api_key)
+    return RayRouter(launch, engines, log_folder=log_folder)

@@ -1,0 +1,57 @@
+"""Prints the arguments of the installed SGLang as JSON: `{"version": ..., "types": {"tp_size": "int", ...}}`.
+
+A type is text: kinds joined by `|`, of `bool int float str null dict any`, `list[<type>]`, and choices in JSON quotes.
+Run by its path, in SGLang's interpreter. Takes some seconds, which are SGLang's import.
+"""
+
+import enum
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterable
+
+_NAMES: dict[object, str] = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
+
+
+def type_text(annotation: object) -> str:
+    """The type of one field as text."""
+    return "|".join(dict.fromkeys(_kinds(annotation)))
+
+
+def _kinds(annotation: object) -> Iterable[str]:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _kinds(inner[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return [kind for member in inner for kind in _kinds(member)]
+    if origin is typing.Literal:
+        return [json.dumps(value) for value in inner]
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return [json.dumps(member.value) for member in annotation]
+    if annotation is list or origin is list:
+        return [f"list[{type_text(inner[0]) if inner else 'any'}]"]
+    if annotation is dict or origin is dict:
+        return ["dict"]
+    return [_NAMES.get(annotation, "any")]
+
+
+def describe(record: type) -> dict[str, str]:
+    """Public fields of a dataclass, or of a msgspec struct, as older and newer versions have them, with their types."""
+    names = getattr(record, "__struct_fields__", None) or getattr(record, "__dataclass_fields__", None)
+    if not names:
+        raise TypeError(f"SGLang's arguments must be a msgspec struct or a dataclass, got {record!r}")
+    hints = typing.get_type_hints(record, include_extras=True)
+    return {name: type_text(hints[name]) for name in names if not name.startswith("_")}
+
+
+def main() -> None:
+    # Only there when this runs in SGLang's interpreter.
+    import sglang
+    from sglang.srt.server_args import ServerArgs
+
+    json.dump({"version": sglang.__version__, "types": describe(ServerArgs)}, sys.stdout, indent=0, sort_keys=True)
+
+
+if __name__ == "__main__":
+    main()

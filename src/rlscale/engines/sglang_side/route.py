@@ -1,0 +1,23 @@
+"""Runs sglang-router with the arguments of a JSON file: `python route.py arguments.json`."""
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    # Only there when this runs in SGLang's interpreter.
+    from sglang_router.launch_router import launch_router
+    from sglang_router.router_args import RouterArgs
+
+    with open(sys.argv[1], encoding="utf-8") as file:
+        arguments = json.load(file)
+    # The file is a record that others may read; secrets travel in the environment.
+    api_key = os.environ.pop("RLSCALE_ENGINE_API_KEY", None)
+    if api_key is not None:
+        arguments["api_key"] = api_key
+    launch_router(RouterArgs(**arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Runs an SGLang server with the arguments of a JSON file: `python serve.py arguments.json`.
+
+Unlike SGLang's command line it takes every argument there is, false and nested ones too.
+"""
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    # Only there when this runs in SGLang's interpreter.
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.utils import kill_process_tree
+
+    with open(sys.argv[1], encoding="utf-8") as file:
+        arguments = json.load(file)
+    # The file is a record that others may read; secrets travel in the environment.
+    api_key = os.environ.pop("RLSCALE_ENGINE_API_KEY", None)
+    if api_key is not None:
+        arguments["api_key"] = api_key
+    load_plugins()
+    try:
+        run_server(ServerArgs(**arguments))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+# SGLang's children import this file again under another name.
+if __name__ == "__main__":
+    main()
