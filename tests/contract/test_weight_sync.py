@@ -9,12 +9,14 @@ import torch
 
 from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
-from rlscale.errors import EngineError
+from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, Generation, SamplingParams
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
 from rlscale.weights.checksum import checksum
-from tests.contract.conftest import Target, open_embedded
+from rlscale.weights.disk import DiskChannel
+from rlscale.weights.folders import map_file
+from tests.contract.conftest import OPENERS, Target, open_embedded
 from tests.tiny_model import write_tiny_qwen3
 
 PARAMS = SamplingParams(max_new_tokens=20, sampling_seed=1, ignore_eos=True)
@@ -103,3 +105,55 @@ async def _generate_quickly(address: EngineAddress) -> None:
         await engine.generate([5, 6, 7], PARAMS)
     finally:
         await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_sglang_takes_every_channel_and_is_held_to_its_checksums(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    old = read_state(write_tiny_qwen3(tmp_path / "old"))
+    new = read_state(write_tiny_qwen3(tmp_path / "new", seed=1))
+    with OPENERS["sglang"](tmp_path_factory.mktemp("sglang")) as target:
+        address = EngineAddress(name="engine 0", url=target.url)
+        before = answers(address)[0]
+        for i, name in enumerate(WeightChannelName):
+            channel = open_channel(name, tmp_path / name)
+            channel.connect([address])
+            for j, state in enumerate((new, old, new, old)):
+                channel.push(iter(state.items()), 10 * i + j + 1)
+                now = answers(address)[0]
+                assert now[0].weight_versions == [10 * i + j + 1] * 20
+                same = [a.output_ids for a in now] == [a.output_ids for a in before]
+                assert same == (state is old), f"{name} {j}"
+            channel.close()
+        with pytest.raises(
+            WeightSyncError, match=r"engine 0 must hold model\.layers\.1\.mlp\.gate_up_proj\.weight with"
+        ):
+            push_another_than_announced(address, old, tmp_path)
+
+
+def push_another_than_announced(address: EngineAddress, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """The folder holds one bit that is not what the trainer counted in."""
+    victim = "model.layers.1.mlp.up_proj.weight"
+
+    class Tampering(HttpEngine):
+        async def update_from_disk(self, path: Path, **arguments: object) -> None:  # type: ignore[override]
+            for file in path.glob("*.safetensors"):
+                tensors = map_file(file)
+                if victim in tensors:
+                    tensors[victim].view(torch.int32)[3, 3] ^= 1
+            await super().update_from_disk(path, **arguments)  # type: ignore[arg-type]
+
+    channel = DiskChannel(
+        make_engine=lambda a: Tampering(a, timeout_s=TIMEOUT_S),
+        rank=0,
+        folder=folder / "tampered",
+        bucket_bytes=50_000,
+        timeout_s=TIMEOUT_S,
+    )
+    channel.connect([address])
+    try:
+        channel.push(iter(state.items()), 100)
+    finally:
+        channel.close()
