@@ -398,3 +398,19 @@ def test_long_sequences_have_fewer_slots(open_scheduler: OpenScheduler) -> None:
     future = scheduler.submit(make_request(PROMPT, n=5, max_new_tokens=40, ignore_eos=True, sampling_seed=1))
     assert [len(a.output_ids) for a in future.result(timeout=60)] == [40] * 5
     assert scheduler._lanes[64].num_slots == 1
+
+
+def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenScheduler) -> None:
+    compact, fixed = open_scheduler(deterministic=False), open_scheduler()
+    params: dict[str, Any] = {"max_new_tokens": 250, "sampling_seed": 1, "ignore_eos": True}
+    expected = ask(fixed, PROMPT, n=3, **params)
+    for _ in range(2):  # also when the lane was long before
+        lengths: list[int] = []
+        request = make_request(PROMPT, n=3, **params)
+        future = compact.submit(request, lambda *_, seen=lengths: seen.append(compact._lanes[256]._cache.shape[3]))
+        for answer, other in zip(future.result(timeout=60), expected, strict=True):
+            assert answer.output_ids == other.output_ids
+            assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        lengths = lengths[3:]  # the first token of each comes from the prompt alone
+        assert lengths == sorted(lengths) and {64, 128, 192, 256} >= set(lengths) >= {64, 128, 192}
+    assert fixed._lanes[256]._cache.shape[3] == 256

@@ -10,7 +10,7 @@ from rlscale.engines.embedded.sampling import RowParams, draw
 from rlscale.engines.embedded.sequences import Sequence
 
 MIN_LENGTH = 32
-LENGTH_STEP = 32  # a compacted lane reads its cache up to a multiple of this
+GROWTH = 64  # positions by which the cache of a compacted lane grows
 
 
 def lane_length(total_len: int) -> int:
@@ -23,18 +23,14 @@ class Lane:
 
     Invariant (deterministic): every step computes all rows over the whole length, so that the shapes, on which the last
     bits of a row depend, never follow from what else is being decoded. Otherwise the used rows are kept at the front
-    (compact) and only they are computed, up to the longest of them.
+    (compact), only they are computed, and the cache is as long as the longest of them needs.
     """
 
     def __init__(self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool) -> None:
         self.length, self.num_slots = length, num_slots
         self._decoder, self._deterministic = decoder, deterministic
-        self._cache = decoder.new_cache(num_slots, length)
-        num_heads = decoder.architecture.num_kv_heads
-        shape = (num_slots * num_heads, 1, length)
-        self._mask = torch.full(shape, -torch.inf, dtype=decoder.dtype, device=decoder.device)
-        self._mask[:, :, 0] = 0  # an unused row attends to its own token, or it would be NaN
-        self._starts = (np.arange(num_slots * num_heads, dtype=np.int64) * length).reshape(num_slots, num_heads)
+        self._num_heads = decoder.architecture.num_kv_heads
+        self._make_cache(length if deterministic else min(length, GROWTH))
         self._ids = np.zeros(num_slots, np.int64)
         self._positions = np.zeros(num_slots, np.int64)  # of the token in `_ids`
         self._params = RowParams(num_slots)
@@ -51,10 +47,12 @@ class Lane:
 
     def place(self, sequence: Sequence, cache: Tensor, length: int) -> None:
         """Gives `sequence` a slot. `cache` [L, 2, K, >= length, D] holds all its tokens but the last."""
+        if not self._deterministic:
+            self._fit(length)
         slot = self._free.pop()
         rows = self._rows(slot)
         # Old values are masked, but 0 times NaN would be NaN: nothing of an earlier sequence stays.
-        self._cache[:, :, rows] = 0
+        self._cache[:, :, rows, length:] = 0
         self._cache[:, :, rows, :length] = cache[:, :, :, :length]
         self._mask[rows, :, :length] = 0
         self._mask[rows, :, length:] = -torch.inf
@@ -77,11 +75,11 @@ class Lane:
 
     def step(self) -> list[tuple[Sequence, int, float]]:
         """One more token for each sequence, with its logprob."""
-        num = self.num_slots if self._deterministic else self.num_active
-        ids, positions = self._ids[:num], self._positions[:num]
-        length = self.length
+        num = self.num_slots
         if not self._deterministic:
-            length = min(length, -(-(int(positions.max()) + 1) // LENGTH_STEP) * LENGTH_STEP)
+            num = self.num_active
+            self._fit(int(self._positions[:num].max()))
+        ids, positions = self._ids[:num], self._positions[:num]
         device = self._decoder.device
         write = torch.from_numpy((self._starts[:num] + positions[:, None]).reshape(-1)).to(device)
         self._mask.view(-1).index_fill_(0, write, 0.0)
@@ -90,7 +88,7 @@ class Lane:
             torch.from_numpy(positions).to(device),
             self._cache,
             write=write,
-            mask=self._mask[: len(write), :, :length],
+            mask=self._mask[: len(write)],
         )
         tokens, logprobs = draw(logits, self._params, positions + 1)
         active = [slot for slot in range(num) if self.sequences[slot] is not None]
@@ -99,14 +97,38 @@ class Lane:
         drawn = zip(active, tokens[active].tolist(), logprobs[active].tolist(), strict=True)
         return [(self._sequence(slot), token, logprob) for slot, token, logprob in drawn]
 
+    # -- the cache
+
+    def _make_cache(self, length: int) -> None:
+        """An empty cache of this length, and what goes with its shape."""
+        decoder, num_rows = self._decoder, self.num_slots * self._num_heads
+        self._cache = decoder.new_cache(self.num_slots, length)
+        self._mask = torch.full((num_rows, 1, length), -torch.inf, dtype=decoder.dtype, device=decoder.device)
+        self._mask[:, :, 0] = 0  # an unused row attends to its own token, or it would be NaN
+        self._starts = (np.arange(num_rows, dtype=np.int64) * length).reshape(self.num_slots, self._num_heads)
+
+    def _fit(self, position: int) -> None:
+        """Makes the cache long enough to write at `position`; short again once nothing is in it.
+
+        A product over a part of each row would first copy that part: the whole cache is multiplied, and it grows.
+        """
+        length = self._mask.shape[-1]
+        needed = min(self.length, -(-(position + 1) // GROWTH) * GROWTH)
+        if length >= needed and (self.num_active > 0 or length == needed):
+            return
+        old_cache, old_mask, used = self._cache, self._mask, self.num_active * self._num_heads
+        self._make_cache(needed)
+        if used:
+            self._cache[:, :, :used, :length] = old_cache[:, :, :used]
+            self._mask[:used, :, :length] = old_mask[:used]
+
     def _sequence(self, slot: int) -> Sequence:
         sequence = self.sequences[slot]
         assert sequence is not None, f"slot {slot} must hold a sequence"
         return sequence
 
     def _rows(self, slot: int) -> slice:
-        heads = self._decoder.architecture.num_kv_heads
-        return slice(slot * heads, (slot + 1) * heads)
+        return slice(slot * self._num_heads, (slot + 1) * self._num_heads)
 
     def _move_last_to(self, slot: int) -> int:
         last = self.num_active - 1

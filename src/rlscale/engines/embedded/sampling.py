@@ -8,9 +8,12 @@ Shape legend: B rows, V vocabulary, R rows that restrict the vocabulary.
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.types import SamplingParams
+
+BLOCK = 128  # tokens whose probabilities are summed up first when one is drawn
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -88,20 +91,20 @@ def draw(
     SGLang does.
     """
     num, device = logits_BV.shape[0], logits_BV.device
-    scaled = logits_BV.float()
+    scaled = _padded(logits_BV.float())
     forbidden = params.forbidden(positions_B)
     if forbidden is not None:
         rows, ids = (torch.tensor(part, device=device) for part in forbidden)
         scaled = scaled.index_put((rows, ids), torch.tensor(-torch.inf, device=device))
     if (params.temperature[:num] != 1.0).any():
         scaled = scaled / torch.from_numpy(params.temperature[:num]).to(device)
-    logprobs = torch.log_softmax(scaled, dim=-1)
+    full = torch.softmax(scaled, dim=-1)
     greedy, restricted = params.greedy[:num], (params.top_p[:num] < 1.0) | (params.top_k[:num] > 0)
     if greedy.all():
-        ids = logprobs.argmax(dim=-1)
+        ids = full.argmax(dim=-1)
     else:
         uniform = torch.from_numpy(uniforms(params.seeds[:num], positions_B)).to(device).unsqueeze(1)
-        probs = logprobs.exp()
+        probs = full
         if params.min_p[:num].any():
             least = probs.amax(dim=-1, keepdim=True) * torch.from_numpy(params.min_p[:num]).to(device)
             probs = probs.where(probs >= least, 0.0)
@@ -112,19 +115,42 @@ def draw(
             top_k = torch.from_numpy(params.top_k[:num]).to(device)[rows]
             ids[rows] = _invert_restricted(probs[rows], uniform[rows], top_p=top_p, top_k=top_k)
         if greedy.any():
-            ids = torch.where(torch.from_numpy(greedy).to(device), logprobs.argmax(dim=-1), ids)
-    chosen = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+            ids = torch.where(torch.from_numpy(greedy).to(device), full.argmax(dim=-1), ids)
+    # What was drawn is never so unlikely that its probability has lost bits.
+    logprobs = full.gather(1, ids.unsqueeze(1)).squeeze(1).double().log()
     # One transfer for both; token ids are exact in float64.
-    both = torch.stack((ids.double(), chosen.double())).cpu().numpy()
+    both = torch.stack((ids.double(), logprobs)).cpu().numpy()
     return both[0].astype(np.int64), both[1]
 
 
+def _padded(logits_BV: Tensor) -> Tensor:
+    """Logits with tokens of no probability at the end, up to a whole number of blocks."""
+    rest = -logits_BV.shape[1] % BLOCK
+    return F.pad(logits_BV, (0, rest), value=-torch.inf) if rest else logits_BV
+
+
 def _invert(probs_BV: Tensor, uniform_B1: Tensor) -> Tensor:
-    cumulative = probs_BV.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    # Strictly below the total, or rounding could choose past the last token with any probability.
-    target = torch.minimum(uniform_B1 * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=probs_BV.shape[1] - 1)
+    """The token where the running sum passes the share `uniform` of the whole: first its block, then inside of it."""
+    blocks = probs_BV.view(probs_BV.shape[0], -1, BLOCK)
+    chosen, rest = _pass(blocks.sum(dim=-1), uniform_B1)
+    inside = blocks.take_along_dim(chosen.unsqueeze(2), dim=1).squeeze(1)
+    return (chosen * BLOCK + _pass_at(inside.cumsum(dim=-1), rest)).squeeze(1)
+
+
+def _pass(masses: Tensor, uniform_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the masses [B, N] is reached, and how far into it. [B, 1] each"""
+    sums = masses.cumsum(dim=-1)
+    target = uniform_B1 * sums[:, -1:]
+    chosen = _pass_at(sums, target)
+    before = torch.where(chosen > 0, sums.gather(1, (chosen - 1).clamp(min=0)), 0.0)
+    return chosen, target - before
+
+
+def _pass_at(sums: Tensor, target: Tensor) -> Tensor:
+    # Strictly below the total, or rounding could choose past the last one with any probability.
+    total = sums[:, -1:]
+    below = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, below, right=True).clamp_(max=sums.shape[1] - 1)
 
 
 def _invert_restricted(probs_RV: Tensor, uniform_R1: Tensor, *, top_p: Tensor, top_k: Tensor) -> Tensor:

@@ -164,6 +164,7 @@ class Scheduler:
         if twice:
             raise Refused(f"release_memory_occupation must name what is in memory, got {sorted(twice)}")
         if "weights" in tags:
+            self._decoder.forget_copies()
             self.weights.release()
         if "kv_cache" in tags:
             self.forget_prefills()

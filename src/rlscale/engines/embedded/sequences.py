@@ -18,14 +18,14 @@ Listener = Callable[[int, Answer], None]
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One of the `n` answers of a request, growing. `spans` are [version, start, end)."""
+    """One of the `n` answers of a request, growing."""
 
     ticket: "Ticket"
     index: int
     seed: int
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    spans: list[VersionSpan] = field(default_factory=list)
+    versions: list[tuple[str, int]] = field(default_factory=list)  # weights, and their first token
     num_retractions: int = 0
     finish: dict[str, object] | None = None
 
@@ -37,13 +37,15 @@ class Sequence:
         )
 
     def append(self, token: int, logprob: float, version: str) -> None:
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append((version, len(self.ids)))
         self.ids.append(token)
         self.logprobs.append(logprob)
-        end = len(self.ids)
-        start = end - 1
-        if self.spans and self.spans[-1].version == version:
-            start = self.spans.pop().start
-        self.spans.append(VersionSpan(version=version, start=start, end=end))
+
+    def spans(self) -> list[VersionSpan]:
+        starts = [start for _, start in self.versions]
+        ends = [*starts[1:], len(self.ids)]
+        return [VersionSpan(version=v, start=starts[i], end=ends[i]) for i, (v, _) in enumerate(self.versions)]
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +90,7 @@ class Ticket:
 
     def answer(self, sequence: Sequence, version: str) -> Answer:
         """A copy: the sequence may grow on in the decode thread."""
-        spans = sequence.spans.copy()
+        spans = sequence.spans()
         return Answer(
             output_ids=sequence.ids.copy(),
             logprobs=sequence.logprobs.copy(),

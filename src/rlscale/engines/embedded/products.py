@@ -1,0 +1,46 @@
+"""Matrix products with weights that rarely change."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PACKED_ROWS = 64  # the layout is chosen for about so many rows; it serves any number
+
+
+class Product:
+    """`x @ weight.T + bias`, on a CPU over a copy of the weight in oneDNN's blocked layout.
+
+    On two cores (Zen 5) the products of a decode step of 50 million parameters took 0.9 (bfloat16) and 0.5 (float32) of
+    the time of `F.linear` with 128 rows, 0.6 and 0.3 with 16. The copy is made anew after the weight was written: every
+    in-place operation on a tensor or on a view of it counts up its version.
+    """
+
+    __slots__ = ("_can_pack", "_packed", "_version", "bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self._can_pack = _can_pack(weight)
+        self._packed: Tensor | None = None
+        self._version = -1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._can_pack:
+            return F.linear(x, self.weight, self.bias)
+        version = self.weight._version
+        if self._packed is None or self._version != version:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, PACKED_ROWS)
+            self._version = version
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return out
+
+    def forget(self) -> None:
+        """Frees the copy; the next use makes it anew."""
+        self._packed = None
+
+
+def _can_pack(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:  # e.g. torch for ARM has none
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32

@@ -1,0 +1,44 @@
+"""Products with packed weights: right, fresh, and the same bits for a row wherever it stands."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rlscale.engines.embedded.products import Product
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_same_as_linear(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(96, 64).to(dtype)
+    product = Product(weight, torch.randn(96).to(dtype) if bias else None)
+    for num_rows in (1, 7, 64, 200):
+        x = torch.randn(num_rows, 64).to(dtype)
+        expected = F.linear(x, weight, product.bias)
+        torch.testing.assert_close(product(x), expected, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=0.01)
+
+
+def test_writing_the_weight_or_a_view_of_it_is_seen() -> None:
+    fused = torch.randn(8, 4)
+    query, key = torch.split(fused, [6, 2])
+    product, x = Product(fused, None), torch.randn(3, 4)
+    for part in (query, key, fused):
+        product(x)
+        with torch.inference_mode():  # as the decode thread does it
+            part.copy_(torch.randn(part.shape))
+        torch.testing.assert_close(product(x), F.linear(x, fused))
+    product.forget()
+    torch.testing.assert_close(product(x), F.linear(x, fused))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 5, 8, 64, 100])
+def test_a_row_has_the_same_bits_in_every_place(dtype: torch.dtype, num_rows: int) -> None:
+    torch.manual_seed(0)
+    for num_out, num_in in ((96, 64), (33, 100), (1000, 48)):
+        product, x = Product(torch.randn(num_out, num_in).to(dtype), None), torch.randn(num_rows, num_in).to(dtype)
+        order = torch.randperm(num_rows)
+        assert torch.equal(product(x[order]), product(x)[order])
