@@ -13,7 +13,7 @@ from tests.integration.conftest import SMALL
 
 
 def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[str, Any]:
-    options = ["--kills", str(num_kills), "--gap", "0", "4", "--seed", "1", "--folder", str(folder / "crash")]
+    options = ["--kills", str(num_kills), "--gap", "0", "3", "--seed", "1", "--folder", str(folder / "crash")]
     command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *words, *options]
     done = subprocess.run(
         command,
@@ -33,14 +33,14 @@ def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[st
 @pytest.mark.slow
 def test_two_ranks_and_two_engines_give_the_same_numbers_after_every_kill(tmp_path: Path, cache: Path) -> None:
     places = ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2")
-    report = crashtest(tmp_path, cache, "data.num_rollout=50", *places, num_kills=6)
+    report = crashtest(tmp_path, cache, "data.num_rollout=100", *places, num_kills=6)
     assert report["differences"] == []
-    assert report["num_records"] >= 50
+    assert report["num_records"] >= 100
     assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine"}
 
 
 @pytest.mark.slow
 def test_with_staleness_no_sample_is_lost_or_used_twice(tmp_path: Path, cache: Path) -> None:
-    report = crashtest(tmp_path, cache, "data.num_rollout=60", "rollout.max_staleness=2", num_kills=4)
+    report = crashtest(tmp_path, cache, "data.num_rollout=500", "rollout.max_staleness=2", num_kills=4)
     assert report["sample_faults"] == []
     assert report["differences"] is None
