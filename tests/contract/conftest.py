@@ -30,7 +30,10 @@ class Target:
     max_context_len: int
     long_answer: int  # tokens that take long enough to be interrupted
     has_min_p: bool = True  # together with a seed
-    settle_s: float = 0.06  # after which a request that was sent has its first tokens
+    keeps_retracted: bool = True  # the tokens of a retracted request that is then aborted
+    refuses_by_name: bool = True  # every bad request, with status 400 and the name of the field
+    splits_seeds: bool = True  # sample j of n is drawn with seed + j
+    batch_invariant: bool = True  # logprobs are the same to the last bit, whatever else is being decoded
 
 
 class Wire:
@@ -131,7 +134,10 @@ def open_sglang(folder: Path) -> Iterator[Target]:
             max_context_len=MAX_CONTEXT_LEN,
             long_answer=400,
             has_min_p=False,
-            settle_s=0.4,
+            keeps_retracted=False,
+            refuses_by_name=False,
+            splits_seeds=False,
+            batch_invariant=False,
         )
     finally:
         process.stop()
