@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.engines.embedded.sampling import RowParams, draw
+from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
 from rlscale.engines.embedded.sequences import Sequence
 
 MIN_LENGTH = 32
@@ -26,9 +26,12 @@ class Lane:
     (compact), only they are computed, and the cache is as long as the longest of them needs.
     """
 
-    def __init__(self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool) -> None:
+    def __init__(
+        self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool, scratch: Scratch | None = None
+    ) -> None:
         self.length, self.num_slots = length, num_slots
         self._decoder, self._deterministic = decoder, deterministic
+        self._scratch = scratch or Scratch()
         self._num_heads = decoder.architecture.num_kv_heads
         self._make_cache(length if deterministic else min(length, GROWTH))
         self._ids = np.zeros(num_slots, np.int64)
@@ -90,7 +93,7 @@ class Lane:
             write=write,
             mask=self._mask[: len(write)],
         )
-        tokens, logprobs = draw(logits, self._params, positions + 1)
+        tokens, logprobs = draw(logits, self._params, positions + 1, self._scratch)
         active = [slot for slot in range(num) if self.sequences[slot] is not None]
         self._ids[active] = tokens[active]
         self._positions[active] += 1

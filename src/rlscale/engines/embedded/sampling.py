@@ -8,7 +8,6 @@ Shape legend: B rows, V vocabulary, R rows that restrict the vocabulary.
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.types import SamplingParams
@@ -80,8 +79,23 @@ class RowParams:
         return ([row for row, _ in pairs], [token for _, token in pairs]) if pairs else None
 
 
+class Scratch:
+    """Memory that `draw` works in, kept between steps: to get so much anew each time took longer than to use it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, num_rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Two float32 tensors [num_rows, width] of any content, until the next call."""
+        needed = 2 * num_rows * width
+        if self._memory.numel() < needed or self._memory.device != device:
+            self._memory = torch.empty(needed, device=device)
+        first, second = self._memory[:needed].view(2, num_rows, width)
+        return first, second
+
+
 def draw(
-    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64]
+    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64], scratch: Scratch | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Tokens [B] and their logprobs [B] under the full distribution at the row's temperature.
 
@@ -90,15 +104,19 @@ def draw(
     drawn and leave the logprobs as they are; tokens forbidden by `min_new_tokens` have no probability at all. Both as
     SGLang does.
     """
-    num, device = logits_BV.shape[0], logits_BV.device
-    scaled = _padded(logits_BV.float())
+    num, vocab_size = logits_BV.shape
+    device = logits_BV.device
+    # Up to a whole number of blocks there are tokens of no probability.
+    scaled, full = (scratch or Scratch()).take(num, -(-vocab_size // BLOCK) * BLOCK, device)
+    scaled[:, :vocab_size] = logits_BV
+    scaled[:, vocab_size:] = -torch.inf
     forbidden = params.forbidden(positions_B)
     if forbidden is not None:
         rows, ids = (torch.tensor(part, device=device) for part in forbidden)
-        scaled = scaled.index_put((rows, ids), torch.tensor(-torch.inf, device=device))
+        scaled.index_put_((rows, ids), torch.tensor(-torch.inf, device=device))
     if (params.temperature[:num] != 1.0).any():
-        scaled = scaled / torch.from_numpy(params.temperature[:num]).to(device)
-    full = torch.softmax(scaled, dim=-1)
+        scaled /= torch.from_numpy(params.temperature[:num]).to(device)
+    torch.softmax(scaled, dim=-1, out=full)
     greedy, restricted = params.greedy[:num], (params.top_p[:num] < 1.0) | (params.top_k[:num] > 0)
     if greedy.all():
         ids = full.argmax(dim=-1)
@@ -121,12 +139,6 @@ def draw(
     # One transfer for both; token ids are exact in float64.
     both = torch.stack((ids.double(), logprobs)).cpu().numpy()
     return both[0].astype(np.int64), both[1]
-
-
-def _padded(logits_BV: Tensor) -> Tensor:
-    """Logits with tokens of no probability at the end, up to a whole number of blocks."""
-    rest = -logits_BV.shape[1] % BLOCK
-    return F.pad(logits_BV, (0, rest), value=-torch.inf) if rest else logits_BV
 
 
 def _invert(probs_BV: Tensor, uniform_B1: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.lanes import Lane, lane_length
 from rlscale.engines.embedded.prefill import Prefiller
-from rlscale.engines.embedded.sampling import RowParams, draw
+from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
 from rlscale.engines.embedded.sequences import Job, Listener, Sequence, Ticket
 from rlscale.engines.embedded.updates import UNUSABLE_STATUS, LiveWeights
 from rlscale.engines.service import Load
@@ -71,6 +71,7 @@ class Scheduler:
         self._prefiller = Prefiller(decoder, deterministic=options.deterministic)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lanes: dict[int, Lane] = {}
+        self._scratch = Scratch()  # one for all lanes, which step in turn
         self._waiting: dict[int, deque[Job]] = {}
         self._tickets: dict[str, Ticket] = {}
         self._random = random.Random(options.seed)
@@ -169,6 +170,7 @@ class Scheduler:
         if "kv_cache" in tags:
             self.forget_prefills()
             self._lanes.clear()
+            self._scratch = Scratch()
         self._released.update(tags)
 
     def resume_memory(self, tags: Collection[str]) -> None:
@@ -297,7 +299,7 @@ class Scheduler:
             s.set_params(params, row)
         logits = torch.stack([job.logits for _, job, _ in flat if job.logits is not None])
         positions = torch.tensor([len(job.tokens) for _, job, _ in flat]).numpy()
-        ids, logprobs = draw(logits, params, positions)
+        ids, logprobs = draw(logits, params, positions, self._scratch)
         for (lane, job, s), token, logprob in zip(flat, ids.tolist(), logprobs.tolist(), strict=True):
             if self._extend(s, token, logprob) and job.cache is not None:
                 lane.place(s, job.cache, len(job.tokens))
@@ -389,7 +391,11 @@ class Scheduler:
         if length not in self._lanes:
             options = self._options
             self._lanes[length] = Lane(
-                self._decoder, length, num_slots=options.slots_of(length), deterministic=options.deterministic
+                self._decoder,
+                length,
+                num_slots=options.slots_of(length),
+                deterministic=options.deterministic,
+                scratch=self._scratch,
             )
         return self._lanes[length]
 
