@@ -127,6 +127,10 @@ class Engine(Protocol):
     async def leave_weight_group(self, name: str) -> None: ...
 
     async def begin_weight_update(self) -> None: ...
+    async def weight_version(self) -> WeightVersion:
+        """Of the weights it holds; a part of `info` that is quick to ask for."""
+        ...
+
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, version: WeightVersion) -> None:
         """Takes part in the broadcast of one bucket. Raises WeightSyncError naming a tensor that arrived changed."""
@@ -167,8 +171,8 @@ class WeightReceiver(Protocol):
 
     def join(self, group: WeightGroup, rank: int) -> None: ...
 
-    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
-        """The verified tensors of one bucket. Raises WeightSyncError naming the tensor."""
+    def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
+        """One bucket of a broadcast that this joins at once. Raises WeightSyncError for a group it is not in."""
         ...
 
     def leave(self, name: str) -> None: ...

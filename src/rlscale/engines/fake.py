@@ -281,9 +281,12 @@ class FakeService:
             raise Refused("this engine was told to refuse buckets")
         if flush:
             await self.flush_cache()
-        if self._receiver is not None:
-            await asyncio.to_thread(self._receiver.receive, bucket, group_name)
-        self._checksums.update(zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)))
+        receiver = self._receiver
+        if receiver is not None:
+            incoming = await asyncio.to_thread(receiver.open_bucket, bucket, group_name)
+            self._checksums.update(await asyncio.to_thread(incoming.write, None))
+        else:
+            self._checksums.update(zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)))
         if version is not None:
             await self.set_version(version, abort_all=False)
 

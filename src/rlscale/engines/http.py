@@ -79,6 +79,10 @@ class HttpEngine:
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
+    async def weight_version(self) -> WeightVersion:
+        info = await self._call("GET", "/model_info", repeat=True)
+        return self._version(info.get("weight_version", STARTING_VERSION_NAME), "/model_info")
+
     ) -> list[Generation]:
         await self._check_range(input_ids)
         body = _generate_body(input_ids, params, rid)

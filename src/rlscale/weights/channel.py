@@ -1,7 +1,7 @@
 """What the trainer's ends of all weight channels share: the order of calls, and the proof at the end.
 
     trainer rank 0                                       every engine
-      pause, flush                 ── HTTP ──────────>   stops decoding
+      pause                        ── HTTP ──────────>   stops decoding
       the bytes                    ══ the channel ═══>   compares checksums, writes
       version                      ── HTTP ──────────>
       read version back            <── HTTP ──────────   must be the one just sent
@@ -126,19 +126,17 @@ class EngineChannel(ABC):
     def _paused(self, version: WeightVersion) -> Iterator[None]:
         """The engines stand still inside; at the end they are proved to hold `version` and go on."""
         self._calls.on_all(lambda engine: engine.pause(self.pause_mode))
-        if self.pause_mode != "in_place":
-            self._calls.on_all(lambda engine: engine.flush_cache())
-        yield
+        yield  # the first update drops the caches of the old weights, unless requests stay in place with theirs
         self._verify(version)
         self._calls.on_all(lambda engine: engine.resume())
 
     def _verify(self, version: WeightVersion) -> None:
-        infos = self._calls.on_all(lambda engine: engine.info())
-        for engine, info in zip(self._calls.engines, infos, strict=True):
-            if info["weight_version"] != version:
+        held = self._calls.on_all(lambda engine: engine.weight_version())
+        for engine, got in zip(self._calls.engines, held, strict=True):
+            if got != version:
                 raise WeightSyncError(
                     f"{engine.address.name} must hold weight version {version} after the sync, "
-                    f"got {info['weight_version']}; it still answers from other weights"
+                    f"got {got}; it still answers from other weights"
                 )
         if self._expected is not None:
             self._compare(self._expected)

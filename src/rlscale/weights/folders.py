@@ -20,8 +20,8 @@ from torch import Tensor
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket
 from rlscale.weights.buckets import Named, cut, layout_of, sizes_of
-from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum_like, digest_of
-from rlscale.weights.incoming import changed, landing
+from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
+from rlscale.weights.incoming import copy_checked, landing
 
 CHECKSUMS = "checksums.json"
 INDEX = "model.safetensors.index.json"
@@ -146,7 +146,7 @@ class FolderWeights:
                 tensor = opened.get_tensor(name)
             target = None if targets is None else targets[i]
             into, finish = landing(target, self.layout.dtypes[i], self.layout.shapes[i])
-            checksums[name] = _copy_checked(name, bytes_of(tensor), into, sent)
+            checksums[name] = copy_checked(name, bytes_of(tensor), into, sent)
             finish()
         return checksums
 
@@ -165,21 +165,6 @@ def map_file(path: Path) -> dict[str, Tensor]:
         dtype = getattr(torch, _NAMES[entry["dtype"]])
         tensors[name] = data[start:end].view(dtype).view(entry["shape"])
     return tensors
-
-
-def _copy_checked(name: str, source: Bytes, target: Bytes, sent: str) -> str:
-    """Copies a tensor and returns the checksum of what is now in the target; raises when it is not `sent` ("": any)."""
-    digests = []
-    for start in range(0, source.size, BLOCK_BYTES):
-        block = target[start : start + BLOCK_BYTES]
-        block[:] = source[start : start + BLOCK_BYTES]
-        digests.append(block_digest(block))
-    got = digest_of(digests, source.size)
-    if sent and not sent.startswith("xxh3:"):
-        got = checksum_like(torch.from_numpy(target), sent)
-    if sent and got != sent:
-        raise changed(name, sent, got)
-    return got
 
 
 def _describe(file: Path) -> list[tuple[str, str, list[int]]]:

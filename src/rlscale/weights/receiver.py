@@ -5,18 +5,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup, WeightVersion
-from rlscale.weights.buckets import Staging, empty_flat, sizes_of, unpack
-from rlscale.weights.checksum import checksum_like
+from rlscale.weights.buckets import Staging, empty_flat, sizes_of
 from rlscale.weights.cuda_ipc import CudaIpcWeights
 from rlscale.weights.delta import DeltaIndex, DeltaWeights
 from rlscale.weights.folders import FolderWeights
 from rlscale.weights.group import join_group, leave_group, start_broadcast
-from rlscale.weights.incoming import RingWeights, changed, decode_payload
+from rlscale.weights.incoming import BroadcastWeights, RingWeights, decode_payload
 from rlscale.weights.ring import RingReader
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -42,28 +40,21 @@ class ProcessGroupReceiver:
         except (RuntimeError, ValueError) as e:
             raise WeightSyncError(f"weight group {group.name!r} could not be joined: {e}") from e
 
-    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
-        """The verified tensors of one bucket, until the next (rank 0 and all receivers of the group take part).
+    def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
+        """Joins the broadcast of one bucket (rank 0 and all receivers of the group take part).
 
-        Raises WeightSyncError naming the first tensor whose checksum differs, or the group when nothing came.
+        The bucket before must have been written. Raises WeightSyncError for a group that was not joined.
         """
         group = self._groups.get(group_name)
         if group is None:
             raise self._unknown(group_name)
-        if self._device.type == "cpu":
-            flat = self._staging.take(sum(sizes_of(bucket)))
-        else:
-            flat = empty_flat(bucket, self._device)
+        num_bytes = sum(sizes_of(bucket))
+        flat = self._staging.take(num_bytes) if self._device.type == "cpu" else empty_flat(bucket, self._device)
         try:
-            start_broadcast(group, flat).wait()
+            work = start_broadcast(group, flat)
         except RuntimeError as e:
             raise WeightSyncError(f"weight group {group_name!r} failed at {bucket.names[0]}: {e}") from e
-        tensors = unpack(bucket, flat)
-        for name, sent in zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)):
-            got = checksum_like(tensors[name], sent)
-            if got != sent:
-                raise changed(name, sent, got)
-        return tensors
+        return BroadcastWeights(bucket, flat, work, group_name=group_name)
 
     def leave(self, name: str) -> None:
         """Raises WeightSyncError when there is no such group."""
@@ -89,10 +80,10 @@ class EngineReceiver(ProcessGroupReceiver):
         """The forms of weights beyond SGLang's own that this receiver reads."""
         return ["shared_memory", "delta", *(["cuda_ipc"] if self._device.type == "cuda" else [])]
 
-    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+    def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         """See ProcessGroupReceiver."""
         self._held = None
-        return super().receive(bucket, group_name)
+        return super().open_bucket(bucket, group_name)
 
     def open_tensors(self, payload: str, load_format: str) -> IncomingWeights:
         """See WeightReceiver."""

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,40 @@ from rlscale.engines.embedded.products import Product
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.wire import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
+from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup
+from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import TOKENS, write_tiny_qwen3
 from tests.unit.engines.conftest import OpenScheduler, ask, make_request
 
 PROMPT = [5, 9, 33]
 
 
-class ScriptedReceiver:
+class ScriptedReceiver(EngineReceiver):
     """Hands out tensors instead of receiving them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tensors: dict[str, Tensor] = {}
         self.error: Exception | None = None
 
     def join(self, group: WeightGroup, rank: int) -> None: ...
 
-    def leave(self, name: str) -> None: ...
+    def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
+        return ScriptedWeights(self, bucket)
 
-    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
-        if self.error is not None:
-            raise self.error
-        return {name: self.tensors[name] for name in bucket.names}
+
+class ScriptedWeights:
+    def __init__(self, receiver: ScriptedReceiver, layout: WeightBucket) -> None:
+        self._receiver, self.layout = receiver, layout
+
+    def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
+        if self._receiver.error is not None:
+            raise self._receiver.error
+        assert targets is not None
+        for name, target in zip(self.layout.names, targets, strict=True):
+            target.copy_(self._receiver.tensors[name])
+        return {}
 
 
 def bucket_of(tensors: dict[str, Tensor]) -> WeightBucket:

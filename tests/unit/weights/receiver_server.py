@@ -7,8 +7,6 @@ import os
 import sys
 import time
 
-from torch import Tensor
-
 from rlscale.engines.fake import FakeServer
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket
@@ -18,7 +16,7 @@ from rlscale.weights.receiver import EngineReceiver
 class DyingReceiver(EngineReceiver):
     """Ends its process when the first bucket comes."""
 
-    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+    def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         os._exit(9)
 
     def open_tensors(self, payload: str, load_format: str) -> IncomingWeights:
@@ -29,7 +27,7 @@ class DyingReceiver(EngineReceiver):
 class DeafReceiver(EngineReceiver):
     """Never joins the broadcast, and never says so."""
 
-    def receive(self, bucket: WeightBucket, group_name: str) -> dict[str, Tensor]:
+    def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         time.sleep(3600)
         raise AssertionError("unreachable")
 

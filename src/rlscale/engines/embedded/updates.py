@@ -20,9 +20,9 @@ UNUSABLE_STATUS = 503
 class LiveWeights:
     """Applies weight updates bucket by bucket.
 
-    A bucket is verified before any of it is written. An update that fails after it has begun leaves the engine unusable
-    (`fault` says why) until a later update has written every tensor: it never answers from a mixture. So does releasing
-    their memory, which keeps no copy; `missing` then says why.
+    An update that fails after it has begun leaves the engine unusable (`fault` says why) until a later update has
+    written every tensor: it never answers from a mixture. So does releasing their memory, which keeps no copy;
+    `missing` then says why.
     """
 
     def __init__(
@@ -94,13 +94,7 @@ class LiveWeights:
         if not self.updating:
             raise Refused("update_weights_from_distributed must come after begin_weight_update")
         targets = self._targets(bucket)
-
-        def write() -> None:
-            tensors = self._require_receiver().receive(bucket, group_name)
-            for name, target in zip(bucket.names, targets, strict=True):
-                target.copy_(tensors[name])
-
-        self._write(bucket, write)
+        self._write(bucket, lambda: self._require_receiver().open_bucket(bucket, group_name).write(targets))
 
     def take(self, payload: str, load_format: str) -> None:
         """Takes one bucket from memory that this process shares with the trainer, and writes it.
