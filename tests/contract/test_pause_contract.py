@@ -1,11 +1,13 @@
 """What the pause modes do to running requests, and giving memory back meanwhile; the same for every server."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tests.contract.conftest import Wire
 from tests.contract.test_engine_contract import PROMPT, shape, start_long
+from tests.tiny_model import write_tiny_qwen3
 
 
 async def pause(wire: Wire, mode: str) -> None:
@@ -83,3 +85,18 @@ async def test_retracted_request_survives_a_release(wire: Wire) -> None:
     await resume(wire)
     answer = (await task)[1]
     assert len(answer["output_ids"]) == wire.target.long_answer and answer["meta_info"]["num_retractions"] == 1
+
+
+async def test_weights_memory_comes_back_with_the_weights(wire: Wire, tmp_path: Path) -> None:
+    params = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 2}
+    before = await wire.generate(PROMPT, **params)
+    info = (await wire.get("/model_info"))[1]
+    folder = Path(info["model_path"])  # the fake has none
+    model = folder if folder.is_dir() else write_tiny_qwen3(tmp_path / "model")
+    assert (await wire.post("/release_memory_occupation", {}))[0] == 200
+    assert (await wire.get("/health"))[0] == 200
+    assert (await wire.post("/resume_memory_occupation", {"tags": ["weights"]}))[0] == 200
+    body = {"model_path": str(model), "weight_version": info["weight_version"]}
+    assert (await wire.post("/update_weights_from_disk", body))[0] == 200
+    assert (await wire.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))[0] == 200
+    assert shape(await wire.generate(PROMPT, **params)) == shape(before)
