@@ -31,7 +31,8 @@ def move_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         move_secrets(["logging.wandb.key=abc"])
         # ["logging.wandb.key=${oc.env:RLSCALE_SECRET_0}"], {"RLSCALE_SECRET_0": "abc"}
     """
-    moved, variables = [], {}
+    moved: list[str] = []
+    variables: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         text = _unquoted(value)

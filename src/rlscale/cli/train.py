@@ -60,6 +60,7 @@ def _next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]
     own = [word for word in typed if not word.lstrip("+").startswith(("run.", "experiment=quickstart"))]
     same = " ".join(["rlscale-train", *map(shlex.quote, own)])
     commands = [
+        (f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser"),
         (f"{same} algo=gspo", "the same with another algorithm"),
         (f"{same} -m algo.eps_clip=0.1,0.2", "a sweep, with a table at the end"),
     ]

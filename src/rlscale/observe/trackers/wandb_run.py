@@ -41,6 +41,7 @@ class WandbSink:
 
     def __init__(self, config: WandbConfig, run: TrackedRun) -> None:
         self._tracked = run
+        self._owns_service = wandb.run is None  # else it also serves a run of whoever calls this library
         self._axis_scale = run.steps_per_rollout if config.always_use_train_step else 1
         identity = _identity(config, TrackerState(run.folder))
         folder = Path(config.dir).expanduser() if config.dir else run.folder
@@ -80,8 +81,11 @@ class WandbSink:
         self._steps = [logged for logged in self._steps if logged < step]
 
     def close(self) -> None:
-        """Ends the run, as failed while an exception is on its way."""
+        """Ends the run, as failed while an exception is on its way, and waits until all of it is written."""
         self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
+        if self._owns_service:
+            # Its process writes on after `finish`, and would end together with the other processes of the run.
+            wandb.teardown()
 
 
 def _identity(config: WandbConfig, state: TrackerState) -> dict[str, str]:

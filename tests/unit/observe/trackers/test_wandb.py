@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 
 from rlscale.config import LoggingConfig, WandbConfig, WandbMode, load_config, to_dict
 from rlscale.errors import ConfigError
@@ -65,7 +64,6 @@ def evaluate(sinks: list[MetricSink], step: int) -> None:
 def close(sinks: list[MetricSink]) -> None:
     for sink in sinks:
         sink.close()
-    wandb.teardown()  # waits, as the end of a process does, until everything is written
 
 
 def files(folder: Path) -> list[Path]:

@@ -1,0 +1,63 @@
+"use strict";
+// What the other scripts share: the data, small ways to make elements, colours, and the state that the address keeps.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+/** An element with properties and children; texts are always inserted as text, never as HTML. */
+function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+const byId = (id) => document.getElementById(id);
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const PALETTE = ["#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b"];
+const PHASE_COLOURS = { rollout: "#4c78a8", train: "#f58518", sync: "#54a24b", eval: "#b279a2", save: "#9d755d", other: "#a8adb5" };
+
+function short(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+function stepName(step) {
+  return step < 0 ? "before" : String(step);
+}
+
+// The part of the address behind "#" keeps filters and theme, so that a view can be sent as a link to the file.
+const state = {
+  read: () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : ""),
+  write(changes) {
+    const parameters = state.read();
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === "" || value === null) parameters.delete(name);
+      else parameters.set(name, value);
+    }
+    history.replaceState(null, "", `#${parameters}`);
+  },
+};
+
+const tip = {
+  show(event, ...children) {
+    const box = byId("tip");
+    box.replaceChildren(...children);
+    box.hidden = false;
+    const left = Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8);
+    const below = event.clientY + 18;
+    const top = below + box.offsetHeight > innerHeight ? event.clientY - box.offsetHeight - 10 : below;
+    box.style.left = `${Math.max(4, left)}px`;
+    box.style.top = `${Math.max(4, top)}px`;
+  },
+  hide() {
+    byId("tip").hidden = true;
+  },
+};
+
+// Canvases do not follow the theme or the width by themselves.
+const redraws = [];
+
+function redrawAll() {
+  for (const redraw of redraws) redraw();
+}

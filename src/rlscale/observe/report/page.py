@@ -1,0 +1,133 @@
+"""From what was read to the page: facts, charts and samples as data, shown by the scripts in `assets/`.
+
+Everything that comes from a run is escaped by jinja2 or reaches the page as JSON that its scripts insert as text. The
+page may run no script but its own and may load nothing: its content security policy names them by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+
+from rlscale.observe.metrics import METRICS
+from rlscale.observe.report.read import RunData
+from rlscale.observe.report.series import heatmap, metric_columns, phase_seconds
+from rlscale.observe.run import diff_limit
+
+STYLES = ("uplot/uPlot.min.css", "style.css")
+SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js", "charts.js", "heatmap.js", "samples.js", "start.js")
+
+
+def render(run: RunData) -> str:
+    """The page as one HTML text."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # phases and charts have an order
+    style, script = ("\n".join(_asset(name) for name in names) for names in (STYLES, SCRIPTS))
+    return environment.from_string(_asset("page.html.jinja")).render(
+        title=run.folder.resolve().name,
+        is_finished=run.result is not None,
+        facts=list(_facts(run)),
+        warnings=(run.result or {}).get("warnings", []),
+        launches=run.launches,
+        config_yaml=run.config_yaml,
+        data=_page_data(run),
+        style=style,
+        script=script,
+        policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
+        "form-action 'none'",
+    )
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """How a content security policy names a script or a style by what is in it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _page_data(run: RunData) -> dict[str, Any]:
+    metrics = metric_columns(run.metrics)
+    config = _config(run)
+    return {
+        "metrics": metrics,
+        "meanings": METRICS,
+        "phases": phase_seconds(metrics),
+        "heatmaps": {name: heatmap(run.distributions, name) for name in ("reward", "response_len")},
+        "samples": list(run.samples),
+        "num_samples": run.num_samples,
+        "diff_limit": diff_limit(
+            _get(config, "debug.logprob_diff_warn"), str(_get(config, "train.dtype") or "bfloat16")
+        ),
+    }
+
+
+def _facts(run: RunData) -> Iterator[tuple[str, str]]:
+    """Label and text of the header."""
+    config, result = _config(run), run.result or {}
+    rewards = [record["reward/mean"] for record in run.metrics if "reward/mean" in record]
+    held_out = [record["eval/reward_mean"] for record in run.metrics if "eval/reward_mean" in record]
+    if held_out:
+        first, last = result.get("initial_eval"), result.get("final_eval")
+        yield "held-out reward", f"{_number(first, held_out[0])} → {_number(last, held_out[-1])}"
+    if rewards:
+        yield "training reward", f"{_number(None, rewards[0])} → {_number(None, rewards[-1])}"
+    yield "rollouts", _rollouts(run, config)
+    if "num_tokens" in result:
+        yield "tokens", f"{result['num_tokens']:,} in {result['seconds']:,.0f} s"
+    for label, path in _SETTINGS:
+        value = _get(config, path)
+        if value is not None:
+            yield label, str(value)
+    yield from _origin(run.launches)
+
+
+_SETTINGS = (
+    ("experiment", "run.experiment"),
+    ("algorithm", "algo.advantage_estimator"),
+    ("loss", "algo.loss_type"),
+    ("model", "model.hf_checkpoint"),
+    ("model", "model.build"),
+    ("trainer", "train.backend"),
+    ("engine", "rollout.engine"),
+    ("number format", "train.dtype"),
+)
+
+
+def _origin(launches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    if not launches:
+        return
+    last = launches[-1]
+    yield "started", ", ".join(f"{launch['time'][:16].replace('T', ' ')} UTC" for launch in launches[-3:])
+    git = last.get("git", {}).get("rlscale")
+    version = last.get("versions", {}).get("rlscale")
+    state = f", {git['commit'][:10]}{' with changes' if git['dirty'] else ''}" if git and git.get("commit") else ""
+    yield "rlscale", f"{version}{state}"
+
+
+def _rollouts(run: RunData, config: Mapping[str, Any]) -> str:
+    done = 1 + max((record["step"] for record in run.metrics if "train/loss" in record), default=-1)
+    total = _get(config, "data.num_rollout")
+    return f"{done:,} of {total:,}" if total is not None else f"{done:,}"
+
+
+def _number(value: Any, otherwise: Any) -> str:
+    return f"{float(otherwise if value is None else value):.3f}"
+
+
+def _config(run: RunData) -> Mapping[str, Any]:
+    return yaml.safe_load(run.config_yaml) or {}
+
+
+def _get(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

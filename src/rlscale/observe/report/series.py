@@ -1,0 +1,117 @@
+"""The numbers of a run, made small enough for a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rlscale.observe.jsonl import RESERVED
+from rlscale.observe.metrics import PHASES
+
+MAX_POINTS = 1500
+"""Longer runs are drawn with the mean of several rollouts at each point: a screen has no more columns."""
+
+MAX_BINS = 24
+
+Row = Mapping[str, Any]
+
+
+def metric_columns(records: Sequence[Row]) -> dict[str, Any]:
+    """`{"steps": [...], "columns": {name: [...]}, "stride": n}`; None where a rollout has no such finite number."""
+    rows = _by_step(records)
+    stride = max(1, math.ceil(len(rows) / MAX_POINTS))
+    chunks = [rows[i : i + stride] for i in range(0, len(rows), stride)]
+    names = sorted({name for _, row in rows for name in row})
+    return {
+        "steps": [chunk[0][0] for chunk in chunks],
+        "columns": {name: [_mean([row.get(name) for _, row in chunk]) for chunk in chunks] for name in names},
+        "stride": stride,
+    }
+
+
+def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]]:
+    """One row per step. The evaluation before the first rollout has a place of its own, -1, so that it is seen."""
+    rows: dict[int, dict[str, float | None]] = {}
+    seen_rollout = False
+    for record in records:
+        values = {name: _finite(value) for name, value in record.items() if name not in RESERVED}
+        is_rollout = any(not name.startswith(("eval/", "time/")) for name in values)
+        seen_rollout = seen_rollout or is_rollout
+        step = int(record["step"]) if seen_rollout else -1
+        rows[step] = rows.get(step, {}) | values
+    return sorted(rows.items())
+
+
+def phase_seconds(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds of each phase by step, what is left of the step as `other`, and the sums over the run."""
+    columns, steps = metrics["columns"], metrics["steps"]
+    whole = columns.get("time/step_s", [None] * len(steps))
+    rows = [i for i in range(len(steps)) if whole[i] is not None]
+    phases = {name: [columns.get(f"time/{name}_s", whole)[i] or 0.0 for i in rows] for name in PHASES}
+    phases = {name: values for name, values in phases.items() if f"time/{name}_s" in columns}
+    phases["other"] = [
+        max(0.0, whole[row] - sum(values[i] for values in phases.values())) for i, row in enumerate(rows)
+    ]
+    return {
+        "steps": [steps[i] for i in rows],
+        "phases": phases,
+        "step": [whole[i] for i in rows],
+        "total": {name: sum(values) * metrics["stride"] for name, values in phases.items()},
+    }
+
+
+def heatmap(records: Sequence[Row], name: str) -> dict[str, Any] | None:
+    """Counts by rollout and bin of `reward` or `response_len`; None where no rollout has it.
+
+    Returns: `steps`; `edges` of the bins, one more than bins; `labels` where a bin is one value; `counts[step][bin]`.
+    """
+    rows = [(int(record["step"]), record[name]) for record in records if record.get(name)]
+    if not rows:
+        return None
+    values = sorted({value for _, pairs in rows for value, _ in pairs})
+    exact = len(values) <= MAX_BINS
+    edges = _edges_between(values) if exact else _equal_edges(values[0], values[-1])
+    stride = max(1, math.ceil(len(rows) / MAX_POINTS))
+    counts = []
+    for i in range(0, len(rows), stride):
+        bins = [0] * (len(edges) - 1)
+        for _, pairs in rows[i : i + stride]:
+            for value, count in pairs:
+                bins[_bin_of(value, edges)] += int(count)
+        counts.append(bins)
+    return {
+        "steps": [step for step, _ in rows[::stride]],
+        "edges": edges,
+        "labels": values if exact else None,
+        "counts": counts,
+    }
+
+
+def _edges_between(values: Sequence[float]) -> list[float]:
+    middles = [(low + high) / 2 for low, high in pairwise(values)]
+    first = values[0] - ((middles[0] - values[0]) if middles else 0.5)
+    last = values[-1] + ((values[-1] - middles[-1]) if middles else 0.5)
+    return [first, *middles, last]
+
+
+def _equal_edges(low: float, high: float) -> list[float]:
+    return [low + (high - low) * i / MAX_BINS for i in range(MAX_BINS + 1)]
+
+
+def _bin_of(value: float, edges: Sequence[float]) -> int:
+    for i in range(len(edges) - 2):
+        if value < edges[i + 1]:
+            return i
+    return len(edges) - 2
+
+
+def _finite(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(f"{sum(known) / len(known):.6g}") if known else None

@@ -1,0 +1,171 @@
+"""The page of `rlscale-report` in a real browser: it draws, filters, explains tokens, runs no script but its own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.cli.report import main
+from tests.browser.chromium import Page, chromium
+from tests.unit.observe.report.made_run import ATTACK, make_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    async with chromium(tmp_path / "profile") as page:
+        yield page
+        assert page.errors == []
+        assert not [url for url in page.requests if url.startswith(("http", "ws"))]
+
+
+def report(folder: Path, **kind: Any) -> str:
+    """Address of the report on a made run."""
+    make_run(folder / "run", **kind)
+    assert main([str(folder / "run")]) == 0
+    return (folder / "run" / "report.html").as_uri()
+
+
+async def num_painted(page: Page, selector: str) -> list[int]:
+    """Of every canvas, how many colours were painted on it: a blank one has one."""
+    counts: list[int] = await page.evaluate(
+        f"""[...document.querySelectorAll({selector!r})].map((canvas) => {{
+          const pixels = new Uint32Array(
+            canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+          return new Set(pixels).size; }})"""
+    )
+    return counts
+
+
+async def texts(page: Page, selector: str) -> list[str]:
+    found: list[str] = await page.evaluate(f"[...document.querySelectorAll({selector!r})].map((e) => e.innerText)")
+    return found
+
+
+async def test_every_chart_is_drawn(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path))
+    titles = await texts(page, "#curves-grid .card h3")
+    for title in ("Reward", "Loss", "Gradient norm", "Learning rate", "KL divergence", "Entropy, nats"):
+        assert title in titles
+    curves = await num_painted(page, "#curves-grid canvas")
+    assert len(curves) == len(titles)
+    assert min(curves + await num_painted(page, "#time canvas") + await num_painted(page, "#distributions canvas")) > 5
+    assert await page.evaluate("document.querySelectorAll('.totals span').length") == 4
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_other_metrics_are_drawn_when_they_are_asked_for(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path))
+    await page.evaluate("document.querySelector('#more summary').click()")
+    await page.evaluate("new Promise((done) => setTimeout(done, 100))")
+    assert "weights/version" in await texts(page, "#more-grid h3")
+    assert min(await num_painted(page, "#more-grid canvas")) > 5
+
+
+async def test_filters_choose_samples(page: Page, tmp_path: Path) -> None:
+    url = report(tmp_path)
+    await page.open(url)
+    assert await texts(page, "#samples-count") == ["48 of 48 samples"]
+
+    async def fill(**values: str) -> str:
+        for name, value in values.items():
+            await page.evaluate(
+                f"(() => {{ const e = document.forms.filters.elements[{name!r}]; e.value = {value!r};"
+                " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
+            )
+        (count,) = await texts(page, "#samples-count")
+        return count
+
+    assert await fill(**{"from": "3", "to": "4"}) == "8 of 48 samples"
+    assert {text.split("\n")[0] for text in await texts(page, ".entry")} == {"rollout 3", "rollout 4"}
+    assert await fill(status="truncated") == "2 of 48 samples"
+    assert await fill(status="", low="1") == "3 of 48 samples"
+    assert await fill(low="", text="no such text") == "0 of 48 samples"
+    assert await texts(page, "#detail") == ["No sample matches."]
+    assert await fill(text="WHAT IS 6") == "8 of 48 samples"
+    await page.evaluate("document.querySelector('#filters button').click()")
+    await page.evaluate("new Promise((done) => setTimeout(done, 100))")
+    assert await texts(page, "#samples-count") == ["48 of 48 samples"]
+
+
+async def test_an_address_keeps_the_view(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path) + "#from=5&to=5&status=truncated&colour=version&theme=dark")
+    assert await texts(page, "#samples-count") == ["1 of 48 samples"]
+    assert await page.evaluate("document.documentElement.classList.contains('dark')")
+    colours = await page.evaluate("[...document.querySelectorAll('#tokens .token')].map((t) => t.style.background)")
+    assert len(set(colours)) == 2  # one for each weight version
+
+
+async def test_tokens_show_version_mask_and_difference(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path) + "#from=5&to=5")
+    tokens = await texts(page, "#tokens .token")
+    assert tokens[0] == "The" and tokens[-1] == "<end>"
+    assert await texts(page, "#tokens .version") == ["v5", "v6"]
+    assert await texts(page, "#tokens .token.outside") == ["tool: 6*7=42"]
+    colours = await page.evaluate("[...document.querySelectorAll('#tokens .token')].map((t) => t.style.background)")
+    assert len(set(colours)) > 3
+    await page.hover("#tokens .token")
+    (told,) = await texts(page, "#tip")
+    assert told.startswith('"The"')
+    assert "token\t1, number 0 of the answer" in told
+    assert "engine logprob\t-0.10000 (p = 0.905)" in told
+    assert "weight version\t5" in told and "loss mask\t1, trained on" in told
+    await page.hover("#tokens .token.outside")
+    (told,) = await texts(page, "#tip")
+    assert "loss mask\t0, not trained on" in told and "trainer logprob\tnot measured" in told
+
+
+async def test_nothing_of_a_sample_comes_to_life(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path))
+    assert await page.evaluate("document.title") == "run - rlscale"
+    assert await page.evaluate("document.querySelectorAll('img').length") == 0
+    assert any(ATTACK in text for text in await texts(page, "#detail .text"))
+    # Even if an answer got into the page as a script, the policy would not run it.
+    await page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 1'}))"
+    )
+    assert await page.evaluate("document.title") == "run - rlscale"
+    assert any("Content Security Policy" in error for error in page.errors)
+    page.errors.clear()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"finished": False}, {"evaluates": False}, {"sft": True, "evaluates": False}, {"num_rollouts": 1}],
+    ids=["unfinished", "without evaluation", "sft", "one rollout"],
+)
+async def test_runs_of_every_kind_are_drawn(page: Page, tmp_path: Path, kind: dict[str, Any]) -> None:
+    await page.open(report(tmp_path, **kind))
+    assert min(await num_painted(page, "#curves-grid canvas")) > 1
+    assert len(await texts(page, ".entry")) > 0
+
+
+async def test_a_run_that_has_only_begun_says_so(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("run: {name: a}\n")
+    assert main([str(tmp_path / "run")]) == 0
+    await page.open((tmp_path / "run" / "report.html").as_uri())
+    notes = " ".join(await texts(page, ".note"))
+    for part in (
+        "No rollout has been recorded yet",
+        "No step has been timed yet",
+        "No distribution",
+        "No samples were",
+    ):
+        assert part in notes
+
+
+async def test_a_narrow_window_is_enough(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path), width=420, height=900)
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 420
+    assert min(await num_painted(page, "#curves-grid canvas")) > 5
+
+
+async def test_the_theme_button_redraws(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path) + "#theme=light")
+    before = await page.evaluate("document.querySelector('#curves-grid canvas').toDataURL()")
+    await page.evaluate("document.getElementById('theme').click()")
+    assert await page.evaluate("document.querySelector('#curves-grid canvas').toDataURL()") != before
+    assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 26)"

@@ -1,0 +1,98 @@
+"""Run folders as runs leave them, made in a moment. No test in here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlscale.config import load_config, to_yaml
+from rlscale.observe.jsonl import JsonlSink
+from rlscale.observe.provenance import write_provenance
+from rlscale.observe.rollouts import RolloutLog
+from rlscale.types import Group, Prompt, Sample, SampleStatus
+
+ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+"""As a model might answer; none of it may come to life."""
+
+WORDS = ["", "The", " answer", " is", " 42", ".", "\n", "<end>", ATTACK, " naïve 中文 🙂", "tool: 6*7=42"]
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(WORDS[i] for i in token_ids)
+
+
+def make_run(
+    folder: Path, *, num_rollouts: int = 12, finished: bool = True, evaluates: bool = True, sft: bool = False
+) -> Path:
+    """A run whose reward rises, with two turns in each answer and weights that change in the middle of it."""
+    config = load_config([f"data.num_rollout={num_rollouts}", "run.name=made"])
+    write_provenance(folder, config_yaml=to_yaml(config), overrides=["algo.eps_clip=0.1", f"run.name={ATTACK}"])
+    metrics = JsonlSink(folder / "metrics.jsonl")
+    rollouts = RolloutLog(folder, num_samples=4, decode=decode, resume_at_step=0)
+    if evaluates:
+        metrics.log({"eval/reward_mean": 0.1}, step=0)
+    for step in range(num_rollouts):
+        groups = [make_group(step, i, sft=sft) for i in range(4)]
+        rng = np.random.default_rng(step)
+        asked = rollouts.choose(groups)
+        rollouts.write(step, groups, logprobs={i: _trainer(groups, i, rng) for i in asked})
+        metrics.log(_metrics(step, evaluates=evaluates and step % 4 == 3, sft=sft), step=step)
+    if finished:
+        result = {"num_tokens": 12345, "seconds": 67.8, "initial_eval": 0.1, "final_eval": 0.9, "warnings": [ATTACK]}
+        (folder / "finished.json").write_text(json.dumps(result))
+    return folder
+
+
+def make_group(step: int, index: int, *, sft: bool = False) -> Group:
+    prompt = Prompt(index=index, text=f"What is 6 times 7? {ATTACK}", token_ids=(1, 3), label="42")
+    samples = []
+    for j in range(4):
+        sample = Sample(index=step * 16 + index * 4 + j, group_index=step * 4 + index, prompt=prompt, seed=0)
+        first = [1, 2, 3, 6, 8][: 3 + j % 3]
+        sample.append(first, logprobs=[-0.1 * (k + 1) for k in range(len(first))], weight_versions=[step] * len(first))
+        sample.append([10], logprobs=[0.0], weight_versions=[step], trainable=False)
+        sample.append([4, 9, 5, 7], logprobs=[-3.0, -0.01, -0.5, -0.001], weight_versions=[step + 1] * 4)
+        sample.status = SampleStatus.truncated if j == 3 else SampleStatus.completed
+        sample.reward = None if sft else float((step + index + j) % 3 == 0)
+        sample.response = decode(sample.response_ids)
+        samples.append(sample)
+    return Group(index=step * 4 + index, prompt=prompt, samples=samples)
+
+
+def _trainer(groups: Sequence[Group], index: int, rng: np.random.Generator) -> Any:
+    sample = [sample for group in groups for sample in group.samples][index]
+    values = np.array(sample.rollout_logprobs) + rng.normal(0, 1, sample.response_len) * 10.0 ** rng.uniform(
+        -8, -3, sample.response_len
+    )
+    values[np.array(sample.loss_mask) == 0] = np.nan
+    return values.astype(np.float32)
+
+
+def _metrics(step: int, *, evaluates: bool, sft: bool) -> dict[str, float]:
+    metrics = {
+        "train/loss": math.exp(-step / 5),
+        "train/grad_norm": math.nan if step == 2 else 1.0 + step % 3,
+        "train/lr": 1e-4,
+        "response_len/mean": 9.0 + step,
+        "response_len/max": 20.0 + step,
+        "time/rollout_s": 1.0,
+        "time/train_s": 2.0,
+        "time/step_s": 3.5,
+        "throughput/tokens_per_s": 100.0 * step,
+        "weights/version": step + 1.0,
+    }
+    if not sft:
+        metrics |= {
+            "reward/mean": step / 12,
+            "logprob_diff/mean": 1e-7 * (step + 1),
+            "train/entropy": 1.0,
+            "train/kl": 0.1,
+        }
+    if evaluates:
+        metrics |= {"eval/reward_mean": step / 12, "time/eval_s": 0.4}
+    return metrics

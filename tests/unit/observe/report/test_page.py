@@ -1,0 +1,118 @@
+"""The page as text: complete in itself, and nothing of a run in it that could come to life. A browser opens it in
+`tests/browser`."""
+
+import html.parser
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.observe.report import read_run, render
+from tests.unit.observe.report.made_run import ATTACK, make_run
+
+
+class Structure(html.parser.HTMLParser):
+    """Tags with their attributes, and the texts inside of scripts, as a browser sees them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._in_script = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts.append(data)
+        else:
+            self.text += f"{data} "
+
+
+def page_of(folder: Path, **kind: Any) -> str:
+    return render(read_run(make_run(folder, **kind), max_samples=1000))
+
+
+def data_of(page: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(Structure(page).scripts[0])
+    return data
+
+
+def test_it_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    loading = [attrs for _, attrs in Structure(page).tags if {"src", "srcset", "action", "data"} & attrs.keys()]
+    links = [attrs["href"] for _, attrs in Structure(page).tags if "href" in attrs]
+    assert loading == []
+    assert all(link and link.startswith("#") for link in links)
+    assert not re.search(r"@import|url\(", page)
+    assert "default-src &#39;none&#39;" in page
+
+
+def test_what_a_sample_contains_stays_text(tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    assert ATTACK not in page
+    structure = Structure(page)
+    assert [tag for tag, _ in structure.tags].count("script") == 2
+    assert "img" not in [tag for tag, _ in structure.tags]
+    assert not [attrs for _, attrs in structure.tags if any(name.startswith("on") for name in attrs)]
+    assert ATTACK in structure.text  # in the warnings and overrides, readable
+    assert any(ATTACK in token for sample in data_of(page)["samples"] for token in sample["tokens"])
+
+
+def test_the_policy_names_exactly_its_own_scripts_and_styles(tmp_path: Path) -> None:
+    import base64
+    import hashlib
+
+    structure = Structure(page_of(tmp_path))
+    policy = next(attrs["content"] for tag, attrs in structure.tags if tag == "meta" and "http-equiv" in attrs)
+    digest = base64.b64encode(hashlib.sha256(structure.scripts[1].encode()).digest()).decode()
+    assert policy is not None
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_header_tells_what_was_reached(tmp_path: Path) -> None:
+    text = " ".join(Structure(page_of(tmp_path)).text.split())
+    for part in ("held-out reward 0.100 → 0.900", "rollouts 12 of 12", "12,345 in 68 s", "experiment quickstart"):
+        assert part in text
+    assert "finished" in text and "not finished" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "absent"),
+    [
+        ({"finished": False}, "not finished", "tokens 12,345"),
+        ({"evaluates": False}, "finished", "held-out reward"),
+        ({"sft": True, "evaluates": False}, "finished", "training reward"),
+        ({"num_rollouts": 0, "evaluates": False, "finished": False}, "not finished", "training reward"),
+    ],
+    ids=["unfinished", "without evaluation", "sft", "before the first rollout"],
+)
+def test_runs_of_every_kind(tmp_path: Path, kind: dict[str, Any], status: str, absent: str) -> None:
+    if kind.get("num_rollouts") == 0:
+        make_run(tmp_path, num_rollouts=1)
+        for name in ("metrics.jsonl", "samples.jsonl", "distributions.jsonl", "finished.json"):
+            (tmp_path / name).unlink()
+        page = render(read_run(tmp_path, max_samples=10))
+    else:
+        page = page_of(tmp_path, **kind)
+    text = " ".join(Structure(page).text.split())
+    assert status in text
+    assert absent not in text
+
+
+def test_phases_keep_their_order(tmp_path: Path) -> None:
+    assert list(data_of(page_of(tmp_path))["phases"]["phases"]) == ["rollout", "train", "eval", "other"]
+
+
+def test_the_alarm_level_is_that_of_the_run(tmp_path: Path) -> None:
+    assert data_of(page_of(tmp_path))["diff_limit"] == 1e-4

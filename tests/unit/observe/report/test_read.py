@@ -1,0 +1,72 @@
+"""What a report finds in run folders of every kind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlscale.errors import ConfigError, DataError
+from rlscale.observe.report import read_run
+from tests.unit.observe.report.made_run import make_run
+
+
+def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path), max_samples=1000)
+    assert run.result is not None and run.result["final_eval"] == 0.9
+    assert len(run.metrics) == 13 and len(run.distributions) == 12
+    assert len(run.samples) == run.num_samples == 48
+    assert run.launches[0]["overrides"][0] == "algo.eps_clip=0.1"
+
+
+def test_more_samples_than_wanted_are_thinned_over_the_run(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path), max_samples=12)
+    assert [sample["step"] for sample in run.samples] == list(range(12))
+    assert run.num_samples == 48
+    assert read_run(tmp_path, max_samples=0).samples == []
+
+
+def test_a_run_under_way_may_be_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    make_run(tmp_path, finished=False)
+    for name in ("metrics.jsonl", "samples.jsonl", "distributions.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"step": 12, "ha')
+    run = read_run(tmp_path, max_samples=1000)
+    assert run.result is None
+    assert (len(run.metrics), len(run.samples), len(run.distributions)) == (13, 48, 12)
+
+
+def test_a_run_that_has_only_begun_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run: {name: a}\n")
+    run = read_run(tmp_path, max_samples=10)
+    assert (run.metrics, run.samples, run.distributions, run.launches, run.result) == ([], [], [], [], None)
+
+
+def test_a_place_that_is_no_run_is_told_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run must be the folder of a run, got .*nowhere, which is not there; "):
+        read_run(tmp_path / "nowhere", max_samples=1)
+    with pytest.raises(ConfigError, match=r"look for a folder with config\.yaml"):
+        read_run(tmp_path, max_samples=1)
+    make_run(tmp_path / "runs" / "one", num_rollouts=1)
+    with pytest.raises(ConfigError, match="give one of the runs in it: one"):
+        read_run(tmp_path / "runs", max_samples=1)
+
+
+def test_a_broken_file_is_told_with_its_row(tmp_path: Path) -> None:
+    make_run(tmp_path, num_rollouts=2)
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    (tmp_path / "samples.jsonl").write_text("\n".join([lines[0], "{", *lines[1:]]) + "\n")
+    with pytest.raises(DataError, match=r"samples\.jsonl, row 2 must be JSON"):
+        read_run(tmp_path, max_samples=1000)
+    (tmp_path / "finished.json").write_text("{")
+    (tmp_path / "samples.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"finished\.json must be JSON"):
+        read_run(tmp_path, max_samples=1000)
+
+
+def test_only_the_shown_lines_are_parsed(tmp_path: Path) -> None:
+    make_run(tmp_path, num_rollouts=4)
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    lines[1] = "not read"
+    (tmp_path / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    run = read_run(tmp_path, max_samples=4)
+    assert [json.loads(lines[4 * i])["index"] for i in range(4)] == [sample["index"] for sample in run.samples]
