@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from rlscale.cli.app import main_train
 from rlscale.config import RewardConfig, RunConfig
+from rlscale.engines.fake import FakeServer
 from rlscale.rewards import load_reward
 from rlscale.types import Prompt, Sample
 
@@ -63,6 +65,15 @@ def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert scores == [1.0, 0.1, 0.0]
     exec(trial, {})
     load_reward(RewardConfig(custom_path="remote_reward:score"))
+
+
+def test_the_program_that_talks_to_an_engine_works(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks(ROOT / "docs" / "how-to" / "talk-to-an-engine.md", "python")
+    with FakeServer(token_s=0.005) as fake:
+        exec(program.replace("http://127.0.0.1:30000", fake.url), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] in ("stop", "length") for line in printed[:2]] == [True, True]
+    assert len(printed) > 3 and all(later.startswith(line) for line, later in pairwise(printed[2:]))
 
 
 def test_the_reward_of_the_readme_is_that_of_the_tutorial() -> None:
