@@ -25,6 +25,7 @@ from rlscale.checkpoint.groups import load_groups, save_groups
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig, LoggingConfig
 from rlscale.control.extras import extra_metrics
+from rlscale.control.garbage import rare_full_collections
 from rlscale.control.metrics import rollout_metrics, train_metrics
 from rlscale.control.producer import FinishedRollout, Producer
 from rlscale.control.staleness import check_bound
@@ -51,6 +52,7 @@ class LoopConfig:
     max_staleness: int
     logging: LoggingConfig = field(default_factory=LoggingConfig)  # which further metrics are wanted
     update_interval: int = 1  # rollouts from one update of the engines to the next, at most max_staleness + 1
+    leave_out_truncated: bool = False  # train on no token of an answer that was cut off
     drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
 
 
@@ -121,12 +123,16 @@ class TrainingLoop:
         if not self._overlaps:
             await self._first_evaluation()
         if not self._done:
-            async with asyncio.TaskGroup() as tasks:
-                producer = tasks.create_task(self._producer.run())
-                await self._consume(tasks)
-                producer.cancel()
+            with rare_full_collections():
+                await self._run()
         await self._last_evaluation()
         return self.progress
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            producer = tasks.create_task(self._producer.run())
+            await self._consume(tasks)
+            producer.cancel()
 
     @property
     def _done(self) -> bool:
@@ -195,7 +201,12 @@ class TrainingLoop:
         return measured | staleness | train_metrics(result)
 
     def _plan(self, rollout: FinishedRollout) -> tuple[TrainBatch, list[StepPlan], dict[str, float]]:
-        batch = build_batch(rollout.groups, self.progress.version, has_rewards=self._parts.source.has_rewards)
+        batch = build_batch(
+            rollout.groups,
+            self.progress.version,
+            has_rewards=self._parts.source.has_rewards,
+            leave_out_truncated=self._config.leave_out_truncated,
+        )
         batch = replace(batch, asked=self._parts.observer.asked(rollout.groups))
         staleness = check_bound(batch, rollout.groups, max_staleness=self._config.max_staleness)
         return batch, plan_steps(batch, self._config.batch, num_ranks=self._config.num_ranks), staleness
