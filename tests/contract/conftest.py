@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rlscale.config.sglang_arguments import DESCRIBE
 from rlscale.config.sglang_python import check_python, find_python
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch_sglang import SglangLaunch
@@ -109,21 +111,9 @@ def open_embedded(folder: Path) -> Iterator[Target]:
 @contextmanager
 def open_sglang(folder: Path) -> Iterator[Target]:
     """The real server as a run starts it, drawing by seed."""
-    model = write_tiny_qwen3(folder / "model")
-    if problems := check_python(None, serves=True, routes=False, on_cpu=True):
+    if problems := check_python(None, serves=True, routes=True, on_cpu=True):
         pytest.fail("\n".join(map(str, problems)))
-    launch = SglangLaunch(
-        name="engine 0",
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        max_context_len=None,
-        num_threads=1,
-        seed=0,
-        python=find_python(None),
-        server_args={"enable_deterministic_inference": True},
-    )
-    address, process = launch.open(folder)
+    address, process = sglang_launch(write_tiny_qwen3(folder / "model")).open(folder)
     process.start()
     try:
         process.wait_ready(timeout_s=300)
@@ -143,6 +133,29 @@ def open_sglang(folder: Path) -> Iterator[Target]:
         process.stop()
 
 
+SGLANG_ARGUMENTS = {"enable_deterministic_inference": True}  # without it seeds are ignored
+
+
+def sglang_launch(model: Path) -> SglangLaunch:
+    return SglangLaunch(
+        name="engine 0",
+        model_path=str(model),
+        dtype="float32",
+        device="cpu",
+        max_context_len=None,
+        num_threads=1,
+        seed=0,
+        python=find_python(None),
+        server_args=SGLANG_ARGUMENTS,
+    )
+
+
+def describe_installed() -> Any:
+    """What describe.py prints in the interpreter that has SGLang."""
+    command = [str(find_python(None)), str(DESCRIBE)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
     "embedded": open_embedded,
     "fake": open_fake,
@@ -152,8 +165,18 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
 TARGETS = [pytest.param(kind, marks=[pytest.mark.slow] if kind == "sglang" else []) for kind in OPENERS]
 
 
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """One real server for all tests: whoever changes its weights puts them back."""
+    with open_sglang(tmp_path_factory.mktemp("sglang")) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    if request.param == "sglang":
+        yield request.getfixturevalue("sglang")
+        return
     with OPENERS[request.param](tmp_path_factory.mktemp(request.param)) as opened:
         yield opened
 

@@ -16,7 +16,7 @@ from rlscale.weights.channels import ChannelSpec, make_channel
 from rlscale.weights.checksum import checksum
 from rlscale.weights.disk import DiskChannel
 from rlscale.weights.folders import map_file
-from tests.contract.conftest import OPENERS, Target, open_embedded
+from tests.contract.conftest import Target, open_embedded
 from tests.tiny_model import write_tiny_qwen3
 
 PARAMS = SamplingParams(max_new_tokens=20, sampling_seed=1, ignore_eos=True)
@@ -109,28 +109,28 @@ async def _generate_quickly(address: EngineAddress) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_real_sglang_takes_every_channel_and_is_held_to_its_checksums(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
+def test_real_sglang_takes_every_channel_and_is_held_to_its_checksums(sglang: Target, tmp_path: Path) -> None:
     old = read_state(write_tiny_qwen3(tmp_path / "old"))
     new = read_state(write_tiny_qwen3(tmp_path / "new", seed=1))
-    with OPENERS["sglang"](tmp_path_factory.mktemp("sglang")) as target:
-        address = EngineAddress(name="engine 0", url=target.url)
-        before = answers(address)[0]
-        for i, name in enumerate(WeightChannelName):
-            channel = open_channel(name, tmp_path / name)
-            channel.connect([address])
-            for j, state in enumerate((new, old, new, old)):
-                channel.push(iter(state.items()), 10 * i + j + 1)
-                now = answers(address)[0]
-                assert now[0].weight_versions == [10 * i + j + 1] * 20
-                same = [a.output_ids for a in now] == [a.output_ids for a in before]
-                assert same == (state is old), f"{name} {j}"
-            channel.close()
-        with pytest.raises(
-            WeightSyncError, match=r"engine 0 must hold model\.layers\.1\.mlp\.gate_up_proj\.weight with"
-        ):
-            push_another_than_announced(address, old, tmp_path)
+    address = EngineAddress(name="engine 0", url=sglang.url)
+    before = answers(address)[0]
+    for i, name in enumerate(WeightChannelName):
+        channel = open_channel(name, tmp_path / name)
+        channel.connect([address])
+        for j, state in enumerate((new, old, new, old)):
+            channel.push(iter(state.items()), 10 * i + j + 1)
+            now = answers(address)[0]
+            assert now[0].weight_versions == [10 * i + j + 1] * 20
+            same = [a.output_ids for a in now] == [a.output_ids for a in before]
+            assert same == (state is old), f"{name} {j}"
+        channel.close()
+    with pytest.raises(WeightSyncError, match=r"engine 0 must hold model\.layers\.1\.mlp\.gate_up_proj\.weight with"):
+        push_another_than_announced(address, old, tmp_path)
+    channel = open_channel(WeightChannelName.process_group, tmp_path)
+    channel.connect([address])
+    channel.push(iter(old.items()), 101)
+    assert [a.output_ids for a in answers(address)[0]] == [a.output_ids for a in before]
+    channel.close()
 
 
 def push_another_than_announced(address: EngineAddress, state: dict[str, torch.Tensor], folder: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,13 @@ class HttpEngine:
     ) -> None:
         self._address, self._timeout_s = address, timeout_s
         self._router = router or address
+        self.max_in_flight = max_in_flight
         self._limit = None if max_in_flight is None else InFlightLimit(max_in_flight)
         self._url = address.url.rstrip("/")
         self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether every call gets a fresh connection
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vocab_size: int | None = None
+        self._draws_by_seed = False  # SGLang then gives all n samples of a request one seed
         self._flush_on_update = True
 
     @property
@@ -77,17 +80,20 @@ class HttpEngine:
             info["vocab_size"] = self._vocab_size_of_folder(info)
         return info
 
-    async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     async def weight_version(self) -> WeightVersion:
         info = await self._call("GET", "/model_info", repeat=True)
         return self._version(info.get("weight_version", STARTING_VERSION_NAME), "/model_info")
 
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     ) -> list[Generation]:
-        await self._check_range(input_ids)
-        body = _generate_body(input_ids, params, rid)
-        if n > 1:
-            body["sampling_params"]["n"] = n
+        await self._check(input_ids, params)
+        if self._draws_by_seed and params.sampling_seed is not None and n > 1:
+            body = _batch_body(input_ids, params, rid, n=n)
+        else:
+            body = _generate_body(input_ids, params, rid)
+            if n > 1:
+                body["sampling_params"]["n"] = n
         async with self._admitted(n):
             answer = await self._call("POST", "/generate", body, repeat=True)
         objects = answer if isinstance(answer, list) else [answer]
@@ -98,7 +104,7 @@ class HttpEngine:
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
     ) -> AsyncGenerator[Generation]:
-        await self._check_range(input_ids)
+        await self._check(input_ids, params)
         body = {**_generate_body(input_ids, params, rid), "stream": True}
         finished = False
         try:
@@ -269,10 +275,17 @@ class HttpEngine:
 
     # -- reading answers
 
-    async def _check_range(self, input_ids: Sequence[int]) -> None:
-        # An id outside the vocabulary ends a real SGLang server.
+    async def _check(self, input_ids: Sequence[int], params: SamplingParams) -> None:
+        """Refuses what would end a real SGLang server: an unknown token id, or min_p where it draws by seed."""
         if self._vocab_size is None:
-            self._vocab_size = int((await self.info())["vocab_size"])
+            info = await self.info()
+            self._draws_by_seed = bool(info.get("enable_deterministic_inference", False))
+            self._vocab_size = int(info["vocab_size"])
+        if self._draws_by_seed and params.min_p > 0:
+            raise EngineError(
+                f"{self._at('/generate')} min_p must be 0 with SGLang's enable_deterministic_inference, "
+                f"got {params.min_p:g}"
+            )
         wrong = [token for token in input_ids if not 0 <= token < self._vocab_size]
         if wrong or not input_ids:
             rule = f"be token ids below the engine's vocabulary size {self._vocab_size}"
@@ -334,6 +347,14 @@ class HttpEngine:
 def _generate_body(input_ids: Sequence[int], params: SamplingParams, rid: str | None) -> dict[str, Any]:
     body: dict[str, Any] = {"input_ids": list(input_ids), "sampling_params": params.to_wire(), "return_logprob": True}
     return body if rid is None else {**body, "rid": rid}
+
+
+def _batch_body(input_ids: Sequence[int], params: SamplingParams, rid: str | None, *, n: int) -> dict[str, Any]:
+    """`n` requests as one batch, sample j with seed + j."""
+    assert params.sampling_seed is not None
+    each = [replace(params, sampling_seed=params.sampling_seed + j).to_wire() for j in range(n)]
+    body = {"input_ids": [list(input_ids)] * n, "sampling_params": each, "return_logprob": True}
+    return body if rid is None else {**body, "rid": [f"{rid}_{j}" for j in range(n)]}
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.problems import show
+from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import rule
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
@@ -22,6 +23,15 @@ def stop_strings_can_be_found(config: RunConfig) -> list[Problem]:
         rule = f"have at most {MAX_STOP_STRINGS} entries"
         return [Problem(path="rollout.stop", rule=rule, value=str(len(strings)), fix="keep the most likely ones")]
     return []
+
+
+@rule("rollout.min_p", "rollout.engine", "sglang.server_args")
+def seeds_exclude_min_p(config: RunConfig) -> list[Problem]:
+    by_seed = config.sglang.server_args.get("enable_deterministic_inference", False)
+    if config.rollout.engine != EngineKind.sglang or not by_seed or config.rollout.min_p == 0:
+        return []
+    rule, fix = "be 0 with sglang.enable_deterministic_inference", "SGLang cannot draw with both; drop one of them"
+    return [Problem(path="rollout.min_p", rule=rule, value=show(config.rollout.min_p), fix=fix)]
 
 
 @rule("eval.min_new_tokens", "eval.max_response_len", "rollout.max_response_len")

@@ -1,0 +1,142 @@
+"""What only the real server does wrong or differently, and how the client lives with it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rlscale.config.sglang_arguments import RECORDED, known_arguments
+from rlscale.engines.http import HttpEngine
+from rlscale.errors import EngineError
+from rlscale.types import EngineAddress, SamplingParams, WeightGroup
+from rlscale.weights.group import open_store
+from rlscale.weights.process_group import ProcessGroupChannel
+from tests.contract.conftest import SGLANG_ARGUMENTS, Target, describe_installed, sglang_launch
+from tests.tiny_model import VOCAB_SIZE, write_tiny_qwen3
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPT = [5, 9, 33, 7]
+PARAMS = SamplingParams(max_new_tokens=6, ignore_eos=True, sampling_seed=3)
+KEEP_ALIVE_S = 5.0  # after which SGLang drops an idle connection
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def address(sglang: Target) -> EngineAddress:
+    return EngineAddress(name="engine 0", url=sglang.url)
+
+
+@pytest.fixture
+async def engine(address: EngineAddress) -> AsyncIterator[HttpEngine]:
+    client = HttpEngine(address, timeout_s=TIMEOUT_S)
+    yield client
+    await client.close()
+
+
+async def test_an_id_outside_the_vocabulary_does_not_reach_it(engine: HttpEngine) -> None:
+    for ids in ([5, VOCAB_SIZE], [-1], []):
+        with pytest.raises(EngineError, match="input_ids must be token ids below"):
+            await engine.generate(ids, PARAMS)
+    assert await engine.health()
+    # The last id there is can be sent.
+    assert len((await engine.generate([VOCAB_SIZE - 1], PARAMS))[0].output_ids) == 6
+
+
+async def test_min_p_beside_a_seed_does_not_reach_it(engine: HttpEngine) -> None:
+    with pytest.raises(EngineError, match=r"min_p must be 0 with SGLang's enable_deterministic_inference, got 0\.1"):
+        await engine.generate(PROMPT, SamplingParams(max_new_tokens=2, min_p=0.1, sampling_seed=1))
+    assert await engine.health()
+
+
+async def test_sample_j_of_n_has_a_seed_of_its_own(engine: HttpEngine) -> None:
+    together = await engine.generate(PROMPT, PARAMS, n=3, rid="three")
+    alone = [
+        (await engine.generate(PROMPT, SamplingParams(max_new_tokens=6, ignore_eos=True, sampling_seed=3 + j)))[0]
+        for j in range(3)
+    ]
+    assert [a.output_ids for a in together] == [a.output_ids for a in alone]
+    assert len({tuple(a.output_ids) for a in together}) == 3
+
+
+async def test_an_idle_connection_that_was_dropped_is_replaced(engine: HttpEngine) -> None:
+    first = await engine.generate(PROMPT, PARAMS)
+    await asyncio.sleep(KEEP_ALIVE_S + 1.5)
+    again = await engine.generate(PROMPT, PARAMS)
+    assert again[0].output_ids == first[0].output_ids
+
+
+async def test_an_update_that_could_not_flush_the_cache_is_an_error(
+    engine: HttpEngine, address: EngineAddress, sglang: Target
+) -> None:
+    version = (await engine.info())["weight_version"]
+    folder = Path((await engine.info())["tokenizer_path"])
+    long = SamplingParams(max_new_tokens=sglang.long_answer, ignore_eos=True)
+    task = asyncio.create_task(engine.generate(PROMPT, long))
+    await asyncio.sleep(0.2)
+    await engine.pause("in_place")
+    other = HttpEngine(address, timeout_s=TIMEOUT_S)  # it does not know of the pause, and so asks for a flush
+    try:
+        with pytest.raises(EngineError, match=r"engine 0 .*/update_weights_from_disk. refused"):
+            await other.update_from_disk(folder, version=version, checksums={})
+    finally:
+        await other.close()
+        await engine.resume()
+    assert len((await task)[0].output_ids) == sglang.long_answer
+
+
+def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -> None:
+    channel = ProcessGroupChannel(
+        make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
+        rank=0,
+        bucket_bytes=2**20,
+        backend="gloo",
+        timeout_s=TIMEOUT_S,
+    )
+    channel.connect([address])
+    assert channel._link is not None
+    taken = channel._link.group.name
+    store = open_store("127.0.0.1", timeout_s=5)
+
+    async def join_again() -> None:
+        engine = HttpEngine(address, timeout_s=TIMEOUT_S)
+        group = WeightGroup(
+            name=taken,
+            master_address="127.0.0.1",
+            master_port=store.port,
+            world_size=2,
+            backend="gloo",
+            timeout_s=5,
+        )
+        try:
+            await engine.join_weight_group(group, 1)
+        finally:
+            await engine.close()
+
+    with pytest.raises(EngineError, match=r"engine 0 .*/init_weights_update_group. refused with status 400"):
+        asyncio.run(join_again())
+    # A new link has a new name, so that it never meets an old one.
+    channel.connect([address])
+    assert channel._link.group.name != taken
+    channel.close()
+
+
+def test_the_recorded_arguments_are_those_of_the_tested_version() -> None:
+    installed, recorded = describe_installed(), json.loads(RECORDED.read_text())
+    assert installed == recorded
+    assert known_arguments(None).version == recorded["version"]
+    assert set(SGLANG_ARGUMENTS) <= installed["types"].keys()
+
+
+def test_a_server_that_cannot_start_shows_why(tmp_path: Path) -> None:
+    model = write_tiny_qwen3(tmp_path / "model")
+    (model / "config.json").write_text("{}")
+    _, process = sglang_launch(model).open(tmp_path)
+    process.start()
+    try:
+        with pytest.raises(EngineError, match=r"(?s)engine 0 ended with status \d+; the end of .*Error"):
+            process.wait_ready(timeout_s=120)
+    finally:
+        process.stop()

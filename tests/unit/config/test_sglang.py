@@ -1,0 +1,196 @@
+"""Group `sglang`: which interpreter, which keys go on to the server, and what is wrong with others."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.config import load_config, to_dict, to_yaml
+from rlscale.config.load import load_config_with_notes
+from rlscale.config.sglang_arguments import OURS, RECORDED, fits, in_words, known_arguments
+from rlscale.config.sglang_python import check_python, find_python, look_into, version_numbers
+from tests.unit.config.interpreters import add_sglang, fake_interpreter
+from tests.unit.config.mistakes import mistakes, only_mistake
+
+SGLANG = "rollout=sglang"
+
+DATACLASS = """
+from dataclasses import dataclass
+@dataclass
+class ServerArgs:
+    model_path: str
+    page_size: int | None = None
+    brand_new: bool = False
+"""
+
+
+def test_arguments_of_the_server_are_keys_of_the_group() -> None:
+    config = load_config([SGLANG, "sglang.page_size=16", "sglang.enable_lora=false", "sglang.mem_fraction_static=0.5"])
+    assert config.sglang.server_args == {"page_size": 16, "enable_lora": False}
+    assert config.sglang.mem_fraction_static == 0.5
+    assert to_dict(config)["sglang"]["page_size"] == 16
+
+
+def test_a_written_config_reads_back(tmp_path: Path) -> None:
+    config = load_config([SGLANG, "sglang.page_size=16", "sglang.cuda_graph_config={decode:{max_bs:8}}"])
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    text = to_yaml(config).replace("\nrun:", "\nrun:", 1)
+    (folder / "again.yaml").write_text(f"# @package _global_\n{text}")
+    again = load_config(["experiment=again"], config_dir=tmp_path)
+    assert again.sglang == config.sglang
+    assert again.sglang.server_args["cuda_graph_config"] == {"decode": {"max_bs": 8}}
+
+
+def test_keys_of_a_file_go_on_too_and_are_reported_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rollout").mkdir()
+    (tmp_path / "rollout" / "mine.yaml").write_text(
+        "# @package _global_\nrollout:\n  engine: sglang\nsglang:\n  page_size: 4\n  pag_size: 5\n"
+    )
+    told = only_mistake(["rollout=mine"], config_dir=tmp_path)
+    assert told.startswith(
+        "sglang.pag_size must be a key of this group or an argument of SGLang 0.5.23's server, got 5"
+    )
+    assert "did you mean sglang.page_size? (" in told and "mine.yaml:6)" in told
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("sglang.page_size=large", "sglang.page_size must be an integer or null, got large"),
+        ("sglang.page_size=true", "sglang.page_size must be an integer or null, got true"),
+        ("sglang.enable_lora=1", "sglang.enable_lora must be true or false or null, got 1"),
+        ("sglang.schedule_conservativeness=x", "sglang.schedule_conservativeness must be a number, got x"),
+        ("sglang.cuda_graph_bs_decode=[1,a]", "must be a list (of an integer) or null, got"),
+        ("sglang.deepep_mode=fast", "sglang.deepep_mode must be one of auto|normal|low_latency, got fast"),
+        ("sglang.tp_size=2", "must be left to rlscale, got 2; set cluster.rollout_num_gpus_per_engine"),
+        ("sglang.model_path=x", "must be left to rlscale, got x; set model.hf_checkpoint"),
+        ("sglang.server_concurency=9", "did you mean sglang.server_concurrency?"),
+        ("sglang.zzzzzzzzz=9", "`python -m sglang.launch_server --help` lists them"),
+        ("~sglang.page_size", "sglang.page_size must"),
+    ],
+)
+def test_a_wrong_key_or_value_is_told(word: str, told: str) -> None:
+    assert told in only_mistake([SGLANG, word])
+
+
+def test_all_wrong_keys_are_told_together() -> None:
+    found = mistakes(SGLANG, "sglang.pag_size=1", "sglang.port=1", "optim.lr=-1")
+    assert [line.split(" ")[0] for line in found] == ["sglang.pag_size", "sglang.port", "optim.lr"]
+
+
+def test_what_rlscale_sets_itself_are_arguments_of_the_server() -> None:
+    assert set(known_arguments(None).types) >= set(OURS)
+
+
+def test_keys_are_ignored_aloud_without_sglang() -> None:
+    warnings = load_config_with_notes(["sglang.page_size=16", "sglang.server_concurrency=4", "router.policy=random"])
+    assert "sglang.page_size is ignored: rollout.engine is not sglang" in warnings.warnings
+    assert "sglang.server_concurrency is ignored: rollout.engine is not sglang" in warnings.warnings
+    assert any(line.startswith("router.policy is ignored: there is no router") for line in warnings.warnings)
+
+
+def test_another_version_is_asked_for_its_own_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSCALE_CACHE", str(tmp_path / "cache"))
+    python = fake_interpreter(tmp_path, sglang="0.6.1")
+    add_sglang(tmp_path, version="0.6.1", record=DATACLASS)
+    words = [SGLANG, f"sglang.python={python}"]
+    assert load_config([*words, "sglang.brand_new=true"]).sglang.server_args == {"brand_new": True}
+    told = only_mistake([*words, "sglang.deepep_mode=auto"])
+    assert "an argument of SGLang 0.6.1's server" in told
+    kept = json.loads((tmp_path / "cache" / "sglang_arguments-0.6.1.json").read_text())
+    assert kept["types"] == {"brand_new": "bool", "model_path": "str", "page_size": "int|null"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "good"),
+    [
+        (1, "int", True),
+        (True, "int", False),
+        (1, "float", True),
+        (None, "int|null", True),
+        (None, "int", False),
+        ([1, 2.5], "list[float]|null", True),
+        ([1, "a"], "list[int|str]", True),
+        ([[1]], "list[int]", False),
+        ({"a": 1}, "str|dict|null", True),
+        ("a", '"a"|"b"', True),
+        ("c", '"a"|"b"', False),
+        (2, "1|2", True),
+        (3, "1|2", False),
+        (object, "any", True),
+    ],
+)
+def test_fits(value: Any, kind: str, good: bool) -> None:
+    assert fits(value, kind) == good
+
+
+def test_every_recorded_type_can_be_checked_and_put_in_words() -> None:
+    types = json.loads(RECORDED.read_text())["types"]
+    assert len(types) > 500
+    for kind in types.values():
+        fits("?", kind)
+        assert in_words(kind)
+
+
+def test_the_interpreter_that_is_given_wins(tmp_path: Path) -> None:
+    assert find_python("/some/python") == Path("/some/python")
+    assert find_python(None).name.startswith("python") and find_python(None).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("has", "told"),
+    [
+        ({"sglang": None}, "must name an interpreter that has SGLang, got"),
+        ({"sglang": "0.5.9"}, "must name an interpreter with SGLang 0.5.21 or newer, got"),
+        ({"plugin": False}, "must have rlscale's platform plugin, to serve on a CPU, got"),
+        ({"router": None}, "must have sglang-router, which stands before several engines, got"),
+    ],
+)
+def test_what_an_interpreter_lacks_is_told(tmp_path: Path, has: dict[str, Any], told: str) -> None:
+    python = fake_interpreter(tmp_path, **has)
+    (problem,) = check_python(str(python), serves=True, routes=True, on_cpu=True)
+    assert f"sglang.python {told} {python}" in str(problem) and "bin/install-sglang-cpu" in str(problem)
+
+
+def test_an_interpreter_is_held_to_its_tasks_only(tmp_path: Path) -> None:
+    whole = fake_interpreter(tmp_path / "whole")
+    assert check_python(str(whole), serves=True, routes=True, on_cpu=True) == []
+    router_alone = fake_interpreter(tmp_path / "router", sglang=None, plugin=False)
+    assert check_python(str(router_alone), serves=False, routes=True, on_cpu=True) == []
+    for_gpus = fake_interpreter(tmp_path / "gpu", plugin=False, router=None)
+    assert check_python(str(for_gpus), serves=True, routes=False, on_cpu=False) == []
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo broken >&2; exit 1", "echo no json"])
+def test_an_interpreter_that_does_not_run_is_told(tmp_path: Path, script: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    (problem,) = check_python(str(python), serves=True, routes=False, on_cpu=True)
+    assert str(problem).startswith(f"sglang.python must name a Python interpreter that runs, got {python} (")
+
+
+def test_the_running_interpreter_is_looked_into() -> None:
+    installed = look_into(Path(sys.executable))
+    assert installed.sglang is None or version_numbers(installed.sglang) > (0,)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0.5.23", (0, 5, 23)), ("0.5.23.post1", (0, 5, 23)), ("0.6.0+cpu", (0, 6, 0)), ("", ())]
+)
+def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert version_numbers(text) == numbers
+
+
+def test_several_engines_of_sglang_get_a_router() -> None:
+    one, two = (load_config([SGLANG, f"cluster.rollout_num_gpus={n}", "cluster.num_gpus_per_node=4"]) for n in (1, 2))
+    assert one.router.enabled is False and one.router.timeout_s is None
+    assert two.router.enabled is True
+    assert two.router.timeout_s == two.rollout.timeout_s and two.router.max_connections == 1024
+    off = load_config([SGLANG, "cluster.rollout_num_gpus=2", "router.enabled=false"])
+    assert off.router.enabled is False
+    asked = load_config(["router.enabled=true", "router.max_connections=7", "router.timeout_s=5"])
+    assert asked.router.enabled is True and asked.router.max_connections == 7 and asked.router.timeout_s == 5

@@ -1,0 +1,108 @@
+"""What each kind of server is started with."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.cluster.launches import engine_client, engine_launch
+from rlscale.config import load_config
+from rlscale.engines.launch import EngineLaunch
+from rlscale.engines.launch_embedded import EmbeddedLaunch
+from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.types import EngineAddress
+
+PYTHON = Path("/opt/sglang/bin/python")
+
+
+def launch_of(*words: str, device: str | None = None) -> EngineLaunch:
+    launch = engine_launch(load_config(words), model_path="/models/m", num_threads=3)
+    launch = replace(launch, name="engine 1")
+    return launch if device is None else replace(launch, device=device)
+
+
+def arguments_of(*words: str, device: str | None = None) -> dict[str, Any]:
+    launch = launch_of("rollout=sglang", f"sglang.python={PYTHON}", *words, device=device)
+    assert isinstance(launch, SglangLaunch)
+    return launch.arguments("127.0.0.1", 7)
+
+
+def test_the_engine_of_the_config_is_launched() -> None:
+    assert isinstance(launch_of(), EmbeddedLaunch)
+    assert isinstance(launch_of("rollout=sglang"), SglangLaunch)
+
+
+def test_embedded_command(tmp_path: Path) -> None:
+    command = launch_of("rollout.max_context_len=64", "rollout.num_slots=5").command("127.0.0.1", 7, tmp_path)
+    assert command[:3] == [sys.executable, "-m", "rlscale.cli.serve"]
+    assert {"--model-path=/models/m", "--port=7", "--num-slots=5", "--max-context-len=64", "--num-threads=3"} <= set(
+        command
+    )
+
+
+def test_sglang_takes_its_arguments_from_a_file(tmp_path: Path) -> None:
+    launch = replace(launch_of("rollout=sglang", f"sglang.python={PYTHON}"), api_key="secret")
+    command = launch.command("127.0.0.1", 7, tmp_path / "logs")
+    assert command[0] == str(PYTHON) and Path(command[1]).name == "serve.py" and Path(command[1]).is_file()
+    written = (tmp_path / "logs" / "engine_1_arguments.json").read_text()
+    assert command[2] == str(tmp_path / "logs" / "engine_1_arguments.json")
+    assert json.loads(written)["model_path"] == "/models/m" and "secret" not in written
+    assert "secret" in launch.environment().values() and "secret" not in repr(launch)
+
+
+def test_sglang_on_a_cpu() -> None:
+    arguments = arguments_of(device="cpu")
+    assert arguments["device"] == "cpu" and arguments["dtype"] == "float32"
+    assert arguments["attention_backend"] == "torch_native" and arguments["sleep_on_idle"] is True
+    assert arguments["mem_fraction_static"] == 0.3 and arguments["random_seed"] == 42 and arguments["tp_size"] == 1
+    assert "context_length" not in arguments and "enable_memory_saver" not in arguments
+
+
+def test_the_users_arguments_win_over_those_for_a_cpu() -> None:
+    arguments = arguments_of("sglang.mem_fraction_static=0.6", "sglang.max_total_tokens=99", "sglang.page_size=null")
+    assert arguments["mem_fraction_static"] == 0.6 and arguments["max_total_tokens"] == 99
+    assert "page_size" not in arguments
+
+
+def test_sglang_on_gpus() -> None:
+    words = ("experiment=qwen3_4b_grpo", "rollout=sglang", "cluster.rollout_num_gpus_per_engine=4", "sglang.pp_size=2")
+    config = load_config([*words, "cluster=one_node_colocate", "rollout.max_context_len=20000"])
+    launch = engine_launch(config, model_path="Qwen/Qwen3-4B", num_threads=1)
+    assert isinstance(launch, SglangLaunch) and launch.num_ranks == 4
+    arguments = launch.arguments("127.0.0.1", 7)
+    assert arguments["tp_size"] == 2 and arguments["pp_size"] == 2 and arguments["context_length"] == 20000
+    assert arguments["enable_memory_saver"] is True and arguments["device"] == "cuda"
+    assert "attention_backend" not in arguments and "mem_fraction_static" not in arguments
+    apart = engine_launch(load_config([*words, "cluster=one_node"]), model_path="m", num_threads=1)
+    assert isinstance(apart, SglangLaunch) and "enable_memory_saver" not in apart.arguments("127.0.0.1", 7)
+
+
+def test_cuda_graph_sizes_have_sglangs_present_name() -> None:
+    assert arguments_of("sglang.cuda_graph_bs=[1,8]")["cuda_graph_bs_decode"] == [1, 8]
+
+
+def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("SOMETHING", "else")
+    environment = launch_of("rollout=sglang").environment()
+    assert "PYTHONPATH" not in environment and environment["SOMETHING"] == "else"
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert launch_of().environment()["PYTHONPATH"] == "/mine"
+    assert os.environ["PYTHONPATH"] == "/mine"
+
+
+def test_servers_listen_on_loopback_unless_they_have_a_key(tmp_path: Path) -> None:
+    address, process = launch_of("rollout=sglang", f"sglang.python={PYTHON}").open(tmp_path)
+    assert address.url.startswith("http://127.0.0.1:") and address.name == "engine 1" and address.num_ranks == 1
+    assert process.log_path == tmp_path / "engine_1_server.log"
+
+
+def test_only_sglang_is_asked_for_so_many_samples_at_once() -> None:
+    address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
+    limited = engine_client(load_config(["rollout=sglang", "sglang.server_concurrency=9"]), address)
+    assert limited.max_in_flight == 9
+    assert engine_client(load_config([]), address).max_in_flight is None
