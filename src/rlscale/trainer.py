@@ -28,7 +28,7 @@ from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import RolloutDump
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.provenance import redact, redact_yaml, write_provenance
-from rlscale.observe.rollouts import RolloutLog
+from rlscale.observe.rollouts import RolloutLog, TokenTexts
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.observe.trackers import TrackedRun, open_trackers
 
@@ -155,7 +155,7 @@ def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume
         rollouts=RolloutLog(
             folder.path,
             num_samples=config.logging.num_samples,
-            decode=plan.decode,
+            text_of=TokenTexts(plan.decode, anchor=plan.tokenizer.encode("a", add_special_tokens=False)),
             resume_at_step=resume_at_step,
         ),
     )

@@ -191,8 +191,13 @@ class TrainingLoop:
             # In a thread: beside it, requests go on and answers come in.
             batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
             result = await self._parts.trainers.train(batch, steps)
-        self._parts.observer.trained(
-            rollout.rollout_id, rollout.groups, version=batch.version, logprobs=result.logprobs
+        # Likewise: many long samples take a while to write.
+        await asyncio.to_thread(
+            self._parts.observer.trained,
+            rollout.rollout_id,
+            rollout.groups,
+            version=batch.version,
+            logprobs=result.logprobs,
         )
         self.progress.num_tokens += _response_tokens(batch)
         await self._sync()

@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,28 @@ SAMPLES_FILE, DISTRIBUTIONS_FILE = "samples.jsonl", "distributions.jsonl"
 MAX_VALUES = 64
 """A distribution of more distinct values is kept as this many bins of equal width."""
 
-Decode = Callable[[Sequence[int]], str]
+
+class TokenTexts:
+    """The text that a token adds to an answer, by its id; each is decoded once.
+
+    Tokenizers may drop the space at the start of a text, so a token is read behind another one. A token that is a part
+    of a character has the text that the tokenizer gives to such parts.
+
+    Args:
+        decode: token ids to text, special tokens included.
+        anchor: the token or tokens in front; best those of a plain letter.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], *, anchor: Sequence[int]) -> None:
+        self._decode, self._anchor, self._prefix = decode, list(anchor), decode(anchor)
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token_id: int) -> str:
+        if token_id not in self._known:
+            both = self._decode([*self._anchor, token_id])
+            stands_apart = both.startswith(self._prefix)
+            self._known[token_id] = both[len(self._prefix) :] if stands_apart else self._decode([token_id])
+        return self._known[token_id]
 
 
 class RolloutLog:
@@ -30,17 +51,17 @@ class RolloutLog:
     Args:
         folder: of the run.
         num_samples: samples of each rollout that are kept; 0: none.
-        decode: token ids to text, special tokens included.
+        text_of: the text that a token adds to an answer, by its id.
         resume_at_step: what earlier starts wrote about this rollout and later ones is dropped first.
 
     Example:
-        log = RolloutLog(run_dir, num_samples=8, decode=tokenizer.decode, resume_at_step=0)
+        log = RolloutLog(run_dir, num_samples=8, text_of=TokenTexts(tokenizer.decode, anchor=[5]), resume_at_step=0)
         batch = replace(batch, asked=log.choose(groups))
         log.write(0, groups, logprobs=trainers.train(batch, steps).logprobs)
     """
 
-    def __init__(self, folder: Path, *, num_samples: int, decode: Decode, resume_at_step: int) -> None:
-        self._num_samples, self._decode = num_samples, decode
+    def __init__(self, folder: Path, *, num_samples: int, text_of: Callable[[int], str], resume_at_step: int) -> None:
+        self._num_samples, self._text_of = num_samples, text_of
         self._samples = _Lines(folder / SAMPLES_FILE, resume_at_step=resume_at_step) if num_samples else None
         self._distributions = _Lines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
 
@@ -101,7 +122,7 @@ class RolloutLog:
             "prompt": sample.prompt.text,
             "response": sample.response,
             "token_ids": sample.response_ids,
-            "tokens": token_texts(sample.response_ids, self._decode, before=sample.prompt.token_ids[-1:]),
+            "tokens": [self._text_of(token_id) for token_id in sample.response_ids],
             "loss_mask": _runs(sample.loss_mask),
             "weight_versions": _runs(sample.weight_versions),
             "engine_logprobs": engine,
@@ -160,23 +181,6 @@ def distribution(values: Sequence[float]) -> list[list[float]]:
             binned[low + (number + 0.5) * width] += count
         counts = binned
     return [[_number(value) or 0.0, count] for value, count in sorted(counts.items())]
-
-
-def token_texts(token_ids: Sequence[int], decode: Decode, *, before: Sequence[int] = ()) -> list[str]:
-    """The text that each token adds. A tokenizer may drop a leading space of a text, so each is read after another one.
-
-    Args:
-        token_ids: of one answer.
-        decode: token ids to text.
-        before: the token in front of the first one, if any.
-    """
-    ids = [*before, *token_ids]
-    texts = [] if before else [decode(ids[:1])] * bool(ids)
-    for left, right in pairwise(ids):
-        prefix, both = decode([left]), decode([left, right])
-        # Half a character decodes differently alone; its token is then shown by itself.
-        texts.append(both[len(prefix) :] if both.startswith(prefix) and len(both) > len(prefix) else decode([right]))
-    return texts
 
 
 def _runs(values: Sequence[int]) -> list[list[int]]:

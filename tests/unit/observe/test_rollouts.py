@@ -12,9 +12,9 @@ from rlscale.observe.rollouts import (
     MAX_VALUES,
     SAMPLES_FILE,
     RolloutLog,
+    TokenTexts,
     cut_lines,
     distribution,
-    token_texts,
 )
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
@@ -39,7 +39,7 @@ def group(index: int, size: int = 2, *, reward: float | None = 1.0) -> Group:
 
 
 def log_of(folder: Path, *, num_samples: int = 2, resume_at: int = 0) -> RolloutLog:
-    return RolloutLog(folder, num_samples=num_samples, decode=decode, resume_at_step=resume_at)
+    return RolloutLog(folder, num_samples=num_samples, text_of=PIECES.__getitem__, resume_at_step=resume_at)
 
 
 def write(log: RolloutLog, step: int, groups: list[Group]) -> None:
@@ -93,7 +93,7 @@ def test_supervised_samples_have_no_engine(tmp_path: Path) -> None:
 )
 def test_kept_samples_are_spread(num_samples: int, num_groups: int, size: int, expected: tuple[int, ...]) -> None:
     groups = [group(i, size) for i in range(num_groups)]
-    assert RolloutLog(Path(), num_samples=num_samples, decode=decode, resume_at_step=0).choose(groups) == expected
+    assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
 
 
 def test_no_samples_still_gives_distributions(tmp_path: Path) -> None:
@@ -145,21 +145,31 @@ def test_many_values_become_bins_that_lose_none() -> None:
     assert binned[0][0] == pytest.approx(999 / MAX_VALUES / 2, rel=1e-6)
 
 
-def test_token_texts_join_to_the_text() -> None:
+def test_a_leading_space_is_part_of_a_token() -> None:
     def strips(token_ids: Sequence[int]) -> str:
         """As tokenizers do that mark words instead of spaces."""
         return decode(token_ids).removeprefix(" ")
 
-    assert token_texts([1, 3, 3], strips) == ["a", " c", " c"]
-    assert token_texts([3, 1], strips, before=[2]) == [" c", "a"]
-    assert token_texts([], decode) == []
+    assert strips([3]) == "c"
+    text_of = TokenTexts(strips, anchor=[1])
+    assert [text_of(i) for i in (1, 3, 3, 0)] == ["a", " c", " c", "<end>"]
 
 
-def test_a_character_of_two_tokens_shows_both() -> None:
+def test_a_part_of_a_character_has_a_text_too() -> None:
     def bytes_of(token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode("utf-8", errors="replace")
 
-    euro = list("€".encode())
-    texts = token_texts([65, *euro, 66], bytes_of)
-    assert texts[0] == "A" and texts[-1] == "B" and len(texts) == 5
-    assert all(texts)
+    text_of = TokenTexts(bytes_of, anchor=[65])
+    assert [text_of(i) for i in (65, *"\u20ac".encode(), 66)] == ["A", "\ufffd", "\ufffd", "\ufffd", "B"]
+
+
+def test_a_token_is_decoded_once() -> None:
+    calls: list[Sequence[int]] = []
+
+    def counts(token_ids: Sequence[int]) -> str:
+        calls.append(token_ids)
+        return decode(token_ids)
+
+    text_of = TokenTexts(counts, anchor=[])
+    assert [text_of(1) for _ in range(5)] == ["a"] * 5
+    assert calls == [[], [1]]

@@ -33,7 +33,7 @@ def make_run(
     config = load_config([f"data.num_rollout={num_rollouts}", "run.name=made"])
     write_provenance(folder, config_yaml=to_yaml(config), overrides=["algo.eps_clip=0.1", f"run.name={ATTACK}"])
     metrics = JsonlSink(folder / "metrics.jsonl")
-    rollouts = RolloutLog(folder, num_samples=4, decode=decode, resume_at_step=0)
+    rollouts = RolloutLog(folder, num_samples=4, text_of=WORDS.__getitem__, resume_at_step=0)
     if evaluates:
         metrics.log({"eval/reward_mean": 0.1}, step=0)
     for step in range(num_rollouts):

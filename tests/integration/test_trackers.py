@@ -1,0 +1,123 @@
+"""Trackers, samples and secrets of a real run that is killed in the middle and started again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlscale.cli.report import main as report
+from rlscale.observe.rollouts import DISTRIBUTIONS_FILE, SAMPLES_FILE
+from rlscale.observe.trackers.wandb_files import read_history
+from tests.integration.conftest import Command
+from tests.integration.test_faults import GONE_WITHIN_S, wait_until
+
+pytestmark = pytest.mark.slow
+
+KEY = "5ec2e7" * 6 + "5ec2"
+NUM_ROLLOUTS = 40
+OVERRIDES = (
+    "logging=[wandb,tensorboard]",
+    "logging.wandb.mode=offline",
+    f"logging.wandb.key={KEY}",
+    "logging.log_passrate=true",
+    "logging.num_samples=3",
+    f"data.num_rollout={NUM_ROLLOUTS}",
+    "checkpoint.save_interval=4",
+    "eval.interval=10",
+)
+
+
+@pytest.fixture(scope="module")
+def unbroken(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    command = Command(folder=tmp_path_factory.mktemp("unbroken"), cache=cache)
+    done = command.run(*OVERRIDES)
+    assert done.code == 0, done.err
+    return command
+
+
+@pytest.fixture(scope="module")
+def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Killed after some rollouts, while its processes were looked at, and then run to its end."""
+    command = Command(folder=tmp_path_factory.mktemp("resumed"), cache=cache)
+    process = command.start(*OVERRIDES)
+
+    def has_come_far() -> bool:
+        assert process.poll() is None, process.communicate()[1]
+        return (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 7
+
+    wait_until(has_come_far, 120, "training")
+    started = command.processes().values()
+    process.kill()
+    process.communicate()
+    assert any("wandb-core" in words for words in started)
+    assert not [words for words in started if KEY in words]
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+    done = command.run(*OVERRIDES)
+    assert done.code == 0, done.err
+    assert "going on from" in done.out
+    assert KEY not in done.out + done.err
+    return command
+
+
+def wandb_rows(run: Path) -> list[dict[str, float]]:
+    files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    return [{name: json.loads(value) for name, value in row.items()} for file in files for row in read_history(file)]
+
+
+def test_every_rollout_is_in_the_wandb_run_once(resumed: Command) -> None:
+    rows = wandb_rows(resumed.run_dir)
+    assert [row["rollout/step"] for row in rows if "train/loss" in row] == list(range(NUM_ROLLOUTS))
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+    written = {(m["step"], m["train/loss"]) for m in resumed.metrics() if "train/loss" in m}
+    assert {(row["rollout/step"], row["train/loss"]) for row in rows if "train/loss" in row} == written
+    assert all("passrate/pass@4" in row for row in rows if "train/loss" in row)
+    assert len({path.name.split("-")[-1] for path in resumed.run_dir.glob("wandb/offline-run-*")}) == 1
+
+
+def test_every_rollout_is_in_tensorboard_once(resumed: Command) -> None:
+    events = EventAccumulator(str(resumed.run_dir / "tensorboard")).Reload().Scalars("train/loss")
+    assert [event.step for event in events] == list(range(NUM_ROLLOUTS))
+    losses = [m["train/loss"] for m in resumed.metrics() if "train/loss" in m]
+    assert [event.value for event in events] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("name", [SAMPLES_FILE, DISTRIBUTIONS_FILE])
+def test_samples_are_those_of_the_unbroken_run(resumed: Command, unbroken: Command, name: str) -> None:
+    assert (resumed.run_dir / name).read_bytes() == (unbroken.run_dir / name).read_bytes()
+
+
+def test_kept_samples_have_the_logprobs_of_both_sides(unbroken: Command) -> None:
+    samples = [json.loads(line) for line in (unbroken.run_dir / SAMPLES_FILE).read_text().splitlines()]
+    assert len(samples) == 3 * NUM_ROLLOUTS
+    for sample in samples:
+        assert sample["trainer_logprobs"] == pytest.approx(sample["engine_logprobs"], abs=1e-4)
+        assert {version for version, _ in sample["weight_versions"]} == {sample["step"]}
+
+
+def test_keeping_samples_changes_no_number_of_the_run(unbroken: Command, tmp_path: Path) -> None:
+    without = replace(unbroken, folder=tmp_path)
+    done = without.run(*OVERRIDES[2:], "logging.num_samples=0")
+    assert done.code == 0, done.err
+    assert not (without.run_dir / SAMPLES_FILE).exists()
+    assert untimed(without.metrics()) == untimed(unbroken.metrics())
+
+
+def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in record.items() if not name.startswith(("time", "throughput/"))}
+        for record in records
+    ]
+
+
+def test_the_key_is_in_no_file_of_the_run(resumed: Command) -> None:
+    files = [file for file in resumed.run_dir.rglob("*") if file.is_file()]
+    assert any(file.suffix == ".wandb" for file in files)
+    assert [file for file in files if KEY.encode() in file.read_bytes()] == []
+
+
+def test_a_report_shows_both_starts(resumed: Command) -> None:
+    assert report([str(resumed.run_dir)]) == 0
+    page = (resumed.run_dir / "report.html").read_text()
+    assert "Start 2" in page and KEY not in page
