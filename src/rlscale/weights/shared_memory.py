@@ -3,7 +3,7 @@
 trainer rank 0                                       every engine
   begin                        ── HTTP ──────────>
   for each bucket: announce    ── HTTP ──────────>   /update_weights_from_tensor
-                   bytes       ══ ring ══════════>   compares digests, writes (load_format shared_memory)
+                   bytes       ══ memory ════════>   compares digests, writes (load_format shared_memory)
                    or handles  ── HTTP ──────────>   SGLang: copies from named shared memory
                    wait        <── HTTP ──────────   200, or which tensor is wrong
   end, version                 ── HTTP ──────────>
@@ -64,15 +64,17 @@ class SharedMemoryChannel(EngineChannel):
                 self._calls.start(engine.update_from_tensor([payload] * engine.address.num_ranks, load_format=None))
                 for engine in self._others
             ]
+        data = [(name, bytes_of(tensor.cpu())) for name, tensor in named]
         try:
             if self._ring is not None:
                 self._ring.accept(lambda: not any(call.done() for call in calls[: len(self._on_ring)]))
-                for name, tensor in named:
-                    self._write(self._ring, name, bytes_of(tensor.cpu()))
+                for name, each in data:
+                    self._write(self._ring, name, each)
         except WeightSyncError:
             self._calls.settle(calls)  # an engine that gave up says why
             raise
         self._calls.settle(calls)
+        del data  # engines have read it where it is
 
     def _announce(self, layout: WeightBucket) -> list["Future[Any]"]:
         assert self._ring is not None, "engines on the ring have one"
