@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlscale.config.algo import AdvantageEstimator, KlType, LossType
+from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
 from rlscale.config.optim import LrDecayStyle
 from rlscale.config.rollout import EngineKind, UpdateMode
@@ -68,6 +69,11 @@ IGNORED: tuple[Ignored, ...] = (
         ),
         when=lambda config: not uses_engines(config),
         why="nothing is generated, so no engine needs the weights",
+    ),
+    Ignored(
+        names=("train.share_prompts",),
+        when=lambda config: config.fsdp.attn_implementation == AttnImplementation.eager,
+        why="fsdp.attn_implementation=eager attends to every sample by itself",
     ),
     Ignored(
         names=("fsdp",),

@@ -78,3 +78,10 @@ class TrainConfig(ConfigGroup):
             "optimiser step per rollout); false always makes the extra pass."
         ),
     ] = True
+    share_prompts: Annotated[
+        bool,
+        Field(
+            description="Compute a prompt once for all samples of a micro-batch that begin with it; false computes it "
+            "for each. The same numbers up to rounding. With the packed attention of `sdpa` only."
+        ),
+    ] = True

@@ -1,6 +1,7 @@
 """Attention over packed samples: every sample attends to itself alone, and no tensor is padded outside of this file.
 
-Shape legend: T packed tokens, S samples, H query heads, K key/value heads, D head width, L longest sample of a bucket.
+Shape legend: T packed tokens, E tokens of the samples end to end (T, unless prompts are shared), S samples, H query
+heads, K key/value heads, D head width, L longest sample of a bucket.
 """
 
 from __future__ import annotations
@@ -39,16 +40,48 @@ class LengthBucket:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedPrompts:
+    """Packed rows that several samples have in common, and the way to whole samples and back.
+
+    All other rows belong to one sample. Made by `shared_prompts`.
+    """
+
+    expand: Tensor  # [E] packed row of each row of the samples end to end
+    pick: Tensor  # [T] its first row there
+    rows: Tensor  # [N] packed rows that are in several samples
+    copies: Tensor  # [N, M] where they are; E where there are fewer than M
+    is_ragged: bool  # some have fewer than M
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayout:
     """Where samples lie in a packed row. Made by `packed_layout`."""
 
-    cu_seqlens: Tensor  # [S + 1] int32
+    cu_seqlens: Tensor  # [S + 1] int32, in the samples end to end
     max_len: int
     buckets: tuple[LengthBucket, ...]
+    shared: SharedPrompts | None = None
 
 
-def packed_layout(lengths_S: Int64, *, device: torch.device) -> PackedLayout:
-    """The layout of samples that lie end to end in order of ascending length."""
+def shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts:
+    """From the first of the equal rows, for each row of the samples end to end."""
+    kept = np.flatnonzero(originals_E == np.arange(len(originals_E)))
+    expand = np.searchsorted(kept, originals_E)
+    counts_T = np.bincount(expand)
+    rows = np.flatnonzero(counts_T > 1)
+    by_row = np.argsort(expand, kind="stable")
+    place = np.arange(len(expand)) - np.repeat(np.cumsum(counts_T) - counts_T, counts_T)
+    copies = np.full((len(kept), int(counts_T.max())), len(expand))
+    copies[expand[by_row], place] = by_row
+    arrays = (expand, kept, rows, copies[rows])
+    to_expand, to_pick, shared, where = (torch.from_numpy(array).to(device) for array in arrays)
+    return SharedPrompts(
+        expand=to_expand, pick=to_pick, rows=shared, copies=where, is_ragged=bool((copies[rows] == len(expand)).any())
+    )
+
+
+def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
+    """The layout of samples that lie end to end in order of ascending length, but for prompts they share."""
     assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S)))
     buckets = []
@@ -58,6 +91,7 @@ def packed_layout(lengths_S: Int64, *, device: torch.device) -> PackedLayout:
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
         max_len=int(lengths_S[-1]),
         buckets=tuple(buckets),
+        shared=shared,
     )
 
 
@@ -120,11 +154,16 @@ def packed_attention(
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    shared = packing.shared
+    if shared is not None:
+        q, k, v = (_Expand.apply(x, shared) for x in (q, k, v))  # type: ignore[no-untyped-call]
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out = _varlen(q, k, v, packing=packing, scale=scale, window=window)
     else:
         parts = [_attend_bucket(q, k, v, bucket=bucket, scale=scale, window=window) for bucket in packing.buckets]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if shared is not None:
+        out = _Reindex.apply(out, shared.pick, shared.expand)  # type: ignore[no-untyped-call]
     return out.unsqueeze(0), None
 
 
@@ -170,11 +209,32 @@ def _attend_bucket(
     return unpadded
 
 
+class _Expand(torch.autograd.Function):
+    """Packed rows [T, ...] as whole samples end to end [E, ...]. A shared row gets the sum of its copies' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, shared: SharedPrompts) -> Tensor:
+        ctx.shared = shared
+        return rows.index_select(0, shared.expand)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        shared: SharedPrompts = ctx.shared
+        out = grad.index_select(0, shared.pick)
+        if shared.is_ragged:
+            grad = torch.cat((grad, grad.new_zeros(1, *grad.shape[1:])))
+        # Gathers and one sum: a scattered sum is slow on a CPU, and in no fixed order on a GPU.
+        copies = grad.index_select(0, shared.copies.flatten()).view(*shared.copies.shape, *grad.shape[1:])
+        return out.index_copy_(0, shared.rows, copies.sum(dim=1)), None
+
+
 class _Reindex(torch.autograd.Function):
     """rows[index], whose backward pass is a gather too (`inverse`), where that of indexing is a slow scattered sum.
 
-    A row that `index` does not name, or names only to fill padding, is left to the gradient that `inverse` picks. Both
-    uses here are exact: real rows and slots map to each other one to one; padding has zero gradient.
+    A row that `index` does not name, or names only to fill padding, is left to the gradient that `inverse` picks. All
+    uses here are exact: real rows and slots map to each other one to one; padding has zero gradient. Copies of a shared
+    prompt's rows that are not picked have none either.
     """
 
     @staticmethod

@@ -189,6 +189,21 @@ def test_bfloat16_runs_close_to_float32_on_float32_weights(model_path: str) -> N
     assert {p.dtype for p in low._model.parameters()} == {torch.float32}
 
 
+def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> None:
+    tokens = BATCH.tokens.copy()
+    length = int(BATCH.prompt_lens.min())
+    assert length > 1
+    equal = replace(BATCH, tokens=tokens, prompt_lens=np.full_like(BATCH.prompt_lens, length))
+    for start in BATCH.offsets[:-1]:
+        tokens[start : start + length] = tokens[:length]
+    trainers = [backend(model_path, share_prompts=each) for each in (True, False)]
+    sizes = [trainer._pack(equal, range(8)).input_ids.shape[1] for trainer in trainers]
+    assert sizes == [len(tokens) - 7 * length, len(tokens)], "the key has an effect"
+    shared, whole = (train(trainer, equal) for trainer in trainers)
+    for name, value in whole.steps[0].items():
+        assert shared.steps[0][name] == pytest.approx(value, abs=1e-5)
+
+
 def test_gradient_checkpointing_changes_no_number(model_path: str) -> None:
     plain, saving = backend(model_path), backend(model_path, gradient_checkpointing=True)
     for _ in range(2):

@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -118,3 +121,41 @@ def test_a_trainable_first_token_is_refused() -> None:
     batch.loss_mask[0] = 1
     with pytest.raises(AssertionError, match="first token"):
         pack(batch, [0], device=CPU)
+
+
+SHARED = [(5, 3), (5, 9), (5, 0), (5, 70), (7, 2), (7, 4), (3, 6), (90, 5), (90, 5)]
+PROMPT_OF = [0, 0, 0, 0, 4, 4, 6, 7, 7]
+"""The first sample with the same prompt: groups of four, two and one, and one whose samples have equal lengths."""
+
+
+def with_equal_prompts() -> TrainBatch:
+    batch = make_batch(SHARED)
+    tokens = batch.tokens.copy()
+    for i, first in enumerate(PROMPT_OF):
+        start, source, length = batch.offsets[i], batch.offsets[first], batch.prompt_lens[i]
+        tokens[start : start + length] = tokens[source : source + length]
+    return replace(batch, tokens=tokens)
+
+
+@pytest.mark.parametrize("chosen", [range(len(SHARED)), [8, 2, 7], [0, 1, 6], [7, 8]])
+def test_a_shared_prompt_is_computed_once_and_changes_nothing_else(model_path: str, chosen: Sequence[int]) -> None:
+    batch = with_equal_prompts()
+    shared = pack(batch, chosen, device=CPU, share_prompts=True)
+    prompts = {PROMPT_OF[i] for i in chosen}
+    expected = sum(SHARED[i][0] for i in prompts) + sum(SHARED[i][1] for i in chosen)
+    assert shared.input_ids.shape == shared.position_ids.shape == (1, expected)
+    whole = pack(batch, chosen, device=CPU)
+    for name in ("targets", "batch_rows", "sample_indices"):
+        assert getattr(shared, name).tolist() == getattr(whole, name).tolist()
+    models = [load(model_path, PACKED_ATTENTION) for _ in range(2)]
+    logits = [logits_of(model, micro) for model, micro in zip(models, (shared, whole), strict=True)]
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+    for each in logits:
+        weighted_sum(each).backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_samples_without_a_common_prompt_are_packed_as_before() -> None:
+    batch = make_batch(RAGGED)
+    assert pack(batch, [0, 3], device=CPU, share_prompts=True).packing.shared is None

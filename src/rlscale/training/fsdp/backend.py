@@ -23,6 +23,7 @@ from torch import Tensor
 from rlscale.algo.corrections import logprob_difference
 from rlscale.algo.ragged import TokenLayout
 from rlscale.training.asked import AskedLogprobs
+from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.fsdp.export import export_hf, full_weights
 from rlscale.training.fsdp.model import DTYPES, load_sharded
@@ -128,7 +129,7 @@ class FsdpBackend:
     def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> _Rollout:
         """Packs this rank's micro-batches and computes the columns that the loss needs."""
         rank, spec = dist.get_rank(), self._spec
-        micros = [[pack(batch, samples, device=self._device) for samples in plan.microbatches[rank]] for plan in steps]
+        micros = [[self._pack(batch, samples) for samples in plan.microbatches[rank]] for plan in steps]
         rollout = _Rollout(batch=batch, micros=micros, metrics=MetricSums(self._device), asked=AskedLogprobs(batch))
         if not has_policy_loss(spec.algo):
             return rollout
@@ -149,6 +150,10 @@ class FsdpBackend:
             with _timed(rollout.seconds, "ref_logprobs"):
                 rollout.ref = score(self._reference, flat, num_tokens=num_tokens, temperature=spec.temperature)
         return rollout
+
+    def _pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
+        shares = self._spec.train.share_prompts and self._model.config._attn_implementation == PACKED_ATTENTION
+        return pack(batch, samples, device=self._device, share_prompts=shares)
 
     def _advantages(self, batch: TrainBatch) -> Tensor:
         """Of every trainable token of the whole rollout, on every rank: rewards are few. [T]"""
