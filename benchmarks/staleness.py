@@ -74,7 +74,7 @@ def machine(folder: Path) -> list[Row]:
         "optim.lr=1e-9",
         "eval.interval=null",
         "eval.stop_reward=null",
-        "data.num_rollout=24",
+        "data.num_rollout=18",
         "batch.rollout_batch_size=16",
         "checkpoint.save_final=false",
     ]
@@ -84,13 +84,12 @@ def machine(folder: Path) -> list[Row]:
         ("0", ["rollout.max_staleness=0"]),
         ("1", ["rollout.max_staleness=1"]),
         ("4", ["rollout.max_staleness=4"]),
-        ("4, boundary", ["rollout.max_staleness=4", "rollout.update_mode=boundary"]),
     ]
     rows = []
     for repeat in range(3):  # interleaved, so that another load on the machine meets all of them
         for name, overrides in cases:
             steps = train_steps(command(folder, f"machine-{name}-{repeat}".replace(" ", ""), common + overrides))
-            window = steps[6:-5]  # while the producer still makes rollouts
+            window = steps[4:-5]  # while the producer still makes rollouts
             rows.append(
                 {
                     "k": name,
@@ -213,7 +212,7 @@ PARTS: dict[str, tuple[Callable[[Path], list[Row]], Callable[[list[Row]], str], 
         machine_table,
         "Throughput on this machine",
         "A million parameters with random weights, whose responses are geometric in length; 16 prompts x 8 samples. "
-        "Steps 7 to 19 of 24. Trainer and engine may both use every core, so a step with k = 0 leaves hardly a core "
+        "Steps 6 to 13 of 18. Trainer and engine may both use every core, so a step with k = 0 leaves hardly a core "
         "idle, and what overlapping can gain here is the time in which few sequences are left.",
     ),
     "simulated": (

@@ -32,7 +32,7 @@ def save_groups(folder: Path, groups: Sequence[Group]) -> None:
 
     Args:
         folder: exists.
-        groups: their metadata are JSON values.
+        groups: their metadata are JSON values; numbers and arrays of numpy become those of Python.
     """
     if not groups:
         return
@@ -45,7 +45,7 @@ def save_groups(folder: Path, groups: Sequence[Group]) -> None:
         }
         for group in groups
     ]
-    (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="utf-8")
+    (folder / ABOUT_FILE).write_text(json.dumps(about, default=_plain), encoding="utf-8")
     columns = {
         "offsets": np.cumsum([0, *(sample.response_len for sample in samples)], dtype=np.int64),
         "response_ids": _flat([sample.response_ids for sample in samples], np.int32),
@@ -93,6 +93,12 @@ def _group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequen
         sample.weight_versions = of_sample["weight_versions"]
         samples.append(sample)
     return Group(index=entry["index"], prompt=prompt, samples=samples)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"metadata of a sample must be JSON values to be kept in a checkpoint, got {type(value).__name__}")
 
 
 def _flat(lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> Array:

@@ -149,7 +149,7 @@ class TrainingLoop:
                 metrics |= await self._train(rollout)
                 self.progress.next_rollout = rollout.rollout_id + 1
                 if self._overlaps:
-                    await self._gate.open(self._engine_version)
+                    await self._gate.open(self._version_of_next)
                     if self._evaluation_is_due:
                         self._start_evaluation(tasks, step=rollout.rollout_id)
                 elif self._evaluation_is_due:
@@ -161,8 +161,13 @@ class TrainingLoop:
             if saved:
                 self._commit()
             # The gate opens last: with k = 0 nothing is generated beside an evaluation or a save.
-            await self._gate.open(self._engine_version)
+            await self._gate.open(self._version_of_next)
         await self._settle_evaluation()
+
+    @property
+    def _version_of_next(self) -> WeightVersion:
+        """Of the weights that the next groups come from; labels (SFT) are never behind."""
+        return self._engine_version if self._parts.source.has_rewards else self.progress.version
 
     async def _next_rollout(self) -> tuple[FinishedRollout, dict[str, float]]:
         """The rollout to train on, and how long either side waited for the other."""
@@ -170,11 +175,17 @@ class TrainingLoop:
         waits = Timers()
         with waits("trainer_wait"):
             rollout = await self._take()
-        self._timers.add("rollout", rollout.seconds)
         if not self._overlaps:
+            self._timers.add("rollout", rollout.seconds)
             return rollout, {}
-        waited = {"queue/length": float(num_ready), "time/trainer_wait_s": waits.seconds["trainer_wait"]}
-        return rollout, waited | self._producer.take_counts()
+        wait_s = waits.seconds["trainer_wait"]
+        self._timers.add("rollout", wait_s)  # what this step took of it
+        metrics = {
+            "queue/length": float(num_ready),
+            "time/trainer_wait_s": wait_s,
+            "time/generation_s": rollout.seconds,
+        }
+        return rollout, metrics | self._producer.take_counts()
 
     async def _take(self) -> FinishedRollout:
         taking = asyncio.ensure_future(self._producer.next())

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlscale.checkpoint.groups import ABOUT_FILE, COLUMNS_FILE, load_groups, save_groups
@@ -60,3 +61,17 @@ def test_columns_of_fewer_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / ABOUT_FILE).write_text(about)
     with pytest.raises(DataError):
         load_groups(tmp_path)
+
+
+def test_metadata_of_numpy_become_plain_numbers(tmp_path: Path) -> None:
+    made = groups()
+    made[0].samples[0].metadata = {"score": np.float32(0.5), "parts": np.array([1, 2])}
+    save_groups(tmp_path, made)
+    assert load_groups(tmp_path)[0].samples[0].metadata == {"score": 0.5, "parts": [1, 2]}
+
+
+def test_metadata_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
+    made = groups()
+    made[0].samples[0].metadata = {"set": {1}}
+    with pytest.raises(TypeError, match="metadata of a sample must be JSON values to be kept in a checkpoint, got set"):
+        save_groups(tmp_path, made)

@@ -101,6 +101,7 @@ def loop_of(
         num_rollouts=num_rollouts,
         num_ranks=1,
         max_staleness=staleness,
+        update_interval=values.get("update_interval", 1),
     )
     with open_console("none", title="test", total=num_rollouts) as console:
         observer = Observer(console=console, sinks=[journal], diff_limit=1.0)
@@ -123,6 +124,15 @@ async def test_without_staleness_both_sides_take_turns(tmp_path: Path) -> None:
         "rollout 1 v1", "train on v1", "sync v2",
     ]  # fmt: skip
     assert (progress.next_rollout, progress.version, progress.num_tokens) == (2, 2, 4)
+
+
+async def test_labels_do_not_wait_for_an_update_of_the_engines(tmp_path: Path) -> None:
+    journal = Journal()
+    journal.has_rewards = False
+    progress = await loop_of(journal, tmp_path, num_rollouts=4, update_interval=3).run()
+    assert [event for event in journal.events if event.startswith("sync")] == ["sync v3", "sync v4"]
+    assert [event for event in journal.events if event.startswith("rollout")] == [f"rollout {i} v{i}" for i in range(4)]
+    assert progress.next_rollout == 4
 
 
 @pytest.mark.parametrize("staleness", [1, 2])

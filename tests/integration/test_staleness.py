@@ -1,0 +1,67 @@
+"""Runs of the real command with rollouts ahead: the bound, exact logprobs, and a kill in between."""
+
+import json
+import signal
+import time
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.integration.conftest import Command
+
+LONG = (
+    "rollout.max_response_len=64",
+    "batch.rollout_batch_size=8",
+    "data.num_rollout=6",
+    "eval.interval=3",
+    "optim.lr=1e-3",
+)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "mode"), [(1, "in_flight"), (2, "boundary")], ids=["1 in flight", "2 at the boundary"]
+)
+def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact(
+    command: Command, staleness: int, mode: str
+) -> None:
+    done = command.run(*LONG, f"rollout.max_staleness={staleness}", f"rollout.update_mode={mode}")
+    assert done.code == 0, done.err
+    steps = [m for m in command.metrics() if "train/loss" in m]
+    assert [m["step"] for m in steps] == list(range(6))
+    assert max(m["staleness/max"] for m in steps) == staleness
+    assert all(m["logprob_diff/mean"] < 1e-4 for m in steps if "logprob_diff/mean" in m)
+    assert any(m["logprob_diff/stale_mean"] > 1e-3 for m in steps if "logprob_diff/stale_mean" in m)
+    assert all(m["train/decoupled_mean"] > 0 for m in steps)
+    assert [m["step"] for m in command.metrics() if "eval/reward_mean" in m] == [0, 2, 5]
+    assert command.processes() == {}
+
+
+def test_a_killed_run_goes_on_with_the_groups_it_had_made(command: Command) -> None:
+    overrides = (*LONG, "rollout.max_staleness=2", "checkpoint.save_interval=1", "data.num_rollout=8")
+    process = command.start(*overrides)
+    end = time.monotonic() + 120
+    while not list(command.run_dir.glob("checkpoints/rollout_0000000[3-6]")):
+        assert process.poll() is None and time.monotonic() < end, "the run made no checkpoint"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    newest = sorted(command.run_dir.glob("checkpoints/rollout_????????"))[-1]
+    position = json.loads((newest / "checkpoint.json").read_text())["state"]["progress"]["next_rollout"]
+    groups = json.loads((newest / "groups.json").read_text())
+    versions = load_file(newest / "groups.safetensors")["weight_versions"]
+    assert {group["index"] for group in groups} <= set(range(8 * position, 8 * (position + 3)))
+    assert versions.min() >= position - 2
+
+    again = command.run(*overrides)
+    assert again.code == 0, again.err
+    steps = [m for m in command.metrics() if "train/loss" in m]
+    assert [m["step"] for m in steps] == list(range(8))
+    assert max(m["staleness/max"] for m in steps) <= 2
+    assert json.loads((command.run_dir / "finished.json").read_text())["num_rollouts"] == 8
+    assert command.processes() == {}
+
+
+def test_colocated_placement_is_refused_before_anything_starts(command: Command) -> None:
+    done = command.run("rollout.max_staleness=1", "cluster.colocate=true")
+    assert done.code == 2
+    assert "rollout.max_staleness must be 0 with cluster.colocate, got 1" in done.err
