@@ -20,12 +20,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         time.sleep(0.2)
 
 
-def wait_for_training(command: Command, process: subprocess.Popen[str]) -> None:
+def wait_for_training(command: Command, process: subprocess.Popen[str], *, timeout_s: float = 120) -> None:
     def has_trained() -> bool:
         assert process.poll() is None, process.communicate()[1]
         return (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 2
 
-    wait_until(has_trained, 120, "training")
+    wait_until(has_trained, timeout_s, "training")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.guardian import MARK, guarded_session, marked_processes
+from rlscale.cluster.guardian import MARK, guarded_session, marked_processes, relatives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
 
@@ -38,6 +39,25 @@ def test_a_session_ends_what_it_left_behind() -> None:
         assert eventually(lambda: child.pid in marked_processes(mark))
     assert child.wait(timeout=10) == -signal.SIGKILL
     assert MARK not in os.environ
+
+
+# Like a process that has overwritten its environment: its child carries no mark.
+WITH_UNMARKED_CHILD = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], env={{}}, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_children_without_the_mark_end_too() -> None:
+    with guarded_session():
+        parent = subprocess.Popen([sys.executable, "-c", WITH_UNMARKED_CHILD], stdout=subprocess.PIPE, text=True)
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert child in {pid for pid, _ in relatives(os.environ[MARK])}
+    assert parent.wait(timeout=10) == -signal.SIGKILL
+    assert eventually(lambda: not Path(f"/proc/{child}").exists())
 
 
 def test_processes_of_others_are_left_alone() -> None:
