@@ -12,7 +12,7 @@ from tests.packaging.checkout import ROOT, clean_environment, copy_checkout
 BASH = "/bin/bash"
 
 
-@pytest.mark.parametrize("script", ["quickstart", "test"])
+@pytest.mark.parametrize("script", ["quickstart", "test", "install-sglang-cpu"])
 def test_an_unfit_python_is_named_with_what_to_do(tmp_path: Path, script: str) -> None:
     old = tmp_path / "old-python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.1"\nexit 1\n')
@@ -27,7 +27,7 @@ def test_an_unfit_python_is_named_with_what_to_do(tmp_path: Path, script: str) -
     )
     assert done.returncode == 1
     assert f"must have Python 3.11, 3.12 or 3.13, got PYTHON={old}, that is Python 3.9.1; install one" in done.stderr
-    assert not (checkout / ".venv").exists()
+    assert not list(checkout.glob(".venv*"))
 
 
 def test_an_unknown_option_is_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -42,6 +42,19 @@ def test_an_unknown_option_is_refused_before_anything_is_made(tmp_path: Path) ->
     assert done.returncode == 1
     assert "must get --all, session names or -- and pytest's arguments, got --al" in done.stderr
     assert not (checkout / ".venv").exists()
+
+
+def test_the_sglang_script_takes_no_arguments(tmp_path: Path) -> None:
+    checkout = copy_checkout(tmp_path / "checkout")
+    done = subprocess.run(
+        [BASH, str(checkout / "bin" / "install-sglang-cpu"), "here"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "bin/install-sglang-cpu must get no arguments, got here" in done.stderr
+    assert not list(checkout.glob(".venv*"))
 
 
 LOG = """\
