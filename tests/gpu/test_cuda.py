@@ -5,19 +5,22 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rlscale.config import ComputeDtype
+from rlscale.config import ComputeDtype, WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.process import EngineProcess
 from rlscale.models import load_causal_lm
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.types import EngineAddress, Generation, SamplingParams, TrainBatch, TrainResult
-from rlscale.weights.process_group import ProcessGroupChannel
+from rlscale.weights.channel import EngineChannel
+from rlscale.weights.channels import ChannelSpec, make_channel
+from rlscale.weights.cuda_ipc import CudaIpcChannel
 from tests.contract.conftest import _free_port as free_port
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
 
@@ -111,18 +114,27 @@ def test_engine_logprobs_are_those_of_transformers(served: str, model_path: str)
     assert (got - expected).abs().mean() < (1e-5 if exact else 0.05)
 
 
+def open_channel(name: WeightChannelName) -> EngineChannel:
+    spec = ChannelSpec(
+        name=name,
+        backend="gloo",  # trainer and engine share the one device, which NCCL refuses
+        device="cuda",
+        bucket_bytes=20_000,
+        timeout_s=TIMEOUT_S,
+        folder=Path("unused"),
+        model_folder=Path("unused"),
+    )
+    return make_channel(spec, make_engine=lambda address: HttpEngine(address, timeout_s=TIMEOUT_S), rank=0)
+
+
 @pytest.mark.usefixtures("world")
-def test_trained_weights_reach_the_engine(served: str, model_path: str) -> None:
-    """Trainer and engine share the one device, which NCCL refuses; gloo carries the bytes and checksums hold."""
+@pytest.mark.parametrize("name", [WeightChannelName.process_group, WeightChannelName.shared_memory])
+def test_trained_weights_reach_the_engine(served: str, model_path: str, name: WeightChannelName) -> None:
+    """Over gloo and by CUDA IPC; the checksums hold."""
     dtype = ComputeDtype(_dtype_of(served))
     backend, _ = three_steps(model_path, device="cuda", dtype=dtype)
-    channel = ProcessGroupChannel(
-        make_engine=lambda address: HttpEngine(address, timeout_s=TIMEOUT_S),
-        rank=0,
-        bucket_bytes=20_000,
-        backend="gloo",
-        timeout_s=TIMEOUT_S,
-    )
+    channel = open_channel(name)
+    assert isinstance(channel, CudaIpcChannel) == (name == WeightChannelName.shared_memory)
     address = EngineAddress(name="engine 0", url=served)
     channel.connect([address])
     report = channel.push(backend.weights(), 7)

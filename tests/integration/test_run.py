@@ -57,6 +57,27 @@ def single(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     return command.metrics()
 
 
+@pytest.mark.parametrize("channel", ["shared_memory", "disk", "delta"])
+def test_the_weight_channel_does_not_change_the_losses(
+    command: Command, single: list[dict[str, float]], channel: str
+) -> None:
+    done = command.run(f"train.weight_channel={channel}", f"train.weight_folder={command.folder / 'way'}")
+    assert done.code == 0, done.err
+    losses = [m["train/loss"] for m in command.metrics() if "train/loss" in m]
+    assert losses == [m["train/loss"] for m in single if "train/loss" in m]
+    expected = {"shared_memory": [], "disk": ["v00000003"], "delta": ["base_00000000", "delta_00000003.rlsd"]}[channel]
+    assert all((command.folder / "way" / name).exists() for name in expected)
+
+
+def test_weights_are_brought_every_n_rollouts_and_at_the_end(command: Command) -> None:
+    rare = ("train.update_weights_interval=2", "rollout.max_staleness=1", "eval.prompt_data=null", "eval.interval=null")
+    done = command.run(*rare)
+    assert done.code == 0, done.err
+    steps = [m for m in command.metrics() if "train/loss" in m]
+    assert ["time/sync_s" in m for m in steps] == [False, True, True]
+    assert max(m["staleness/max"] for m in steps) <= 1
+
+
 def test_sft_without_evaluation_starts_no_engine(command: Command) -> None:
     done = command.run("algo=sft", "eval.prompt_data=null", "eval.interval=null", "batch.n_samples_per_prompt=1")
     assert done.code == 0, done.err
