@@ -149,7 +149,7 @@ def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume
     )
     return Observer(
         console=console,
-        sinks=[metrics, *open_trackers(config.logging, tracked, tell=console.message)],
+        sinks=[metrics, *open_trackers(config.logging, tracked, tell=console.message, warn=console.warning)],
         diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
         dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
         rollouts=RolloutLog(

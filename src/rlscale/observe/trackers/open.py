@@ -41,7 +41,39 @@ class Tracker(MetricSink, Protocol):
         ...
 
 
-def open_trackers(config: LoggingConfig, run: TrackedRun, *, tell: Callable[[str], None]) -> list[MetricSink]:
+class Guarded:
+    """A tracker whose failure does not end the run: the first one is told, and it gets nothing more in this start.
+
+    A service may be down for a while during days of training; every record is in the metrics file all the same.
+    """
+
+    def __init__(self, tracker: MetricSink, *, name: str, warn: Callable[[str], None]) -> None:
+        self._tracker, self._name, self._warn = tracker, name, warn
+        self._failed = False
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        self._try(lambda: self._tracker.log(metrics, step=step), f"at rollout {step}")
+
+    def rewind(self, step: int) -> None:
+        self._try(lambda: self._tracker.rewind(step), f"going back to rollout {step}")
+
+    def close(self) -> None:
+        self._try(self._tracker.close, "at the end")
+
+    def _try(self, call: Callable[[], None], when: str) -> None:
+        if self._failed:
+            return
+        try:
+            call()
+        except Exception as error:  # whatever its library raises
+            self._failed = True
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self._warn(f"{self._name} failed {when} and gets no more metrics, metrics.jsonl has all of them; {text}")
+
+
+def open_trackers(
+    config: LoggingConfig, run: TrackedRun, *, tell: Callable[[str], None], warn: Callable[[str], None]
+) -> list[MetricSink]:
     """The enabled trackers. One that lacks metrics of earlier starts (it was enabled later, or its last ones were lost
     in a crash) first gets them from the metrics file.
 
@@ -49,6 +81,7 @@ def open_trackers(config: LoggingConfig, run: TrackedRun, *, tell: Callable[[str
         config: the group of the config.
         run: what they are told.
         tell: shows a line to the user: where each tracker keeps its metrics.
+        warn: the same for a tracker that fails later.
 
     Raises:
         ConfigError: Weights & Biases refuses to start a run.
@@ -57,7 +90,7 @@ def open_trackers(config: LoggingConfig, run: TrackedRun, *, tell: Callable[[str
     for name, tracker in _enabled(config, run):
         _catch_up(tracker, run)
         tell(f"{name}: {tracker.place}")
-        sinks.append(tracker)
+        sinks.append(Guarded(tracker, name=name, warn=warn))
     return sinks
 
 

@@ -25,7 +25,7 @@ def start(folder: Path, *, resume_at: int = 0, interval: int = 1, told: list[str
     )
     sink = JsonlSink(metrics, resume_at_step=resume_at)
     config = LoggingConfig(tensorboard=TensorboardConfig(enabled=True))
-    return [sink, *open_trackers(config, run, tell=(told if told is not None else []).append)]
+    return [sink, *open_trackers(config, run, tell=(told if told is not None else []).append, warn=pytest.fail)]
 
 
 def log(sinks: list[MetricSink], steps: range, *, offset: float = 0.0) -> None:

@@ -17,6 +17,7 @@ from rlscale.observe.provenance import REDACTED, redact
 from rlscale.observe.trackers import TrackedRun, open_trackers
 from rlscale.observe.trackers.wandb_files import read_history, read_records
 from rlscale.protocols import MetricSink
+from tests.unit.observe.trackers.wandb_server import wandb_server
 
 KEY = "5ec2e7" * 6 + "5ec2"
 """As long as a real one, so that wandb takes it."""
@@ -47,7 +48,7 @@ def start(folder: Path, *, resume_at: int = 0, interval: int = 1, **values: Any)
     )
     sink = JsonlSink(metrics, resume_at_step=resume_at)
     config = LoggingConfig(wandb=WandbConfig(**{"enabled": True, "mode": WandbMode.offline} | values))
-    return [sink, *open_trackers(config, run, tell=lambda _: None)]
+    return [sink, *open_trackers(config, run, tell=lambda _: None, warn=pytest.fail)]
 
 
 def log(sinks: list[MetricSink], steps: range, *, offset: float = 0.0) -> None:
@@ -204,15 +205,50 @@ def test_the_key_is_stored_nowhere(tmp_path: Path) -> None:
     run = TrackedRun(
         folder=tmp_path, config=told, resume_at_step=0, steps_per_rollout=1, metrics_file=tmp_path / "metrics.jsonl"
     )
-    close(open_trackers(config.logging, run, tell=lambda _: None))
+    close(open_trackers(config.logging, run, tell=lambda _: None, warn=pytest.fail))
     everything = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(everything) > 5
     assert [file for file in everything if KEY.encode() in file.read_bytes()] == []
 
 
+def test_online_goes_to_the_host_with_the_key(tmp_path: Path) -> None:
+    with wandb_server() as server:
+        sinks = start(tmp_path, mode=WandbMode.online, host=server.url, key=KEY, team="team", project="proj")
+        log(sinks, range(3))
+        close(sinks)
+    assert server.keys == {KEY}
+    ((run_id, run),) = server.runs.items()
+    assert (run["given"]["project"], run["given"]["entity"]) == ("proj", "team")
+    assert [row["rollout/step"] for row in server.history(run_id)] == [0, 1, 2]
+
+
+def test_online_a_resumed_run_goes_on_where_the_server_is(tmp_path: Path) -> None:
+    """The third rollout was lost on the way to the server, the fourth is repeated."""
+    with wandb_server() as server:
+        online = {"mode": WandbMode.online, "host": server.url, "key": KEY}
+        sinks = start(tmp_path, **online)
+        evaluate(sinks, 0)
+        log(sinks, range(2))
+        close(sinks)
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 2, "time": 1.0, "reward/mean": 2.0, "train/loss": 0.5}\n')
+        sinks = start(tmp_path, resume_at=3, **online)
+        log(sinks, range(3, 5))
+        close(sinks)
+        sinks = start(tmp_path, resume_at=4, **online)
+        log(sinks, range(4, 6))
+        close(sinks)
+    (run_id,) = server.runs
+    rows = server.history(run_id)
+    assert [row.get("rollout/step") for row in rows] == [None, 0, 1, 2, 3, 4, 5]
+    assert [row["_step"] for row in rows] == list(range(7))
+
+
 def test_what_wandb_refuses_is_told_as_a_mistake_of_the_config(tmp_path: Path) -> None:
-    nobody = "http://127.0.0.1:9"
-    with pytest.raises(ConfigError) as caught:
-        start(tmp_path, mode=WandbMode.online, key="not-a-key", host=nobody)
+    with wandb_server() as server:
+        server.refuses = True
+        with pytest.raises(ConfigError) as caught:
+            start(tmp_path, mode=WandbMode.online, key=KEY, host=server.url)
     assert str(caught.value).startswith("logging.wandb must be able to start a run, got ")
-    assert "logging.wandb.mode=offline" in str(caught.value)
+    assert "401" in str(caught.value) and "logging.wandb.mode=offline" in str(caught.value)
+    assert KEY not in str(caught.value)

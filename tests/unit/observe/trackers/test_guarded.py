@@ -1,0 +1,51 @@
+"""A tracker that fails does not take the run along."""
+
+from rlscale.observe.trackers.open import Guarded
+from rlscale.protocols import Metrics
+
+
+class Flaky:
+    """Fails at one step and on close; counts what reaches it."""
+
+    def __init__(self, *, fail_at: int | None) -> None:
+        self.steps: list[int] = []
+        self._fail_at = fail_at
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        if step == self._fail_at:
+            raise ConnectionError("the service is\ngone")
+        self.steps.append(step)
+
+    def rewind(self, step: int) -> None:
+        self.steps = [logged for logged in self.steps if logged < step]
+
+    def close(self) -> None:
+        raise TimeoutError("still uploading")
+
+
+def test_the_first_failure_is_told_and_the_rest_left_alone() -> None:
+    told: list[str] = []
+    flaky = Flaky(fail_at=2)
+    tracker = Guarded(flaky, name="wandb", warn=told.append)
+    for step in range(5):
+        tracker.log({"train/loss": 1.0}, step=step)
+    tracker.close()
+    assert flaky.steps == [0, 1]
+    assert told == [
+        "wandb failed at rollout 2 and gets no more metrics, metrics.jsonl has all of them; "
+        "ConnectionError: the service is gone"
+    ]
+
+
+def test_what_works_is_passed_on_and_a_failing_end_is_told() -> None:
+    told: list[str] = []
+    flaky = Flaky(fail_at=None)
+    tracker = Guarded(flaky, name="wandb", warn=told.append)
+    for step in range(3):
+        tracker.log({}, step=step)
+    tracker.rewind(1)
+    assert flaky.steps == [0]
+    tracker.close()
+    assert told == [
+        "wandb failed at the end and gets no more metrics, metrics.jsonl has all of them; TimeoutError: still uploading"
+    ]
