@@ -19,9 +19,11 @@ from rlscale.types import (
     Generation,
     Group,
     Prompt,
+    RolloutColumns,
     Sample,
     SamplingParams,
     StepPlan,
+    TokenColumns,
     TrainBatch,
     TrainResult,
     WeightBucket,
@@ -64,6 +66,48 @@ class Reward(Protocol):
     """
 
     def __call__(self, sample: Sample) -> float: ...
+
+
+class LossFunction(Protocol):
+    """`algo.custom_loss_function_path`: a loss that takes the place of `policy_loss`. Called by position.
+
+    Gives the loss at every token, of which the trainer makes the loss of the step, so that no cut into micro-batches
+    and ranks can change it. What it gives where the mask is false is not used.
+
+    Args:
+        lp: logprobs of the policy, with gradient. [T]
+        tokens: what else is known of the tokens.
+
+    Returns:
+        The loss at each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
+    """
+
+    def __call__(self, lp: Tensor, tokens: TokenColumns, /) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
+
+
+class AdvantageFunction(Protocol):
+    """`algo.custom_advantage_function_path`: rewards to advantages. Runs on every rank, on the whole rollout.
+
+    `tokens.old` and `tokens.ref` are there where the run makes those passes (`train.reuse_logprobs=false`,
+    `algo.use_kl_loss`). Must be deterministic, as every rank computes it for itself.
+
+    Returns:
+        The advantage at each token. [T]
+    """
+
+    def __call__(self, rollout: RolloutColumns, /) -> Tensor: ...
+
+
+class WeightFunction(Protocol):
+    """`algo.custom_tis_function_path`: factors of the policy loss, from `tokens.old` and `tokens.gen`.
+
+    Masking a token means a factor of 0: the denominators of the loss stay. No gradient flows through the factors.
+
+    Returns:
+        The factor of each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
+    """
+
+    def __call__(self, tokens: TokenColumns, /) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
 
 
 class Engine(Protocol):

@@ -7,10 +7,13 @@ Columns are numpy arrays, so that Ray's object store hands them to every rank wi
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WeightVersion: TypeAlias = int
 """Number of weight updates the trainer had made; 0 is the starting checkpoint."""
@@ -196,6 +199,34 @@ class TrainBatch:
     def lengths(self) -> Int64:
         """Tokens of each sample, prompt included. [S]"""
         return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenColumns:
+    """The trainable tokens of a micro-batch, or of a rollout, as a user's function of `algo` sees them.
+
+    [T] each, on one device, logprobs and entropy in float32. A column is None where the run does not compute it. Where
+    `mask` is false there is a placeholder: the columns may hold anything there. `algo.ragged.TokenLayout.of` makes sums
+    by sample of it.
+    """
+
+    mask: "Tensor"  # bool
+    sample_ids: "Tensor"  # int64, 0-based: of the micro-batch, or of the rollout
+    num_samples: int
+    old: "Tensor | None" = None  # logprobs of the policy that is improved
+    gen: "Tensor | None" = None  # logprobs the engine reported
+    ref: "Tensor | None" = None  # logprobs of the reference model
+    advantages: "Tensor | None" = None
+    entropy: "Tensor | None" = None  # of the policy; with a gradient where algo.entropy_coef is not 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutColumns:
+    """A whole rollout as a user's advantage function sees it, the same on every rank. S samples."""
+
+    rewards: "Tensor"  # [S]
+    group_ids: "Tensor"  # [S] int64; samples with the same one belong to one prompt
+    tokens: TokenColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,6 +95,37 @@ def sft_loss(lp_T: Tensor, *, layout: TokenLayout) -> Tensor:
     return -zero_masked(at_least_float32(lp_T), mask_T=layout.mask_T)
 
 
+def value_loss(
+    values_T: Tensor, *, old_T: Tensor, returns_T: Tensor, layout: TokenLayout, clip: float | None
+) -> tuple[Tensor, Sums]:
+    """The squared error of a value model at each token, clipped around its estimate before the update.
+
+    max((clip(V, V_old - clip, V_old + clip) - R)^2, (V - R)^2), without a factor 1/2 (PPO's reference implementation;
+    arXiv:2005.12729). The values are those of the model as it is: they know no temperature.
+
+    Args:
+        values_T: V, with gradient. [T]
+        old_T: V when the advantages were computed. [T]
+        returns_T: R. [T]
+        layout: samples and trainable tokens.
+        clip: how far V may move; None: any distance.
+
+    Returns:
+        The loss at each token [T], and the sums of value_mean and value_clipfrac.
+    """
+    mask_T = layout.mask_T
+    check_vectors(mask_T=mask_T, values_T=values_T, old_T=old_T, returns_T=returns_T)
+    values_T = zero_masked(at_least_float32(values_T), mask_T=mask_T)
+    old_T, returns_T = (zero_masked(x.detach().to(values_T.dtype), mask_T=mask_T) for x in (old_T, returns_T))
+    plain_T = (values_T - returns_T).square()
+    sums: Sums = {"value_mean": layout.sum_and_count(values_T)}
+    if clip is None:
+        return plain_T, sums
+    clipped_T = (torch.clamp(values_T, old_T - clip, old_T + clip) - returns_T).square()
+    sums["value_clipfrac"] = layout.sum_and_count((clipped_T > plain_T).to(values_T.dtype))
+    return torch.maximum(clipped_T, plain_T), sums
+
+
 PolicyLoss = Callable[..., tuple[Tensor, Sums]]
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {

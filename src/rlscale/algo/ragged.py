@@ -9,6 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rlscale.types import TokenColumns
+
 Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 """{metric: (sum, count)}: scalars that add up over micro-batches and ranks; the metric is sum / count."""
 
@@ -42,6 +44,11 @@ class TokenLayout:
         """The layout of samples that lie one after another, sample i with `lengths_S[i]` tokens."""
         sample_ids_T = torch.repeat_interleave(torch.arange(len(lengths_S), device=mask_T.device), lengths_S)
         return cls(mask_T=mask_T, sample_ids_T=sample_ids_T, num_samples=len(lengths_S))
+
+    @classmethod
+    def of(cls, tokens: TokenColumns) -> "TokenLayout":
+        """The layout of the tokens that a user's function is given."""
+        return cls(mask_T=tokens.mask, sample_ids_T=tokens.sample_ids, num_samples=tokens.num_samples)
 
     @property
     def num_trainable(self) -> Tensor:

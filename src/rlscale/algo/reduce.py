@@ -56,3 +56,20 @@ def mean_per_token(values_T: Tensor, *, layout: TokenLayout, num_tokens: int) ->
     """
     check_vectors(values_T=values_T, mask_T=layout.mask_T)
     return layout.sum_per_sample(values_T).sum() / max(num_tokens, 1)
+
+
+def mean_per_length(values_T: Tensor, *, layout: TokenLayout, num_executions: int, length: int) -> Tensor:
+    """This micro-batch's share of the sum over trainable tokens by a constant: sum_t x m / (N C).
+
+    Dr.GRPO, arXiv:2503.20783: a long answer weighs no less by token than a short one.
+
+    Args:
+        values_T: a loss per token. [T]
+        layout: samples and trainable tokens of this micro-batch.
+        num_executions: N, executions of the step that have a trainable token.
+        length: C, the length that a response may have at most.
+    """
+    check_vectors(values_T=values_T, mask_T=layout.mask_T)
+    if length <= 0:
+        raise ValueError(f"length must be above 0, got {length}")
+    return layout.sum_per_sample(values_T).sum() / (max(num_executions, 1) * length)

@@ -16,7 +16,7 @@ from rlscale.cluster.session import Bundles, reserved
 from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
-from rlscale.config import UpdateMode, WeightChannelName
+from rlscale.config import UpdateMode, WeightChannelName, uses_reference
 from rlscale.control.failures import run_guarded
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
@@ -238,6 +238,7 @@ class Execution:
             # Labels do not age: supervised training has nothing to make ahead.
             max_staleness=0 if self._plan.sft else config.rollout.max_staleness,
             update_interval=config.train.update_weights_interval,
+            leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,
             drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
         )
 
@@ -245,12 +246,13 @@ class Execution:
         config = self._plan.config
         return TrainerSpec(
             model_path=self._plan.model_path,
-            ref_path=(config.model.ref_load or self._plan.model_path) if config.algo.use_kl_loss else None,
+            ref_path=(config.model.ref_load or self._plan.model_path) if uses_reference(config.algo) else None,
             train=config.train,
             fsdp=config.fsdp,
             optim=config.optim,
             algo=config.algo,
             temperature=config.rollout.temperature,
+            max_response_len=config.rollout.max_response_len,
             total_steps=self._plan.total_steps,
             device=config.cluster.device,
         )

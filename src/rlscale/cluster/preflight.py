@@ -11,6 +11,7 @@ from rlscale.errors import ConfigError, Problem
 from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.trackers import check_trackers
 from rlscale.rewards import load_reward
+from rlscale.training.hooks import check_hooks
 
 
 def check_files(config: RunConfig) -> list[Problem]:
@@ -28,7 +29,7 @@ def check_files(config: RunConfig) -> list[Problem]:
         load_reward(config.reward)
     except ConfigError as error:
         problems += error.problems
-    return problems
+    return problems + check_hooks(config.algo)
 
 
 def eval_files(config: RunConfig) -> dict[str, str]:

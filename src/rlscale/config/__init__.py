@@ -1,6 +1,14 @@
 """The typed configuration of a run. The only user of Hydra and OmegaConf; imports neither torch nor Ray."""
 
-from rlscale.config.algo import AdvantageEstimator, AlgoConfig, KlType, LossType
+from rlscale.config.algo import (
+    AdvantageEstimator,
+    AlgoConfig,
+    KlType,
+    LossType,
+    TisType,
+    compares_policies,
+    uses_reference,
+)
 from rlscale.config.batch import BatchConfig
 from rlscale.config.checkpoint import CheckpointConfig
 from rlscale.config.cluster import ClusterConfig, Device, DistributedBackend
@@ -13,6 +21,7 @@ from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
 from rlscale.config.load import Loaded, load_config, load_config_with_notes
 from rlscale.config.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
+from rlscale.config.mis import MisConfig, MisLevel, MisMode
 from rlscale.config.model import ModelBuild, ModelConfig
 from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.resolve import Derived
@@ -49,6 +58,9 @@ __all__ = [
     "LoggingConfig",
     "LossType",
     "LrDecayStyle",
+    "MisConfig",
+    "MisLevel",
+    "MisMode",
     "ModelBuild",
     "ModelConfig",
     "OptimConfig",
@@ -62,6 +74,7 @@ __all__ = [
     "RunConfig",
     "SglangConfig",
     "TensorboardConfig",
+    "TisType",
     "TrainBackendName",
     "TrainConfig",
     "UpdateMode",
@@ -69,9 +82,11 @@ __all__ = [
     "WandbMode",
     "WeightChannelName",
     "changed_keys",
+    "compares_policies",
     "config_hash",
     "load_config",
     "load_config_with_notes",
     "to_dict",
     "to_yaml",
+    "uses_reference",
 ]

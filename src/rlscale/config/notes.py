@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from rlscale.config.algo import AdvantageEstimator, KlType, LossType
+from rlscale.config.algo import LossType, uses_reference
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
+from rlscale.config.notes_algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
 from rlscale.config.optim import LrDecayStyle
 from rlscale.config.rollout import EngineKind, UpdateMode
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
 from rlscale.config.train import TrainBackendName, WeightChannelName
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ignored:
-    """Keys (or a group) that have no effect under a condition."""
-
-    names: tuple[str, ...]
-    when: Callable[[RunConfig], bool]
-    why: str
 
 
 def _is_sft(config: RunConfig) -> bool:
@@ -91,9 +82,14 @@ IGNORED: tuple[Ignored, ...] = (
         why="eval.interval is not set",
     ),
     Ignored(
-        names=("algo.kl_loss_coef", "algo.kl_loss_type", "algo.use_unbiased_kl", "model.ref_load"),
+        names=("algo.kl_loss_coef", "algo.use_unbiased_kl"),
         when=lambda config: not config.algo.use_kl_loss,
         why="algo.use_kl_loss is false",
+    ),
+    Ignored(
+        names=("algo.kl_loss_type", "model.ref_load"),
+        when=lambda config: not uses_reference(config.algo),
+        why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
     ),
     Ignored(
         names=("rollout.max_staleness",),
@@ -111,33 +107,11 @@ IGNORED: tuple[Ignored, ...] = (
         why="rollout.update_mode=boundary lets no request run while weights change",
     ),
     Ignored(
-        names=("algo.decoupled_loss",),
-        when=_is_sft,
-        why="algo.loss_type is sft_loss",
-    ),
-    Ignored(
         names=("algo.decoupled_weight_max",),
         when=lambda config: not uses_decoupled_loss(config)[0],
         why="algo.decoupled_loss is off",
     ),
-    Ignored(
-        names=("algo.tis_clip", "algo.tis_clip_low"),
-        when=lambda config: not config.algo.use_tis,
-        why="algo.use_tis is false",
-    ),
-    Ignored(
-        names=("algo.grpo_std_normalization",),
-        when=lambda config: not config.algo.rewards_normalization,
-        why="algo.rewards_normalization is false",
-    ),
-    Ignored(
-        names=tuple(
-            f"algo.{name}"
-            for name in ("advantage_estimator", "eps_clip", "eps_clip_high", "eps_clip_c", "normalize_advantages")
-        ),
-        when=_is_sft,
-        why="algo.loss_type is sft_loss",
-    ),
+    *IGNORED_OF_ALGO,
     Ignored(
         names=("reward",),
         when=lambda config: not uses_engines(config),
@@ -213,18 +187,4 @@ def ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
 
 def doubtful(config: RunConfig) -> list[str]:
     """Settings that are allowed and hardly ever meant."""
-    algo = config.algo
-    if algo.loss_type != LossType.policy_loss:
-        return []
-    lines = []
-    if algo.use_kl_loss and algo.kl_loss_coef > 0 and algo.kl_loss_type == KlType.k1:
-        lines.append("algo.kl_loss_type=k1 has no gradient on average as a loss; use k2 or low_var_kl")
-    is_cispo = algo.advantage_estimator == AdvantageEstimator.cispo
-    high = algo.eps_clip_high
-    if high is not None and high < algo.eps_clip and not is_cispo:
-        lines.append(f"algo.eps_clip_high={high:g} is below algo.eps_clip={algo.eps_clip:g}; it usually is above")
-    if is_cispo and algo.eps_clip < 1:
-        lines.append(f"algo.eps_clip={algo.eps_clip:g} bounds the weight of cispo from below; use 1.0 for no bound")
-    if algo.advantage_estimator == AdvantageEstimator.gspo and algo.calculate_per_token_loss:
-        lines.append("algo.calculate_per_token_loss makes gspo differ from its paper, which averages over samples")
-    return lines
+    return doubtful_algo(config)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlscale.config.algo import uses_reference
 from rlscale.config.cluster import Device, DistributedBackend
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.rollout import EngineKind
@@ -98,7 +99,7 @@ def _model(draft: _Draft) -> None:
     model = draft.config.model
     if model.warmup_experiment is not None and model.warmup_experiment == draft.config.run.experiment:
         draft.put("model.warmup_experiment", None, "this run is that experiment")
-    if draft.config.algo.use_kl_loss:
+    if uses_reference(draft.config.algo):
         draft.fill("model.ref_load", draft.config.checkpoint.load, "the reference is what the policy starts from")
         draft.fill("model.ref_load", model.hf_checkpoint, "the reference is what the policy starts from")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.algo import AdvantageEstimator, LossType
+from rlscale.config.algo import AdvantageEstimator
 from rlscale.config.optim import LrDecayStyle, OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.reward import RewardType
@@ -40,12 +40,12 @@ BUILT: Mapping[str, Built] = MappingProxyType(
             fix="choose optim=constant, optim=linear or optim=cosine",
         ),
         "algo.advantage_estimator": Built(
-            values=(AdvantageEstimator.grpo, AdvantageEstimator.gspo, AdvantageEstimator.cispo),
-            fix="choose algo=grpo, algo=gspo or algo=cispo",
+            values=tuple(each for each in AdvantageEstimator if each != AdvantageEstimator.ppo),
+            fix="ppo needs a critic; choose algo=grpo or algo=reinforce_plus_plus",
         ),
-        "algo.loss_type": Built(
-            values=(LossType.policy_loss, LossType.sft_loss), fix="set algo.loss_type=policy_loss or choose algo=sft"
-        ),
+        "algo.opd_kl_coef": Built(values=(0.0,), fix="there is no teacher model yet"),
+        "algo.ref_update_interval": Built(values=(None,), fix="the reference stays as it is"),
+        "algo.use_routing_replay": Built(values=(False,), fix="leave it out"),
         "reward.type": Built(
             values=(None, RewardType.exact_match, RewardType.math, RewardType.random),
             fix="choose reward=exact_match or reward=math, or set reward.custom_path",

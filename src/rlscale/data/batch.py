@@ -12,13 +12,17 @@ from rlscale.types import Group, Int32, Int64, Sample, SampleStatus, TrainBatch,
 _TRAINABLE = (SampleStatus.completed, SampleStatus.truncated)
 
 
-def build_batch(groups: Sequence[Group], version: WeightVersion, *, has_rewards: bool = True) -> TrainBatch:
+def build_batch(
+    groups: Sequence[Group], version: WeightVersion, *, has_rewards: bool = True, leave_out_truncated: bool = False
+) -> TrainBatch:
     """The samples of `groups`, in order, as ragged columns.
 
     Args:
         groups: at least one sample; all are completed or truncated.
         has_rewards: every sample has a reward; false for supervised training, whose column of rewards is 0.
         version: weights that are current now, when the rollout goes to the trainer.
+        leave_out_truncated: no token of a truncated sample is trainable (DAPO's overlong filter, arXiv:2503.14476); its
+            reward still counts in its group.
     """
     samples = [sample for group in groups for sample in group.samples]
     assert samples, "a batch needs at least one sample"
@@ -29,7 +33,7 @@ def build_batch(groups: Sequence[Group], version: WeightVersion, *, has_rewards:
     is_response = _is_response(offsets, prompt_lens=prompt_lens)
     return TrainBatch(
         tokens=np.fromiter(chain.from_iterable(s.tokens for s in samples), np.int32, count=offsets[-1]),
-        loss_mask=_column(is_response, (s.loss_mask for s in samples), np.uint8, fill=0),
+        loss_mask=_column(is_response, (_loss_mask(s, leave_out_truncated) for s in samples), np.uint8, fill=0),
         rollout_logprobs=_column(is_response, (s.rollout_logprobs for s in samples), np.float32, fill=0),
         weight_versions=_column(is_response, (s.weight_versions for s in samples), np.int32, fill=-1),
         offsets=offsets,
@@ -46,6 +50,12 @@ def _check(sample: Sample) -> None:
     length = len(sample.tokens) - sample.prompt_len
     same = length == sample.response_len == len(sample.rollout_logprobs) == len(sample.weight_versions)
     assert same, f"columns of sample {sample.index} differ"
+
+
+def _loss_mask(sample: Sample, leave_out_truncated: bool) -> Sequence[int]:
+    if leave_out_truncated and sample.status == SampleStatus.truncated:
+        return [0] * sample.response_len
+    return sample.loss_mask
 
 
 def _reward(sample: Sample) -> float:

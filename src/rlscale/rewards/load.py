@@ -1,14 +1,12 @@
 """From the config group `reward` to a function that scores a sample."""
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from rlscale.config import RewardConfig
+from rlscale.config.hooks import accepts, import_named
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import Reward
 from rlscale.rewards.boxed_math import MathReward
@@ -29,28 +27,12 @@ def load_reward(config: RewardConfig) -> Reward:
         ConfigError: it does not exist, cannot be imported, or cannot be called with a sample.
     """
     if config.custom_path is not None:
-        return _check(_import(config.custom_path), config.custom_path)
+        return _check(import_named(config.custom_path, key="reward.custom_path"), config.custom_path)
     if config.type in BUILTINS:
         return BUILTINS[config.type]()
     if config.type is None:
         raise _error("type", "be set", "None", "choose a built-in, or set reward.custom_path to your own")
     raise _error("type", f"be one of {', '.join(BUILTINS)}", config.type, "or set reward.custom_path to your own")
-
-
-def _import(path: str) -> Any:
-    """What `package.module:name` or `package.module.name` means. Modules in the working directory are found too."""
-    module_name, _, name = path.replace(":", ".").rpartition(".")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that it hides no installed module
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # user code raises what it likes; goes on as ConfigError
-        fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
-        raise _error("custom_path", "name something that can be imported", path, fix) from error
-    if not hasattr(module, name):
-        fix = f"{module.__file__ or module_name} has no {name!r}"
-        raise _error("custom_path", "name something that can be imported", path, fix)
-    return getattr(module, name)
 
 
 def _check(reward: Any, path: str) -> Reward:
@@ -62,19 +44,11 @@ def _check(reward: Any, path: str) -> Reward:
     if not callable(reward):
         raise _error("custom_path", "name something that can be called", path, f"it is {type(reward).__name__}")
     signature = inspect.signature(reward)
-    if _accepts(signature, object()):
+    if accepts(signature, object()):
         return reward  # type: ignore[no-any-return]
-    if _accepts(signature, sample=object()):
+    if accepts(signature, sample=object()):
         return partial(_call_by_keyword, reward)
     raise _error("custom_path", "be callable with one sample", path, f"its parameters are {signature}")
-
-
-def _accepts(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
 
 
 def _call_by_keyword(reward: Callable[..., Any], sample: Any) -> Any:

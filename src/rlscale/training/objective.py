@@ -11,48 +11,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs
-from rlscale.algo.corrections import decoupled_weights, truncated_importance_weights
+from rlscale.algo.advantages import ESTIMATORS
+from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
-from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.algo.reduce import mean_per_execution, mean_per_token, tokens_per_execution
-from rlscale.algo.whitening import whiten
-from rlscale.config import AlgoConfig, LossType
-from rlscale.types import StepPlan
+from rlscale.algo.off_policy import off_policy_mask
+from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape, zero_masked
+from rlscale.algo.reduce import mean_per_execution, mean_per_length, mean_per_token, tokens_per_execution
+from rlscale.config import AdvantageEstimator, AlgoConfig, LossType
+from rlscale.training.hooks import loss_function
+from rlscale.training.weighing import engine_weights
+from rlscale.types import StepPlan, TokenColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenInputs:
-    """What is known about the trainable tokens of a micro-batch beside the policy's logprobs. All [R]."""
+    """What is known about the trainable tokens of a micro-batch beside the policy's logprobs. Columns are [R]."""
 
     old: Tensor | None = None  # logprobs of the policy that is improved; None: those of the policy itself
     gen: Tensor | None = None  # logprobs the engine reported
     ref: Tensor | None = None  # logprobs of the reference model
     advantages: Tensor | None = None
+    weight_scale: float = 1.0  # factor of the weights of off-policy correction, that of the whole rollout
 
 
 Reduce = Callable[[Tensor], Tensor]
 """From a loss per token [R] to this micro-batch's share of the loss of the step."""
-
-
-def has_policy_loss(algo: AlgoConfig) -> bool:
-    """Whether the loss compares policies, and so needs advantages and the logprobs of others."""
-    assert algo.loss_type in (LossType.policy_loss, LossType.sft_loss), f"the config refuses {algo.loss_type}"
-    return algo.loss_type == LossType.policy_loss
-
-
-def advantages_of_rollout(algo: AlgoConfig, *, rewards_S: Tensor, group_ids_S: Tensor, layout: TokenLayout) -> Tensor:
-    """Advantages of the trainable tokens of a whole rollout. [R]"""
-    inputs = AdvantageInputs(
-        rewards_S=rewards_S,
-        group_ids_S=group_ids_S,
-        layout=layout,
-        normalize_rewards=algo.rewards_normalization,
-        divide_by_std=algo.grpo_std_normalization,
-    )
-    advantages = ESTIMATORS[algo.advantage_estimator].compute(inputs).advantages_T
-    return whiten(advantages, mask_T=layout.mask_T) if algo.normalize_advantages else advantages
 
 
 def step_denominators(*, counts_S: Tensor, execution_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
@@ -62,10 +46,24 @@ def step_denominators(*, counts_S: Tensor, execution_ids_S: Tensor, in_step_S: T
     return denominators_S
 
 
-def reduction(algo: AlgoConfig, *, plan: StepPlan, layout: TokenLayout, denominators_S: Tensor) -> Reduce:
-    """How the loss of this micro-batch enters the loss of the step."""
+def reduction(
+    algo: AlgoConfig,
+    *,
+    plan: StepPlan,
+    layout: TokenLayout,
+    denominators_S: Tensor,
+    max_response_len: int | None = None,
+) -> Reduce:
+    """How the loss of this micro-batch enters the loss of the step.
+
+    `max_response_len` is needed for `algo.divide_by_max_response_len` only.
+    """
     if algo.calculate_per_token_loss:
         return lambda values: mean_per_token(values, layout=layout, num_tokens=plan.num_tokens)
+    if algo.divide_by_max_response_len:
+        assert max_response_len is not None, "the constant denominator is the longest response"
+        length, executions = max_response_len, plan.num_executions
+        return lambda values: mean_per_length(values, layout=layout, num_executions=executions, length=length)
     return lambda values: mean_per_execution(
         values, layout=layout, denominators_S=denominators_S, num_executions=plan.num_executions
     )
@@ -76,8 +74,9 @@ def token_losses(
 ) -> tuple[Tensor, Sums]:
     """The loss at every trainable token, and the sums of the metrics.
 
-    policy_loss: (clipped loss) * (decoupled or TIS weight) + kl_loss_coef * KL(policy, ref) - entropy_coef * entropy.
-    sft_loss: -lp - entropy_coef * entropy.
+    policy_loss: (policy loss of the estimator) * (decoupled or TIS weight) * (off-policy mask).
+    sft_loss: -lp. custom_loss: the user's.
+    Each + kl_loss_coef * KL(policy, ref) - entropy_coef * entropy.
 
     Args:
         algo: the group of the config.
@@ -89,10 +88,14 @@ def token_losses(
     Returns:
         Losses [R], and the sums of the parts' metrics, kl_loss and entropy.
     """
-    losses, sums = _main_loss(algo, lp=lp, inputs=inputs, layout=layout)
-    if inputs.ref is not None:
-        old = _old(lp, inputs=inputs) if algo.use_unbiased_kl else None
-        kl = kl_estimate(lp, ref_T=inputs.ref, kind=algo.kl_loss_type, old_T=old)
+    if algo.loss_type == LossType.sft_loss:
+        losses, sums = sft_loss(lp, layout=layout), Sums()
+    elif algo.loss_type == LossType.custom_loss:
+        losses, sums = _custom_loss(algo, lp=lp, entropy=entropy, inputs=inputs, layout=layout)
+    else:
+        losses, sums = _policy_loss(algo, lp=lp, inputs=inputs, layout=layout)
+    if inputs.ref is not None and algo.use_kl_loss:
+        kl = _kl(algo, lp=lp, inputs=inputs, layout=layout)
         sums["kl_loss"] = layout.sum_and_count(kl)
         if algo.kl_loss_coef:
             losses = losses + algo.kl_loss_coef * kl
@@ -103,13 +106,12 @@ def token_losses(
     return losses, sums
 
 
-def _main_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout) -> tuple[Tensor, Sums]:
-    if not has_policy_loss(algo):
-        return sft_loss(lp, layout=layout), {}
+def _policy_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout) -> tuple[Tensor, Sums]:
     assert inputs.advantages is not None, "a policy loss needs advantages"
     old = _old(lp, inputs=inputs)
     policy_loss = POLICY_LOSSES[ESTIMATORS[algo.advantage_estimator].policy_loss]
-    clip = ClipRange(low=algo.eps_clip, high=algo.eps_clip_high, dual=algo.eps_clip_c)
+    dual = None if algo.advantage_estimator == AdvantageEstimator.cispo else algo.eps_clip_c
+    clip = ClipRange(low=algo.eps_clip, high=algo.eps_clip_high, dual=dual)
     losses, sums = policy_loss(lp, old_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip)
     if algo.decoupled_loss:
         assert inputs.gen is not None, "the decoupled loss needs the logprobs of the engine"
@@ -117,13 +119,46 @@ def _main_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: Tok
         losses = losses * weights
         sums |= weight_sums
     if algo.use_tis:
-        assert inputs.gen is not None, "TIS needs the logprobs of the engine"
-        weights, tis_sums = truncated_importance_weights(
-            old, gen_T=inputs.gen, layout=layout, low=algo.tis_clip_low, high=algo.tis_clip
+        assert inputs.gen is not None, "off-policy correction needs the logprobs of the engine"
+        weights, weight_sums = engine_weights(algo, old=old, gen=inputs.gen, layout=layout)
+        losses = losses * (weights * inputs.weight_scale)
+        sums |= weight_sums
+    if algo.opsm_delta is not None:
+        behaviour = old if inputs.gen is None else inputs.gen
+        kept, kept_sums = off_policy_mask(
+            lp, behaviour_T=behaviour, advantages_T=inputs.advantages, layout=layout, delta=algo.opsm_delta
         )
-        losses = losses * weights
-        sums |= tis_sums
+        losses = losses * kept
+        sums |= kept_sums
     return losses, sums
+
+
+def _custom_loss(
+    algo: AlgoConfig, *, lp: Tensor, entropy: Tensor | None, inputs: TokenInputs, layout: TokenLayout
+) -> tuple[Tensor, Sums]:
+    path = algo.custom_loss_function_path
+    assert path is not None, "a rule asks for it"
+    tokens = TokenColumns(
+        mask=layout.mask_T,
+        sample_ids=layout.sample_ids_T,
+        num_samples=layout.num_samples,
+        old=None if inputs.advantages is None else _old(lp, inputs=inputs),
+        gen=inputs.gen,
+        ref=inputs.ref,
+        advantages=inputs.advantages,
+        entropy=entropy,
+    )
+    losses, sums = loss_function(path)(lp, tokens)
+    check_shape(f"the loss of {path}", losses, tuple(lp.shape))
+    return zero_masked(at_least_float32(losses), mask_T=layout.mask_T), dict(sums)
+
+
+def _kl(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout) -> Tensor:
+    """KL(policy, reference) at every trainable token, 0 elsewhere. [R]"""
+    assert inputs.ref is not None
+    # Masked before the arithmetic: the square of an infinity at a masked token would poison the gradient.
+    lp, ref, old = (zero_masked(x, mask_T=layout.mask_T) for x in (lp, inputs.ref, _old(lp, inputs=inputs)))
+    return kl_estimate(lp, ref_T=ref, kind=algo.kl_loss_type, old_T=old if algo.use_unbiased_kl else None)
 
 
 def _old(lp: Tensor, *, inputs: TokenInputs) -> Tensor:

@@ -11,7 +11,7 @@ class TrainerSpec:
 
     Example:
         TrainerSpec(model_path="/models/qwen3", train=config.train, fsdp=config.fsdp, optim=config.optim,
-                    algo=config.algo, temperature=1.0, total_steps=200, device="cpu")
+                    algo=config.algo, temperature=1.0, max_response_len=1024, total_steps=200, device="cpu")
     """
 
     model_path: str  # Hugging Face folder or hub id
@@ -20,6 +20,7 @@ class TrainerSpec:
     optim: OptimConfig
     algo: AlgoConfig
     temperature: float  # of the rollouts; logits are divided by it
+    max_response_len: int  # tokens of the longest response
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
-    ref_path: str | None = None  # reference model of the KL loss; None: there is none
+    ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+from rlscale.algo.advantages import ESTIMATORS
+from rlscale.cli.algorithms import GOLDEN
 from rlscale.cli.reference import make_pages, write_pages
+from rlscale.config.folder import ConfigFolders
+from rlscale.config.schema import keys
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 
@@ -17,4 +21,16 @@ def test_a_page_has_a_row_per_key(tmp_path: Path) -> None:
     page = (tmp_path / "new" / "algo.md").read_text(encoding="utf-8")
     assert "| `algo.eps_clip` | a number, > 0 | `0.2` |" in page
     assert "one of k1\\|k2\\|k3\\|low_var_kl" in page
-    assert "So far this version runs `grpo`, `gspo`, `cispo` only." in page
+    assert "So far this version runs `grpo`, `gspo`, `cispo`, `rloo`, `reinforce_plus_plus`," in page
+
+
+def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:
+    page = make_pages()["algorithms.md"]
+    assert all(f"| `{name}`" in page for name in ESTIMATORS)
+    assert all(f"| `algo={option}` |" in page for option in ConfigFolders.find().groups()["algo"])
+    unnamed = [path for path in keys() if path.startswith("algo.") and f"`{path}`" not in page]
+    assert unnamed == ["algo.ref_update_interval", "algo.use_routing_replay"]
+
+
+def test_the_tests_that_the_page_names_exist() -> None:
+    assert all((FOLDER.parents[1] / file).is_file() for file in GOLDEN.values())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlscale.config.notes import IGNORED, doubtful, ignored
-from rlscale.config.schema import keys
+from rlscale.config.schema import keys, nodes
 from tests.unit.config.test_rules import change
 
 KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
@@ -21,6 +21,21 @@ KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
             {"algo.advantage_estimator": "gspo", "algo.calculate_per_token_loss": True},
             "algo.calculate_per_token_loss",
             {"algo.calculate_per_token_loss": True},
+        ),
+        (
+            {"algo.advantage_estimator": "gspo", "algo.divide_by_max_response_len": True},
+            "algo.divide_by_max_response_len makes gspo differ",
+            {"algo.divide_by_max_response_len": True},
+        ),
+        (
+            {"algo.opsm_delta": 0.1},
+            "algo.opsm_delta can hardly drop a sample",
+            {"algo.opsm_delta": 0.1, "rollout.max_staleness": 1},
+        ),
+        (
+            {"algo.opsm_delta": 0.1, "batch.global_batch_size": 256},
+            "with one optimiser step per rollout",
+            {"algo.opsm_delta": 0.1, "batch.global_batch_size": 128},
         ),
         (
             {"algo.advantage_estimator": "cispo"},
@@ -46,7 +61,52 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("eval.temperature", {}, {"eval.prompt_data": ["f"]}),
         ("eval.prompt_data", {"eval.prompt_data": ["f"]}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
         ("model.ref_load", {}, KL),
+        ("model.ref_load", {}, {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo"}),
+        ("algo.kl_loss_type", {}, {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo"}),
+        ("algo.kl_loss_coef", {}, KL),
+        ("algo.use_unbiased_kl", {}, KL),
+        ("algo.use_kl_loss", {"algo.loss_type": "sft_loss"}, {}),
         ("algo.tis_clip", {}, {"algo.use_tis": True}),
+        ("algo.tis_clip", {"algo.use_tis": True, "algo.custom_tis_function_path": "a:b"}, {"algo.use_tis": True}),
+        ("algo.tis_clip_low", {"algo.use_tis": True, "algo.tis_type": "mis"}, {"algo.use_tis": True}),
+        ("algo.tis_type", {}, {"algo.use_tis": True}),
+        ("algo.custom_tis_function_path", {}, {"algo.use_tis": True}),
+        ("algo.mis.level", {"algo.use_tis": True}, {"algo.use_tis": True, "algo.tis_type": "mis"}),
+        (
+            "algo.mis.reject_low",
+            {"algo.use_tis": True, "algo.tis_type": "mis"},
+            {"algo.use_tis": True, "algo.tis_type": "mis", "algo.mis.reject_level": "token"},
+        ),
+        ("algo.use_tis", {"algo.loss_type": "custom_loss"}, {}),
+        ("algo.opsm_delta", {"algo.loss_type": "custom_loss"}, {}),
+        ("algo.custom_loss_function_path", {}, {"algo.loss_type": "custom_loss"}),
+        ("algo.custom_advantage_function_path", {"algo.loss_type": "sft_loss"}, {}),
+        ("algo.compute_advantages_and_returns", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "custom_loss"}),
+        (
+            "algo.advantage_estimator",
+            {"algo.loss_type": "custom_loss", "algo.compute_advantages_and_returns": False},
+            {"algo.loss_type": "custom_loss"},
+        ),
+        ("algo.gamma", {}, {"algo.advantage_estimator": "reinforce_plus_plus"}),
+        ("algo.gamma", {"algo.advantage_estimator": "rloo"}, {"algo.advantage_estimator": "ppo"}),
+        ("algo.lambd", {"algo.advantage_estimator": "reinforce_plus_plus"}, {"algo.advantage_estimator": "ppo"}),
+        ("algo.grpo_std_normalization", {"algo.advantage_estimator": "rloo"}, {"algo.advantage_estimator": "gspo"}),
+        (
+            "algo.rewards_normalization",
+            {"algo.advantage_estimator": "ppo"},
+            {"algo.advantage_estimator": "reinforce_plus_plus_baseline"},
+        ),
+        (
+            "algo.rewards_normalization",
+            {"algo.custom_advantage_function_path": "a:b"},
+            {"algo.advantage_estimator": "reinforce_plus_plus_baseline"},
+        ),
+        ("algo.baseline", {}, {"algo.rewards_normalization": False}),
+        ("algo.baseline", {"algo.advantage_estimator": "rloo"}, {"algo.advantage_estimator": "reinforce_plus_plus"}),
+        ("algo.eps_clip_c", {"algo.advantage_estimator": "cispo"}, {}),
+        ("algo.overlong_penalty", {}, {"algo.overlong_buffer_len": 4}),
+        ("algo.overlong_filter", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "custom_loss"}),
+        ("algo.use_rollout_entropy", {"algo.loss_type": "sft_loss"}, {}),
         ("rollout.max_staleness", {"algo.loss_type": "sft_loss"}, {}),
         ("rollout.update_mode", {}, {"rollout.max_staleness": 1}),
         ("rollout.pause_mode", {}, {"rollout.max_staleness": 1}),
@@ -90,5 +150,5 @@ def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any])
 
 
 def test_entries_name_keys_or_groups() -> None:
-    known = set(keys()) | {key.group for key in keys().values()}
+    known = set(keys()) | nodes()
     assert all(name in known for entry in IGNORED for name in entry.names)

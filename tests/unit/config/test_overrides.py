@@ -17,7 +17,7 @@ CASES = [
     ("optim.eps_clip=1", "optim.eps_clip must be a known key, got 1; did you mean algo.eps_clip? (command line)"),
     (
         "algo=gspoo",
-        "algo must be one of its options, got gspoo; did you mean gspo? options: cispo, grpo, gspo, sft (command line)",
+        "algo must be one of its options, got gspoo; did you mean gspo? options: cispo, dapo, dr_grpo,",
     ),
     ("batch.micro_batch_size=abc", "batch.micro_batch_size must be an integer, got abc (command line)"),
     ("batch.micro_batch_size=1.5", "batch.micro_batch_size must be an integer, got 1.5 (command line)"),

@@ -70,6 +70,11 @@ def test_resolving_twice_derives_nothing_more() -> None:
         ({"optim.lr_warmup_iters": 5}, "optim.warmup_ratio", 0.0),
         ({"algo.use_kl_loss": True, "model.hf_checkpoint": "/m"}, "model.ref_load", "/m"),
         (
+            {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo", "model.hf_checkpoint": "/m"},
+            "model.ref_load",
+            "/m",
+        ),
+        (
             {"algo.use_kl_loss": True, "model.hf_checkpoint": "/m", "checkpoint.load": "/c"},
             "model.ref_load",
             "/c",

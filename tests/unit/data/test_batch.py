@@ -32,6 +32,18 @@ def test_columns() -> None:
     assert batch.version == 4
 
 
+def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
+    prompt = Prompt(index=0, text="a", token_ids=(7,))
+    cut_off = sample(0, prompt, [1, 2], reward=0.5)
+    cut_off.status = SampleStatus.truncated
+    groups = [Group(index=0, prompt=prompt, samples=[cut_off, sample(1, prompt, [3])])]
+    assert build_batch(groups, version=0).loss_mask.tolist() == [0, 1, 1, 0, 1]
+    batch = build_batch(groups, version=0, leave_out_truncated=True)
+    assert batch.loss_mask.tolist() == [0, 0, 0, 0, 1]
+    assert batch.rewards.tolist() == [0.5, 1.0]  # it still counts in its group
+    assert batch.rollout_logprobs.tolist() == [0, -0.5, -0.5, 0, -0.5]
+
+
 def test_unfinished_and_unrewarded_samples_are_refused() -> None:
     prompt = Prompt(index=0, text="a", token_ids=(7,))
     aborted = sample(0, prompt, [1])

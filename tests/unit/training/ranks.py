@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from rlscale.config import ComputeDtype
+from rlscale.config import ComputeDtype, MisConfig, MisLevel
 from rlscale.errors import WorkerError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -42,6 +42,23 @@ def full_spec(model_path: str, **changes: Any) -> TrainerSpec:
     }
     # A large eps, or Adam would make full steps of the rounding of vanishing gradients.
     return spec(model_path, algo=algo, ref_path=model_path, adam_eps=1e-4, lr_decay_style="cosine", **changes)
+
+
+def whole_rollout_spec(model_path: str, **changes: Any) -> TrainerSpec:
+    """What needs columns, or sums, of the whole rollout before the first step."""
+    algo = {
+        "advantage_estimator": "reinforce_plus_plus",
+        "normalize_advantages": True,
+        "kl_coef": 0.5,
+        "kl_loss_type": "k2",
+        "gamma": 0.9,
+        "use_tis": True,
+        "tis_type": "mis",
+        "mis": MisConfig(level=MisLevel.sequence, normalize=True),
+        "divide_by_max_response_len": True,
+        "use_rollout_entropy": True,
+    }
+    return spec(model_path, algo=algo, adam_eps=1e-4, **changes)
 
 
 def train(backend: FsdpBackend, batch: TrainBatch, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
@@ -83,6 +100,8 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     watched = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
     asked = watched.train(replace(BATCHES[0], asked=ASKED), [plan(BATCHES[0], TWO_RANKS)])
 
+    whole = FsdpBackend(whole_rollout_spec(model_path, ref_path=str(folder / "hf")), rank=rank, world_size=2)
+
     low = FsdpBackend(full_spec(model_path, dtype=ComputeDtype.bfloat16), rank=rank, world_size=2)
     bfloat16 = [train(low, batch, TWO_RANKS) for batch in BATCHES]
     report = {
@@ -93,6 +112,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "nan": nan_on_rank_1(model_path, rank),
         "asked": {str(i): values.tolist() for i, values in asked.logprobs.items()},
         "asking_changes_nothing": {**asked.steps[0], **asked.metrics} == steps[0],
+        "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "threads": torch.get_num_threads(),
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

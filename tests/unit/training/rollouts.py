@@ -44,6 +44,7 @@ def spec(model_path: str, *, algo: dict[str, Any] | None = None, **changes: Any)
         optim=OptimConfig(**{"lr": 1e-2, "warmup_ratio": 0.0, **optim}),
         algo=AlgoConfig(**(algo or {})),
         temperature=1.0,
+        max_response_len=70,
         total_steps=10,
         device="cpu",
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlscale.config import ComputeDtype, LossType
+from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import DataError, WorkerError
 from rlscale.models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -98,7 +98,7 @@ def test_micro_batches_do_not_change_three_steps(model_path: str, cut: Any, per_
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "rloo"])
 def test_reusing_logprobs_equals_the_extra_pass_bit_for_bit(model_path: str, estimator: str) -> None:
     algo = {"advantage_estimator": estimator, "use_tis": True}
     reused, extra = backend(model_path, algo=algo), backend(model_path, algo=algo, reuse_logprobs=False)
@@ -342,3 +342,96 @@ def test_asked_logprobs_leave_out_tokens_of_others(model_path: str) -> None:
     mask[BATCH.offsets[3] + BATCH.prompt_lens[3] + 1] = 0
     result = train(backend(model_path), replace(BATCH, loss_mask=mask, asked=(3,)))
     assert np.isnan(result.logprobs[3]).tolist() == [False, True, False, False]
+
+
+PENALTY = {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True, "kl_coef": 0.5}
+
+
+def test_a_kl_penalty_needs_old_and_reference_before_the_loss(model_path: str, cache: Path) -> None:
+    other = tiny_model(cache, seed=1)
+    far, near = (backend(model_path, algo=PENALTY, ref_path=path) for path in (other, model_path))
+    result, same = train(far), train(near)
+    assert {"old_logprobs", "ref_logprobs"} <= set(result.seconds)
+    assert abs(result.metrics["rollout/kl"]) > 1e-3
+    assert same.metrics["rollout/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert result.steps[0]["grad_norm"] != pytest.approx(same.steps[0]["grad_norm"], rel=1e-3)
+    assert "kl_loss" not in result.steps[0]
+    without = train(backend(model_path, algo={**PENALTY, "kl_coef": 0.0}))
+    assert set(without.seconds) == {"optimize"}
+    assert without.steps[0]["grad_norm"] == pytest.approx(same.steps[0]["grad_norm"], rel=1e-4)
+
+
+def test_a_kl_penalty_with_the_engines_logprobs_needs_no_old_pass(model_path: str) -> None:
+    algo = {**PENALTY, "use_rollout_logprobs": True}
+    exact = with_logprobs_of(BATCH, model_path)
+    result = train(backend(model_path, algo=algo, ref_path=model_path), exact)
+    assert "old_logprobs" not in result.seconds
+    assert result.metrics["rollout/kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [None, TWO_STEPS], ids=["one step", "two steps"])
+@pytest.mark.parametrize("algo", [{}, {"use_rollout_logprobs": True}], ids=["trainer", "engine"])
+def test_the_entropy_before_training_is_reported(model_path: str, cuts: Any, algo: dict[str, Any]) -> None:
+    trainer = backend(model_path, algo={**algo, "use_rollout_entropy": True})
+    result, plain = train(trainer, cuts=cuts), train(backend(model_path, algo=algo), cuts=cuts)
+    first = train(backend(model_path)).steps[0]["entropy"]  # of the same weights on all samples
+    assert result.metrics["rollout/entropy"] == pytest.approx(first, rel=1e-5)
+    assert "rollout/entropy" not in plain.metrics
+    assert ("old_logprobs" in result.seconds) is (cuts is not None)
+    assert result.steps == plain.steps
+
+
+MIS = {"use_tis": True, "tis_type": "mis", "tis_clip": 4.0}
+
+
+def test_normalised_weights_have_mean_one_over_the_rollout(model_path: str) -> None:
+    # Twice as likely under the trainer as under the engine everywhere: all weights are 2, or 1 after normalisation.
+    exact = with_logprobs_of(BATCH, model_path)
+    shifted = exact.rollout_logprobs - np.log(2.0).astype(np.float32) * exact.loss_mask
+    batch = replace(exact, rollout_logprobs=shifted)
+    plain = train(backend(model_path, algo={}), batch)
+    doubled = train(backend(model_path, algo={**MIS, "mis": MisConfig()}), batch)
+    scaled = train(backend(model_path, algo={**MIS, "mis": MisConfig(normalize=True)}), batch)
+    norms = [result.steps[0]["grad_norm"] for result in (plain, doubled, scaled)]
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-3)
+    assert norms[2] == pytest.approx(norms[0], rel=1e-3)
+    assert doubled.steps[0]["mis_weight"] == pytest.approx(2.0, rel=1e-3)
+    assert "old_logprobs" in scaled.seconds and "old_logprobs" not in doubled.seconds
+
+
+def test_dr_grpo_divides_by_the_longest_response(model_path: str) -> None:
+    algo = {"divide_by_max_response_len": True}
+    norms = [
+        train(backend(model_path, algo=algo, max_response_len=length)).steps[0]["grad_norm"] for length in (70, 140)
+    ]
+    assert norms[0] == pytest.approx(2 * norms[1], rel=1e-4)
+
+
+def test_long_responses_are_punished(model_path: str) -> None:
+    # Equal rewards teach nothing, unless one response of the group of the last four is longer than the others.
+    batch = replace(BATCH, rewards=np.ones(8, dtype=np.float32))
+    assert train(backend(model_path), batch).steps[0]["grad_norm"] == 0.0
+    punished = backend(model_path, algo={"overlong_buffer_len": 40})
+    assert train(punished, batch).steps[0]["grad_norm"] > 1e-3
+
+
+def test_a_step_without_a_trainable_token_changes_no_gradient(model_path: str) -> None:
+    batch = replace(BATCH, loss_mask=np.zeros_like(BATCH.loss_mask))
+    for algo in ({}, PENALTY, {**MIS, "mis": MisConfig(normalize=True)}, {"divide_by_max_response_len": True}):
+        step = train(backend(model_path, algo=algo, ref_path=model_path), batch).steps[0]
+        assert step["loss"] == 0.0 and step["grad_norm"] == 0.0, algo
+
+
+def test_a_custom_loss_without_advantages_makes_no_extra_pass(
+    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def likelihood(lp, tokens):\n    assert tokens.advantages is None\n    return -lp, {}\n"
+    (tmp_path / "loss_for_backend_test.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    algo = {"loss_type": LossType.custom_loss, "custom_loss_function_path": "loss_for_backend_test:likelihood"}
+    custom = backend(model_path, algo={**algo, "compute_advantages_and_returns": False})
+    supervised = backend(model_path, algo={"loss_type": LossType.sft_loss})
+    for _ in range(2):
+        result, expected = train(custom, cuts=TWO_STEPS), train(supervised, cuts=TWO_STEPS)
+        assert result.steps == expected.steps
+        assert set(result.seconds) == {"optimize"}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
-from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train
+from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train, whole_rollout_spec
 from tests.unit.training.rollouts import plan
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -75,6 +75,16 @@ def test_two_ranks_end_with_the_weights_of_one(folder: Path, alone: Any) -> None
     assert list(alone[1]) and set(final) == set(alone[1])
     for name, weight in alone[1].items():
         torch.testing.assert_close(final[name], weight, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_what_needs_the_whole_rollout_is_the_same_on_two_ranks(folder: Path, model_path: str) -> None:
+    # A KL penalty in the rewards, whitening, and weights that are normalised over the rollout.
+    backend = FsdpBackend(whole_rollout_spec(model_path, ref_path=str(folder / "hf")), rank=0, world_size=1)
+    expected = [train(backend, batch, ONE_RANK) for batch in BATCHES[:2]]
+    assert expected[0]["rollout/kl"] > 1e-4
+    for rank in range(2):
+        for two, one in zip(report(folder, rank)["whole_rollout"], expected, strict=True):
+            assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:

@@ -19,9 +19,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlscale.algo.corrections import logprob_difference
 from rlscale.algo.ragged import TokenLayout
+from rlscale.config import LossType, compares_policies, uses_reference
+from rlscale.training.advantages import RolloutInputs, advantages_of_rollout, kl_of_rollout
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
@@ -30,18 +33,12 @@ from rlscale.training.fsdp.model import DTYPES, load_sharded
 from rlscale.training.fsdp.state import load_state, save_state
 from rlscale.training.fsdp.step import StepSettings, optimizer_step, policy_terms, score
 from rlscale.training.metrics import MetricSums
-from rlscale.training.objective import (
-    TokenInputs,
-    advantages_of_rollout,
-    has_policy_loss,
-    reduction,
-    step_denominators,
-    token_losses,
-)
+from rlscale.training.objective import TokenInputs, reduction, step_denominators, token_losses
 from rlscale.training.optim import make_optimizer
 from rlscale.training.packing import Microbatch, pack
 from rlscale.training.schedule import LrSchedule
 from rlscale.training.spec import TrainerSpec
+from rlscale.training.weighing import engine_weights, normalizes_weights
 from rlscale.types import StepPlan, TrainBatch, TrainResult
 
 
@@ -55,9 +52,16 @@ class _Rollout:
     gen: Tensor | None = None
     ref: Tensor | None = None
     advantages: Tensor | None = None
+    weight_scale: float = 1.0
+    has_entropy: bool = False  # whether its metric has been added
     metrics: MetricSums
     asked: AskedLogprobs
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def flat(self) -> list[Microbatch]:
+        """This rank's micro-batches of all steps."""
+        return [micro for step in self.micros for micro in step]
 
 
 class FsdpBackend:
@@ -84,8 +88,8 @@ class FsdpBackend:
         torch.manual_seed(spec.train.seed + rank)
         mesh = data_mesh(self._device)
         self._model = load_sharded(spec.model_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, trainable=True)
-        self._reference = None
-        if spec.ref_path is not None and spec.algo.use_kl_loss:
+        self._reference: PreTrainedModel | None = None
+        if spec.ref_path is not None and uses_reference(spec.algo):
             self._reference = load_sharded(
                 spec.ref_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, trainable=False
             )
@@ -131,47 +135,105 @@ class FsdpBackend:
         rank, spec = dist.get_rank(), self._spec
         micros = [[self._pack(batch, samples) for samples in plan.microbatches[rank]] for plan in steps]
         rollout = _Rollout(batch=batch, micros=micros, metrics=MetricSums(self._device), asked=AskedLogprobs(batch))
-        if not has_policy_loss(spec.algo):
+        if spec.algo.loss_type == LossType.sft_loss:
             return rollout
-        flat = [micro for step in micros for micro in step]
-        num_tokens = len(batch.tokens)
         rollout.gen = torch.tensor(batch.rollout_logprobs)
-        rollout.advantages = self._advantages(batch)
-        if spec.algo.use_rollout_logprobs:
-            rollout.old = rollout.gen
-        elif len(steps) > 1 or not spec.train.reuse_logprobs:
-            with _timed(rollout.seconds, "old_logprobs"):
-                rollout.old = score(self._model, flat, num_tokens=num_tokens, temperature=spec.temperature)
-            for micro in flat:
-                lp = _pick(rollout.old, micro)
-                self._compare(rollout, micro, trainer=lp)
-                rollout.asked.add(micro, lp)
+        if not compares_policies(spec.algo):
+            return rollout
+        self._score_old(rollout)
         if self._reference is not None:
             with _timed(rollout.seconds, "ref_logprobs"):
-                rollout.ref = score(self._reference, flat, num_tokens=num_tokens, temperature=spec.temperature)
+                rollout.ref = self._score(self._reference, rollout)
+        rollout.advantages = self._advantages(rollout)
+        if normalizes_weights(spec.algo):
+            rollout.weight_scale = self._weight_scale(rollout)
         return rollout
+
+    def _score(self, model: PreTrainedModel, rollout: _Rollout, *, entropies: MetricSums | None = None) -> Tensor:
+        return score(
+            model,
+            rollout.flat,
+            num_tokens=len(rollout.batch.tokens),
+            temperature=self._spec.temperature,
+            entropies=entropies,
+        )
+
+    def _score_old(self, rollout: _Rollout) -> None:
+        """Old logprobs, where the first training pass would not give the same numbers just as early."""
+        algo, several_steps = self._spec.algo, len(rollout.micros) > 1
+        if algo.use_rollout_logprobs:
+            rollout.old = rollout.gen
+            is_needed = algo.use_rollout_entropy and several_steps
+        else:
+            before_loss = algo.kl_coef > 0 or normalizes_weights(algo)
+            is_needed = several_steps or before_loss or not self._spec.train.reuse_logprobs
+        if not is_needed:
+            return
+        with _timed(rollout.seconds, "old_logprobs"):
+            old = self._score(self._model, rollout, entropies=rollout.metrics if algo.use_rollout_entropy else None)
+        rollout.has_entropy = algo.use_rollout_entropy
+        if algo.use_rollout_logprobs:
+            return
+        rollout.old = old
+        for micro in rollout.flat:
+            lp = _pick(rollout.old, micro)
+            self._compare(rollout, micro, trainer=lp)
+            rollout.asked.add(micro, lp)
 
     def _pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
         shares = self._spec.train.share_prompts and self._model.config._attn_implementation == PACKED_ATTENTION
         return pack(batch, samples, device=self._device, share_prompts=shares)
 
-    def _advantages(self, batch: TrainBatch) -> Tensor:
+    def _advantages(self, rollout: _Rollout) -> Tensor:
         """Of every trainable token of the whole rollout, on every rank: rewards are few. [T]"""
+        algo, batch = self._spec.algo, rollout.batch
         trainable = np.flatnonzero(batch.loss_mask)
+        rows = torch.from_numpy(trainable)
         samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
-        layout = TokenLayout(
-            mask_T=torch.ones(len(trainable), dtype=torch.bool),
-            sample_ids_T=torch.from_numpy(samples.astype(np.int64)),
-            num_samples=batch.num_samples,
-        )
-        column = torch.zeros(len(batch.tokens))
-        column[torch.from_numpy(trainable)] = advantages_of_rollout(
-            self._spec.algo,
+        assert rollout.gen is not None
+        if algo.kl_coef or algo.custom_advantage_function_path is not None:
+            # Each rank scored its own samples; here it needs those of the others.
+            rollout.old, rollout.ref = self._everywhere(rollout.old, rollout), self._everywhere(rollout.ref, rollout)
+        inputs = RolloutInputs(
             rewards_S=torch.tensor(batch.rewards),
             group_ids_S=torch.tensor(batch.group_ids),
-            layout=layout,
+            response_lens_S=torch.from_numpy(batch.lengths - batch.prompt_lens),
+            max_response_len=self._spec.max_response_len,
+            layout=TokenLayout(
+                mask_T=torch.ones(len(trainable), dtype=torch.bool),
+                sample_ids_T=torch.from_numpy(samples.astype(np.int64)),
+                num_samples=batch.num_samples,
+            ),
+            gen_T=rollout.gen[rows],
+            old_T=None if rollout.old is None else rollout.old[rows],
+            ref_T=None if rollout.ref is None else rollout.ref[rows],
         )
+        kl_T = kl_of_rollout(algo, inputs)
+        if kl_T is not None:  # the same on every rank, so their mean is the mean
+            rollout.metrics.add({"rollout/kl": inputs.layout.sum_and_count(kl_T)})
+        column = torch.zeros(len(batch.tokens))
+        column[rows] = advantages_of_rollout(algo, inputs)
         return column
+
+    def _everywhere(self, column: Tensor | None, rollout: _Rollout) -> Tensor | None:
+        """A column with the values of all ranks; a collective. Every sample is on one rank, the others have zeros."""
+        if column is None or column is rollout.gen:
+            return column
+        column = column.to(self._device)
+        dist.all_reduce(column)
+        return column.cpu()
+
+    def _weight_scale(self, rollout: _Rollout) -> float:
+        """What makes the mean weight of the rollout 1, over all ranks; a collective."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for micro in rollout.flat:
+            old, gen = _pick(rollout.old, micro), _pick(rollout.gen, micro)
+            assert old is not None and gen is not None
+            _, parts = engine_weights(self._spec.algo, old=old, gen=gen, layout=micro.layout)
+            sums += torch.stack(parts["mis_weight"]).double()
+        dist.all_reduce(sums)
+        total, count = sums.tolist()
+        return count / total if total > 0 else 1.0
 
     def _step(
         self, rollout: _Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
@@ -181,6 +243,8 @@ class FsdpBackend:
         # Without a pass for old logprobs, those of the policy count as long as no weight has changed.
         unchanged = is_first and (rollout.old is None or rollout.old is rollout.gen)
         compare = unchanged and rollout.gen is not None
+        is_asked = self._spec.algo.use_rollout_entropy and rollout.advantages is not None
+        measures_entropy = is_asked and is_first and not rollout.has_entropy
 
         def loss_of(micro: Microbatch) -> Tensor:
             algo = self._spec.algo
@@ -192,6 +256,7 @@ class FsdpBackend:
                 gen=_pick(rollout.gen, micro),
                 ref=_pick(rollout.ref, micro),
                 advantages=_pick(rollout.advantages, micro),
+                weight_scale=rollout.weight_scale,
             )
             losses, sums = token_losses(algo, lp=lp, entropy=entropy, inputs=inputs, layout=micro.layout)
             metrics.add(sums)
@@ -199,8 +264,16 @@ class FsdpBackend:
                 self._compare(rollout, micro, trainer=lp)
             if unchanged:
                 rollout.asked.add(micro, lp)
+            if measures_entropy:
+                rollout.metrics.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
             samples = torch.from_numpy(micro.sample_indices).to(self._device)
-            reduce = reduction(algo, plan=plan, layout=micro.layout, denominators_S=denominators_S[samples])
+            reduce = reduction(
+                algo,
+                plan=plan,
+                layout=micro.layout,
+                denominators_S=denominators_S[samples],
+                max_response_len=self._spec.max_response_len,
+            )
             return reduce(losses)
 
         settings = StepSettings(

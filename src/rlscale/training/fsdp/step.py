@@ -69,14 +69,27 @@ def policy_terms(
 
 
 @torch.no_grad()
-def score(model: PreTrainedModel, micros: Sequence[Microbatch], *, num_tokens: int, temperature: float) -> Tensor:
+def score(
+    model: PreTrainedModel,
+    micros: Sequence[Microbatch],
+    *,
+    num_tokens: int,
+    temperature: float,
+    entropies: MetricSums | None = None,
+) -> Tensor:
     """Logprobs by `model` as a column of the batch, 0 where a token is not trainable or not in `micros`. [num_tokens]
 
-    On the CPU, float32. A collective: every rank passes the same number of micro-batches.
+    On the CPU, float32. `entropies` is given `rollout/entropy`; None: it is not computed. A collective: every rank
+    passes the same number of micro-batches.
     """
     column = torch.zeros(num_tokens)
     for micro in micros:
-        lp = logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature).cpu()
+        if entropies is None:
+            lp = logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature).cpu()
+        else:
+            lp, entropy = policy_terms(model, micro, temperature=temperature, entropy_grad=False)
+            lp = lp.cpu()
+            entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
         trainable = micro.layout.mask_T.cpu()
         column[torch.from_numpy(micro.batch_rows)[trainable]] = lp[trainable]
     # A forward pass without a backward one leaves the root gathered; the next optimiser step would not reach the copy.

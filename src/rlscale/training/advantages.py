@@ -1,0 +1,92 @@
+"""From the rewards of a rollout to the advantages of its tokens, as the config asks for.
+
+Every rank computes all of them: rewards are few. Shape legend: T trainable tokens of the rollout, S samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs
+from rlscale.algo.kl import kl_estimate
+from rlscale.algo.overlong import overlong_penalty
+from rlscale.algo.ragged import TokenLayout, at_least_float32, check_shape, zero_masked
+from rlscale.algo.whitening import whiten
+from rlscale.config import AlgoConfig
+from rlscale.training.hooks import advantage_function
+from rlscale.types import RolloutColumns, TokenColumns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutInputs:
+    """What is known about a whole rollout before it is trained on."""
+
+    rewards_S: Tensor
+    group_ids_S: Tensor
+    response_lens_S: Tensor  # tokens, trainable or not
+    max_response_len: int
+    layout: TokenLayout
+    gen_T: Tensor
+    old_T: Tensor | None = None
+    ref_T: Tensor | None = None
+
+
+def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
+    """Advantages of the trainable tokens of a whole rollout, whitened where the config asks for it. [T]"""
+    layout = inputs.layout
+    if algo.custom_advantage_function_path is not None:
+        advantages = _custom(algo.custom_advantage_function_path, algo, inputs)
+    else:
+        estimator = ESTIMATORS[algo.advantage_estimator]
+        advantages = estimator.compute(
+            AdvantageInputs(
+                rewards_S=_rewards(algo, inputs),
+                group_ids_S=inputs.group_ids_S,
+                layout=layout,
+                normalize_rewards=algo.rewards_normalization,
+                divide_by_std=algo.grpo_std_normalization,
+                kl_T=kl_of_rollout(algo, inputs),
+                kl_coef=algo.kl_coef,
+                gamma=algo.gamma,
+                lambd=algo.lambd,
+            )
+        ).advantages_T
+    return whiten(advantages, mask_T=layout.mask_T) if algo.normalize_advantages else advantages
+
+
+def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
+    """KL(old policy, reference) at every token; None where rewards have no KL penalty. [T]"""
+    if not algo.kl_coef:
+        return None
+    assert inputs.old_T is not None and inputs.ref_T is not None, "the KL penalty needs both logprobs"
+    return kl_estimate(inputs.old_T, ref_T=inputs.ref_T, kind=algo.kl_loss_type)
+
+
+def _rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
+    """Rewards less the baseline and what a long response costs. [S]"""
+    rewards_S = at_least_float32(inputs.rewards_S) - algo.baseline
+    if algo.overlong_buffer_len is None:
+        return rewards_S
+    penalty_S = overlong_penalty(
+        inputs.response_lens_S, max_length=inputs.max_response_len, buffer=algo.overlong_buffer_len
+    )
+    return rewards_S + algo.overlong_penalty * penalty_S
+
+
+def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
+    layout = inputs.layout
+    tokens = TokenColumns(
+        mask=layout.mask_T,
+        sample_ids=layout.sample_ids_T,
+        num_samples=layout.num_samples,
+        old=inputs.old_T,
+        gen=inputs.gen_T,
+        ref=inputs.ref_T,
+    )
+    advantages = advantage_function(path)(
+        RolloutColumns(rewards=_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)
+    )
+    check_shape(f"the advantages of {path}", advantages, tuple(layout.mask_T.shape))
+    return zero_masked(at_least_float32(advantages.detach()), mask_T=layout.mask_T)

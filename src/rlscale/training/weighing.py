@@ -1,0 +1,71 @@
+"""What the tokens of another policy are worth: which correction of `algo` a config asks for.
+
+Shape legend: R trainable tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlscale.algo.corrections import truncated_importance_weights
+from rlscale.algo.off_policy import Band, Correction, importance_weights
+from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape, zero_masked
+from rlscale.config import AlgoConfig, LossType, MisConfig, TisType
+from rlscale.training.hooks import weight_function
+from rlscale.types import TokenColumns
+
+
+def normalizes_weights(algo: AlgoConfig) -> bool:
+    """Whether weights are divided by their mean over the rollout."""
+    is_mis = algo.tis_type == TisType.mis and algo.custom_tis_function_path is None
+    return algo.loss_type == LossType.policy_loss and algo.use_tis and is_mis and algo.mis.normalize
+
+
+def engine_weights(algo: AlgoConfig, *, old: Tensor, gen: Tensor, layout: TokenLayout) -> tuple[Tensor, Sums]:
+    """The factors of the policy loss with `algo.use_tis`, before normalisation, and their metrics.
+
+    Args:
+        algo: the group of the config.
+        old: logprobs by the trainer of the policy that is improved. [R]
+        gen: logprobs the engine reported. [R]
+        layout: of the R tokens.
+
+    Returns:
+        Factors without gradient, 0 where not trainable. [R]
+    """
+    if algo.custom_tis_function_path is not None:
+        return _custom(algo.custom_tis_function_path, old=old, gen=gen, layout=layout)
+    if algo.tis_type == TisType.tis:
+        return truncated_importance_weights(old, gen_T=gen, layout=layout, low=algo.tis_clip_low, high=algo.tis_clip)
+    return importance_weights(old, gen_T=gen, layout=layout, correction=_correction(algo))
+
+
+def _correction(algo: AlgoConfig) -> Correction:
+    if algo.tis_type == TisType.icepop:
+        return Correction(band=Band(level="token", low=algo.tis_clip_low, high=algo.tis_clip), mode="mask")
+    mis = algo.mis
+    return Correction(
+        band=Band(level=mis.level, low=mis.low, high=algo.tis_clip),
+        mode=mis.mode,
+        reject=_rejection(mis, high=algo.tis_clip),
+        veto=mis.veto,
+    )
+
+
+def _rejection(mis: MisConfig, *, high: float) -> Band | None:
+    if mis.reject_level is None:
+        return None
+    return Band(level=mis.reject_level, low=mis.reject_low, high=high if mis.reject_high is None else mis.reject_high)
+
+
+def _custom(path: str, *, old: Tensor, gen: Tensor, layout: TokenLayout) -> tuple[Tensor, Sums]:
+    tokens = TokenColumns(
+        mask=layout.mask_T,
+        sample_ids=layout.sample_ids_T,
+        num_samples=layout.num_samples,
+        old=old.detach(),
+        gen=gen.detach(),
+    )
+    weights, sums = weight_function(path)(tokens)
+    check_shape(f"the weights of {path}", weights, tuple(old.shape))
+    return zero_masked(at_least_float32(weights.detach()), mask_T=layout.mask_T), dict(sums)

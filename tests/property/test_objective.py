@@ -1,0 +1,217 @@
+"""The loss as the trainer makes it, for every algorithm and correction: no cut changes it, no masked token matters."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlscale.algo.ragged import Sums, TokenLayout
+from rlscale.algo.reduce import tokens_per_execution
+from rlscale.config import AlgoConfig, MisConfig
+from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.objective import TokenInputs, reduction, token_losses
+from rlscale.types import StepPlan
+
+MIS = {"use_tis": True, "tis_type": "mis", "tis_clip": 1.5}
+WHITE = {"normalize_advantages": True, "kl_coef": 0.1, "kl_loss_type": "k3", "gamma": 0.9}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "gspo": {"advantage_estimator": "gspo"},
+    "cispo": {"advantage_estimator": "cispo", "eps_clip": 1.0},
+    "rloo": {"advantage_estimator": "rloo", "kl_coef": 0.1, "kl_loss_type": "k2"},
+    "reinforce_plus_plus": {"advantage_estimator": "reinforce_plus_plus", **WHITE},
+    "reinforce_plus_plus_baseline": {"advantage_estimator": "reinforce_plus_plus_baseline", **WHITE},
+    "dapo": {"eps_clip_high": 0.28, "calculate_per_token_loss": True, "overlong_buffer_len": 3},
+    "dr_grpo": {"grpo_std_normalization": False, "divide_by_max_response_len": True},
+    "sft": {"loss_type": "sft_loss"},
+    "dual clip": {"eps_clip_c": 3.0, "rewards_normalization": False, "baseline": 0.5},
+    "kl loss": {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "low_var_kl", "use_unbiased_kl": True},
+    "kl loss k2": {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k2"},
+    "entropy": {"entropy_coef": 0.1},
+    "tis": {"use_tis": True, "tis_clip": 1.5, "tis_clip_low": 0.5},
+    "icepop": {"use_tis": True, "tis_type": "icepop", "tis_clip": 1.5, "tis_clip_low": 0.5},
+    "mis sequence": {**MIS, "mis": MisConfig(level="sequence", mode="clip")},  # type: ignore[arg-type]
+    "mis geometric": {**MIS, "mis": MisConfig(level="geometric", mode="mask", veto=0.05)},  # type: ignore[arg-type]
+    "mis token": {**MIS, "mis": MisConfig(reject_level="sequence", reject_high=8.0)},  # type: ignore[arg-type]
+    "decoupled": {"decoupled_loss": True},
+    "opsm": {"opsm_delta": 0.05},
+}
+MAX_RESPONSE_LEN = 6
+
+
+@dataclass
+class Rollout:
+    """A random rollout, in float64."""
+
+    lengths: list[int]  # [S]
+    mask: Tensor  # [T]
+    columns: dict[str, Tensor]  # [T] each
+    rewards: Tensor  # [S]
+    group_ids: Tensor  # [S]
+    execution_ids: Tensor  # [S]
+
+    @property
+    def layout(self) -> TokenLayout:
+        return TokenLayout.from_lengths(self.mask, lengths_S=torch.tensor(self.lengths))
+
+    def rows(self, samples: list[int]) -> Tensor:
+        starts = torch.tensor([0, *self.lengths]).cumsum(0)
+        return torch.cat([torch.arange(int(starts[i]), int(starts[i + 1])) for i in samples] or [torch.zeros(0).long()])
+
+
+def make_rollout(lengths: list[int], *, seed: int, trainable: float, moved: float = 0.4) -> Rollout:
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+
+    def noise(size: float) -> Tensor:
+        return size * torch.randn(total, generator=generator, dtype=torch.float64)
+
+    old = -3 * torch.rand(total, generator=generator, dtype=torch.float64)
+    step = noise(1.0).tanh()
+    return Rollout(
+        lengths=lengths,
+        mask=torch.rand(total, generator=generator) < trainable,
+        columns={"lp": old + moved * step, "old": old, "gen": old + noise(0.5), "ref": old + noise(0.5)}
+        | {"entropy": noise(1.0).abs()},
+        rewards=torch.rand(len(lengths), generator=generator, dtype=torch.float64),
+        group_ids=torch.randint(0, 3, (len(lengths),), generator=generator),
+        execution_ids=torch.randint(0, len(lengths), (len(lengths),), generator=generator),
+    )
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Rollout:
+    # Empty responses, groups of one and rollouts without a single trainable token are among them.
+    lengths = draw(st.lists(st.integers(0, MAX_RESPONSE_LEN), min_size=1, max_size=8))
+    trainable = draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    made = make_rollout(lengths, seed=draw(st.integers(0, 2**31)), trainable=trainable)
+    if draw(st.booleans()):
+        made.rewards = torch.full_like(made.rewards, 0.1)
+    return made
+
+
+def advantages(algo: AlgoConfig, rollout: Rollout) -> Tensor:
+    inputs = RolloutInputs(
+        rewards_S=rollout.rewards,
+        group_ids_S=rollout.group_ids,
+        response_lens_S=torch.tensor(rollout.lengths),
+        max_response_len=MAX_RESPONSE_LEN,
+        layout=rollout.layout,
+        gen_T=rollout.columns["gen"],
+        old_T=rollout.columns["old"],
+        ref_T=rollout.columns["ref"],
+    )
+    return advantages_of_rollout(algo, inputs)
+
+
+def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) -> tuple[Tensor, Tensor, Sums]:
+    """The loss of one step, its gradient and its metrics, in micro-batches of the samples in `parts`."""
+    algo = AlgoConfig(**ALGORITHMS[name])
+    counts = rollout.layout.counts_per_sample()
+    denominators = tokens_per_execution(counts, execution_ids_S=rollout.execution_ids)
+    num_executions = len(rollout.execution_ids[counts > 0].unique())
+    plan = StepPlan(microbatches=((),), num_executions=num_executions, num_tokens=int(counts.sum()))
+    columns = rollout.columns | {"advantages": advantages(algo, rollout)}
+    lp = columns["lp"].clone().requires_grad_()
+    entropy = columns["entropy"].clone().requires_grad_()
+    total, sums = torch.zeros((), dtype=torch.float64), Sums()
+    for part in parts:
+        rows = rollout.rows(part)
+        layout = TokenLayout.from_lengths(
+            rollout.mask[rows], lengths_S=torch.tensor([rollout.lengths[i] for i in part], dtype=torch.int64)
+        )
+        inputs = TokenInputs(**{key: columns[key][rows] for key in ("old", "gen", "ref", "advantages")})
+        losses, part_sums = token_losses(algo, lp=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout)
+        share = reduction(
+            algo, plan=plan, layout=layout, denominators_S=denominators[part], max_response_len=MAX_RESPONSE_LEN
+        )(losses)
+        share.backward()
+        total = total + share.detach()
+        for key, (part_sum, part_count) in part_sums.items():
+            before = sums.get(key, (torch.zeros(()), torch.zeros(())))
+            sums[key] = (before[0] + part_sum, before[1] + part_count)
+    gradient = torch.zeros_like(lp) if lp.grad is None else lp.grad
+    return total, gradient + (torch.zeros_like(lp) if entropy.grad is None else entropy.grad), sums
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=15, deadline=None)
+@given(rollout=rollouts(), data=st.data())
+def test_any_cut_into_ranks_and_microbatches_in_any_order_gives_the_same(
+    name: str, rollout: Rollout, data: st.DataObject
+) -> None:
+    # What a rank computes is one of its micro-batches after the other, and shares add up over ranks: any cut of any
+    # order is a division into ranks. Some parts are empty: a rank without samples.
+    samples = list(range(len(rollout.lengths)))
+    order = data.draw(st.permutations(samples))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(samples)), max_size=5)))
+    parts = [list(order[a:b]) for a, b in zip([0, *cuts], [*cuts, len(samples)], strict=True)]
+    whole, whole_gradient, whole_sums = loss_and_gradient(name, rollout, parts=[samples])
+    cut, cut_gradient, cut_sums = loss_and_gradient(name, rollout, parts=parts)
+    assert torch.isfinite(whole) and torch.isfinite(whole_gradient).all()
+    torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(cut_gradient, whole_gradient, rtol=1e-9, atol=1e-11)
+    assert {k: tuple(map(float, v)) for k, v in cut_sums.items()} == {
+        k: pytest.approx(tuple(map(float, v)), abs=1e-9) for k, v in whole_sums.items()
+    }
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=10, deadline=None)
+@given(rollout=rollouts(), garbage=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e30]))
+def test_masked_tokens_never_matter(name: str, rollout: Rollout, garbage: float) -> None:
+    parts = [list(range(len(rollout.lengths)))]
+    clean, clean_gradient, clean_sums = loss_and_gradient(name, rollout, parts=parts)
+    dirty_columns = {key: torch.where(rollout.mask, column, garbage) for key, column in rollout.columns.items()}
+    dirty, dirty_gradient, dirty_sums = loss_and_gradient(name, replace(rollout, columns=dirty_columns), parts=parts)
+    assert torch.equal(clean, dirty) and torch.equal(clean_gradient, dirty_gradient)
+    assert (dirty_gradient[~rollout.mask] == 0).all()
+    assert all(torch.equal(clean_sums[key][0], dirty_sums[key][0]) for key in clean_sums)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=15, deadline=None)
+@given(rollout=rollouts(), data=st.data())
+def test_the_order_of_samples_does_not_change_advantages(name: str, rollout: Rollout, data: st.DataObject) -> None:
+    algo = AlgoConfig(**ALGORITHMS[name])
+    order = list(data.draw(st.permutations(range(len(rollout.lengths)))))
+    rows = rollout.rows(order)
+    moved = Rollout(
+        lengths=[rollout.lengths[i] for i in order],
+        mask=rollout.mask[rows],
+        columns={key: column[rows] for key, column in rollout.columns.items()},
+        rewards=rollout.rewards[order],
+        group_ids=rollout.group_ids[order],
+        execution_ids=rollout.execution_ids[order],
+    )
+    torch.testing.assert_close(advantages(algo, moved), advantages(algo, rollout)[rows], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "cispo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_equals_finite_differences(name: str, seed: int) -> None:
+    # Ratios stay off the corners of max and clip. CISPO's weight has no gradient on purpose.
+    rollout = make_rollout([4, 0, 3, 5], seed=seed, trainable=0.8, moved=0.1)
+    parts = [[0, 1], [2, 3]]
+    _, gradient, _ = loss_and_gradient(name, replace(rollout), parts=parts)
+    step = 1e-6
+    for token in range(len(rollout.mask)):
+        ends = []
+        for sign in (1, -1):
+            columns = {key: column.clone() for key, column in rollout.columns.items()}
+            columns["lp"][token] += sign * step
+            columns["entropy"][token] += sign * step
+            ends.append(loss_and_gradient(name, replace(rollout, columns=columns), parts=parts)[0])
+        torch.testing.assert_close((ends[0] - ends[1]) / (2 * step), gradient[token], rtol=1e-6, atol=1e-8)
+
+
+def test_equal_rewards_give_no_gradient() -> None:
+    rollout = make_rollout([4, 2, 3, 5], seed=0, trainable=1.0)
+    rollout.rewards = torch.full_like(rollout.rewards, 0.1)
+    for name in ("grpo", "gspo", "cispo", "rloo", "dr_grpo"):
+        algo = AlgoConfig(**{**ALGORITHMS[name], "kl_coef": 0.0})
+        assert advantages(algo, rollout).tolist() == [0.0] * 14, name
