@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config import RouterConfig
+from rlscale.config import RouterConfig, RouterPolicy
 from rlscale.config.sglang_python import foreign_environment
 from rlscale.engines.launch import free_port, own_host
 from rlscale.engines.process import EngineProcess
@@ -40,12 +40,14 @@ class RouterLaunch:
     def arguments(self, host: str, port: int, workers: Sequence[str]) -> dict[str, Any]:
         """Arguments of `RouterArgs`, without the key."""
         config = self.config
+        # sglang-router refuses to choose between fewer than two.
+        alone = len(workers) == 1 and config.policy == RouterPolicy.power_of_two
         assert config.timeout_s is not None and config.max_connections is not None, "set by the resolve step"
         return {
             "worker_urls": list(workers),
             "host": host,
             "port": port,
-            "policy": str(config.policy),
+            "policy": str(RouterPolicy.round_robin if alone else config.policy),
             "request_timeout_secs": max(1, round(config.timeout_s)),
             "max_concurrent_requests": config.max_connections,
             "queue_size": 0,  # who waits does so in the driver, in order
@@ -100,21 +102,25 @@ class RouterProcess(EngineProcess):
 
         Raises EngineError when the router dies or does not take it.
         """
-        for worker in self._workers():
-            if worker["url"].rstrip("/") == old.rstrip("/"):
-                self._ask("DELETE", f"/workers/{worker['id']}")
         body: dict[str, Any] = {"url": new}
         if self._api_key is not None:
             body["api_key"] = self._api_key
+        gone = [worker["id"] for worker in self._workers() if worker["url"].rstrip("/") == old.rstrip("/")]
         self._ask("POST", "/workers", body)
+        for worker_id in gone:
+            self._ask("DELETE", f"/workers/{worker_id}")
         self.wait_ready(CALL_TIMEOUT_S * 3)
+
+    @property
+    def num_healthy(self) -> int:
+        """Engines that get requests now."""
+        return sum(bool(worker["is_healthy"]) for worker in self._workers())
 
     def _healthy(self) -> bool:
         try:
-            healthy = [worker for worker in self._workers() if worker["is_healthy"]]
+            return self.num_healthy >= self.num_workers
         except (urllib.error.URLError, OSError, ValueError):
             return False
-        return len(healthy) >= self.num_workers
 
     def _workers(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = self._ask("GET", "/workers")["workers"]
