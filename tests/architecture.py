@@ -37,6 +37,7 @@ OWNERS: dict[str, str] = {
     "hydra": "config",
     "omegaconf": "config",
     "sglang": "engines",
+    "sglang_router": "engines",
     "megatron": "training",
 }
 """Library -> the one part that may import it."""
