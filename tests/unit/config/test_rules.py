@@ -413,6 +413,32 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"train.weight_channel": "shared_memory"},
     ),
     (
+        "seeds_exclude_min_p",
+        {
+            "rollout.engine": "sglang",
+            "rollout.min_p": 0.1,
+            "sglang.server_args": {"enable_deterministic_inference": True},
+        },
+        "rollout.min_p must be 0 with sglang.enable_deterministic_inference, got 0.1",
+        {"rollout.engine": "sglang", "rollout.min_p": 0.1},
+    ),
+    (
+        "engines_divide_gpus",
+        {
+            "rollout.engine": "sglang",
+            "cluster.rollout_num_gpus": 8,
+            "cluster.rollout_num_gpus_per_engine": 4,
+            "sglang.server_args": {"pp_size": 3},
+        },
+        "sglang.pp_size must be a positive divisor of cluster.rollout_num_gpus_per_engine=4, got 3",
+        {
+            "rollout.engine": "sglang",
+            "cluster.rollout_num_gpus": 8,
+            "cluster.rollout_num_gpus_per_engine": 4,
+            "sglang.server_args": {"pp_size": 2},
+        },
+    ),
+    (
         "dump_path_is_a_template",
         {"debug.save_rollout_data": "/x.jsonl"},
         "debug.save_rollout_data must contain {rollout_id}, got /x.jsonl",

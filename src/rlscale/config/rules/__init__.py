@@ -39,7 +39,11 @@ from rlscale.config.rules.placement import (
     uses_router,
 )
 from rlscale.config.rules.rule import Rule, uses_decoupled_loss, uses_engines
-from rlscale.config.rules.sampling import evaluated_answers_can_be_long_enough, stop_strings_can_be_found
+from rlscale.config.rules.sampling import (
+    evaluated_answers_can_be_long_enough,
+    seeds_exclude_min_p,
+    stop_strings_can_be_found,
+)
 from rlscale.config.rules.scoring import (
     dump_path_is_a_template,
     eval_sets_are_pairs,
@@ -61,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     lengths_fit,
     top_k_is_off_or_positive,
     stop_strings_can_be_found,
+    seeds_exclude_min_p,
     evaluated_answers_can_be_long_enough,
     prompts_are_given,
     run_has_a_length,
