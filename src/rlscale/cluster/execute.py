@@ -29,7 +29,7 @@ from rlscale.rollout.generate import GeneratedRollouts, eval_params
 from rlscale.rollout.pool import EnginePool
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress
-from rlscale.weights.channels import ChannelSpec
+from rlscale.weights.spec import ChannelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

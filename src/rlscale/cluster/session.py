@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,15 +58,17 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": WORKER_VARIABLES},
     }
-    if address is None:
+    if address is not None:
+        options |= {"runtime_env": {"env_vars": WORKER_VARIABLES}}
+    else:
         # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     try:
-        ray.init(address=address, **options)
+        with _inherited(WORKER_VARIABLES):
+            ray.init(address=address, **options)
         if threading.current_thread() is threading.main_thread():
             # A scheduler ends jobs with SIGTERM. Ray's own handler dies with a stack trace; this one ends like Ctrl-C.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -81,6 +83,24 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
                 )
             ]
         ) from error
+
+
+@contextmanager
+def _inherited(variables: Mapping[str, str]) -> Iterator[None]:
+    """The variables in this process' environment meanwhile: what it starts has them from its first moment.
+
+    A runtime environment would do as well, but for the processes that Ray starts ahead: they could not be used.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def bundle_resource(config: ClusterConfig) -> str:

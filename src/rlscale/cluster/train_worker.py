@@ -1,4 +1,9 @@
-"""One trainer rank with its weight channel: a plain class that knows nothing of Ray."""
+"""One trainer rank with its weight channel: a plain class that knows nothing of Ray.
+
+The driver imports this module too, to make actors of the class, and does without torch: that takes it seconds.
+"""
+
+from __future__ import annotations
 
 import logging
 import os
@@ -6,13 +11,16 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlscale.engines.http import HttpEngine
-from rlscale.training.distributed import join_world
-from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
-from rlscale.weights.channels import ChannelSpec, make_channel
+from rlscale.weights.spec import ChannelSpec
+
+if TYPE_CHECKING:
+    from rlscale.training.fsdp.backend import FsdpBackend
+    from rlscale.weights.channel import EngineChannel
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +47,8 @@ class TrainWorker:
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
         self._spec, self._world, self.rank = spec, world, rank
+        self._backend: FsdpBackend
+        self._channel: EngineChannel
         if world.single_node and world.backend == "gloo":
             # gloo would listen on the address of the host's name; one machine needs no more than loopback.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -52,6 +62,11 @@ class TrainWorker:
 
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the world and loads the model (a collective)."""
+        # Imported here: torch and transformers take seconds, which the driver should not wait for.
+        from rlscale.training.distributed import join_world
+        from rlscale.training.fsdp.backend import FsdpBackend
+        from rlscale.weights.channels import make_channel
+
         world = self._world
         join_world(self.rank, world.world_size, master_address, master_port, world.backend, world.timeout_s)
         self._backend = FsdpBackend(self._spec, rank=self.rank, world_size=world.world_size)

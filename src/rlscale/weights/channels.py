@@ -1,8 +1,6 @@
 """The weight channel that a run chose."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from rlscale.config import WeightChannelName
 from rlscale.weights.channel import EngineChannel, MakeEngine
@@ -11,20 +9,9 @@ from rlscale.weights.delta_channel import DeltaChannel
 from rlscale.weights.disk import DiskChannel
 from rlscale.weights.process_group import ProcessGroupChannel
 from rlscale.weights.shared_memory import SharedMemoryChannel
+from rlscale.weights.spec import ChannelSpec
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelSpec:
-    """Everything about a channel that is known before its workers are."""
-
-    name: WeightChannelName
-    backend: str  # of a process group: "gloo" | "nccl"
-    device: str  # of the weights: "cpu" | "cuda"
-    bucket_bytes: int
-    timeout_s: float
-    folder: Path  # of disk and delta; seen by trainer and engines
-    model_folder: Path  # configuration and tokenizer for full folders; need not exist
-    pause_mode: str = "retract"  # how engines hold running requests during an update
+__all__ = ["ChannelSpec", "make_channel"]
 
 
 def make_channel(

@@ -1,0 +1,20 @@
+"""What is known of a weight channel before its workers are. Imports no torch, as the driver does without."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlscale.config import WeightChannelName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelSpec:
+    """Everything about a channel that is known before its workers are."""
+
+    name: WeightChannelName
+    backend: str  # of a process group: "gloo" | "nccl"
+    device: str  # of the weights: "cpu" | "cuda"
+    bucket_bytes: int
+    timeout_s: float
+    folder: Path  # of disk and delta; seen by trainer and engines
+    model_folder: Path  # configuration and tokenizer for full folders; need not exist
+    pause_mode: str = "retract"  # how engines hold running requests during an update
