@@ -1,10 +1,11 @@
 """A planned run as processes: started together, driven by the loop, ended whatever happens."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
@@ -113,9 +114,9 @@ class Execution:
 
     async def _attempt(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
         router = [] if self._router is None else self._router.named_actors
-        watchers = [watch_trainers(trainers.named_actors), watch_engines(router)]
+        watchers = [watch_trainers(trainers.named_actors)]
         if not self._tolerance.enabled:
-            watchers.append(watch_engines(engines.named_actors))
+            watchers.append(watch_engines([*engines.named_actors, *router]))
         return await run_guarded(
             self._story(trainers, engines, start),
             watchers=watchers,
@@ -132,7 +133,7 @@ class Execution:
                 parts = self._parts(recovery or trainers, pool, rewards)
                 progress = await run_guarded(
                     self._drive(parts, addresses, start),
-                    watchers=[] if recovery is None else [recovery.watch()],
+                    watchers=self._watchers(recovery, pool),
                     diagnose=_nobody,
                 )
         if self._plan.config.checkpoint.save_final:
@@ -170,8 +171,21 @@ class Execution:
             restarts=self._restarts,
             checks=checks,
         )
-        pool.guard(recovery if self._router is None else RoutedRecovery(recovery, len(engines.names)))
+        pool.guard(recovery if self._router is None else RoutedRecovery(recovery, len(engines.names), self._router))
         return recovery
+
+    def _watchers(self, recovery: EngineRecovery | None, pool: EnginePool | None) -> list[Coroutine[Any, Any, None]]:
+        """What brings engines and router back while the loop runs."""
+        if recovery is None or pool is None:
+            return []
+
+        def replaced(router: EngineAddress) -> None:
+            self._router_address = router
+            for index, engine in enumerate(pool.engines):
+                pool.replace(index, engine_client(self._plan.config, engine.address, router=router))
+
+        router = [] if self._router is None else [self._router.watch(self._restarts, replaced=replaced)]
+        return [recovery.watch(), *router]
 
     @asynccontextmanager
     async def _pool(self, addresses: list[EngineAddress]) -> AsyncIterator[EnginePool | None]:

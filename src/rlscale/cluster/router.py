@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 
 from rlscale.cluster.hosting import log_to, stamped
-from rlscale.cluster.watch import settle
+from rlscale.cluster.watch import WATCH_INTERVAL_S, find_dead_engines, settle
+from rlscale.control.recovery import PATIENCE_S, PATIENCE_STEP_S, Restarts
 from rlscale.engines.router import NAME, RouterLaunch, RouterProcess
 from rlscale.errors import EngineError, WorkerError
 from rlscale.types import EngineAddress
@@ -65,13 +66,15 @@ class Fleet(Protocol):
 
 
 class RayRouter:
-    """Starts and stops the router, and tells it of engines that were started anew. Is itself such a fleet."""
+    """Starts, restarts and stops the router, and tells it of engines that were started anew. Is itself such a fleet."""
 
     def __init__(self, launch: RouterLaunch, engines: Fleet, *, log_folder: Path) -> None:
-        self._engines = engines
-        self._actor: Any = RouterActor.remote(launch, log_folder=log_folder)
+        self._launch, self._engines, self._log_folder = launch, engines, log_folder
+        self._actor: Any = self._make_actor()
         self._workers: list[EngineAddress] = []
         self._started: asyncio.Task[EngineAddress] | None = None
+        self._down = False
+        self._back = asyncio.Condition()
 
     @property
     def named_actors(self) -> list[tuple[str, Any]]:
@@ -100,8 +103,60 @@ class RayRouter:
         """Restarts an engine and puts its new address in the place of the old one."""
         address = await self._engines.restart(index)
         old, self._workers[index] = self._workers[index], address
-        await settle([(NAME, self._actor.replace_worker.remote(old.url, address.url))])
+        try:
+            await settle([(NAME, self._actor.replace_worker.remote(old.url, address.url))])
+        except WorkerError:
+            if not await self.came_back():  # one that was started anew was told the new address
+                raise
         return address
+
+    def is_down(self) -> bool:
+        return self._down
+
+    async def came_back(self) -> bool:
+        """Returns True once a dead router is back, False when it was not dead."""
+        end = time.monotonic() + PATIENCE_S
+        while not self._down:
+            actor = self._actor
+            if await find_dead_engines(self.named_actors):
+                self._down = self._actor is actor  # else it was started anew meanwhile
+                break
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(PATIENCE_STEP_S)
+        async with self._back:
+            await self._back.wait_for(lambda: not self._down)
+        return True
+
+    async def watch(self, restarts: Restarts, *, replaced: Callable[[EngineAddress], None]) -> None:
+        """Restarts a dead router, until cancelled. Raises WorkerError when that is no longer allowed.
+
+        Args:
+            replaced: called with its new address.
+        """
+        while True:
+            dead = await find_dead_engines(self.named_actors)
+            if dead:
+                replaced(await self._renew(WorkerError(NAME, dead[0], died=True), restarts))
+                async with self._back:
+                    self._down = False
+                    self._back.notify_all()
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _renew(self, failure: WorkerError, restarts: Restarts) -> EngineAddress:
+        self._down = True
+        while True:
+            restarts.take(failure, what=NAME)
+            ray.kill(self._actor, no_restart=True)
+            self._actor = self._make_actor()
+            self._started = asyncio.ensure_future(self._start())
+            try:
+                return await self._started
+            except WorkerError as error:
+                failure = error
+
+    def _make_actor(self) -> Any:
+        return RouterActor.remote(self._launch, log_folder=self._log_folder)
 
     def kill(self) -> None:
         if self._actor is not None:
@@ -117,18 +172,27 @@ class Recovery(Protocol):
     async def recover(self, index: int) -> bool: ...
 
 
+class RouterState(Protocol):
+    """What requests ask about the router."""
+
+    def is_down(self) -> bool: ...
+
+    async def came_back(self) -> bool: ...
+
+
 class RoutedRecovery:
     """The recovery of engines behind a router, of which nobody knows which one a request went to.
 
-    While any of them is down no request is sent: the router would also send to one that was started anew and does not
-    hold the current weights yet.
+    While any of them, or the router, is down no request is sent: the router would also send to one that was started
+    anew and does not hold the current weights yet.
     """
 
-    def __init__(self, recovery: Recovery, num_engines: int) -> None:
-        self._recovery, self._num_engines = recovery, num_engines
+    def __init__(self, recovery: Recovery, num_engines: int, router: RouterState) -> None:
+        self._recovery, self._num_engines, self._router = recovery, num_engines, router
 
     def is_down(self, index: int) -> bool:
-        return any(self._recovery.is_down(each) for each in range(self._num_engines))
+        return self._router.is_down() or any(self._recovery.is_down(each) for each in range(self._num_engines))
 
     async def recover(self, index: int) -> bool:
-        return any(await asyncio.gather(*(self._recovery.recover(each) for each in range(self._num_engines))))
+        engines = (self._recovery.recover(each) for each in range(self._num_engines))
+        return any(await asyncio.gather(self._router.came_back(), *engines))

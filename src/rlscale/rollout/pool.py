@@ -32,6 +32,7 @@ class EnginePool:
     def __init__(self, engines: Sequence[Engine]) -> None:
         assert engines, "a pool needs at least one engine"
         self.engines = list(engines)
+        self._retired: list[Engine] = []
         self._recovery: EngineRecovery | None = None
         self._in_flight = [0] * len(self.engines)
         self._admits, self._idle = asyncio.Event(), asyncio.Event()
@@ -80,6 +81,7 @@ class EnginePool:
 
     def replace(self, index: int, engine: Engine) -> None:
         """Puts the client of a restarted engine in the place of the old one."""
+        self._retired.append(self.engines[index])
         self.engines[index] = engine
 
     def _choose(self) -> int:
@@ -127,7 +129,7 @@ class EnginePool:
         self._admits.set()
 
     async def close(self) -> None:
-        for engine in self.engines:
+        for engine in (*self.engines, *self._retired):
             await engine.close()
 
 

@@ -93,9 +93,28 @@ class OneDead:
         return index == 1
 
 
+class Router:
+    """A router that is, or is not, dead."""
+
+    def __init__(self, *, dead: bool = False) -> None:
+        self._dead = dead
+
+    def is_down(self) -> bool:
+        return self._dead
+
+    async def came_back(self) -> bool:
+        return self._dead
+
+
 async def test_behind_a_router_the_death_of_any_engine_may_be_the_cause() -> None:
-    recovery = RoutedRecovery(OneDead(), 3)
+    recovery = RoutedRecovery(OneDead(), 3, Router())
     assert recovery.is_down(0) and recovery.is_down(1)
     assert await recovery.recover(0)
-    alone = RoutedRecovery(OneDead(), 1)
+    alone = RoutedRecovery(OneDead(), 1, Router())
     assert not alone.is_down(0) and not await alone.recover(0)
+
+
+async def test_or_the_death_of_the_router_itself() -> None:
+    recovery = RoutedRecovery(OneDead(), 1, Router(dead=True))
+    assert recovery.is_down(0)
+    assert await recovery.recover(0)
