@@ -62,7 +62,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         title="KL divergence from a reference",
         functions=(kl.kl_estimate,),
-        keys=("use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "kl_coef"),
+        keys=("use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "kl_coef", "ref_update_interval"),
     ),
     Section(
         title="Tokens of another policy",

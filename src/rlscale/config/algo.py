@@ -146,6 +146,14 @@ class AlgoConfig(ConfigGroup):
     use_unbiased_kl: Annotated[
         bool, Field(description="Multiply the KL estimate by the importance ratio new / old policy.")
     ] = False
+    ref_update_interval: Annotated[
+        int | None,
+        Field(
+            gt=0,
+            description="Copy the policy into the reference model after every this many rollouts. It is then part of a "
+            "checkpoint. None: the reference stays as it is.",
+        ),
+    ] = None
     entropy_coef: Annotated[
         float, Field(description="Weight of the entropy bonus, which is subtracted from the loss. 0: only measured.")
     ] = 0.0
@@ -263,10 +271,6 @@ class AlgoConfig(ConfigGroup):
         float, Field(ge=0, description="Lower bound of that weight. Ignored without `algo.use_tis`.")
     ] = 0.0
     mis: MisConfig = field(default_factory=MisConfig)
-    ref_update_interval: Annotated[
-        int | None,
-        Field(gt=0, description="Copy the policy into the reference model every this many rollouts. None: never."),
-    ] = None
     use_routing_replay: Annotated[
         bool,
         Field(description="Route tokens to the experts in training as they were routed for the old logprobs."),

@@ -14,6 +14,7 @@ from rlscale.config.algo import (
     LossType,
     TisType,
     compares_policies,
+    uses_reference,
 )
 from rlscale.config.rules import uses_decoupled_loss
 from rlscale.config.run import RunConfig
@@ -88,6 +89,11 @@ IGNORED_OF_ALGO: tuple[Ignored, ...] = (
         names=_algo("compute_advantages_and_returns", "overlong_filter"),
         when=lambda config: config.algo.loss_type == LossType.sft_loss,
         why="algo.loss_type is sft_loss",
+    ),
+    Ignored(
+        names=_algo("ref_update_interval"),
+        when=lambda config: not uses_reference(config.algo),
+        why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
     ),
     Ignored(
         names=_algo("custom_loss_function_path"),

@@ -44,7 +44,6 @@ BUILT: Mapping[str, Built] = MappingProxyType(
             fix="ppo needs a critic; choose algo=grpo or algo=reinforce_plus_plus",
         ),
         "algo.opd_kl_coef": Built(values=(0.0,), fix="there is no teacher model yet"),
-        "algo.ref_update_interval": Built(values=(None,), fix="the reference stays as it is"),
         "algo.use_routing_replay": Built(values=(False,), fix="leave it out"),
         "reward.type": Built(
             values=(None, RewardType.exact_match, RewardType.math, RewardType.random),

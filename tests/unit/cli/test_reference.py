@@ -29,7 +29,7 @@ def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:
     assert all(f"| `{name}`" in page for name in ESTIMATORS)
     assert all(f"| `algo={option}` |" in page for option in ConfigFolders.find().groups()["algo"])
     unnamed = [path for path in keys() if path.startswith("algo.") and f"`{path}`" not in page]
-    assert unnamed == ["algo.ref_update_interval", "algo.use_routing_replay"]
+    assert unnamed == ["algo.use_routing_replay"]
 
 
 def test_the_tests_that_the_page_names_exist() -> None:

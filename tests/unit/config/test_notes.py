@@ -63,6 +63,7 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("model.ref_load", {}, KL),
         ("model.ref_load", {}, {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo"}),
         ("algo.kl_loss_type", {}, {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo"}),
+        ("algo.ref_update_interval", {}, KL),
         ("algo.kl_loss_coef", {}, KL),
         ("algo.use_unbiased_kl", {}, KL),
         ("algo.use_kl_loss", {"algo.loss_type": "sft_loss"}, {}),

@@ -17,7 +17,6 @@ CASES = [
     ("algo.advantage_estimator=ppo", "algo.advantage_estimator must be one of the parts built so far"),
     ("algo=ppo", "algo.advantage_estimator must be one of the parts built so far"),
     ("algo.opd_kl_coef=0.1", "algo.opd_kl_coef must be one of the parts built so far (0.0), got 0.1"),
-    ("algo.ref_update_interval=5", "algo.ref_update_interval must be one of the parts built so far (null), got 5"),
     ("algo.use_routing_replay=true", "algo.use_routing_replay must be one of the parts built so far (false)"),
     ("reward.type=f1", "reward.type must be one of the parts built so far (null, exact_match, math, random), got f1"),
 ]

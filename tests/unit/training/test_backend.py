@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlscale.config import ComputeDtype, LossType, MisConfig
-from rlscale.errors import DataError, WorkerError
+from rlscale.errors import ConfigError, DataError, WorkerError
 from rlscale.models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import StepSettings, logits_of, optimizer_step
@@ -435,3 +436,41 @@ def test_a_custom_loss_without_advantages_makes_no_extra_pass(
         result, expected = train(custom, cuts=TWO_STEPS), train(supervised, cuts=TWO_STEPS)
         assert result.steps == expected.steps
         assert set(result.seconds) == {"optimize"}
+
+
+FOLLOWING = {"use_kl_loss": True, "kl_loss_type": "k2", "ref_update_interval": 2}
+
+
+def test_the_reference_follows_the_policy(model_path: str) -> None:
+    trainer = backend(model_path, algo=FOLLOWING, ref_path=model_path)
+    distances = [train(trainer).steps[0]["kl_loss"] for _ in range(4)]
+    assert distances[0] == pytest.approx(0.0, abs=1e-9) and distances[2] == pytest.approx(0.0, abs=1e-9)
+    assert distances[1] > 1e-4 and distances[3] > 1e-4
+
+
+def test_a_reference_that_follows_is_part_of_a_checkpoint(model_path: str, tmp_path: Path) -> None:
+    first, second = (backend(model_path, algo=FOLLOWING, ref_path=model_path) for _ in range(2))
+    for _ in range(3):
+        train(first)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    for _ in range(2):
+        assert train(second).steps == train(first).steps
+    assert any(name.startswith("reference.") for name in tensor_names(tmp_path))
+    still = backend(model_path, algo={"use_kl_loss": True}, ref_path=model_path)
+    (tmp_path / "still").mkdir()
+    still.save(tmp_path / "still")
+    assert not any(name.startswith("reference.") for name in tensor_names(tmp_path / "still"))
+
+
+def tensor_names(folder: Path) -> list[str]:
+    names: list[str] = []
+    for file in sorted((folder / "tensors").glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            names += tensors.keys()
+    return names
+
+
+def test_a_reference_of_another_shape_cannot_follow(model_path: str, cache: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algo\.ref_update_interval must be null with a reference model of another"):
+        backend(model_path, algo=FOLLOWING, ref_path=tiny_model(cache, tied=False))

@@ -24,13 +24,14 @@ from transformers import PreTrainedModel
 from rlscale.algo.corrections import logprob_difference
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import LossType, compares_policies, uses_reference
+from rlscale.errors import ConfigError, Problem
 from rlscale.training.advantages import RolloutInputs, advantages_of_rollout, kl_of_rollout
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.fsdp.export import export_hf, full_weights
-from rlscale.training.fsdp.model import DTYPES, load_sharded
-from rlscale.training.fsdp.state import load_state, save_state
+from rlscale.training.fsdp.model import DTYPES, copy_weights, has_shapes_of, load_sharded
+from rlscale.training.fsdp.state import Position, load_state, save_state
 from rlscale.training.fsdp.step import StepSettings, optimizer_step, policy_terms, score
 from rlscale.training.metrics import MetricSums
 from rlscale.training.objective import TokenInputs, reduction, step_denominators, token_losses
@@ -93,9 +94,10 @@ class FsdpBackend:
             self._reference = load_sharded(
                 spec.ref_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, trainable=False
             )
+            self._check_reference(self._reference)
         self._optimizer = make_optimizer(self._model.parameters(), optim=spec.optim)
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps)
-        self._num_steps = 0
+        self._num_steps, self._num_rollouts = 0, 0
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
@@ -104,6 +106,8 @@ class FsdpBackend:
         with _timed(rollout.seconds, "optimize"):
             for i, plan in enumerate(steps):
                 results.append(self._step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0))
+        self._num_rollouts += 1
+        self._update_reference()
         metrics, _ = rollout.metrics.gather()
         return TrainResult(
             steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=rollout.asked.gather(self._device)
@@ -115,11 +119,18 @@ class FsdpBackend:
 
     def save(self, folder: Path) -> None:
         """See TrainBackend."""
-        save_state(folder, model=self._model, optimizer=self._optimizer, num_steps=self._num_steps)
+        save_state(
+            folder,
+            model=self._model,
+            optimizer=self._optimizer,
+            reference=self._moving_reference,
+            position=Position(num_steps=self._num_steps, num_rollouts=self._num_rollouts),
+        )
 
     def load(self, folder: Path) -> None:
         """See TrainBackend. Raises DataError for a folder that is no checkpoint of this model."""
-        self._num_steps = load_state(folder, model=self._model, optimizer=self._optimizer)
+        position = load_state(folder, model=self._model, optimizer=self._optimizer, reference=self._moving_reference)
+        self._num_steps, self._num_rollouts = position.num_steps, position.num_rollouts
 
     def export_hf(self, folder: Path) -> None:
         """See TrainBackend. In `train.dtype`."""
@@ -129,6 +140,24 @@ class FsdpBackend:
     def close(self) -> None:
         """Drops models and optimiser. The process group belongs to who made it."""
         del self._model, self._reference, self._optimizer
+
+    @property
+    def _moving_reference(self) -> PreTrainedModel | None:
+        """The reference if it follows the policy, and so is part of a checkpoint."""
+        return None if self._spec.algo.ref_update_interval is None else self._reference
+
+    def _check_reference(self, reference: PreTrainedModel) -> None:
+        interval = self._spec.algo.ref_update_interval
+        if interval is None or has_shapes_of(self._model, reference):
+            return
+        rule = "be null with a reference model of another shape than the policy's"
+        fix = "set model.ref_load to a checkpoint of the same model"
+        raise ConfigError([Problem(path="algo.ref_update_interval", rule=rule, value=str(interval), fix=fix)])
+
+    def _update_reference(self) -> None:
+        interval, reference = self._spec.algo.ref_update_interval, self._moving_reference
+        if interval is not None and reference is not None and self._num_rollouts % interval == 0:
+            copy_weights(self._model, reference)
 
     def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> _Rollout:
         """Packs this rank's micro-batches and computes the columns that the loss needs."""

@@ -63,6 +63,19 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return layers
 
 
+def has_shapes_of(model: nn.Module, other: nn.Module) -> bool:
+    """Whether both have the same parameters, by name and shape."""
+    shapes, others = ({name: p.shape for name, p in each.named_parameters()} for each in (model, other))
+    return shapes == others
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Writes the parameters of one model into another of the same shapes, each rank its own shard."""
+    for theirs, ours in zip(target.parameters(), source.parameters(), strict=True):
+        theirs.copy_(ours)
+
+
 def as_fsdp(model: nn.Module) -> FSDPModule:
     """The same object, typed as what `fully_shard` made of it."""
     assert isinstance(model, FSDPModule), "the model is not sharded"

@@ -1,7 +1,8 @@
 """Saving and loading a trainer without pickle: tensors as safetensors, everything else as JSON.
 
-<folder>/trainer.json            ranks, optimiser steps made
-<folder>/tensors/*.safetensors   model.<name>, exp_avg.<name>, exp_avg_sq.<name>: each rank's shards, with offsets
+<folder>/trainer.json            ranks, optimiser steps and rollouts made
+<folder>/tensors/*.safetensors   model.<name>, exp_avg.<name>, exp_avg_sq.<name>: each rank's shards, with offsets;
+                                 and reference.<name> where the reference follows the policy
 <folder>/random/rank_<r>.json    states of the random generators of a rank
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +29,47 @@ FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_state(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How much a trainer has done."""
+
+    num_steps: int = 0  # optimiser steps; the place in the schedule follows from it
+    num_rollouts: int = 0  # trained on
+
+
+def save_state(
+    folder: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    reference: nn.Module | None,
+    position: Position,
+) -> None:
     """Writes the state of all ranks into an existing folder; a collective.
 
     Args:
         folder: seen by all ranks.
         model: sharded, or not.
         optimizer: Adam over the model's parameters.
-        num_steps: optimiser steps made; the place in the schedule follows from it.
+        reference: the reference model if it changes; None: it is what it was loaded from.
+        position: what was done.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     save(
-        _tensors(model, optimizer),
+        _tensors(model, optimizer, reference),
         storage_writer=HuggingFaceStorageWriter(str(folder / "tensors"), save_distributed=True),
     )
     (folder / "random").mkdir(exist_ok=True)
     _write_json(folder / "random" / f"rank_{rank}.json", random_state())
     if rank == 0:
-        _write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, "num_steps": num_steps})
+        _write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(position)})
     dist.barrier()
 
 
-def load_state(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Puts back what `save_state` wrote and returns the optimiser steps made; a collective.
+def load_state(
+    folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None
+) -> Position:
+    """Puts back what `save_state` wrote and returns what had been done; a collective.
 
     With another number of ranks tensors are resharded, and the random generators stay as they are.
 
@@ -60,12 +80,13 @@ def load_state(folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimiz
     if about["format"] != FORMAT:
         raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it anew with this version")
     reader = HuggingFaceStorageReader(str(folder / "tensors"))
-    tensors = _tensors(model, _with_moments(optimizer, num_steps=about["num_steps"]))
+    tensors = _tensors(model, _with_moments(optimizer, num_steps=about["num_steps"]), reference)
     _check_names(folder, found=reader.read_metadata().state_dict_metadata, wanted=tensors)
     load(tensors, storage_reader=reader)
     if about["world_size"] == dist.get_world_size():
         set_random_state(_read_json(folder / "random" / f"rank_{dist.get_rank()}.json"))
-    return int(about["num_steps"])
+    # A checkpoint of before rollouts were counted has no reference that follows them either.
+    return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about.get("num_rollouts", 0)))
 
 
 def random_state() -> dict[str, Any]:
@@ -93,7 +114,7 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(_decode(state["cuda"]))
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None) -> dict[str, Any]:
     """Every tensor of the state under a flat name; loading writes into these very tensors."""
     named = dict(model.named_parameters())
     tensors: dict[str, Any] = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
@@ -101,6 +122,8 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
         for moment in _MOMENTS:
             if moment in optimizer.state.get(parameter, {}):
                 tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+    if reference is not None:
+        tensors |= {f"reference.{name}": parameter.detach() for name, parameter in reference.named_parameters()}
     return tensors
 
 
