@@ -31,12 +31,12 @@ def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[st
 
 
 @pytest.mark.slow
-def test_two_ranks_and_two_engines_give_the_same_numbers_after_every_kill(tmp_path: Path, cache: Path) -> None:
-    places = ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2")
-    report = crashtest(tmp_path, cache, "data.num_rollout=100", *places, num_kills=6)
+def test_two_ranks_and_two_engines_behind_a_router_repeat_to_the_bit(tmp_path: Path, cache: Path) -> None:
+    places = ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "router.enabled=true")
+    report = crashtest(tmp_path, cache, "data.num_rollout=100", *places, num_kills=8)
     assert report["differences"] == []
     assert report["num_records"] >= 100
-    assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine"}
+    assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine", "router"}
 
 
 @pytest.mark.slow

@@ -144,11 +144,7 @@ def _play(args: argparse.Namespace, stage: Stage, config: RunConfig) -> Outcome:
 
 
 def _victims_of(config: RunConfig) -> list[Victim]:
-    several = config.cluster.rollout_num_gpus is not None and (
-        config.cluster.rollout_num_gpus > config.cluster.rollout_num_gpus_per_engine
-    )
-    has_router = config.rollout.engine == EngineKind.sglang and several
-    return [victim for victim in Victim if victim != Victim.router or has_router]
+    return [victim for victim in Victim if victim != Victim.router or config.router.enabled]
 
 
 def _order(kinds: Sequence[Victim], num_kills: int, rng: random.Random) -> list[Victim]:

@@ -59,9 +59,9 @@ def guarded_session() -> Iterator[None]:
         guardian.wait()
 
 
-def marked_processes(mark: str) -> list[int]:
+def marked_processes(mark: str, *, variable: str = MARK) -> list[int]:
     """Ids of the living processes of this user that were started with the mark in their environment."""
-    entry = f"{MARK}={mark}".encode()
+    entry = f"{variable}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -73,10 +73,10 @@ def marked_processes(mark: str) -> list[int]:
     return found
 
 
-def relatives(mark: str) -> set[tuple[int, int]]:
+def relatives(mark: str, *, variable: str = MARK) -> set[tuple[int, int]]:
     """The marked processes and all below them, each with its start time: ids are used again."""
     parents = {pid: found for pid in _all_processes() if (found := _parent_and_start(pid)) is not None}
-    marked = set(marked_processes(mark))
+    marked = set(marked_processes(mark, variable=variable))
     size = -1
     while size != len(marked):  # until no generation is missing
         size = len(marked)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from rlscale.cluster.guardian import relatives
+
 MARK = "RLSCALE_CRASHTEST"
 """Variable that the driver is started with and that every process of its run inherits."""
 
@@ -21,23 +23,21 @@ class Victim(StrEnum):
 
 _WORDS: Mapping[Victim, tuple[str, ...]] = {
     Victim.trainer: ("TrainActor",),
-    Victim.engine: ("rlscale.cli.serve", "sglang.launch_server"),
-    Victim.router: ("sglang_router",),
+    Victim.engine: ("rlscale.cli.serve", "sglang_side/serve.py", "sglang::scheduler"),
+    Victim.router: ("sglang::router",),
 }
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Living processes that carry the mark: id -> command line."""
+    """Living processes that carry the mark, and all below them: id -> command line."""
     found = {}
-    entry = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid, _ in relatives(mark, variable=MARK):
         try:
-            marked = entry in (folder / "environ").read_bytes().split(b"\0")
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
-            continue  # it ended meanwhile, or belongs to somebody else
-        if marked and words:
-            found[int(folder.name)] = words
+            continue  # it ended meanwhile
+        if words:
+            found[pid] = words
     return found
 
 
