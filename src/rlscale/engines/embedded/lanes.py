@@ -10,7 +10,7 @@ from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
 from rlscale.engines.embedded.sequences import Sequence
 
 MIN_LENGTH = 32
-GROWTH = 64  # positions by which the cache of a compacted lane grows
+GROWTH = 32  # positions by which the cache of a compacted lane grows
 
 
 def lane_length(total_len: int) -> int:

@@ -1,0 +1,411 @@
+"""How fast does the embedded engine generate, beside `transformers.generate` and beside the floor?
+
+All contestants of a case take turns in one process, as often as `--rounds` says, and medians are compared: whatever
+else the machine does then meets all of them. The floor of a step is the time of its matrix products alone, by the
+fastest of three ways to compute them. Answers of equal length end at their limit; long-tailed ones at a stop token
+that a first run has shown to come at the wanted place, so that all do the work they would do with end tokens.
+
+    python benchmarks/generate.py [--models 48M 0.8M] [--dtypes bfloat16 float32] [--batches 1 16 128] [--rounds 3]
+
+Writes `benchmarks/results/generate.json` and `.md`; a case that is measured again replaces its older result.
+"""
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlscale.config import ModelConfig
+from rlscale.engines.embedded.loading import load_decoder
+from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
+from rlscale.engines.embedded.updates import LiveWeights
+from rlscale.engines.http import HttpEngine
+from rlscale.engines.process import EngineProcess
+from rlscale.engines.wire import Answer, GenerateRequest
+from rlscale.models.tiny import build_tiny_qwen3
+from rlscale.types import EngineAddress, SamplingParams
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("rlscale", "torch", "transformers")
+MODELS: dict[str, dict[str, int]] = {
+    "0.8M": {},
+    "48M": {
+        "num_layers": 8,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 32_000,
+    },
+}
+PROMPT_LEN = 64
+CONTESTANTS = ("compact", "deterministic", "compact, HTTP", "generate, dynamic cache", "generate, static cache")
+
+Lengths = list[int]
+Run = Callable[[], Lengths]  # generates and returns the length of every answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is generated."""
+
+    model: str
+    dtype: str
+    batch: int
+    lengths: str  # "equal" | "long-tailed"
+    new_tokens: int  # of the longest answer
+
+    @property
+    def key(self) -> str:
+        return f"{self.model} {self.dtype} {self.batch} {self.lengths} {self.new_tokens}"
+
+
+@dataclass(kw_only=True)
+class Result:
+    """Medians over the rounds. Rates are in tokens/s."""
+
+    case: Case
+    num_tokens: int
+    rates: dict[str, float]
+    floor_rate: float  # of matrix products alone, for as many steps as the longest answer has tokens
+    step_floor_ms: float
+    rounds: int
+    load: tuple[float, float]  # 1-minute load average before and after
+    spread: dict[str, list[float]] = field(default_factory=dict)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["48M", "0.8M"])
+    parser.add_argument("--dtypes", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 16, 1])
+    parser.add_argument("--lengths", nargs="+", choices=["equal", "long-tailed"], default=["equal", "long-tailed"])
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    machine = measure_machine()
+    results = read_results(args.out)
+    with tempfile.TemporaryDirectory() as name:
+        for model in args.models:
+            folder = build_tiny_qwen3(model_config(model), Path(name))
+            for dtype in args.dtypes:
+                for batch in args.batches:
+                    for lengths in args.lengths:
+                        case = Case(model=model, dtype=dtype, batch=batch, lengths=lengths, new_tokens=args.new_tokens)
+                        results[case.key] = measure(case, folder, rounds=args.rounds)
+                        write(args.out, machine, results)
+                        sys.stderr.write(f"{case.key}: { {k: round(v) for k, v in results[case.key].rates.items()} }\n")
+
+
+def model_config(name: str) -> ModelConfig:
+    figures: dict[str, Any] = {"max_position_embeddings": 512, **MODELS[name]}
+    return ModelConfig(**figures)
+
+
+# -- one case
+
+
+def measure(case: Case, folder: Path, *, rounds: int) -> Result:
+    """All contestants in turn. Of the two caches of `generate` only the faster one runs after the first round."""
+    before = os.getloadavg()[0]
+    step_s = step_floor_s(case)
+    taken: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    with contestants(case, folder) as runs:
+        lengths: Lengths = []
+        for turn in range(rounds + 1):  # the first round warms up
+            for name, run in runs.items():
+                began = time.perf_counter()
+                lengths = run()
+                if turn:
+                    taken[name].append(time.perf_counter() - began)
+            if turn == 1:
+                slower = max((n for n in runs if n.startswith("generate")), key=lambda n: taken[n][0])
+                del runs[slower]
+    num_tokens, longest = sum(lengths), max(lengths)
+    rates = {name: num_tokens / statistics.median(times) for name, times in taken.items() if times}
+    return Result(
+        case=case,
+        num_tokens=num_tokens,
+        rates=rates,
+        floor_rate=num_tokens / (step_s * longest),
+        step_floor_ms=1e3 * step_s,
+        rounds=rounds,
+        load=(before, os.getloadavg()[0]),
+        spread={name: [round(num_tokens / t, 1) for t in times] for name, times in taken.items()},
+    )
+
+
+@contextmanager
+def contestants(case: Case, folder: Path) -> Iterator[dict[str, Run]]:
+    """What is measured, by name; everything is started and loaded."""
+    requests = plan_requests(case, folder)
+    prompts = torch.tensor([r.input_ids for r in requests])
+    compact, fixed = (open_scheduler(case, folder, deterministic=value) for value in (False, True))
+    lengths = answer_all(fixed, requests)
+    with serving(case, folder) as url:
+        generate = open_generate(case, folder, prompts, lengths)
+        yield {
+            "compact": lambda: answer_all(compact, requests),
+            "deterministic": lambda: answer_all(fixed, requests),
+            "compact, HTTP": lambda: asyncio.run(answer_over_http(url, requests)),
+            "generate, dynamic cache": lambda: generate(None),
+            "generate, static cache": lambda: generate("static"),
+        }
+    compact.close()
+    fixed.close()
+
+
+def plan_requests(case: Case, folder: Path) -> list[GenerateRequest]:
+    """One request a row; of long-tailed ones, each stops at its token that first comes nearest to a drawn length."""
+    draw = np.random.default_rng(0)
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    requests = [
+        GenerateRequest(
+            rid=f"r{row}",
+            input_ids=tuple(draw.integers(2, vocab_size, PROMPT_LEN).tolist()),
+            params=SamplingParams(max_new_tokens=case.new_tokens, sampling_seed=row, ignore_eos=True),
+        )
+        for row in range(case.batch)
+    ]
+    if case.lengths == "equal":
+        return requests
+    # Log-normal: half of the answers are shorter than an eighth of the longest.
+    wanted = np.clip(case.new_tokens / 8 * draw.lognormal(sigma=1.0, size=case.batch), 1, case.new_tokens)
+    wanted[0] = case.new_tokens
+    scheduler = open_scheduler(case, folder, deterministic=True)
+    answers = [future.result()[0] for future in submit_all(scheduler, requests)]
+    scheduler.close()
+    return [
+        replace(r, params=replace(r.params, ignore_eos=False, stop_token_ids=(_stop_at(a.output_ids, round(w)),)))
+        for r, a, w in zip(requests, answers, wanted, strict=True)
+    ]
+
+
+def _stop_at(ids: list[int], wanted: int) -> int:
+    first = {token: place + 1 for place, token in reversed(list(enumerate(ids)))}
+    return min(first, key=lambda token: abs(first[token] - wanted))
+
+
+def open_scheduler(case: Case, folder: Path, *, deterministic: bool) -> Scheduler:
+    decoder, _ = load_decoder(
+        str(folder), _never, dtype=getattr(torch, case.dtype), device=torch.device("cpu"), max_context_len=None
+    )
+    weights = LiveWeights(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
+    options = SchedulerOptions(num_slots=case.batch, deterministic=deterministic, num_threads=torch.get_num_threads())
+    scheduler = Scheduler(decoder, weights, options)
+    scheduler.start()
+    return scheduler
+
+
+def _never(path: str) -> Any:
+    raise AssertionError(f"{path} must be read without transformers")
+
+
+def submit_all(scheduler: Scheduler, requests: Sequence[GenerateRequest]) -> "list[Future[list[Answer]]]":
+    return [scheduler.submit(request) for request in requests]
+
+
+def answer_all(scheduler: Scheduler, requests: Sequence[GenerateRequest]) -> Lengths:
+    return [len(future.result()[0].output_ids) for future in submit_all(scheduler, requests)]
+
+
+@contextmanager
+def serving(case: Case, folder: Path) -> Iterator[str]:
+    """The engine as a process of its own, with a batch that follows what is left."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={folder}", f"--port={port}"]
+    command += [f"--dtype={case.dtype}", f"--num-slots={case.batch}", "--no-deterministic", "--log-level=WARNING"]
+    command += [f"--num-threads={torch.get_num_threads()}"]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as name:
+        process = EngineProcess(command, name="engine", url=url, env=os.environ, log_path=Path(name) / "engine.log")
+        process.start()
+        try:
+            process.wait_ready(timeout_s=120)
+            yield url
+        finally:
+            process.stop()
+
+
+async def answer_over_http(url: str, requests: Sequence[GenerateRequest]) -> Lengths:
+    engine = HttpEngine(EngineAddress(name="engine", url=url), timeout_s=600)
+    try:
+        answers = await asyncio.gather(*(engine.generate(r.input_ids, r.params) for r in requests))
+    finally:
+        await engine.close()
+    return [len(answer[0].output_ids) for answer in answers]
+
+
+def open_generate(case: Case, folder: Path, prompts: Tensor, lengths: Lengths) -> Callable[[str | None], Lengths]:
+    """`transformers.generate` of as many steps as the longest answer has: finished rows wait for it."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, case.dtype))
+    settings: dict[str, Any] = {
+        "attention_mask": torch.ones_like(prompts),
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "max_new_tokens": max(lengths),
+    }
+
+    def run(cache: str | None) -> Lengths:
+        more = {} if cache is None else {"cache_implementation": cache, "disable_compile": True}
+        with torch.inference_mode():
+            model.generate(prompts, **settings, **more)
+        return lengths
+
+    return run
+
+
+# -- the floor
+
+
+def step_floor_s(case: Case) -> float:
+    """Seconds of the matrix products of one decode step: the fastest of three ways, median of 15 rounds."""
+    figures = {"num_layers": 4, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "vocab_size": 101}
+    figures |= {"num_attention_heads": 4, "num_key_value_heads": 2} | MODELS[case.model]
+    hidden, heads = figures["hidden_size"], figures["num_attention_heads"] * figures["head_dim"]
+    qkv = heads + 2 * figures["num_key_value_heads"] * figures["head_dim"]
+    layer = [(qkv, hidden), (hidden, heads), (2 * figures["intermediate_size"], hidden)]
+    shapes = [*layer, (hidden, figures["intermediate_size"])] * figures["num_layers"] + [
+        (figures["vocab_size"], hidden)
+    ]
+    dtype = getattr(torch, case.dtype)
+    weights = [torch.randn(shape).to(dtype) for shape in shapes]
+    inputs = [torch.randn(case.batch, shape[1]).to(dtype) for shape in shapes]
+    packed = [torch.ops.mkldnn._reorder_linear_weight(w, case.batch) for w in weights]
+
+    def onednn(x: Tensor, w: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
+        return out
+
+    ways = ((F.linear, weights), (onednn, weights), (onednn, packed))
+    return min(
+        median_s(lambda way=way, ws=ws: [way(x, w) for x, w in zip(inputs, ws, strict=True)])  # type: ignore[misc]
+        for way, ws in ways
+    )
+
+
+def measure_machine() -> dict[str, float]:
+    """Rates of large operations: GFLOP/s of a product of 2048 x 2048 matrices, and GB/s of a copy (read and write)."""
+    found = {}
+    for name in ("float32", "bfloat16"):
+        a = torch.randn(2048, 2048).to(getattr(torch, name))
+        packed = torch.ops.mkldnn._reorder_linear_weight(a, 2048)
+        ways = (
+            lambda a=a: a @ a,
+            lambda a=a, p=packed: torch.ops.mkldnn._linear_pointwise(a, p, None, "none", [], ""),
+        )
+        found[f"matmul_{name}_gflops"] = 2 * 2048**3 / min(median_s(way) for way in ways) / 1e9
+    source = torch.randn(64 * 2**20)
+    target = torch.empty_like(source)
+    found["copy_gb_s"] = 2 * source.nbytes / median_s(lambda: target.copy_(source)) / 1e9
+    return found
+
+
+def median_s(run: Callable[[], object], rounds: int = 15) -> float:
+    with torch.inference_mode():
+        for _ in range(3):
+            run()
+        times = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+# -- the report
+
+
+def read_results(out: Path) -> dict[str, Result]:
+    path = out / "generate.json"
+    if not path.is_file():
+        return {}
+    found = [Result(**{**r, "case": Case(**r["case"])}) for r in json.loads(path.read_text())["results"]]
+    return {result.case.key: result for result in found}
+
+
+def write(out: Path, machine: dict[str, float], results: dict[str, Result]) -> None:
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    where = (
+        f"{os.cpu_count()} cores of {platform.machine()} ({cpu_name()}), Python {platform.python_version()}, {versions}"
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    content = {
+        "date": str(datetime.date.today()),
+        "where": where,
+        "machine": machine,
+        "results": [asdict(result) for result in results.values()],
+    }
+    (out / "generate.json").write_text(json.dumps(content, indent=1) + "\n")
+    rates = ", ".join(f"{key.replace('_', ' ')} {value:.0f}" for key, value in machine.items())
+    text = (
+        "# Generation: the embedded engine beside transformers\n\n"
+        f"{datetime.date.today()}, {where}. Measured at the same time: {rates}.\n\n"
+        f"Prompts of {PROMPT_LEN} tokens, sampling at temperature 1, tokens/s with the prompts' time included. "
+        "`generate` is the faster of its dynamic and its static cache (not compiled). Contestants take turns in one "
+        "process; the figures are medians. `of the floor`: the time that the matrix products of as many steps take "
+        "alone, as a share of that of `compact`. `load` is the 1-minute load average before and after a case: other "
+        "work ran on the machine, so read the ratios. Made by `python benchmarks/generate.py`.\n\n"
+        + table(list(results.values()))
+        + "\n"
+    )
+    (out / "generate.md").write_text(text)
+
+
+def table(results: Sequence[Result]) -> str:
+    lines = [
+        "| model | dtype | batch | lengths | generate | compact | deterministic | HTTP | compact / generate "
+        "| deterministic / generate | of the floor | load |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        peer_name = max((n for n in r.rates if n.startswith("generate")), key=r.rates.__getitem__)
+        peer, compact, fixed = r.rates[peer_name], r.rates["compact"], r.rates["deterministic"]
+        lines.append(
+            f"| {r.case.model} | {r.case.dtype} | {r.case.batch} | {r.case.lengths}, {r.case.new_tokens} "
+            f"| {peer:.0f} ({peer_name.split()[1]}) | {compact:.0f} | {fixed:.0f} | {r.rates['compact, HTTP']:.0f} "
+            f"| {compact / peer:.2f} | {fixed / peer:.2f} | {compact / r.floor_rate:.2f} "
+            f"| {r.load[0]:.1f}, {r.load[1]:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+if __name__ == "__main__":
+    main()
