@@ -18,6 +18,15 @@ async def resume(wire: Wire) -> None:
     assert (await wire.post("/continue_generation", {}))[0] == 200
 
 
+async def until_flushed(wire: Wire) -> None:
+    """Returns when nothing runs: memory may only be released then, and real SGLang ends when it is not so."""
+    for _ in range(200):
+        if (await wire.post("/flush_cache", {}))[0] == 200:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("a request of an earlier test runs on")
+
+
 async def set_version(wire: Wire, version: str) -> None:
     body = {"new_version": version, "abort_all_requests": False}
     assert (await wire.post("/update_weight_version", body))[0] == 200
@@ -69,6 +78,7 @@ async def test_paused_request_can_be_aborted(wire: Wire, mode: str) -> None:
 async def test_cache_memory_comes_back(wire: Wire) -> None:
     params = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 2}
     before = await wire.generate(PROMPT, **params)
+    await until_flushed(wire)
     for _ in range(2):
         assert (await wire.post("/release_memory_occupation", {"tags": ["kv_cache"]}))[0] == 200
         assert (await wire.get("/health"))[0] == 200
@@ -90,6 +100,7 @@ async def test_retracted_request_survives_a_release(wire: Wire) -> None:
 async def test_weights_memory_comes_back_with_the_weights(wire: Wire, tmp_path: Path) -> None:
     params = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 2}
     before = await wire.generate(PROMPT, **params)
+    await until_flushed(wire)
     info = (await wire.get("/model_info"))[1]
     folder = Path(info["model_path"])  # the fake has none
     model = folder if folder.is_dir() else write_tiny_qwen3(tmp_path / "model")

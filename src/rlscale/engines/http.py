@@ -140,6 +140,8 @@ class HttpEngine:
         await self._call("POST", "/flush_cache", {})
 
     async def release_memory(self, tags: Collection[str] = ()) -> None:
+        # A real SGLang server ends when it is to release memory beside a running request; this it refuses instead.
+        await self.flush_cache()
         await self._call("POST", "/release_memory_occupation", {"tags": list(tags) or None})
 
     async def resume_memory(self, tags: Collection[str] = ()) -> None:

@@ -185,6 +185,30 @@ async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -
     await task
 
 
+async def test_memory_is_not_released_beside_a_running_request(fake: FakeServer, engine: HttpEngine) -> None:
+    await engine.pause("in_place")
+    task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineError, match="Flush cache failed"):
+        await engine.release_memory()
+    await engine.resume()
+    assert len((await task)[0].output_ids) == 6
+
+
+async def test_min_p_is_not_sent_where_sglang_draws_by_seed(fake: FakeServer, engine: HttpEngine) -> None:
+    await engine.generate(PROMPT, replace(PARAMS, min_p=0.5))
+    engine._draws_by_seed = True
+    with pytest.raises(EngineError, match=r"min_p must be 0 with SGLang's enable_deterministic_inference, got 0\.5"):
+        await engine.generate(PROMPT, replace(PARAMS, min_p=0.5))
+    assert fake.service.num_requests == 1
+
+
+async def test_samples_are_asked_for_one_by_one_where_all_would_have_one_seed(engine: HttpEngine) -> None:
+    usual = await engine.generate(PROMPT, PARAMS, n=3, rid="a")
+    engine._draws_by_seed = True
+    assert await engine.generate(PROMPT, PARAMS, n=3, rid="b") == usual
+
+
 def test_one_client_serves_one_loop_after_another(fake: FakeServer) -> None:
     engine = HttpEngine(EngineAddress(name="engine 0", url=fake.url), timeout_s=5)
 
