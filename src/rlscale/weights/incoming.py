@@ -106,12 +106,11 @@ class RingWeights:
     def _write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
         layout, checksums = self.layout, {}
         places = targets if targets is not None else [None] * len(layout.names)
-        coming = []
-        for dtype, shape, target in zip(layout.dtypes, layout.shapes, places, strict=True):
+        for name, dtype, shape, size, target in zip(
+            layout.names, layout.dtypes, layout.shapes, sizes_of(layout), places, strict=True
+        ):
             into, finish = landing(target, dtype, shape)
-            coming.append((self._ring.read(into), finish))
-        for name, size, (read, finish) in zip(layout.names, sizes_of(layout), coming, strict=True):
-            found, sent = read.result()
+            found, sent = self._ring.read(into)
             checksums[name] = digest_of(found, size)
             if found != sent:
                 raise changed(name, digest_of(sent, size), checksums[name])

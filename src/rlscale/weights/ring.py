@@ -1,17 +1,13 @@
-"""The way of weights from the memory of one process into that of another on the same machine.
+"""A ring of blocks in memory that two processes of one machine share: the bytes of weights go through it.
 
     trainer                                                  engine
-      chunk digested             ── socket: where, digests ─>  reads the trainer's memory, compares, writes
+      block i <- tensor          ══ shared memory ══>   digest compared, tensor <- block i
+      digest of block i          ── socket ────────>
+                                 <──────── socket ──    one byte: block i is free again
 
-or, where the system does not let one process read another:
-
-      block i <- tensor          ══ shared memory ══════════>  digest compared, tensor <- block i
-      digest of block i          ── socket ────────────────>
-                                 <──────────────── socket ──   one byte: block i is free again
-
-The ring of blocks is small enough for the processor's cache. Its memory has no name: the descriptor goes over the
-socket, whose name is in Linux' abstract namespace. Nothing is left behind by a killed process, and only processes of
-the same user are let in. A tensor begins a new block.
+The ring is small enough for the processor's cache, so that the way through it costs no memory bandwidth. The memory has
+no name: its descriptor goes over the socket, whose name is in Linux' abstract namespace. Nothing is left behind by a
+killed process, and only processes of the same user are let in. A tensor begins a new block.
 """
 
 import mmap
@@ -20,47 +16,33 @@ import socket
 import struct
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from rlscale.errors import WeightSyncError
 from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest
-from rlscale.weights.process_memory import address_of, allow_reading, read_memory
 
 NUM_BLOCKS = 16
 NUM_POLLS = 100
 DIGEST_BYTES = 8
 FREE = b"."
-CHUNK_BLOCKS = 16  # of a chunk that is announced at once
-MAX_READ_THREADS = 4
-DIRECT, BY_RING = b"d", b"r"
-_WELCOME = struct.Struct("<IIQ8s")  # blocks, bytes of a block, address of the cookie, cookie
-_CHUNK = struct.Struct("<Q")  # address
+_GEOMETRY = struct.Struct("<II")  # blocks, bytes of a block
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _POLL_S = 0.02
 
 
 class RingWriter:
-    """The trainer's end, for any number of readers, each at a socket of its own.
+    """The trainer's end, for any number of readers, each at a socket of its own."""
 
-    Args:
-        num_readers: that will come.
-        timeout_s: of every wait for a reader.
-        direct: whether readers may read this process's memory, where the system lets them.
-    """
-
-    def __init__(self, num_readers: int, *, timeout_s: float, direct: bool = True) -> None:
-        self._timeout_s, self.is_direct = timeout_s, direct
+    def __init__(self, num_readers: int, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._listeners = [_listen() for _ in range(num_readers)]
         self._readers: list[socket.socket | None] = [None] * num_readers
         self._num_freed = [0] * num_readers
         self._num_written = 0
-        self._is_open = False
         self._fd = os.memfd_create("rlscale-weights", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, NUM_BLOCKS * BLOCK_BYTES)
         self._blocks = _map(self._fd, NUM_BLOCKS, BLOCK_BYTES)
-        self._cookie: Bytes = np.frombuffer(os.urandom(8), dtype=np.uint8)
 
     @property
     def names(self) -> list[str]:
@@ -87,27 +69,12 @@ class RingWriter:
                         raise WeightSyncError(
                             f"an engine must open its shared memory within {self._timeout_s:g} s, got no connection"
                         ) from None
-        if not self._is_open:
-            self._agree()
 
     def write(self, data: Bytes) -> list[bytes]:
         """Sends bytes to all readers and returns the digests of their blocks.
 
-        Directly read bytes must stay as they are until the readers have said that they have them. Raises
-        WeightSyncError when a reader ends or takes nothing for the timeout.
+        Raises WeightSyncError when a reader ends or takes nothing for the timeout.
         """
-        return self._write_direct(data) if self.is_direct else self._write_blocks(data)
-
-    def _write_direct(self, data: Bytes) -> list[bytes]:
-        digests: list[bytes] = []
-        for start in range(0, data.size, CHUNK_BLOCKS * BLOCK_BYTES):
-            chunk = data[start : start + CHUNK_BLOCKS * BLOCK_BYTES]
-            found = [self._digest(chunk[i : i + BLOCK_BYTES]) for i in range(0, chunk.size, BLOCK_BYTES)]
-            self._tell(_CHUNK.pack(address_of(chunk)) + b"".join(found))
-            digests += found
-        return digests
-
-    def _write_blocks(self, data: Bytes) -> list[bytes]:
         digests = []
         for start in range(0, data.size, BLOCK_BYTES):
             piece = data[start : start + BLOCK_BYTES]
@@ -115,7 +82,7 @@ class RingWriter:
             block = self._blocks[self._num_written % NUM_BLOCKS, : piece.size]
             block[:] = piece
             digests.append(self._digest(block))  # still in cache
-            self._tell(digests[-1])
+            self._announce(digests[-1])
             self._num_written += 1
         return digests
 
@@ -130,18 +97,11 @@ class RingWriter:
     def _digest(self, block: Bytes) -> bytes:
         return block_digest(block)
 
-    def _agree(self) -> None:
-        """Every reader says whether it can read directly, and is told whether all can."""
-        answers = [_receive(reader, 1, "an engine") for reader in self._readers if reader is not None]
-        self.is_direct = self.is_direct and all(answer == DIRECT for answer in answers)
-        self._tell(DIRECT if self.is_direct else BY_RING)
-        self._is_open = True
-
-    def _tell(self, message: bytes) -> None:
+    def _announce(self, digest: bytes) -> None:
         for reader in self._readers:
             assert reader is not None, "accept comes before write"
             try:
-                reader.sendall(message)
+                reader.sendall(digest)
             except OSError as e:
                 raise _lost("an engine", e) from e
 
@@ -152,15 +112,11 @@ class RingWriter:
                 self._num_freed[i] += len(_receive(reader, 4096, "an engine"))
 
     def _admit(self, reader: socket.socket) -> socket.socket | None:
-        pid, uid = _peer(reader)
-        if uid != os.getuid():
+        if _peer_uid(reader) != os.getuid():
             reader.close()
             return None
-        if self.is_direct:
-            allow_reading(pid)
         reader.settimeout(self._timeout_s)
-        welcome = _WELCOME.pack(NUM_BLOCKS, BLOCK_BYTES, address_of(self._cookie), self._cookie.tobytes())
-        socket.send_fds(reader, [welcome], [self._fd])
+        socket.send_fds(reader, [_GEOMETRY.pack(NUM_BLOCKS, BLOCK_BYTES)], [self._fd])
         return reader
 
 
@@ -175,102 +131,53 @@ class RingReader:
         self._socket.settimeout(timeout_s)
         try:
             self._socket.connect("\0" + name)
-            self._pid, uid = _peer(self._socket)
-            if uid != os.getuid():
+            if _peer_uid(self._socket) != os.getuid():
                 raise WeightSyncError(f"the socket {name!r} must be of this user, got another's")
-            welcome, fds, _, _ = socket.recv_fds(self._socket, _WELCOME.size, 1)
+            geometry, fds, _, _ = socket.recv_fds(self._socket, _GEOMETRY.size, 1)
         except OSError as e:
             raise WeightSyncError(f"shared memory {name!r} could not be opened: {e}") from e
-        if len(fds) != 1 or len(welcome) != _WELCOME.size:
+        if len(fds) != 1 or len(geometry) != _GEOMETRY.size:
             raise WeightSyncError(f"shared memory {name!r} must come with its descriptor, got {len(fds)} of them")
-        count, size, address, cookie = _WELCOME.unpack(welcome)
+        count, size = _GEOMETRY.unpack(geometry)
         self._blocks = _map(fds[0], count, size)
         os.close(fds[0])
         if size != BLOCK_BYTES:
             raise WeightSyncError(f"blocks must be of {BLOCK_BYTES} bytes, got {size}; is the trainer of this version?")
-        self._received = b""
+        self._digests = b""
         self._num_read = 0
         self.is_broken = False
-        self._send(DIRECT if self._finds(cookie, address) else BY_RING)
-        self.is_direct = self._take(1) == DIRECT
-        self._pool = ThreadPoolExecutor(min(MAX_READ_THREADS, os.cpu_count() or 1)) if self.is_direct else None
 
-    def read(self, into: Bytes) -> "Future[tuple[list[bytes], list[bytes]]]":
-        """Fills `into` with the next bytes; the digests of its blocks as found here, and as sent.
+    def read(self, into: Bytes) -> tuple[list[bytes], list[bytes]]:
+        """Fills `into` with the next bytes. Returns the digests of its blocks as found here, and as sent.
 
-        What differs is not to be used. Raises WeightSyncError, now or as the result, when the trainer ends or sends
-        nothing for the timeout.
+        What differs is not written. Raises WeightSyncError when the trainer ends or sends nothing for the timeout.
         """
-        if self._pool is not None:
-            return self._read_direct(self._pool, into)
-        future: Future[tuple[list[bytes], list[bytes]]] = Future()
-        future.set_result(self._read_blocks(into))
-        return future
-
-    def close(self) -> None:
-        """The trainer notices at its next block."""
-        self.is_broken = True
-        self._socket.close()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def _read_direct(self, pool: ThreadPoolExecutor, into: Bytes) -> "Future[tuple[list[bytes], list[bytes]]]":
-        sent: list[bytes] = []
-        copies: list[Future[list[bytes]]] = []
-        for start in range(0, into.size, CHUNK_BLOCKS * BLOCK_BYTES):
-            chunk = into[start : start + CHUNK_BLOCKS * BLOCK_BYTES]
-            (address,) = _CHUNK.unpack(self._take(_CHUNK.size))
-            count = -(-chunk.size // BLOCK_BYTES)
-            digests = self._take(count * DIGEST_BYTES)
-            sent += [digests[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES] for i in range(count)]
-            copies.append(pool.submit(self._copy, address, chunk))
-        # Counted among the copies, so that it is done after them in a pool of any size: it only waits for earlier ones.
-        return pool.submit(lambda: ([digest for copy in copies for digest in copy.result()], sent))
-
-    def _copy(self, address: int, chunk: Bytes) -> list[bytes]:
-        found = []
-        for start in range(0, chunk.size, BLOCK_BYTES):
-            block = chunk[start : start + BLOCK_BYTES]
-            try:
-                read_memory(self._pid, address + start, block)
-            except OSError as e:
-                raise _lost("the trainer", e) from e
-            found.append(block_digest(block))  # still in cache
-        return found
-
-    def _read_blocks(self, into: Bytes) -> tuple[list[bytes], list[bytes]]:
         found, sent = [], []
-        for start in range(0, into.size, BLOCK_BYTES):
-            target = into[start : start + BLOCK_BYTES]
-            sent.append(self._take(DIGEST_BYTES))
+        size = self._blocks.shape[1]
+        for start in range(0, into.size, size):
+            target = into[start : start + size]
+            sent.append(self._next_digest())
             block = self._blocks[self._num_read % len(self._blocks), : target.size]
             found.append(block_digest(block))
             if found[-1] == sent[-1]:
                 target[:] = block
             self._num_read += 1
-            self._send(FREE)
+            try:
+                self._socket.sendall(FREE)
+            except OSError as e:
+                raise _lost("the trainer", e) from e
         return found, sent
 
-    def _finds(self, cookie: bytes, address: int) -> bool:
-        """Whether the trainer's memory can be read, and is the trainer's."""
-        seen: Bytes = np.zeros(len(cookie), dtype=np.uint8)
-        try:
-            read_memory(self._pid, address, seen)
-        except OSError:
-            return False
-        return seen.tobytes() == cookie
+    def close(self) -> None:
+        """The trainer notices at its next block."""
+        self.is_broken = True
+        self._socket.close()
 
-    def _take(self, num_bytes: int) -> bytes:
-        while len(self._received) < num_bytes:
-            self._received += _receive(self._socket, max(num_bytes, DIGEST_BYTES * NUM_BLOCKS), "the trainer")
-        taken, self._received = self._received[:num_bytes], self._received[num_bytes:]
-        return taken
-
-    def _send(self, message: bytes) -> None:
-        try:
-            self._socket.sendall(message)
-        except OSError as e:
-            raise _lost("the trainer", e) from e
+    def _next_digest(self) -> bytes:
+        while len(self._digests) < DIGEST_BYTES:
+            self._digests += _receive(self._socket, DIGEST_BYTES * NUM_BLOCKS, "the trainer")
+        digest, self._digests = self._digests[:DIGEST_BYTES], self._digests[DIGEST_BYTES:]
+        return digest
 
 
 def _listen() -> socket.socket:
@@ -314,7 +221,6 @@ def _lost(who: str, error: OSError) -> WeightSyncError:
     return WeightSyncError(f"{who} must take part in the transfer through shared memory, got: {what}")
 
 
-def _peer(end: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end."""
-    pid, uid, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(pid), int(uid)
+def _peer_uid(end: socket.socket) -> int:
+    raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])

@@ -64,17 +64,15 @@ class SharedMemoryChannel(EngineChannel):
                 self._calls.start(engine.update_from_tensor([payload] * engine.address.num_ranks, load_format=None))
                 for engine in self._others
             ]
-        data = [(name, bytes_of(tensor.cpu())) for name, tensor in named]
         try:
             if self._ring is not None:
                 self._ring.accept(lambda: not any(call.done() for call in calls[: len(self._on_ring)]))
-                for name, each in data:
-                    self._write(self._ring, name, each)
+                for name, tensor in named:
+                    self._write(self._ring, name, bytes_of(tensor.cpu()))
         except WeightSyncError:
             self._calls.settle(calls)  # an engine that gave up says why
             raise
         self._calls.settle(calls)
-        del data  # engines have read it where it is
 
     def _announce(self, layout: WeightBucket) -> list["Future[Any]"]:
         assert self._ring is not None, "engines on the ring have one"

@@ -123,7 +123,7 @@ def paused_midway(scheduler: Scheduler, mode: str) -> Any:
 def send_all(scheduler: Scheduler, receiver: ScriptedReceiver, version: str) -> None:
     """A whole update with what the receiver holds, without a flush."""
     run(scheduler, scheduler.weights.begin)
-    run(scheduler, lambda: scheduler.weights.receive(bucket_of(receiver.tensors), "g")())
+    run(scheduler, lambda: scheduler.weights.receive(bucket_of(receiver.tensors), "g"))
     run(scheduler, scheduler.weights.end)
     run(scheduler, lambda: scheduler.weights.set_version(version))
 
@@ -335,7 +335,7 @@ def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler
     names = list(receiver.tensors)
     for part in (names[:5], names[5:]):
         bucket = bucket_of({name: receiver.tensors[name] for name in part})
-        run(scheduler, lambda bucket=bucket: scheduler.weights.receive(bucket, "g")())
+        run(scheduler, lambda bucket=bucket: scheduler.weights.receive(bucket, "g"))
     assert not held.done()
     run(scheduler, scheduler.weights.end)
     run(scheduler, lambda: scheduler.weights.set_version("1"))
@@ -357,14 +357,14 @@ def test_failed_update_leaves_the_engine_unusable_until_a_whole_one(open_schedul
     waiting = scheduler.submit(make_request(PROMPT, max_new_tokens=2))
     receiver.error = WeightSyncError("model.norm.weight must arrive with checksum a, got b")
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
-        run(scheduler, lambda: weights.receive(bucket, "g")())
+        run(scheduler, lambda: weights.receive(bucket, "g"))
     for future in (waiting, scheduler.submit(make_request(PROMPT, max_new_tokens=2))):
         with pytest.raises(Refused, match=r"unusable: .*model\.norm\.weight") as failure:
             future.result(timeout=10)
         assert failure.value.status == 503
     receiver.error = None
     run(scheduler, weights.begin)
-    run(scheduler, lambda: weights.receive(bucket, "g")())
+    run(scheduler, lambda: weights.receive(bucket, "g"))
     run(scheduler, weights.end)
     assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
 
@@ -375,7 +375,7 @@ def test_update_that_lacks_a_tensor_names_it(open_scheduler: OpenScheduler) -> N
     weights = scheduler.weights
     receiver.tensors = {n: t.clone() for n, t in weights._weights.items() if n != "model.norm.weight"}
     run(scheduler, weights.begin)
-    run(scheduler, lambda: weights.receive(bucket_of(receiver.tensors), "g")())
+    run(scheduler, lambda: weights.receive(bucket_of(receiver.tensors), "g"))
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight was not"):
         run(scheduler, weights.end)
 
@@ -402,7 +402,7 @@ def test_bucket_that_does_not_fit_is_refused_before_it_is_received(
     run(scheduler, scheduler.weights.begin)
     bucket = WeightBucket(names=[name], dtypes=["float32"], shapes=[shape], checksums=[])
     with pytest.raises(BadRequest) as failure:
-        run(scheduler, lambda: scheduler.weights.receive(bucket, "g")())
+        run(scheduler, lambda: scheduler.weights.receive(bucket, "g"))
     assert failure.value.field == field
 
 
