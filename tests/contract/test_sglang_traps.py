@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from rlscale.config.sglang_arguments import RECORDED, known_arguments
@@ -14,6 +15,7 @@ from rlscale.types import EngineAddress, SamplingParams, WeightGroup
 from rlscale.weights.group import open_store
 from rlscale.weights.process_group import ProcessGroupChannel
 from tests.contract.conftest import SGLANG_ARGUMENTS, Target, describe_installed, sglang_launch
+from tests.contract.test_engine_contract import BAD_REQUESTS
 from tests.tiny_model import VOCAB_SIZE, write_tiny_qwen3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -43,6 +45,25 @@ async def test_an_id_outside_the_vocabulary_does_not_reach_it(engine: HttpEngine
     assert await engine.health()
     # The last id there is can be sent.
     assert len((await engine.generate([VOCAB_SIZE - 1], PARAMS))[0].output_ids) == 6
+
+
+# What ends the server, what it answers with 500, and what it takes.
+NOT_REFUSED = (
+    {"input_ids": [5, 100_000]},
+    {"input_ids": [-1]},
+    {"input_ids": [5], "sampling_params": []},
+    {"input_ids": [5], "sampling_params": {"n": 0}},
+)
+
+
+async def test_other_mistakes_are_refused_and_do_no_harm(sglang: Target, engine: HttpEngine) -> None:
+    bodies = [body for body, _ in BAD_REQUESTS if body not in NOT_REFUSED]
+    assert len(bodies) == len(BAD_REQUESTS) - len(NOT_REFUSED)
+    async with aiohttp.ClientSession() as session:
+        for body in bodies:
+            async with session.post(f"{sglang.url}/generate", json=body) as response:
+                assert response.status == 400, body
+    assert len((await engine.generate(PROMPT, PARAMS))[0].output_ids) == 6
 
 
 async def test_min_p_beside_a_seed_does_not_reach_it(engine: HttpEngine) -> None:
