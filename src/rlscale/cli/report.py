@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=1000,
         metavar="N",
-        help="samples in the page; of more, evenly spaced ones are taken; default: 1000",
+        help="samples in the page; of more, or of more than 30 MB, evenly spaced ones are taken; default: 1000",
     )
     add("--version", action="version", version=f"rlscale {rlscale.__version__}")
     return parser

@@ -14,6 +14,8 @@ from rlscale.observe.provenance import CONFIG_FILE, PROVENANCE_FILE
 from rlscale.observe.rollouts import DISTRIBUTIONS_FILE, SAMPLES_FILE
 
 METRICS_FILE, RESULT_FILE = "metrics.jsonl", "finished.json"
+MAX_SAMPLE_BYTES = 30_000_000
+"""Samples of thousands of tokens are thinned out further than asked for, so that a browser still opens the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +37,8 @@ def read_run(folder: Path, *, max_samples: int) -> RunData:
 
     Args:
         folder: of the run.
-        max_samples: when there are more, as many evenly spaced ones are read.
+        max_samples: when there are more, as many evenly spaced ones are read; fewer where these were larger than
+            MAX_SAMPLE_BYTES.
 
     Raises:
         ConfigError: the folder is not there or is none of a run.
@@ -109,6 +112,9 @@ def _line_places(path: Path) -> list[tuple[int, int, int]]:
 
 
 def _spread(places: Sequence[tuple[int, int, int]], limit: int) -> list[tuple[int, int, int]]:
+    num_bytes = sum(length for _, _, length in places)
+    if num_bytes > MAX_SAMPLE_BYTES:
+        limit = min(limit, max(1, MAX_SAMPLE_BYTES * len(places) // num_bytes))
     if len(places) <= limit:
         return list(places)
     return [places[i * len(places) // limit] for i in range(limit)]

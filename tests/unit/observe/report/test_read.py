@@ -70,3 +70,11 @@ def test_only_the_shown_lines_are_parsed(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").write_text("\n".join(lines) + "\n")
     run = read_run(tmp_path, max_samples=4)
     assert [json.loads(lines[4 * i])["index"] for i in range(4)] == [sample["index"] for sample in run.samples]
+
+
+def test_long_samples_are_thinned_by_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path)
+    size = (tmp_path / "samples.jsonl").stat().st_size
+    monkeypatch.setattr("rlscale.observe.report.read.MAX_SAMPLE_BYTES", size // 4 + 1)
+    assert len(read_run(tmp_path, max_samples=1000).samples) == 12
+    assert len(read_run(tmp_path, max_samples=5).samples) == 5

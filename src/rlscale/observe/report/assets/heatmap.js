@@ -2,7 +2,7 @@
 // How rewards and lengths are distributed in each rollout: a column of shades per rollout, and bars for one of them.
 
 const HEATMAPS = [["reward", "Reward"], ["response_len", "Response length, tokens"]];
-const MARGIN = { left: 62, bottom: 22, top: 4 };
+const MARGIN = { left: 76, bottom: 22, top: 4 };
 const BARS_WIDTH = 260;
 
 function drawDistributions() {

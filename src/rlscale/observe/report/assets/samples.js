@@ -168,10 +168,10 @@ function tokenElement(sample, i, mode) {
   return made;
 }
 
-/** 0 at a thousandth of the alarm level and below, 0.75 at the alarm level, 1 far above it. */
+/** 0 at a hundredth of the alarm level and below, 0.7 at the alarm level, 1 far above it. */
 function intensity(size) {
   if (!size) return 0;
-  return Math.min(1, Math.max(0, 0.25 * (3 + Math.log10(size / data.diff_limit))));
+  return Math.min(1, Math.max(0, 0.35 * (2 + Math.log10(size / data.diff_limit))));
 }
 
 function tokenColour(sample, i, mode) {
@@ -186,7 +186,7 @@ function tokenColour(sample, i, mode) {
   }
   const value = difference(sample, i);
   if (value === null) return "transparent";
-  return `rgba(${colour(value < 0 ? "down" : "up")}, ${0.8 * intensity(Math.abs(value))})`;
+  return `rgba(${colour(value < 0 ? "down" : "up")}, ${0.75 * intensity(Math.abs(value))})`;
 }
 
 function tokenTip(sample, i) {
@@ -223,9 +223,9 @@ function scale(sample, mode) {
     for (const p of [0.99, 0.5, 0.1, 0.01]) add(`p = ${p}`, `rgba(${colour("amber")}, ${0.75 * (1 - p)})`);
   } else {
     box.append("trainer below engine");
-    for (const [sign, power] of [["down", 0], ["down", -1], ["down", -2], ["up", -2], ["up", -1], ["up", 0]]) {
+    for (const [sign, power] of [["down", 0], ["down", -0.523], ["down", -1], ["up", -1], ["up", -0.523], ["up", 0]]) {
       const size = data.diff_limit * 10 ** power;
-      add(size.toExponential(0), `rgba(${colour(sign)}, ${0.8 * intensity(size)})`);
+      add(size.toExponential(0), `rgba(${colour(sign)}, ${0.75 * intensity(size)})`);
     }
     box.append(`above engine; ${short(data.diff_limit)} is the alarm level of the mean`);
   }
