@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -17,7 +18,7 @@ class OneDnnLinear(nn.Linear):
     """A bias-free float32 `nn.Linear` on the CPU. Made of one by `use_onednn`; other inputs take the usual way."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dtype != torch.float32 or input.device.type != "cpu":
+        if not _fits(input):
             return super().forward(input)
         out: Tensor = _OneDnnProduct.apply(input, self.weight)  # type: ignore[no-untyped-call]
         return out
@@ -25,12 +26,21 @@ class OneDnnLinear(nn.Linear):
 
 def use_onednn(model: nn.Module) -> int:
     """Turns the plain bias-free linear layers of a model into OneDnnLinear, in place; returns how many there were."""
-    if not torch._C._has_mkldnn:  # e.g. torch for ARM
+    if not torch._C._has_mkldnn:
         return 0
     layers = [m for m in model.modules() if type(m) is nn.Linear and m.bias is None]
     for layer in layers:
         layer.__class__ = OneDnnLinear
     return len(layers)
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w.T without a gradient, through oneDNN where that is the faster way."""
+    return _product(x, w) if _fits(x) else F.linear(x, w)
+
+
+def _fits(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu" and torch._C._has_mkldnn  # torch for ARM may lack it
 
 
 class _OneDnnProduct(torch.autograd.Function):

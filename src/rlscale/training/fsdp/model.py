@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig
 from rlscale.models import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
@@ -39,6 +40,7 @@ def load_sharded(
     model.train(trainable)
     if mesh.device_type == "cpu":
         use_onednn(model)
+    use_logprob_head(model)
     policy = MixedPrecisionPolicy()
     if dtype != ComputeDtype.float32:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)

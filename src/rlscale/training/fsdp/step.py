@@ -19,6 +19,7 @@ from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
 from rlscale.errors import WorkerError
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.fsdp.model import as_fsdp
+from rlscale.training.head import Asked, LogprobHead, output_layer
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.packing import Microbatch
@@ -64,8 +65,19 @@ def policy_terms(
     model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32."""
+    head = output_layer(model)
+    if isinstance(head, LogprobHead):
+        with head.asking(Asked(targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad)):
+            logprobs, entropy = logits_of(model, micro).unbind(dim=-1)
+        return logprobs, entropy
     logits = logits_of(model, micro)
     return logprobs_and_entropy(logits, targets_T=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
+
+
+def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:
+    if isinstance(output_layer(model), LogprobHead):
+        return policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
+    return logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature)
 
 
 @torch.no_grad()
@@ -85,7 +97,7 @@ def score(
     column = torch.zeros(num_tokens)
     for micro in micros:
         if entropies is None:
-            lp = logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature).cpu()
+            lp = _logprobs(model, micro, temperature=temperature).cpu()
         else:
             lp, entropy = policy_terms(model, micro, temperature=temperature, entropy_grad=False)
             lp = lp.cpu()

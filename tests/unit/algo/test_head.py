@@ -1,0 +1,79 @@
+"""Logprobs in chunks are those of the plain computation, and so are their gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlscale.algo.head import head_logprobs
+from rlscale.algo.logprobs import logprobs_and_entropy
+
+T, V, H = 11, 37, 8
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(T, H).to(dtype), torch.randn(V, H).to(dtype)
+    return hidden.requires_grad_(), weight.requires_grad_(), torch.randint(V, (T,))
+
+
+def loss_of(logprobs: Tensor, entropy: Tensor) -> Tensor:
+    weights = torch.linspace(-1, 1, T)
+    return (logprobs * weights).sum() + (entropy * weights.flip(0).square()).sum()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 11, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_equals_the_plain_computation(chunk_tokens: int, temperature: float, entropy_grad: bool) -> None:
+    hidden, weight, targets = inputs()
+    plain = logprobs_and_entropy(
+        hidden @ weight.t(), targets_T=targets, temperature=temperature, entropy_grad=entropy_grad
+    )
+    loss_of(*plain).backward()
+    again, other, _ = inputs()
+    chunked = head_logprobs(
+        again,
+        other,
+        targets_T=targets,
+        chunk_tokens=chunk_tokens,
+        temperature=temperature,
+        entropy_grad=entropy_grad,
+    )
+    loss_of(*chunked).backward()
+    for a, b in ((chunked[0], plain[0]), (chunked[1], plain[1]), (again.grad, hidden.grad), (other.grad, weight.grad)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_in_bfloat16_logprobs_are_those_of_the_rounded_logits() -> None:
+    hidden, weight, targets = inputs(torch.bfloat16)
+    plain = logprobs_and_entropy(hidden @ weight.t(), targets_T=targets)
+    loss_of(*plain).backward()
+    again, other, _ = inputs(torch.bfloat16)
+    chunked = head_logprobs(again, other, targets_T=targets, chunk_tokens=3)
+    loss_of(*chunked).backward()
+    torch.testing.assert_close(chunked, plain, atol=1e-5, rtol=1e-5)
+    for a, b in ((again.grad, hidden.grad), (other.grad, weight.grad)):
+        assert a is not None and a.dtype == torch.bfloat16
+        torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)
+
+
+def test_the_entropy_alone_and_a_frozen_weight() -> None:
+    hidden, weight, targets = inputs()
+    weight.requires_grad_(False)
+    _, entropy = head_logprobs(hidden, weight, targets_T=targets, chunk_tokens=4, entropy_grad=True)
+    entropy.sum().backward()
+    again, other, _ = inputs()
+    _, plain = logprobs_and_entropy(again @ other.t(), targets_T=targets, entropy_grad=True)
+    plain.sum().backward()
+    torch.testing.assert_close(hidden.grad, again.grad, atol=1e-5, rtol=1e-5)
+    assert weight.grad is None
+
+
+def test_what_does_not_fit_is_named() -> None:
+    hidden, weight, targets = inputs()
+    with pytest.raises(ValueError, match="targets_T must"):
+        head_logprobs(hidden, weight, targets_T=targets[:3], chunk_tokens=4)
+    with pytest.raises(ValueError, match="agree in width and type"):
+        head_logprobs(hidden, weight.bfloat16(), targets_T=targets, chunk_tokens=4)
+    with pytest.raises(ValueError, match="above 0"):
+        head_logprobs(hidden, weight, targets_T=targets, chunk_tokens=0)

@@ -1,0 +1,65 @@
+"""A large vocabulary: the output layer gives the logprobs that plain logits give."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlscale.config import ComputeDtype, ModelBuild, ModelConfig
+from rlscale.models import load_causal_lm, resolve_model
+from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.fsdp.step import policy_terms
+from rlscale.training.head import MIN_VOCABULARY, LogprobHead, output_layer, use_logprob_head
+from rlscale.training.packing import pack
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
+
+BATCH = make_batch(RAGGED)
+
+
+@pytest.fixture
+def large_vocabulary(cache: Path) -> str:
+    config = ModelConfig(
+        build=ModelBuild.tiny_qwen3,
+        cache_dir=str(cache),
+        num_layers=1,
+        hidden_size=16,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=MIN_VOCABULARY + 1,
+    )
+    return resolve_model(config)
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_it_gives_the_logprobs_and_gradients_of_plain_logits(large_vocabulary: str, entropy_grad: bool) -> None:
+    micro = pack(BATCH, range(len(RAGGED)), device=torch.device("cpu"))
+    models = [
+        load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION) for _ in range(2)
+    ]
+    assert use_logprob_head(models[0])
+    found = [policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad) for model in models]
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+    for logprobs, entropy in found:
+        (logprobs.sum() + (entropy.square().sum() if entropy_grad else 0.0)).backward()
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-3, rtol=1e-4)
+
+
+def test_a_small_vocabulary_and_unknown_architectures_keep_their_logits(model_path: str, large_vocabulary: str) -> None:
+    assert not use_logprob_head(load_causal_lm(model_path, dtype=torch.float32))
+    unknown = load_causal_lm(large_vocabulary, dtype=torch.float32)
+    unknown.config.model_type = "one_that_scales_its_logits"
+    assert not use_logprob_head(unknown)
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("dtype", [ComputeDtype.float32, ComputeDtype.bfloat16])
+def test_a_sharded_model_trains_with_it(large_vocabulary: str, dtype: ComputeDtype) -> None:
+    trainer = FsdpBackend(spec(large_vocabulary, dtype=dtype, lr=1e-3), rank=0, world_size=1)
+    assert isinstance(output_layer(trainer._model), LogprobHead)
+    result = trainer.train(BATCH, [plan(BATCH, [[[*range(8)]]])])
+    assert result.steps[0]["grad_norm"] > 0
+    assert result.steps[0]["entropy"] == pytest.approx(torch.tensor(MIN_VOCABULARY).log().item(), abs=0.1)
