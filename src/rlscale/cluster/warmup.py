@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from rlscale.config import RunConfig, config_hash, load_config, to_dict
+from rlscale.config import EngineKind, RunConfig, config_hash, load_config, to_dict
 from rlscale.models import cache_root
 
 _INHERITED = ("model", "cluster", "fsdp")
+_OF_ENGINE = {EngineKind.sglang: ("sglang", "router")}
 _INHERITED_KEYS = {
     "train": ("backend", "dtype", "seed"),
     "rollout": ("engine", "num_slots", "deterministic"),
@@ -23,7 +24,7 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
         return None
     values = to_dict(config)
     overrides = [f"+experiment={config.model.warmup_experiment}"]
-    for group in _INHERITED:
+    for group in (*_INHERITED, *_OF_ENGINE.get(config.rollout.engine, ())):
         overrides += [_override(group, key, value) for key, value in values[group].items()]
     for group, keys in _INHERITED_KEYS.items():
         overrides += [_override(group, key, values[group][key]) for key in keys]
@@ -35,4 +36,13 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
 
 
 def _override(group: str, key: str, value: object) -> str:
-    return f"{group}.{key}={json.dumps(value)}"
+    return f"{group}.{key}={_word(value)}"
+
+
+def _word(value: object) -> str:
+    """A value in Hydra's grammar, which is JSON but for the names in a mapping."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_word(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_word, value)) + "]"
+    return json.dumps(value)

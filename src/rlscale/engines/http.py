@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
-# SGLang closes connections that were idle for 5 s. One that is closed at the moment of use is tried anew.
+# SGLang closes connections that were idle for 5 s: none is used again that was idle for long. A call whose connection
+# is closed all the same is made anew on one of its own: the next one of the pool may be just as dead.
+KEEP_ALIVE_S = 3.0
 ATTEMPTS = 3
 STARTING_VERSION_NAME = "default"  # what SGLang calls the weights it was started with
 
@@ -222,14 +224,15 @@ class HttpEngine:
             headers = {} if self._address.api_key is None else {"Authorization": f"Bearer {self._address.api_key}"}
             timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
             # No limit: the engine queues, and a queue here would only hide it.
-            connector = aiohttp.TCPConnector(limit=0, force_close=fresh)
+            keep = {} if fresh else {"keepalive_timeout": KEEP_ALIVE_S}
+            connector = aiohttp.TCPConnector(limit=0, force_close=fresh, **keep)
             self._sessions[fresh] = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
         return self._sessions[fresh]
 
     async def _call(self, method: str, path: str, body: Any = None, *, repeat: bool = False) -> Any:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await self._once(method, path, body, fresh=not repeat)
+                return await self._once(method, path, body, fresh=not repeat or attempt > 1)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as e:
                 refused = isinstance(e, aiohttp.ClientConnectorError)
                 if not repeat or refused or attempt == ATTEMPTS:

@@ -16,6 +16,18 @@ def test_it_takes_model_and_seed_from_the_run() -> None:
     assert other is not None and other.run.dir != warmup.run.dir
 
 
+def test_it_generates_with_the_servers_of_the_run() -> None:
+    words = ["rollout=sglang", "sglang.python=/opt/python", "sglang.page_size=16", "router.policy=random"]
+    nested = "sglang.cuda_graph_config={decode:{max_bs:8}}"
+    config = load_config(["+experiment=quickstart", *words, nested, "cluster.rollout_num_gpus=2"])
+    warmup = warmup_config(config)
+    assert warmup is not None
+    assert warmup.sglang == config.sglang and warmup.router.policy == "random"
+    # Settings of servers that it does not use are no reason to make it anew.
+    plain, more = (warmup_config(load_config(["+experiment=quickstart", *w])) for w in ([], ["sglang.page_size=16"]))
+    assert plain is not None and more is not None and plain.run.dir == more.run.dir
+
+
 def test_its_experiment_may_lie_in_the_users_folder(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
