@@ -224,8 +224,10 @@ class HttpEngine:
             headers = {} if self._address.api_key is None else {"Authorization": f"Bearer {self._address.api_key}"}
             timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
             # No limit: the engine queues, and a queue here would only hide it.
-            keep = {} if fresh else {"keepalive_timeout": KEEP_ALIVE_S}
-            connector = aiohttp.TCPConnector(limit=0, force_close=fresh, **keep)
+            if fresh:
+                connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            else:
+                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._sessions[fresh] = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
         return self._sessions[fresh]
 
