@@ -51,8 +51,9 @@ class TrainConfig(ConfigGroup):
         int,
         Field(
             gt=0,
-            description="Bring the weights to the engines after every so many rollouts, before each evaluation and after "
-            "the last rollout. In between samples grow older, so it may exceed `rollout.max_staleness` by 1 at most.",
+            description="Bring the weights to the engines after every so many rollouts, before each evaluation and "
+            "after the last rollout. In between samples grow older, so it may exceed `rollout.max_staleness` by 1 at "
+            "most.",
         ),
     ] = 1
     weight_channel: Annotated[
