@@ -31,8 +31,11 @@ class TrainableTokens:
     @classmethod
     def of(cls, layout: TokenLayout) -> "TrainableTokens":
         rows_N = layout.mask_T.nonzero().squeeze(1)
-        order_N = torch.argsort(layout.sample_ids_T[rows_N], stable=True)
-        return cls(rows_N=rows_N[order_N], counts_S=layout.counts_per_sample())
+        ids_N = layout.sample_ids_T[rows_N]
+        counts_S = torch.bincount(ids_N, minlength=layout.num_samples)
+        if (ids_N[1:] < ids_N[:-1]).any():
+            rows_N = rows_N[torch.argsort(ids_N, stable=True)]
+        return cls(rows_N=rows_N, counts_S=counts_S)
 
     def after(self, values_N: Tensor) -> Tensor:
         """The value of the next token of the same sample, 0 after its last. [N]"""

@@ -7,7 +7,7 @@ from rlscale.algo.ragged import at_least_float32, zero_masked
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
-    """A_t = (reward - mean of the group) - kl_coef kl_t at trainable tokens (arXiv:2501.03262, section on baselines).
+    """A_t = (reward - mean of the group) - kl_coef kl_t at trainable tokens (REINFORCE++-baseline, arXiv:2501.03262).
 
     No division by the group's standard deviation. To be whitened over the rollout.
     """
