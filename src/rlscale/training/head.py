@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlscale.algo.head import head_logprobs
+from rlscale.algo.head import HeadOptions, head_logprobs
 from rlscale.training.linear import OneDnnLinear, product
 
 MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
@@ -47,15 +47,13 @@ class LogprobHead(OneDnnLinear):
         if self.asked is None:
             return super().forward(input)
         asked, (vocab_size, _) = self.asked, self.weight.shape
-        both = head_logprobs(
-            input.squeeze(0),
-            self.weight,
-            targets_T=asked.targets,
+        options = HeadOptions(
             chunk_tokens=max(1, CHUNK_ELEMENTS // vocab_size),
             temperature=asked.temperature,
             entropy_grad=asked.entropy_grad,
             product=product,
         )
+        both = head_logprobs(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
         # Not a view: FSDP warns of those.
         return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
 

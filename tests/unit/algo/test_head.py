@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.algo.head import head_logprobs
+from rlscale.algo.head import HeadOptions, head_logprobs
 from rlscale.algo.logprobs import logprobs_and_entropy
 
 T, V, H = 11, 37, 8
@@ -31,14 +31,8 @@ def test_equals_the_plain_computation(chunk_tokens: int, temperature: float, ent
     )
     loss_of(*plain).backward()
     again, other, _ = inputs()
-    chunked = head_logprobs(
-        again,
-        other,
-        targets_T=targets,
-        chunk_tokens=chunk_tokens,
-        temperature=temperature,
-        entropy_grad=entropy_grad,
-    )
+    options = HeadOptions(chunk_tokens=chunk_tokens, temperature=temperature, entropy_grad=entropy_grad)
+    chunked = head_logprobs(again, other, targets_T=targets, options=options)
     loss_of(*chunked).backward()
     for a, b in ((chunked[0], plain[0]), (chunked[1], plain[1]), (again.grad, hidden.grad), (other.grad, weight.grad)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
@@ -49,7 +43,7 @@ def test_in_bfloat16_logprobs_are_those_of_the_rounded_logits() -> None:
     plain = logprobs_and_entropy(hidden @ weight.t(), targets_T=targets)
     loss_of(*plain).backward()
     again, other, _ = inputs(torch.bfloat16)
-    chunked = head_logprobs(again, other, targets_T=targets, chunk_tokens=3)
+    chunked = head_logprobs(again, other, targets_T=targets, options=HeadOptions(chunk_tokens=3))
     loss_of(*chunked).backward()
     torch.testing.assert_close(chunked, plain, atol=1e-5, rtol=1e-5)
     for a, b in ((again.grad, hidden.grad), (other.grad, weight.grad)):
@@ -60,7 +54,9 @@ def test_in_bfloat16_logprobs_are_those_of_the_rounded_logits() -> None:
 def test_the_entropy_alone_and_a_frozen_weight() -> None:
     hidden, weight, targets = inputs()
     weight.requires_grad_(False)
-    _, entropy = head_logprobs(hidden, weight, targets_T=targets, chunk_tokens=4, entropy_grad=True)
+    _, entropy = head_logprobs(
+        hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=4, entropy_grad=True)
+    )
     entropy.sum().backward()
     again, other, _ = inputs()
     _, plain = logprobs_and_entropy(again @ other.t(), targets_T=targets, entropy_grad=True)
@@ -72,8 +68,8 @@ def test_the_entropy_alone_and_a_frozen_weight() -> None:
 def test_what_does_not_fit_is_named() -> None:
     hidden, weight, targets = inputs()
     with pytest.raises(ValueError, match="targets_T must"):
-        head_logprobs(hidden, weight, targets_T=targets[:3], chunk_tokens=4)
+        head_logprobs(hidden, weight, targets_T=targets[:3], options=HeadOptions(chunk_tokens=4))
     with pytest.raises(ValueError, match="agree in width and type"):
-        head_logprobs(hidden, weight.bfloat16(), targets_T=targets, chunk_tokens=4)
+        head_logprobs(hidden, weight.bfloat16(), targets_T=targets, options=HeadOptions(chunk_tokens=4))
     with pytest.raises(ValueError, match="above 0"):
-        head_logprobs(hidden, weight, targets_T=targets, chunk_tokens=0)
+        HeadOptions(chunk_tokens=0)
