@@ -246,15 +246,15 @@ def write(rows: list[dict[str, Any]], repeats: int, load: tuple[float, float]) -
     text = (
         "# Weight channels beside gloo and memcpy\n\n"
         f"{datetime.date.today()}, {where}. Load average before and after: {load[0]:.1f}, {load[1]:.1f}; on a machine "
-        "that does other things too (above about 1) channels lose more than the raw rates, as two processes must run at "
-        f"once. float32 weights into one served embedded engine, both on this machine; medians of {repeats}, everything "
-        "in turn. The time of a channel is that of the whole sync: pause, transfer, checksums on both sides, version read "
-        "back, resume. GB/s count the bytes of the model. `disk` writes to a file system and reads it back (from the "
+        "that does other things too (above about 1) channels lose more than the raw rates, as two processes must run "
+        f"at once. float32 weights into one served embedded engine, both on this machine; medians of {repeats}, "
+        "everything in turn. The time of a channel is that of the whole sync: pause, transfer, checksums on both sides, "
+        "version read back, resume. GB/s count the bytes of the model. `disk` writes to a file system and reads it back (from the "
         "page cache); `delta` after an update that changed every element by about 0.1 %. Made by "
         "`python benchmarks/weight_channels.py`.\n\n"
         f"{table(rows)}\n\n"
-        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, which is what the smallest model "
-        "shows. `process_group` writes a bucket after it has come, not while the next one comes. `shared_memory` "
+        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, which is what the smallest "
+        "model shows. `process_group` writes a bucket after it has come, not while the next one comes. `shared_memory` "
         "copies every byte twice, into the ring and out of it, by one core each; a memcpy copies it once.\n"
     )
     RESULTS.mkdir(exist_ok=True)
