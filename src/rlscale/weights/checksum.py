@@ -1,6 +1,5 @@
 """Checksums of a tensor's bytes: XXH3 on a CPU, at the speed of memory, and a few torch operations on other devices."""
 
-import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
@@ -65,10 +64,6 @@ def digest_of(blocks: Iterable[bytes], num_bytes: int) -> str:
 
 def _combine(blocks: Iterable[bytes], num_bytes: int) -> str:
     return xxhash.xxh3_64_hexdigest(b"".join(blocks) + num_bytes.to_bytes(8, "little"))
-
-
-def num_blocks(num_bytes: int) -> int:
-    return math.ceil(num_bytes / BLOCK_BYTES)
 
 
 def _xxh3(tensor: Tensor) -> str:
