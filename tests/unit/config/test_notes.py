@@ -58,6 +58,7 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("rollout.num_slots", {"rollout.engine": "sglang"}, {}),
         ("rollout.deterministic", {"rollout.engine": "external"}, {}),
         ("fsdp.num_threads", {"train.backend": "megatron"}, {"train.backend": "fsdp"}),
+        ("train.share_prompts", {"fsdp.attn_implementation": "eager"}, {}),
         ("eval.temperature", {}, {"eval.prompt_data": ["f"]}),
         ("eval.prompt_data", {"eval.prompt_data": ["f"]}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
         ("model.ref_load", {}, KL),

@@ -1,0 +1,32 @@
+"""Where and with what a benchmark ran; for its results."""
+
+import datetime
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("rlscale", "torch", "transformers", "ray")
+THREADS = len(os.sched_getaffinity(0))
+
+
+def machine() -> dict[str, Any]:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "date": str(datetime.date.today()),
+        "cpu": names[0].partition(":")[2].strip() if names else platform.machine(),
+        "cores": THREADS,
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+    }
+
+
+def sentence(loads: list[float]) -> str:
+    """The same in words. `loads` are the 1-minute load averages at the starts of the runs."""
+    where = machine()
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    return (
+        f"{where['date']}, {where['cpu']}, {where['cores']} cores, Python {where['python']}, {versions}. "
+        f"Load average at the start of the runs: {min(loads):.1f} to {max(loads):.1f}."
+    )
