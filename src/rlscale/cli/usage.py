@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from rlscale.config.schema import keys
@@ -35,7 +36,10 @@ keys (documented in docs/reference/<group>.md):
 
 def usage(groups: Mapping[str, Sequence[str]]) -> str:
     """The help, with the options and keys there are."""
-    options = "\n".join(f"  {group:<12}{', '.join(names)}" for group, names in groups.items())
+    options = "\n".join(
+        textwrap.fill(", ".join(names), width=100, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
+        for group, names in groups.items()
+    )
     by_group: dict[str, int] = {}
     for key in keys().values():
         by_group[key.group] = by_group.get(key.group, 0) + 1

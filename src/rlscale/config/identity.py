@@ -41,7 +41,10 @@ class IdentityConfig(ConfigGroup):
     ] = None
     config_dir: Annotated[
         str | None,
-        Field(description="Folder of the command's `--config-dir`. The command sets it; setting it has no effect."),
+        Field(
+            description="Folder of the command's `--config-dir`. None: it had none. The command sets it; setting it has no "
+            "effect."
+        ),
     ] = None
     overrides: Annotated[
         list[str],
