@@ -42,8 +42,8 @@ class IdentityConfig(ConfigGroup):
     config_dir: Annotated[
         str | None,
         Field(
-            description="Folder of the command's `--config-dir`. None: it had none. The command sets it; setting it has no "
-            "effect."
+            description="Folder of the command's `--config-dir`. None: it had none. The command sets it; "
+            "setting it has no effect."
         ),
     ] = None
     overrides: Annotated[
