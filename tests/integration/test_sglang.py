@@ -1,5 +1,6 @@
 """Runs on real SGLang and through a real router."""
 
+import json
 import os
 import signal
 import sys
@@ -72,6 +73,15 @@ def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Comm
     for index in range(2):
         log = (command.run_dir / "logs" / f"engine_{index}_server.log").read_text(errors="replace")
         assert "Prefill batch" in log, f"the router sent nothing to engine {index}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_quickstart_learns_on_it(command: Command) -> None:
+    done = command.run("rollout=sglang", small=False, timeout_s=3500)
+    assert done.code == 0, done.err
+    finished = json.loads((command.run_dir / "finished.json").read_text())
+    assert finished["final_eval"] >= 0.9 > finished["initial_eval"]
 
 
 @pytest.mark.slow
