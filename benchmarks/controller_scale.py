@@ -125,8 +125,8 @@ def main() -> None:
         "# The controller's work per sample\n\n"
         f"{datetime.date.today()}, {where}. Made by `python benchmarks/controller_scale.py`: {NUM_ROLLOUTS} rollouts "
         f"of groups of {NUM_SAMPLES}, about 70 tokens a response, engines in the same process that answer at once "
-        "(their work is in the figures), trainers that do nothing. Memory is the peak of the process beyond its imports, by "
-        "the samples of one step; with k = 1 two rollouts are alive.\n\n"
+        "(their work is in the figures), trainers that do nothing. Memory is the peak of the process beyond its "
+        "imports, by the samples of one step; with k = 1 two rollouts are alive.\n\n"
         f"{table(rows)}\n"
     )
     RESULTS.mkdir(exist_ok=True)

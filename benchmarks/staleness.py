@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def learning(folder: Path) -> list[Row]:
     return rows
 
 
-def machine(folder: Path) -> list[Row]:
+def machine(folder: Path, *, repeats: int = 3) -> list[Row]:
     """Geometric lengths of a model with random weights, mean about 20 and at most 192 tokens; nothing is learned."""
     common = [
         "model.warmup_experiment=null",
@@ -86,9 +87,9 @@ def machine(folder: Path) -> list[Row]:
         ("4", ["rollout.max_staleness=4"]),
     ]
     rows = []
-    for repeat in range(3):  # interleaved, so that another load on the machine meets all of them
-        for name, overrides in cases:
-            steps = train_steps(command(folder, f"machine-{name}-{repeat}".replace(" ", ""), common + overrides))
+    for repeat in range(repeats):  # interleaved, so that another load on the machine meets all of them
+        for number, (name, overrides) in enumerate(cases):
+            steps = train_steps(command(folder, f"machine-{number}-{repeat}", common + overrides))
             window = steps[4:-5]  # while the producer still makes rollouts
             rows.append(
                 {
@@ -169,8 +170,8 @@ def learning_table(rows: list[Row]) -> str:
 
 def machine_table(rows: list[Row]) -> str:
     lines = [
-        "| k | samples/s, median of 3 | beside k = 0 | mean and longest response | load |",
-        "|---|---|---|---|---|",
+        "| k | samples/s, median | runs | beside k = 0 | mean and longest response | load |",
+        "|---|---|---|---|---|---|",
     ]
     medians = {
         name: statistics.median(r["samples_per_s"] for r in rows if r["k"] == name)
@@ -180,7 +181,7 @@ def machine_table(rows: list[Row]) -> str:
         own = [r for r in rows if r["k"] == name]
         lengths = f"{statistics.fmean(r['len_mean'] for r in own):.1f}, {max(r['len_max'] for r in own):.0f}"
         loads = ", ".join(f"{r['load']:.1f}" for r in own)
-        lines.append(f"| {name} | {median:.1f} | {median / medians['0']:.2f} | {lengths} | {loads} |")
+        lines.append(f"| {name} | {median:.1f} | {len(own)} | {median / medians['0']:.2f} | {lengths} | {loads} |")
     return "\n".join(lines)
 
 
@@ -231,13 +232,15 @@ PARTS: dict[str, tuple[Callable[[Path], list[Row]], Callable[[list[Row]], str], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parts = parser.parse_args().parts
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each case on this machine")
+    given = parser.parse_args()
+    PARTS["machine"] = (partial(machine, repeats=given.repeats), *PARTS["machine"][1:])
     file = RESULTS / "staleness.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, {versions}"
     with tempfile.TemporaryDirectory() as name:
-        for part in parts:
+        for part in given.parts:
             rows = PARTS[part][0](Path(name))
             results[part] = {"date": str(datetime.date.today()), "where": where, "rows": rows}
     RESULTS.mkdir(exist_ok=True)
