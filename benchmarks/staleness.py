@@ -212,8 +212,8 @@ PARTS: dict[str, tuple[Callable[[Path], list[Row]], Callable[[list[Row]], str], 
         machine,
         machine_table,
         "Throughput on this machine",
-        "A million parameters with random weights, whose responses are geometric in length and cut at 192; 8 prompts x 8 samples. "
-        "Steps 6 to 13 of 18. Trainer and engine may both use every core, so a step with k = 0 leaves hardly a core "
+        "A million parameters with random weights, whose responses are geometric in length and cut at 192; 8 prompts "
+        "x 8 samples. Steps 6 to 13 of 18. Trainer and engine may both use every core, so a step with k = 0 leaves hardly a core "
         "idle, and what overlapping can gain here is the time in which few sequences are left.",
     ),
     "simulated": (
