@@ -91,6 +91,8 @@ class Result:
     step_floor_ms: float
     rounds: int
     load: tuple[float, float]  # 1-minute load average before and after
+    threads: int
+    cpu_s: dict[str, float]  # processor time of this process, all threads
     spread: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -102,9 +104,10 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", choices=["equal", "long-tailed"], default=["equal", "long-tailed"])
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of torch")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(args.threads)
     machine = measure_machine()
     results = read_results(args.out)
     with tempfile.TemporaryDirectory() as name:
@@ -114,9 +117,10 @@ def main() -> None:
                 for batch in args.batches:
                     for lengths in args.lengths:
                         case = Case(model=model, dtype=dtype, batch=batch, lengths=lengths, new_tokens=args.new_tokens)
-                        results[case.key] = measure(case, folder, rounds=args.rounds)
+                        result = measure(case, folder, rounds=args.rounds)
+                        results[f"{case.key} {result.threads}"] = result
                         write(args.out, machine, results)
-                        sys.stderr.write(f"{case.key}: { {k: round(v) for k, v in results[case.key].rates.items()} }\n")
+                        sys.stderr.write(f"{case.key}: { {k: round(v) for k, v in result.rates.items()} }\n")
 
 
 def model_config(name: str) -> ModelConfig:
@@ -132,14 +136,16 @@ def measure(case: Case, folder: Path, *, rounds: int) -> Result:
     before = os.getloadavg()[0]
     step_s = step_floor_s(case)
     taken: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    used: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     with contestants(case, folder) as runs:
         lengths: Lengths = []
         for turn in range(rounds + 1):  # the first round warms up
             for name, run in runs.items():
-                began = time.perf_counter()
+                began, began_cpu = time.perf_counter(), time.process_time()
                 lengths = run()
                 if turn:
                     taken[name].append(time.perf_counter() - began)
+                    used[name].append(time.process_time() - began_cpu)
             if turn == 1:
                 slower = max((n for n in runs if n.startswith("generate")), key=lambda n: taken[n][0])
                 del runs[slower]
@@ -153,6 +159,8 @@ def measure(case: Case, folder: Path, *, rounds: int) -> Result:
         step_floor_ms=1e3 * step_s,
         rounds=rounds,
         load=(before, os.getloadavg()[0]),
+        threads=torch.get_num_threads(),
+        cpu_s={name: statistics.median(times) for name, times in used.items() if times and "HTTP" not in name},
         spread={name: [round(num_tokens / t, 1) for t in times] for name, times in taken.items()},
     )
 
@@ -351,7 +359,7 @@ def read_results(out: Path) -> dict[str, Result]:
     if not path.is_file():
         return {}
     found = [Result(**{**r, "case": Case(**r["case"])}) for r in json.loads(path.read_text())["results"]]
-    return {result.case.key: result for result in found}
+    return {f"{result.case.key} {result.threads}": result for result in found}
 
 
 def write(out: Path, machine: dict[str, float], results: dict[str, Result]) -> None:
@@ -375,9 +383,9 @@ def write(out: Path, machine: dict[str, float], results: dict[str, Result]) -> N
         "`generate` is the faster of its dynamic and its static cache (not compiled). Contestants take turns in one "
         "process; the figures are medians. `of the floor`: the time that the matrix products of as many steps take "
         "alone, as a share of that of `compact`. `load` is the 1-minute load average before and after a case: other "
-        "work ran on the machine, so read the ratios. Made by `python benchmarks/generate.py`.\n\n"
-        + table(list(results.values()))
-        + "\n"
+        "work ran on the machine, so read the ratios. `in processor time`: both ratios by the processor time that the "
+        "process used, which other work disturbs less; with one thread it says nothing of what runs in parallel. Made "
+        "by `python benchmarks/generate.py`.\n\n" + table(list(results.values())) + "\n"
     )
     (out / "generate.md").write_text(text)
 
@@ -385,17 +393,19 @@ def write(out: Path, machine: dict[str, float], results: dict[str, Result]) -> N
 def table(results: Sequence[Result]) -> str:
     lines = [
         "| model | dtype | batch | lengths | generate | compact | deterministic | HTTP | compact / generate "
-        "| deterministic / generate | of the floor | load |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| deterministic / generate | in processor time | of the floor | threads | load |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         peer_name = max((n for n in r.rates if n.startswith("generate")), key=r.rates.__getitem__)
         peer, compact, fixed = r.rates[peer_name], r.rates["compact"], r.rates["deterministic"]
+        peer_cpu = min(value for name, value in r.cpu_s.items() if name.startswith("generate"))
+        in_cpu = f"{peer_cpu / r.cpu_s['compact']:.2f}, {peer_cpu / r.cpu_s['deterministic']:.2f}"
         lines.append(
             f"| {r.case.model} | {r.case.dtype} | {r.case.batch} | {r.case.lengths}, {r.case.new_tokens} "
             f"| {peer:.0f} ({peer_name.split()[1]}) | {compact:.0f} | {fixed:.0f} | {r.rates['compact, HTTP']:.0f} "
-            f"| {compact / peer:.2f} | {fixed / peer:.2f} | {compact / r.floor_rate:.2f} "
-            f"| {r.load[0]:.1f}, {r.load[1]:.1f} |"
+            f"| {compact / peer:.2f} | {fixed / peer:.2f} | {in_cpu} | {compact / r.floor_rate:.2f} "
+            f"| {r.threads} | {r.load[0]:.1f}, {r.load[1]:.1f} |"
         )
     return "\n".join(lines)
 
