@@ -50,7 +50,8 @@ class Restarts:
         if self.count >= self.limit:
             raise failure
         self.count += 1
-        self._tell(f"{failure}; restarting {what} (restart {self.count} of at most {self.limit})")
+        cause = str(failure).splitlines()[0]  # what follows is the end of a log
+        self._tell(f"{cause}; restarting {what} (restart {self.count} of at most {self.limit})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

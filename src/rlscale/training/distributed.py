@@ -86,6 +86,10 @@ def use_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_threads = num_threads or max(1, cores // num_local_ranks)
     torch.set_num_threads(num_threads)
+    # With several threads some sums (the gradient of an indexing) are else added up in the order in which threads come.
+    torch.use_deterministic_algorithms(True)
+    # A check for bugs, which that switches on, at the price of a write of all new memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return num_threads
 
 

@@ -145,6 +145,13 @@ class EngineChannel(ABC):
         for engine, info in zip(self._calls.engines, self._infos, strict=True):
             if _compares_itself(info):
                 continue
+            if info.get("device", "cpu") != "cpu":
+                log.warning(
+                    "%s: SGLang on %s hashes weights in a way of its own; their contents are not compared",
+                    engine.address.name,
+                    info["device"],
+                )
+                continue
             held = self._calls.start(engine.checksums())
             self._calls.settle([held])
             expected.compare(held.result(), engine=engine.address.name, num_ranks=engine.address.num_ranks)

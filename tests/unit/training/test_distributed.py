@@ -46,3 +46,25 @@ def test_the_cpu_is_a_device_and_auto_finds_it() -> None:
     assert pick_device("cpu", local_rank=3) == torch.device("cpu")
     if not torch.cuda.is_available():
         assert pick_device("auto", local_rank=0) == torch.device("cpu")
+
+
+def test_the_gradient_of_an_indexing_is_the_same_every_time_with_two_threads() -> None:
+    """Adding up in the order in which threads come would make a resumed run another one."""
+    before = torch.get_num_threads()
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(16, 512, generator=generator)
+    rows = torch.randint(16, (4096,), generator=generator)
+    weights = torch.randn(4096, 512, generator=generator)
+
+    def gradient() -> torch.Tensor:
+        leaf = table.clone().requires_grad_()
+        (leaf[rows] * weights).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    try:
+        use_threads(2, num_local_ranks=1)
+        first = gradient()
+        assert all(torch.equal(first, gradient()) for _ in range(20))
+    finally:
+        torch.set_num_threads(before)

@@ -112,6 +112,8 @@ class Scheduler:
         future: Future[Any] = Future()
 
         def guarded() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # the caller has gone; from here on it can no longer withdraw the future
             try:
                 if self.death is not None:
                     raise Refused(f"the decode thread has ended: {self.death}", status=FAILED_STATUS)
