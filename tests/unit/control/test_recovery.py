@@ -137,7 +137,7 @@ async def with_watch(recovery: EngineRecovery, story: Awaitable[Any]) -> Any:
     done, _ = await asyncio.wait([watch, asyncio.ensure_future(story)], return_when=asyncio.FIRST_COMPLETED, timeout=10)
     assert done, "neither the story nor the watch came to an end"
     try:
-        return [task.result() for task in done][0]
+        return done.pop().result()
     finally:
         watch.cancel()
 
