@@ -73,8 +73,9 @@ def write(rows: list[dict[str, float | int | str]]) -> None:
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, {versions}"
     text = (
         "# Quickstart: held-out reward before and after GRPO\n\n"
-        f"{datetime.date.today()}, {where}. 256 held-out prompts, sampled at temperature 0.7. Wall time is of the whole command, warm-up, "
-        "start and end of all processes included (the control reuses the warm-up of its seed). Made by "
+        f"{datetime.date.today()}, {where}. 256 held-out prompts, sampled at temperature 0.7. "
+        "Wall time is of the whole command, warm-up, start and end of all processes included (the control reuses the "
+        "warm-up of its seed). Made by "
         f"`python benchmarks/quickstart_seeds.py`.\n\n{table(rows)}\n"
     )
     RESULTS.mkdir(exist_ok=True)

@@ -119,12 +119,16 @@ class Engine(Protocol):
     @property
     def address(self) -> EngineAddress: ...
 
-    async def health(self) -> bool:
-        """True when the engine answers; never raises."""
+    async def health(self, *, timeout_s: float = 5.0) -> bool:
+        """True when the engine answers within the time; never raises."""
         ...
 
     async def info(self) -> dict[str, Any]:
         """`/model_info` and `/server_info` in one; has at least `weight_version` (int) and `vocab_size` (int)."""
+        ...
+
+    async def weight_version(self) -> WeightVersion:
+        """Of the weights it holds; a part of `info` that is quick to ask for."""
         ...
 
     async def generate(
@@ -171,10 +175,6 @@ class Engine(Protocol):
     async def leave_weight_group(self, name: str) -> None: ...
 
     async def begin_weight_update(self) -> None: ...
-    async def weight_version(self) -> WeightVersion:
-        """Of the weights it holds; a part of `info` that is quick to ask for."""
-        ...
-
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, version: WeightVersion) -> None:
         """Takes part in the broadcast of one bucket. Raises WeightSyncError naming a tensor that arrived changed."""
