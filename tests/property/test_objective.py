@@ -161,6 +161,19 @@ def test_any_cut_into_ranks_and_microbatches_in_any_order_gives_the_same(
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("parts", [[[3], [1], [0], [2]], [[2, 0], [], [1, 3]]])
+def test_cuts_of_a_rollout_with_a_loss_give_the_same(name: str, parts: list[list[int]]) -> None:
+    # Random rollouts are often without any loss, where every cut is right.
+    rollout = make_rollout([4, 2, 3, 5], seed=0, trainable=0.9)
+    rollout.group_ids = torch.tensor([0, 1, 0, 1])
+    whole, whole_gradient, _ = loss_and_gradient(name, rollout, parts=[[0, 1, 2, 3]])
+    cut, cut_gradient, _ = loss_and_gradient(name, rollout, parts=parts)
+    assert whole.abs() > 1e-4 and whole_gradient.norm() > 1e-4
+    torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(cut_gradient, whole_gradient, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=10, deadline=None)
 @given(rollout=rollouts(), garbage=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e30]))
 def test_masked_tokens_never_matter(name: str, rollout: Rollout, garbage: float) -> None:
