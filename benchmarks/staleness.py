@@ -182,6 +182,8 @@ def machine_table(rows: list[Row]) -> str:
         lengths = f"{statistics.fmean(r['len_mean'] for r in own):.1f}, {max(r['len_max'] for r in own):.0f}"
         loads = ", ".join(f"{r['load']:.1f}" for r in own)
         lines.append(f"| {name} | {median:.1f} | {len(own)} | {median / medians['0']:.2f} | {lengths} | {loads} |")
+    if len(rows) < 3 * len(medians):
+        lines += ["", "Fewer than three runs a case: where the load differs between cases, so do these figures."]
     return "\n".join(lines)
 
 
@@ -213,8 +215,8 @@ PARTS: dict[str, tuple[Callable[[Path], list[Row]], Callable[[list[Row]], str], 
         machine_table,
         "Throughput on this machine",
         "A million parameters with random weights, whose responses are geometric in length and cut at 192; 8 prompts "
-        "x 8 samples. Steps 6 to 13 of 18. Trainer and engine may both use every core, so a step with k = 0 leaves hardly a core "
-        "idle, and what overlapping can gain here is the time in which few sequences are left.",
+        "x 8 samples. Steps 6 to 13 of 18. Trainer and engine may both use every core, so a step with k = 0 leaves "
+        "hardly a core idle, and what overlapping can gain here is the time in which few sequences are left.",
     ),
     "simulated": (
         simulated,
