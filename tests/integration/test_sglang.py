@@ -76,12 +76,14 @@ def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Comm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1800)
 def test_the_quickstart_learns_on_it(command: Command) -> None:
-    done = command.run("rollout=sglang", small=False, timeout_s=3500)
+    """As far as it takes to know that it does; benchmarks/results/sglang_quickstart.md has a whole run."""
+    done = command.run("rollout=sglang", "eval.stop_reward=0.6", small=False, timeout_s=1700)
     assert done.code == 0, done.err
     finished = json.loads((command.run_dir / "finished.json").read_text())
-    assert finished["final_eval"] >= 0.9 > finished["initial_eval"]
+    assert finished["final_eval"] >= 0.6 > 0.45 > finished["initial_eval"]
+    assert max(record["logprob_diff/mean"] for record in command.metrics() if "logprob_diff/mean" in record) < 1e-4
 
 
 @pytest.mark.slow
