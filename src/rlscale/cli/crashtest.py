@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=None,
         help="what is killed; default: all parts",
     )
-    add("--gap", nargs=2, type=float, default=(1.0, 12.0), metavar="S", help="seconds between kills, from and to")
+    add("--gap", nargs=2, type=float, default=(0.5, 6.0), metavar="S", help="seconds between kills, from and to")
     add("--seed", type=int, default=0, help="of the order and the moments of the kills")
     add("--folder", type=Path, default=Path("runs/crashtest"), help="where the two runs go; must be new or empty")
     add("--report", type=Path, default=None, help="folder of the report; default: --folder")
