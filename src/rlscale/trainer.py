@@ -6,7 +6,6 @@ Example:
     print(result.final_eval, result.hf_folder)
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
 from rlscale.config import Device, RunConfig, to_dict, to_yaml
+from rlscale.control.interrupt import run_interruptibly
 from rlscale.errors import ConfigError
 from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
@@ -113,7 +113,7 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     observer = _open_observer(plan, folder, console, resume_at_step=start.progress.next_rollout)
     began, tokens_before = time.perf_counter(), start.progress.num_tokens
     try:
-        progress = asyncio.run(Execution(plan, folder=folder, store=store, observer=observer).run(start))
+        progress = run_interruptibly(Execution(plan, folder=folder, store=store, observer=observer).run(start))
     finally:
         observer.close()
     newest = store.latest()

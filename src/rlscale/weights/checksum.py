@@ -45,7 +45,8 @@ def checksum_like(tensor: Tensor, like: str) -> str:
 def bytes_of(tensor: Tensor) -> Bytes:
     """The bytes of a tensor on the CPU; of a contiguous one they are a view. [bytes]"""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    view: Bytes = data.numpy()
+    # Not `data.numpy()`: a storage that was shown to numpy that way can never be released.
+    view: Bytes = np.from_dlpack(data).view(np.uint8)
     return view
 
 
