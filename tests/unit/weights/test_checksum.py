@@ -80,3 +80,11 @@ def test_a_tensor_on_the_cpu_has_the_checksum_of_its_blocks() -> None:
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="must begin with one of xxh3, fold, got 'md5:00'"):
         checksum_like(torch.zeros(1), "md5:00")
+
+
+def test_a_checksum_leaves_the_memory_of_a_tensor_releasable() -> None:
+    """An engine releases weights whose checksums it has told."""
+    tensor = torch.arange(8.0)
+    checksum(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
