@@ -10,12 +10,12 @@ trainer rank 0                                       every engine
 
 import shutil
 import uuid
-from pathlib import Path
 
 from rlscale.types import WeightVersion
-from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
+from rlscale.weights.channel import Weights
 from rlscale.weights.checksum import Bytes, bytes_of
 from rlscale.weights.delta import DeltaIndex, DeltaWriter, base_path, catch_up, delta_path
+from rlscale.weights.folder_channel import FolderChannel
 from rlscale.weights.folders import write_folder
 
 LOAD_FORMAT = "delta"
@@ -23,37 +23,17 @@ MAX_DELTAS = 8
 """Then a full folder is written again: an engine that lost its weights has to read no more than this many."""
 
 
-class DeltaChannel(EngineChannel):
-    """Sends changes of weights to engines through a shared folder. See EngineChannel.
+class DeltaChannel(FolderChannel):
+    """Sends changes of weights, and now and then all of them. See FolderChannel.
 
     Rank 0 keeps a copy of the weights that were sent last.
-
-    Args:
-        folder: of this channel alone; what is in it is removed.
-        bucket_bytes: most bytes of one file of a full folder.
-        model_folder: a Hugging Face folder whose configuration and tokenizer go with the weights.
     """
 
-    def __init__(
-        self,
-        *,
-        make_engine: MakeEngine,
-        rank: int,
-        folder: Path,
-        bucket_bytes: int,
-        timeout_s: float,
-        model_folder: Path | None = None,
-    ) -> None:
-        super().__init__(make_engine=make_engine, rank=rank, timeout_s=timeout_s)
-        self._folder, self._bucket_bytes, self._model_folder = folder, bucket_bytes, model_folder
+    def _open(self) -> None:
+        super()._open()
+        # The folder is empty: the chain begins anew.
         self._sent: dict[str, Bytes] = {}
         self._index: DeltaIndex | None = None
-
-    def _open(self) -> None:
-        # What new engines hold is not known, nor what an earlier trainer left here: the chain begins anew.
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
-        self._sent, self._index = {}, None
 
     def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
         index = self._index

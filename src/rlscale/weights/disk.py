@@ -13,35 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlscale.types import WeightVersion
-from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
+from rlscale.weights.channel import Weights
+from rlscale.weights.folder_channel import FolderChannel
 from rlscale.weights.folders import write_folder
 
 
-class DiskChannel(EngineChannel):
-    """Sends weights to engines through a shared folder. See EngineChannel.
-
-    Args:
-        folder: of this channel alone; what is in it is removed.
-        bucket_bytes: most bytes of one file.
-        model_folder: a Hugging Face folder whose configuration and tokenizer go with the weights.
-    """
-
-    def __init__(
-        self,
-        *,
-        make_engine: MakeEngine,
-        rank: int,
-        folder: Path,
-        bucket_bytes: int,
-        timeout_s: float,
-        model_folder: Path | None = None,
-    ) -> None:
-        super().__init__(make_engine=make_engine, rank=rank, timeout_s=timeout_s)
-        self._folder, self._bucket_bytes, self._model_folder = folder, bucket_bytes, model_folder
-
-    def _open(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+class DiskChannel(FolderChannel):
+    """Sends weights as a full folder each time. See FolderChannel."""
 
     def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
         folder = self._folder / f"v{version:08d}"

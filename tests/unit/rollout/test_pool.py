@@ -114,9 +114,15 @@ async def test_drain_waits_for_what_runs_and_holds_what_comes() -> None:
 
 
 async def test_drain_of_an_idle_pool_returns_at_once() -> None:
-    pool = pool_of(SlowEngine("engine 0"))
-    await pool.drain()
+    engine = SlowEngine("engine 0")
+    engine.release.set()
+    pool = pool_of(engine)
+    await asyncio.wait_for(pool.drain(), timeout=5)
+    held = asyncio.create_task(pool.generate(PROMPT, PARAMS, n=1, rid="a", oldest=0, newest=0))
+    await asyncio.sleep(0.01)
+    assert engine.asked == 0 and not held.done()
     pool.admit()
+    assert len(await held) == 1
 
 
 async def test_versions_without_an_upper_bound() -> None:
