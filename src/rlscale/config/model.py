@@ -13,6 +13,7 @@ class ModelBuild(StrEnum):
     """Models that can be made on the spot."""
 
     tiny_qwen3 = "tiny_qwen3"
+    tiny_qwen3_moe = "tiny_qwen3_moe"
 
 
 _FIGURE = (
@@ -77,3 +78,64 @@ class ModelConfig(ConfigGroup):
         bool | None, Field(description=f"Whether the output layer shares the embedding's weights. {_FIGURE}")
     ] = None
     rotary_base: Annotated[int | None, Field(gt=0, description=f"RoPE theta. {_FIGURE}")] = None
+    model_type: Annotated[
+        str | None, Field(min_length=1, description=f"Family, as transformers names it, e.g. `qwen3_moe`. {_FIGURE}")
+    ] = None
+    attention_bias: Annotated[
+        bool | None, Field(description=f"Whether the query, key and value projections have a bias. {_FIGURE}")
+    ] = None
+    use_qk_norm: Annotated[
+        bool | None, Field(description=f"Whether the queries and keys of each head are normalised. {_FIGURE}")
+    ] = None
+    num_experts: Annotated[
+        int | None, Field(gt=0, description=f"Routed experts of a layer. No layer has any without it. {_FIGURE}")
+    ] = None
+    num_experts_per_tok: Annotated[
+        int | None, Field(gt=0, description=f"Routed experts that see each token. {_FIGURE}")
+    ] = None
+    moe_intermediate_size: Annotated[int | None, Field(gt=0, description=f"Width inside one expert. {_FIGURE}")] = None
+    num_shared_experts: Annotated[
+        int | None, Field(ge=0, description=f"Experts that see every token, each as wide as a routed one. {_FIGURE}")
+    ] = None
+    first_k_dense_replace: Annotated[
+        int | None, Field(ge=0, description=f"First layers that have a dense MLP instead of experts. {_FIGURE}")
+    ] = None
+    norm_topk_prob: Annotated[
+        bool | None, Field(description=f"Whether the weights of the chosen experts sum to one. {_FIGURE}")
+    ] = None
+    n_group: Annotated[
+        int | None, Field(gt=0, description=f"Groups that the experts of a layer are divided into. {_FIGURE}")
+    ] = None
+    topk_group: Annotated[
+        int | None, Field(gt=0, description=f"Groups from which a token may choose experts. {_FIGURE}")
+    ] = None
+    routed_scaling_factor: Annotated[
+        float | None, Field(gt=0, description=f"Factor on what the routed experts add. {_FIGURE}")
+    ] = None
+    q_lora_rank: Annotated[
+        int | None, Field(gt=0, description=f"Rank of the compressed queries of latent attention. {_FIGURE}")
+    ] = None
+    kv_lora_rank: Annotated[
+        int | None,
+        Field(
+            gt=0,
+            description="Rank of the compressed keys and values. Latent attention (MLA) is what a model with this has. "
+            + _FIGURE,
+        ),
+    ] = None
+    qk_nope_head_dim: Annotated[
+        int | None, Field(gt=0, description=f"Width of a head of latent attention without position. {_FIGURE}")
+    ] = None
+    qk_rope_head_dim: Annotated[
+        int | None, Field(gt=0, description=f"Width of a head of latent attention that turns with position. {_FIGURE}")
+    ] = None
+    v_head_dim: Annotated[
+        int | None, Field(gt=0, description=f"Width of a value head of latent attention. {_FIGURE}")
+    ] = None
+    num_nextn_predict_layers: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description=f"Layers that predict further tokens, which training leaves out of the model. {_FIGURE}",
+        ),
+    ] = None

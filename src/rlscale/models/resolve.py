@@ -9,22 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.config import ModelConfig
+from rlscale.config.figures import figures_of
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.tiny import build_tiny_qwen3
-
-CONFIG_FIGURES = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
-    "rotary_base": "rope_theta",
-}
-"""Key of the group `model` -> key of a Hugging Face `config.json`."""
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
@@ -110,11 +97,10 @@ def _architecture_problems(folder: Path, figures: dict[str, Any]) -> list[Proble
 
 
 def _figure_problems(folder: Path, figures: dict[str, Any], config: ModelConfig) -> list[Problem]:
-    rope = figures.get("rope_parameters") or {}
     problems = []
-    for key, name in CONFIG_FIGURES.items():
-        wanted, found = getattr(config, key), figures.get(name, rope.get(name))
-        if wanted is not None and found is not None and wanted != found:
+    for key, found in figures_of(figures).items():
+        wanted = getattr(config, key)
+        if wanted is not None and wanted != found:
             fix = "leave it unset, or choose another checkpoint"
             rule = f"be {found}, as in config.json of {str(folder)!r}"
             problems.append(Problem(path=f"model.{key}", rule=rule, value=str(wanted), fix=fix))

@@ -1,0 +1,68 @@
+"""What a checkpoint's `config.json` says about its architecture, in the keys of the group `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "model_type": ("model_type",),
+        "num_layers": ("num_hidden_layers",),
+        "hidden_size": ("hidden_size",),
+        "intermediate_size": ("intermediate_size",),
+        "num_attention_heads": ("num_attention_heads",),
+        "num_key_value_heads": ("num_key_value_heads",),
+        "head_dim": ("head_dim",),
+        "vocab_size": ("vocab_size",),
+        "max_position_embeddings": ("max_position_embeddings",),
+        "tie_word_embeddings": ("tie_word_embeddings",),
+        "rotary_base": ("rope_theta",),
+        "attention_bias": ("attention_bias",),
+        "use_qk_norm": ("use_qk_norm",),
+        "num_experts": ("num_experts", "n_routed_experts", "num_local_experts"),
+        "num_experts_per_tok": ("num_experts_per_tok",),
+        "moe_intermediate_size": ("moe_intermediate_size",),
+        "num_shared_experts": ("n_shared_experts",),
+        "first_k_dense_replace": ("first_k_dense_replace",),
+        "norm_topk_prob": ("norm_topk_prob",),
+        "n_group": ("n_group",),
+        "topk_group": ("topk_group",),
+        "routed_scaling_factor": ("routed_scaling_factor",),
+        "q_lora_rank": ("q_lora_rank",),
+        "kv_lora_rank": ("kv_lora_rank",),
+        "qk_nope_head_dim": ("qk_nope_head_dim",),
+        "qk_rope_head_dim": ("qk_rope_head_dim",),
+        "v_head_dim": ("v_head_dim",),
+        "num_nextn_predict_layers": ("num_nextn_predict_layers",),
+    }
+)
+"""Key of the group `model` -> the names that families give it in `config.json`, the first that is there counts."""
+
+IMPLIED: Mapping[str, Mapping[str, bool | int]] = MappingProxyType(
+    {
+        "llama": {"use_qk_norm": False},
+        "qwen2": {"attention_bias": True, "use_qk_norm": False},
+        "qwen3": {"use_qk_norm": True},
+        "qwen3_moe": {"use_qk_norm": True, "num_shared_experts": 0, "first_k_dense_replace": 0},
+        "glm4": {"use_qk_norm": False},
+    }
+)
+"""What the code of a family fixes, so that its `config.json` does not say it."""
+
+
+def figures_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that a `config.json` gives, by key of the group `model`; those it leaves open are absent.
+
+    Args:
+        config_json: its content. Newer versions of transformers keep the RoPE theta in `rope_parameters`.
+    """
+    rope = config_json.get("rope_parameters")
+    values = {**(rope if isinstance(rope, Mapping) else {}), **config_json}
+    figures = dict(IMPLIED.get(str(values.get("model_type")), {}))
+    for key, names in CONFIG_NAMES.items():
+        found = next((values[name] for name in names if values.get(name) is not None), None)
+        if found is not None:
+            figures[key] = found
+    return figures
