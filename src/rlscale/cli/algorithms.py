@@ -14,7 +14,7 @@ from rlscale.algo import corrections, kl, losses, off_policy, overlong, reduce, 
 from rlscale.algo.advantages import ESTIMATORS, distill, gae, leave_one_out, normalize_by_group
 from rlscale.config.folder import packaged_folder
 from rlscale.config.schema import keys
-from rlscale.config.unbuilt import BUILT
+from rlscale.config.unbuilt import unbuilt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ def _options() -> list[str]:
 
 
 def _estimators() -> list[str]:
-    built = BUILT["algo.advantage_estimator"].values
+    built = unbuilt()["algo.advantage_estimator"].values
     lines = ["| `algo.advantage_estimator` | paper | advantages | loss | numbers checked in |", "|---|---|---|---|---|"]
     for name, estimator in ESTIMATORS.items():
         title = f"`{name}`" if name in built else f"`{name}` (formulas only: there is no critic yet)"

@@ -10,8 +10,11 @@ from rlscale.config.algo import (
     uses_reference,
 )
 from rlscale.config.batch import BatchConfig
+from rlscale.config.buffer import BufferConfig
 from rlscale.config.checkpoint import CheckpointConfig
-from rlscale.config.cluster import ClusterConfig, Device, DistributedBackend
+from rlscale.config.ci import CiConfig
+from rlscale.config.cluster import ClusterConfig, Device, DistributedBackend, OffloadMode
+from rlscale.config.critic import CriticConfig
 from rlscale.config.data import DataConfig
 from rlscale.config.debug import DebugConfig
 from rlscale.config.eval import EvalConfig
@@ -21,14 +24,17 @@ from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
 from rlscale.config.load import Loaded, load_config, load_config_with_notes
 from rlscale.config.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
+from rlscale.config.megatron import MegatronConfig
 from rlscale.config.mis import MisConfig, MisLevel, MisMode
 from rlscale.config.model import ModelBuild, ModelConfig
+from rlscale.config.network import NetworkConfig
 from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
 from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode
 from rlscale.config.router import RouterConfig, RouterPolicy
 from rlscale.config.run import RunConfig
+from rlscale.config.sampling import SamplingConfig
 from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
 from rlscale.config.sglang import SglangConfig
 from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig, WeightChannelName
@@ -38,11 +44,14 @@ __all__ = [
     "AlgoConfig",
     "AttnImplementation",
     "BatchConfig",
+    "BufferConfig",
     "CheckpointConfig",
+    "CiConfig",
     "ClusterConfig",
     "ComputeDtype",
     "ConfigGroup",
     "ConsoleMode",
+    "CriticConfig",
     "DataConfig",
     "DebugConfig",
     "Derived",
@@ -58,11 +67,14 @@ __all__ = [
     "LoggingConfig",
     "LossType",
     "LrDecayStyle",
+    "MegatronConfig",
     "MisConfig",
     "MisLevel",
     "MisMode",
     "ModelBuild",
     "ModelConfig",
+    "NetworkConfig",
+    "OffloadMode",
     "OptimConfig",
     "OptimizerName",
     "PauseMode",
@@ -72,6 +84,7 @@ __all__ = [
     "RouterConfig",
     "RouterPolicy",
     "RunConfig",
+    "SamplingConfig",
     "SglangConfig",
     "TensorboardConfig",
     "TisType",

@@ -8,9 +8,7 @@ from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
 from rlscale.config.mis import MisConfig
-
-DOTTED_PATH = r"^[A-Za-z_][\w.]*[:.][A-Za-z_]\w*$"
-"""`package.module:name` or `package.module.name`."""
+from rlscale.config.patterns import DOTTED_PATH
 
 
 class AdvantageEstimator(StrEnum):

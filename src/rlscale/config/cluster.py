@@ -24,6 +24,13 @@ class DistributedBackend(StrEnum):
     gloo = "gloo"
 
 
+class OffloadMode(StrEnum):
+    """Ways to free a GPU of the trainer's tensors."""
+
+    tms = "tms"
+    move = "move"
+
+
 @dataclass(kw_only=True)
 class ClusterConfig(ConfigGroup):
     """Resources. On a CPU a GPU is one unit of a Ray resource made for the run, so the same figures work."""
@@ -66,3 +73,34 @@ class ClusterConfig(ConfigGroup):
             description="Ray cluster to attach to, e.g. `10.0.0.1:6379`. None: `RAY_ADDRESS`, else one is started.",
         ),
     ] = None
+    critic_num_nodes: Annotated[
+        int | None, Field(gt=0, description="Nodes of the critic. None: `cluster.actor_num_nodes`.")
+    ] = None
+    critic_num_gpus_per_node: Annotated[
+        int | None,
+        Field(gt=0, description="GPUs of the critic on each of its nodes. None: `cluster.actor_num_gpus_per_node`."),
+    ] = None
+    offload: Annotated[bool, Field(description="Sets both `cluster.offload_train` and `cluster.offload_rollout`.")] = (
+        False
+    )
+    offload_train: Annotated[
+        bool | None,
+        Field(
+            description="Free the GPU of the trainer's tensors while engines generate. None: true with "
+            "`cluster.colocate` or a critic, else false."
+        ),
+    ] = None
+    offload_rollout: Annotated[
+        bool | None,
+        Field(
+            description="Have engines give back the memory of weights and cache while the trainer works. None: as "
+            "`cluster.colocate`."
+        ),
+    ] = None
+    offload_train_mode: Annotated[
+        OffloadMode,
+        Field(
+            description="How the trainer's tensors leave the GPU. `tms`: their memory is paused by "
+            "torch_memory_saver. `move`: they are copied to the host and back."
+        ),
+    ] = OffloadMode.tms

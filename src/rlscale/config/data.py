@@ -1,11 +1,21 @@
 """Group `data`: training prompts and how many rollouts are made of them."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.patterns import DOTTED_PATH
+
+
+class LossMaskType(StrEnum):
+    """Families of chat templates."""
+
+    qwen = "qwen"
+    qwen3 = "qwen3"
+    distill_qwen = "distill_qwen"
 
 
 @dataclass(kw_only=True)
@@ -55,3 +65,41 @@ class DataConfig(ConfigGroup):
             "rollouts. None: `data.num_rollout` decides.",
         ),
     ] = None
+    start_rollout_id: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Number of the first rollout, also of the data that it sees; the run still ends after rollout "
+            "`data.num_rollout` - 1. None: the one after the checkpoint's, 0 without a checkpoint.",
+        ),
+    ] = None
+    rollout_global_dataset: Annotated[
+        bool,
+        Field(
+            description="Take prompts from `data.prompt_data`; false: from `data.data_source_path` alone, and "
+            "`data.num_epoch` cannot be used."
+        ),
+    ] = True
+    data_source_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own class of a prompt source, `package.module:name`, a `PromptSource` of "
+            "`rlscale.protocols`. None: the one that comes with rlscale.",
+        ),
+    ] = None
+    multimodal_keys: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="Fields of a row with media, by kind, e.g. `{image: images}`; the prompt has `<image>` where "
+            "each belongs. None: text only."
+        ),
+    ] = None
+    tool_key: Annotated[
+        str | None,
+        Field(min_length=1, description="Field of a row with tool schemas, for the chat template. None: no tools."),
+    ] = None
+    loss_mask_type: Annotated[
+        LossMaskType,
+        Field(description="Family of the chat template, which tells a conversation's trained tokens in SFT."),
+    ] = LossMaskType.qwen

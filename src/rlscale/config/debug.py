@@ -28,3 +28,40 @@ class DebugConfig(ConfigGroup):
             "no such files.",
         ),
     ] = None
+    load_rollout_data: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Train on the samples of this JSONL file, with `{rollout_id}` in its name, as "
+            "`debug.save_rollout_data` writes it, instead of generating. Implies `debug.train_only`. None: generate.",
+        ),
+    ] = None
+    rollout_only: Annotated[
+        bool, Field(description="Only generate and score: no trainer. Excludes `debug.train_only`.")
+    ] = False
+    train_only: Annotated[
+        bool, Field(description="Only train: no engines, no evaluation. Needs `debug.load_rollout_data` or SFT.")
+    ] = False
+    save_train_data: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Write the whole batch that each rollout was trained on to this file, with `{rollout_id}` in "
+            "its name. None: no such files.",
+        ),
+    ] = None
+    dump_details: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Folder for `debug.save_rollout_data`, `debug.save_train_data` and the tokenizer together. "
+            "None: none.",
+        ),
+    ] = None
+    memory_snapshot_dir: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Folder for the CUDA memory snapshot that a trainer rank leaves when it runs out of memory.",
+        ),
+    ] = "."

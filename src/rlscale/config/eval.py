@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.patterns import DOTTED_PATH
 
 
 @dataclass(kw_only=True)
@@ -50,4 +51,31 @@ class EvalConfig(ConfigGroup):
     stop_reward: Annotated[
         float | None,
         Field(description="End the run once the mean reward over all sets reaches this. None: never."),
+    ] = None
+    config: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="YAML file with `eval.defaults` and `eval.datasets`, where each set can have its own sampling. "
+            "Wins over `eval.prompt_data`. None: `eval.prompt_data`.",
+        ),
+    ] = None
+    reward_key: Annotated[
+        str | None,
+        Field(min_length=1, description="Like `reward.key`, for evaluation. None: `reward.key`."),
+    ] = None
+    tool_key: Annotated[
+        str | None, Field(min_length=1, description="Field of a row with tool schemas. None: `data.tool_key`.")
+    ] = None
+    function_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own function, `package.module:name`, that makes an evaluation. None: "
+            "`rollout.function_path`, else the loop that comes with rlscale.",
+        ),
+    ] = None
+    num_batches: Annotated[
+        int | None,
+        Field(gt=0, description="Batches of an evaluation of supervised training. None: all of the data."),
     ] = None

@@ -32,3 +32,6 @@ class FsdpConfig(ConfigGroup):
         int | None,
         Field(gt=0, description="Threads torch uses in each rank on a CPU. None: cores of the node / its ranks."),
     ] = None
+    context_parallel_size: Annotated[
+        int, Field(gt=0, description="Ranks that share a sequence (context parallelism).")
+    ] = 1

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.patterns import DOTTED_PATH
 
 
 class ModelBuild(StrEnum):
@@ -14,6 +15,13 @@ class ModelBuild(StrEnum):
 
     tiny_qwen3 = "tiny_qwen3"
     tiny_qwen3_moe = "tiny_qwen3_moe"
+
+
+class MegatronToHf(StrEnum):
+    """Converters between the names of Megatron-core and of Hugging Face."""
+
+    raw = "raw"
+    bridge = "bridge"
 
 
 _FIGURE = (
@@ -139,3 +147,42 @@ class ModelConfig(ConfigGroup):
             description=f"Layers that predict further tokens, which training leaves out of the model. {_FIGURE}",
         ),
     ] = None
+    padded_vocab_size: Annotated[
+        int | None,
+        Field(
+            gt=0,
+            description="Rows of the embedding in the trainer, which may have to be a multiple of the tensor-parallel "
+            "size, in tokens. None: the smallest that is.",
+        ),
+    ] = None
+    ref_ckpt_step: Annotated[
+        int | None,
+        Field(ge=0, description="Rollout whose checkpoint in `model.ref_load` is the reference. None: the newest."),
+    ] = None
+    name: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Model family whose weight names are converted between Megatron-core and Hugging Face. None: "
+            "by the checkpoint's `config.json`.",
+        ),
+    ] = None
+    megatron_to_hf_mode: Annotated[
+        MegatronToHf,
+        Field(description="Converter of weights for Megatron-core. `raw`: rlscale's own. `bridge`: Megatron-Bridge."),
+    ] = MegatronToHf.raw
+    custom_model_provider_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own function, `package.module:name`, that makes the Megatron-core model. None: made "
+            "from the architecture.",
+        ),
+    ] = None
+    use_hf_config_for_megatron: Annotated[
+        bool,
+        Field(
+            description="Take Megatron-core's architecture from the checkpoint's `config.json` wherever `megatron` "
+            "leaves it open."
+        ),
+    ] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlscale.config.algo import LossType, uses_reference
+from rlscale.config.algo import AdvantageEstimator, LossType, uses_reference
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
 from rlscale.config.notes_algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
@@ -70,6 +70,28 @@ IGNORED: tuple[Ignored, ...] = (
         names=("fsdp",),
         when=lambda config: config.train.backend != TrainBackendName.fsdp,
         why="train.backend is not fsdp",
+    ),
+    Ignored(
+        names=(
+            "megatron",
+            "model.custom_model_provider_path",
+            "model.megatron_to_hf_mode",
+            "model.name",
+            "model.padded_vocab_size",
+            "model.use_hf_config_for_megatron",
+        ),
+        when=lambda config: config.train.backend != TrainBackendName.megatron,
+        why="train.backend is not megatron",
+    ),
+    Ignored(
+        names=("critic", "cluster.critic_num_nodes", "cluster.critic_num_gpus_per_node"),
+        when=lambda config: config.algo.advantage_estimator != AdvantageEstimator.ppo,
+        why="algo.advantage_estimator is not ppo, so there is no critic",
+    ),
+    Ignored(
+        names=("buffer.fetch_trajectory_retry_times", "buffer.min_batch_collection_ratio", "buffer.task_type"),
+        when=lambda config: config.buffer.url is None,
+        why="buffer.url is not set",
     ),
     Ignored(
         names=tuple(path for path in keys() if path.startswith("eval.") and path != "eval.prompt_data"),

@@ -68,3 +68,16 @@ class OptimConfig(ConfigGroup):
     clip_grad: Annotated[
         float, Field(ge=0, description="Largest norm of the whole gradient; a longer one is scaled down. 0: off.")
     ] = 1.0
+    matrix_lr: Annotated[
+        float | None, Field(ge=0, description="Peak learning rate of the matrices inside layers. None: `optim.lr`.")
+    ] = None
+    embedding_lr: Annotated[
+        float | None, Field(ge=0, description="Peak learning rate of the embedding. None: `optim.lr`.")
+    ] = None
+    unembedding_lr: Annotated[
+        float | None, Field(ge=0, description="Peak learning rate of the output layer. None: `optim.lr`.")
+    ] = None
+    init_lr_frac: Annotated[
+        float | None,
+        Field(gt=0, le=1, description="All learning rates start at this share of their peak. None: at the peak."),
+    ] = None

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.patterns import DOTTED_PATH
 
 
 class RewardType(StrEnum):
@@ -38,9 +39,35 @@ class RewardConfig(ConfigGroup):
     custom_path: Annotated[
         str | None,
         Field(
-            pattern=r"^[A-Za-z_][\w.]*[:.][A-Za-z_]\w*$",
+            pattern=DOTTED_PATH,
             description="Your own reward, `package.module:name`, called with a sample; wins over `reward.type`. "
             "None: `reward.type`.",
         ),
     ] = None
     max_workers: Annotated[int, Field(gt=0, description="Threads that score samples at the same time.")] = 4
+    key: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Entry of the reward that is trained on, for rewards that return several by name; the others "
+            "become metrics. None: the reward is one number.",
+        ),
+    ] = None
+    group: Annotated[
+        bool,
+        Field(description="Call the reward once for a whole group, with a list of samples. Excludes evaluation."),
+    ] = False
+    url: Annotated[
+        str | None,
+        Field(
+            min_length=1, description="Address of the reward server of `reward.type=remote_rm`. None: there is none."
+        ),
+    ] = None
+    post_process_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own way from the rewards of a rollout to those that advantages are made of, "
+            "`package.module:name`, in place of the normalisation by group. None: that normalisation.",
+        ),
+    ] = None

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.patterns import DOTTED_PATH
 
 
 class EngineKind(StrEnum):
@@ -133,3 +134,23 @@ class RolloutConfig(ConfigGroup):
         Field(gt=0, description="Sequences decoded at once per length bucket. Embedded engine only."),
     ] = 64
     timeout_s: Annotated[float, Field(gt=0, description="Time one request may take, in seconds.")] = 600.0
+    function_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own function, `package.module:name`, that makes whole rollouts. None: the loop that "
+            "comes with rlscale.",
+        ),
+    ] = None
+    external: Annotated[
+        bool,
+        Field(description="Sets `rollout.engine=external`: use the servers of `rollout.external_engine_addrs`."),
+    ] = False
+    external_engine_addrs: Annotated[
+        list[str] | None,
+        Field(
+            min_length=1,
+            description="Servers of `rollout.engine=external`, each as `host:port`. They run already; the run neither "
+            "starts, restarts nor ends them. None: needed there, else ignored.",
+        ),
+    ] = None

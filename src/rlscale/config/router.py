@@ -1,6 +1,6 @@
 """Group `router`: the process that spreads requests over several SGLang servers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
@@ -55,3 +55,14 @@ class RouterConfig(ConfigGroup):
     health_check_interval_s: Annotated[
         int, Field(gt=0, description="Time between two health checks of an engine by the router, in seconds.")
     ] = 10
+    use_middleware_router: Annotated[
+        bool,
+        Field(description="Start rlscale's own router instead of sglang-router; `router.middleware_paths` go into it."),
+    ] = False
+    middleware_paths: Annotated[
+        list[str],
+        Field(
+            description="Your own Starlette middlewares, each `package.module:name`, in the order in which requests "
+            "meet them. Needs `router.use_middleware_router`."
+        ),
+    ] = field(default_factory=list)

@@ -1,11 +1,17 @@
 """The root of the configuration: one attribute per group."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rlscale.config.algo import AlgoConfig
 from rlscale.config.batch import BatchConfig
+from rlscale.config.buffer import BufferConfig
 from rlscale.config.checkpoint import CheckpointConfig
+from rlscale.config.ci import CiConfig
 from rlscale.config.cluster import ClusterConfig
+from rlscale.config.critic import CriticConfig
 from rlscale.config.data import DataConfig
 from rlscale.config.debug import DebugConfig
 from rlscale.config.eval import EvalConfig
@@ -14,11 +20,14 @@ from rlscale.config.fsdp import FsdpConfig
 from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
 from rlscale.config.logging import LoggingConfig
+from rlscale.config.megatron import MegatronConfig
 from rlscale.config.model import ModelConfig
+from rlscale.config.network import NetworkConfig
 from rlscale.config.optim import OptimConfig
 from rlscale.config.reward import RewardConfig
 from rlscale.config.rollout import RolloutConfig
 from rlscale.config.router import RouterConfig
+from rlscale.config.sampling import SamplingConfig
 from rlscale.config.sglang import SglangConfig
 from rlscale.config.train import TrainConfig
 
@@ -37,16 +46,34 @@ class RunConfig(ConfigGroup):
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+    ci: CiConfig = field(default_factory=CiConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    custom: Annotated[
+        dict[str, Any],
+        Field(description="Whatever your own plug-ins read, e.g. `custom.max_turns=5`; rlscale reads nothing in it."),
+    ] = field(default_factory=dict)
+    custom_config_path: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="YAML file, a mapping, that is merged into `custom` before the command line. None: there is "
+            "none.",
+        ),
+    ] = None

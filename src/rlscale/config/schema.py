@@ -22,6 +22,7 @@ _TYPE_NAMES: Mapping[Any, str] = MappingProxyType(
         list[int]: "a list of integers",
         list[str]: "a list of texts",
         dict[str, Any]: "a mapping",
+        dict[str, str]: "a mapping of texts",
     }
 )
 
@@ -40,7 +41,8 @@ class Key:
 
     @property
     def group(self) -> str:
-        return self.path.partition(".")[0]
+        """The first part of the path; empty for a key beside the groups."""
+        return self.path.partition(".")[0] if "." in self.path else ""
 
     @property
     def name(self) -> str:
@@ -93,7 +95,8 @@ def keys() -> Mapping[str, Key]:
 @cache
 def nodes() -> frozenset[str]:
     """Paths of the groups and of the groups inside groups."""
-    return frozenset(path.rpartition(".")[0] for path in keys()) | frozenset(key.group for key in keys().values())
+    found = frozenset(path.rpartition(".")[0] for path in keys()) | frozenset(key.group for key in keys().values())
+    return found - {""}
 
 
 def owner_of(path: str) -> Key | None:

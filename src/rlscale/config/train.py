@@ -1,12 +1,13 @@
 """Group `train`: what all training backends share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.patterns import DOTTED_PATH
 
 
 class TrainBackendName(StrEnum):
@@ -30,6 +31,13 @@ class WeightChannelName(StrEnum):
     shared_memory = "shared_memory"
     disk = "disk"
     delta = "delta"
+
+
+class QkvFormat(StrEnum):
+    """Layouts of a micro-batch."""
+
+    thd = "thd"
+    bshd = "bshd"
 
 
 @dataclass(kw_only=True)
@@ -86,3 +94,74 @@ class TrainConfig(ConfigGroup):
             "for each. The same numbers up to rounding. With the packed attention of `sdpa` only."
         ),
     ] = True
+    true_on_policy_mode: Annotated[
+        bool,
+        Field(description="Trainer and engines compute with the same kernels, so that their logprobs are equal bits."),
+    ] = False
+    qkv_format: Annotated[
+        QkvFormat,
+        Field(
+            description="Layout of a micro-batch. `thd`: sequences packed one after the other. `bshd`: padded to one "
+            "length, for kernels that cannot read packed ones; excludes `batch.use_dynamic_batch_size`."
+        ),
+    ] = QkvFormat.thd
+    env_vars: Annotated[
+        dict[str, str],
+        Field(
+            description="Environment variables of the trainer's processes, over those of the driver, e.g. "
+            "`train.env_vars.NCCL_DEBUG=INFO`."
+        ),
+    ] = field(default_factory=dict)
+    memory_margin_bytes: Annotated[
+        int, Field(ge=0, description="Memory of each GPU that `cluster.offload_train_mode=tms` keeps free, in bytes.")
+    ] = 1073741824
+    weights_backuper: Annotated[
+        bool,
+        Field(
+            description="Keep the weights of policy, reference, teacher and old policy in pinned host memory, so that "
+            "they can take turns on the GPU."
+        ),
+    ] = True
+    recompute_loss_function: Annotated[
+        bool,
+        Field(description="Compute the loss function again in the backward pass instead of keeping its activations."),
+    ] = False
+    log_probs_chunk_size: Annotated[
+        int,
+        Field(
+            ge=-1,
+            description="Tokens whose logits over the whole vocabulary are in memory at once when logprobs and entropy "
+            "are taken. -1: all of a micro-batch, or the backend's own choice.",
+        ),
+    ] = -1
+    only_train_params: Annotated[
+        list[str] | None,
+        Field(
+            min_length=1,
+            description="Train only the parameters whose name one of these regular expressions is found in. Excludes "
+            "`train.freeze_params`. None: all.",
+        ),
+    ] = None
+    freeze_params: Annotated[
+        list[str] | None,
+        Field(
+            min_length=1,
+            description="Leave the parameters as they are whose name one of these regular expressions is found in. "
+            "None: none.",
+        ),
+    ] = None
+    keep_old_actor: Annotated[
+        bool,
+        Field(
+            description="Keep the weights that generated a rollout, to compute the old policy's logprobs with them "
+            "when the trainer has moved on."
+        ),
+    ] = False
+    rollout_data_postprocess_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own function, `package.module:name`, called on each rank with its part of the batch "
+            "once it has advantages. None: none.",
+        ),
+    ] = None

@@ -1,65 +1,235 @@
 """The one list of what the configuration can name and this version cannot do yet.
 
-Building a part means deleting its line here.
+Building a part means deleting its lines here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from rlscale.config.algo import AdvantageEstimator
+from rlscale.config.notes import ignored
 from rlscale.config.optim import LrDecayStyle, OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.reward import RewardType
 from rlscale.config.rollout import EngineKind
 from rlscale.config.run import RunConfig
+from rlscale.config.schema import keys
 from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
+
+_LEAVE_OUT = "leave it out"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Something that is not built yet, and the keys that wait for it."""
+
+    name: str  # what is missing, as in "not built yet: <name>"
+    fix: str = _LEAVE_OUT
+    keys: tuple[str, ...] = ()  # of these only the default works
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of these the ones given work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """The values of a key that work, and what to write to get one of them."""
+    """The values of a key that work, what the others wait for, and what to write to get one that works."""
 
     values: tuple[Any, ...]
+    waits_for: str
     fix: str
 
 
-BUILT: Mapping[str, Built] = MappingProxyType(
-    {
-        "train.backend": Built(values=(TrainBackendName.fsdp,), fix="choose train=fsdp"),
-        "rollout.engine": Built(
-            values=(EngineKind.embedded, EngineKind.sglang), fix="choose rollout=embedded or rollout=sglang"
+PARTS: tuple[Part, ...] = (
+    Part(
+        name="the Megatron-core backend",
+        fix="choose train=fsdp",
+        values={"train.backend": (TrainBackendName.fsdp,)},
+        keys=(
+            "megatron.tensor_model_parallel_size",
+            "megatron.pipeline_model_parallel_size",
+            "megatron.context_parallel_size",
+            "megatron.expert_model_parallel_size",
+            "megatron.recompute_granularity",
+            "megatron.use_distributed_optimizer",
+            "megatron.bf16",
+            "megatron.seq_length",
+            "megatron.max_position_embeddings",
+            "megatron.rope_type",
+            "megatron.variable_seq_lengths",
+            "megatron.init_hook_path",
+            "megatron.before_log_prob_hook_path",
+            "megatron.before_train_step_hook_path",
+            "model.name",
+            "model.megatron_to_hf_mode",
+            "model.custom_model_provider_path",
+            "model.use_hf_config_for_megatron",
+            "model.padded_vocab_size",
+            "train.qkv_format",
         ),
-        "optim.name": Built(values=(OptimizerName.adam,), fix="set optim.name=adam"),
-        "optim.lr_decay_style": Built(
-            values=(LrDecayStyle.constant, LrDecayStyle.linear, LrDecayStyle.cosine),
-            fix="choose optim=constant, optim=linear or optim=cosine",
+    ),
+    Part(
+        name="the critic",
+        fix="choose algo=grpo or algo=reinforce_plus_plus",
+        values={"algo.advantage_estimator": tuple(each for each in AdvantageEstimator if each != "ppo")},
+    ),
+    Part(
+        name="the critic",
+        keys=(
+            "cluster.critic_num_nodes",
+            "cluster.critic_num_gpus_per_node",
+            "critic.num_critic_only_steps",
+            "critic.load",
+            "critic.save",
+            "critic.lr",
+            "critic.lr_warmup_iters",
+            "critic.value_clip",
         ),
-        "algo.advantage_estimator": Built(
-            values=tuple(each for each in AdvantageEstimator if each != AdvantageEstimator.ppo),
-            fix="ppo needs a critic; choose algo=grpo or algo=reinforce_plus_plus",
+    ),
+    Part(
+        name="offloading of trainer and engines",
+        keys=(
+            "cluster.offload",
+            "cluster.offload_train",
+            "cluster.offload_rollout",
+            "cluster.offload_train_mode",
+            "train.memory_margin_bytes",
         ),
-        "algo.opd_kl_coef": Built(values=(0.0,), fix="there is no teacher model yet"),
-        "algo.use_routing_replay": Built(values=(False,), fix="leave it out"),
-        "reward.type": Built(
-            values=(None, RewardType.exact_match, RewardType.math, RewardType.random),
-            fix="choose reward=exact_match or reward=math, or set reward.custom_path",
+    ),
+    Part(
+        name="taking turns of several models on one GPU",
+        keys=("train.weights_backuper", "train.keep_old_actor"),
+    ),
+    Part(name="context parallelism", keys=("fsdp.context_parallel_size",)),
+    Part(name="kernels that trainer and engines share", keys=("train.true_on_policy_mode",)),
+    Part(
+        name="a choice of how the loss saves memory",
+        fix="leave it out; lower batch.max_tokens_per_gpu to save memory",
+        keys=("train.recompute_loss_function", "train.log_probs_chunk_size"),
+    ),
+    Part(name="training some parameters only", keys=("train.only_train_params", "train.freeze_params")),
+    Part(name="environment variables of the trainer", keys=("train.env_vars",)),
+    Part(name="hooks into the trainer's batch", keys=("train.rollout_data_postprocess_path",)),
+    Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
+    Part(
+        name="engines that run already",
+        fix="choose rollout=embedded or rollout=sglang",
+        values={"rollout.engine": (EngineKind.embedded, EngineKind.sglang)},
+    ),
+    Part(name="engines that run already", keys=("rollout.external", "rollout.external_engine_addrs")),
+    Part(
+        name="user code in the generation loop",
+        keys=(
+            "rollout.function_path",
+            "eval.function_path",
+            "sampling.custom_generate_function_path",
+            "sampling.custom_rollout_log_function_path",
+            "reward.post_process_path",
         ),
-    }
+    ),
+    Part(
+        name="over-sampling and filters",
+        keys=("sampling.over_sampling_batch_size", "sampling.dynamic_filter_path"),
+    ),
+    Part(
+        name="partial rollouts",
+        keys=(
+            "sampling.partial_rollout",
+            "sampling.mask_offpolicy_in_partial_rollout",
+            "sampling.buffer_filter_path",
+        ),
+    ),
+    Part(
+        name="prompt sources of the user",
+        keys=("data.rollout_global_dataset", "data.data_source_path", "data.start_rollout_id"),
+    ),
+    Part(name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")),
+    Part(name="SFT of whole conversations", keys=("data.loss_mask_type", "eval.num_batches")),
+    Part(name="sets with sampling of their own", keys=("eval.config",)),
+    Part(name="rewards with several numbers", keys=("reward.key", "eval.reward_key")),
+    Part(
+        name="that reward",
+        fix="choose reward=exact_match or reward=math, or set reward.custom_path",
+        values={"reward.type": (None, RewardType.exact_match, RewardType.math, RewardType.random)},
+    ),
+    Part(name="rewards of whole groups and from servers", keys=("reward.group", "reward.url")),
+    Part(
+        name="rlscale's own router",
+        fix="leave it out; router.enabled=true starts sglang-router",
+        keys=("router.use_middleware_router", "router.middleware_paths"),
+    ),
+    Part(
+        name="trajectories from a service",
+        keys=(
+            "buffer.url",
+            "buffer.fetch_trajectory_retry_times",
+            "buffer.min_batch_collection_ratio",
+            "buffer.task_type",
+        ),
+    ),
+    Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
+    Part(
+        name="running a part of the loop alone",
+        keys=("debug.load_rollout_data", "debug.rollout_only", "debug.train_only"),
+    ),
+    Part(
+        name="dumps of the trainer",
+        keys=("debug.save_train_data", "debug.dump_details", "debug.memory_snapshot_dir"),
+    ),
+    Part(
+        name="assertions about a run",
+        keys=("ci.enabled", "ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),
+    ),
+    Part(name="the user's own values", keys=("custom", "custom_config_path")),
+    Part(
+        name="that optimiser",
+        fix="set optim.name=adam",
+        values={"optim.name": (OptimizerName.adam,)},
+    ),
+    Part(
+        name="learning rates by kind of parameter",
+        fix="leave it out; optim.lr is for all parameters",
+        keys=("optim.matrix_lr", "optim.embedding_lr", "optim.unembedding_lr", "optim.init_lr_frac"),
+    ),
+    Part(
+        name="that schedule",
+        fix="choose optim=constant, optim=linear or optim=cosine",
+        values={"optim.lr_decay_style": (LrDecayStyle.constant, LrDecayStyle.linear, LrDecayStyle.cosine)},
+    ),
+    Part(name="a teacher model", values={"algo.opd_kl_coef": (0.0,)}),
+    Part(name="replay of expert routing", values={"algo.use_routing_replay": (False,)}),
 )
 
 
+@cache
+def unbuilt() -> Mapping[str, Built]:
+    """What of each key works, for the keys of which not everything does."""
+    found: dict[str, Built] = {}
+    for part in PARTS:
+        works = {path: (keys()[path].default,) for path in part.keys} | dict(part.values)
+        for path, values in works.items():
+            assert path not in found, f"{path} must wait for one part, got another: {part.name}"
+            found[path] = Built(values=values, waits_for=part.name, fix=part.fix)
+    return MappingProxyType(found)
+
+
 def check_built(config: RunConfig) -> list[Problem]:
-    """One problem for each key whose value names a part that is not there yet."""
+    """One problem for each key whose value names a part that is not there yet.
+
+    A key that has no effect in this run anyway is none: it is reported as ignored, for the reason that matters.
+    """
     problems = []
-    for path, built in BUILT.items():
-        group, name = path.split(".")
-        value = getattr(getattr(config, group), name)
-        if value not in built.values:
-            rule = f"be one of the parts built so far ({', '.join(show(item) for item in built.values)})"
-            problems.append(Problem(path=path, rule=rule, value=show(value), fix=built.fix))
+    for path, built in unbuilt().items():
+        value = attrgetter(path)(config)
+        if value in built.values or ignored(config, [path]):
+            continue
+        works = ", ".join(show(item) for item in built.values)
+        rule = f"be {works}" if len(built.values) == 1 else f"be one of {works}"
+        rule += f" (not built yet: {built.waits_for})"
+        problems.append(Problem(path=path, rule=rule, value=show(value), fix=built.fix))
     return problems

@@ -1,0 +1,38 @@
+"""Group `critic`: the value model of ppo."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from rlscale.config.group import ConfigGroup
+
+
+@dataclass(kw_only=True)
+class CriticConfig(ConfigGroup):
+    """The value model of ppo. Ignored with every other `algo.advantage_estimator`."""
+
+    num_critic_only_steps: Annotated[
+        int,
+        Field(ge=0, description="Rollouts at the beginning that train the critic alone; the policy stays as it is."),
+    ] = 0
+    load: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Checkpoint or Hugging Face folder that the critic starts from. None: `checkpoint.load`, else "
+            "`model.hf_checkpoint`, with a new value head.",
+        ),
+    ] = None
+    save: Annotated[
+        str | None,
+        Field(min_length=1, description="Folder of the critic's checkpoints. None: `critic` in `checkpoint.save`."),
+    ] = None
+    lr: Annotated[float | None, Field(ge=0, description="Peak learning rate of the critic. None: `optim.lr`.")] = None
+    lr_warmup_iters: Annotated[
+        int, Field(ge=0, description="Optimiser steps over which the critic's learning rate rises. 0: from the first.")
+    ] = 0
+    value_clip: Annotated[
+        float,
+        Field(gt=0, description="A value may move by at most this from what it was at the start of the rollout."),
+    ] = 0.2
