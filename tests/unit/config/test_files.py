@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config
+from rlscale.config.folder import ConfigFolders
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 MINE = """\
@@ -76,7 +77,8 @@ def test_a_key_without_default_must_be_set(folder: Path) -> None:
 def test_a_file_that_names_no_option(folder: Path) -> None:
     file = write(folder, MINE.replace("model: tiny_qwen3", "model: qwen9"))
     found = only_mistake(["experiment=mine"], config_dir=folder)
-    assert found == f"model must be one of its options, got qwen9; options: hf, qwen3_4b, tiny_qwen3 ({file}:3)"
+    options = ", ".join(ConfigFolders.find().groups()["model"])
+    assert found == f"model must be one of its options, got qwen9; options: {options} ({file}:3)"
 
 
 def test_a_file_that_is_no_yaml(folder: Path) -> None:
