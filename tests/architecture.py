@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("types",),
     ("config",),
+    ("plan",),
     ("protocols",),
     ("algo",),
     ("models",),

@@ -11,11 +11,11 @@ from typing import Any
 import ray
 
 from rlscale.cluster.engine_actor import EngineActor
-from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
 from rlscale.cluster.watch import find_dead_engines, look_at, settle
 from rlscale.engines.launch import EngineLaunch
 from rlscale.errors import WorkerError
+from rlscale.plan.placement import Layout
 from rlscale.types import EngineAddress
 
 START_TIMEOUT_S = 600.0

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rlscale.cluster.placement import Layout, plan_layout
 from rlscale.cluster.preflight import eval_files
 from rlscale.config import LossType, RunConfig
 from rlscale.data.prompts import FilePromptSource, load_prompts
@@ -14,6 +13,7 @@ from rlscale.data.sft import SftSource
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
 from rlscale.models import load_tokenizer
+from rlscale.plan.placement import Layout, plan_layout
 from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
 

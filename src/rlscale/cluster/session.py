@@ -13,9 +13,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlscale.cluster.guardian import guarded_session
-from rlscale.cluster.placement import Layout
 from rlscale.config import ClusterConfig, Device
 from rlscale.errors import ConfigError, Problem
+from rlscale.plan.placement import Layout
 
 SLOT = "rlscale_slot"
 """Custom resource that stands for a GPU where there is none; as many as the run asks for."""

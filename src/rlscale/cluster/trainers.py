@@ -6,11 +6,11 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.placement import Layout
 from rlscale.cluster.session import Bundles
 from rlscale.cluster.train_actor import TrainActor
 from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.watch import settle
+from rlscale.plan.placement import Layout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
 

@@ -1,7 +1,7 @@
 """Which bundle belongs to whom."""
 
-from rlscale.cluster.placement import plan_layout
 from rlscale.config import ClusterConfig
+from rlscale.plan.placement import plan_layout
 
 
 def cluster(**values: object) -> ClusterConfig:

@@ -1,5 +1,7 @@
 """Which actor sits on which GPU. Plain arithmetic, so that the plan can be shown without Ray."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from rlscale.config import ClusterConfig
@@ -44,3 +46,34 @@ def plan_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
         gpus_per_engine=config.rollout_num_gpus_per_engine,
         colocate=config.colocate,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A GPU and who is on it, e.g. `("actor rank 3", "engine 1")`. Nodes and GPUs count from 0."""
+
+    node: int
+    gpu: int
+    actors: tuple[str, ...]
+
+
+def places(layout: Layout, *, gpus_per_node: int, has_critic: bool = False) -> list[Place]:
+    """Where every actor is when Ray fills node after node, as it does on nodes that are alike and empty.
+
+    Args:
+        layout: of the run.
+        gpus_per_node: GPUs, or on a CPU slots, of a node.
+        has_critic: each trainer's GPU holds a rank of the critic too.
+    """
+    on: list[list[str]] = [[] for _ in range(layout.num_bundles)]
+    for rank in range(layout.num_trainers):
+        on[rank].append(f"actor rank {rank}")
+        if has_critic:
+            on[rank].append(f"critic rank {rank}")
+    for engine, first in enumerate(layout.engine_bundles):
+        for bundle in range(first, first + layout.gpus_per_engine):
+            on[bundle].append(f"engine {engine}")
+    return [
+        Place(node=bundle // gpus_per_node, gpu=bundle % gpus_per_node, actors=tuple(actors))
+        for bundle, actors in enumerate(on)
+    ]

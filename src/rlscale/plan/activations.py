@@ -1,0 +1,139 @@
+"""Bytes that the forward pass of a Hugging Face decoder keeps for its backward pass, and what the latter adds.
+
+Counted from the operations of transformers' layers, and compared with torch's profiler (benchmarks/memory_model.py).
+Shape legend: H hidden width, I width of an MLP, V vocabulary, b bytes of a number of the computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlscale.plan.architecture import Architecture
+
+FLOAT32 = 4
+
+CHUNK_ELEMENTS = 2**22
+"""Logits that exist at a time where the output layer works by chunks (training/head.py)."""
+BLOCK_CHUNKS = 8
+MIN_CHUNKED_VOCABULARY = 4096
+CHUNKED_MODELS = frozenset({None, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+
+
+class Kernel(StrEnum):
+    """How attention is computed."""
+
+    fused = "fused"  # keeps its inputs, its output and a number per head
+    matrix = "matrix"  # keeps the scores of every pair of tokens of a sample
+    eager = "eager"  # keeps the scores of every pair of tokens of a micro-batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """A micro-batch as the trainer computes it."""
+
+    tokens: int
+    logit_rows: int  # tokens whose logits are computed
+    sample_len: int  # longest sample
+    dtype_bytes: int  # of a number of the computation
+    kernel: Kernel = Kernel.fused
+
+
+def norm(width: float, b: int) -> float:
+    """RMSNorm, a token: its input in float32, the normalised input, the output, and the scale."""
+    return (FLOAT32 + 2 * b) * width + FLOAT32
+
+
+def attention(a: Architecture, work: Pass) -> float:
+    """Projections, norms of heads and attention itself, a token."""
+    b, heads = work.dtype_bytes, a.num_heads
+    if a.is_latent:
+        kept = norm(a.kv_rank, b) + (norm(a.q_rank, b) if a.q_rank else 0)
+        kept += b * heads * (2 * a.query_width + a.nope_dim + a.value_dim)
+    else:
+        both = heads + a.num_kv_heads
+        kept = b * a.head_dim * (both + a.num_kv_heads)
+        if a.qk_norm:
+            kept += both * ((FLOAT32 + b) * a.head_dim + FLOAT32)
+    return kept + b * heads * a.value_width + heads * _scores(work)
+
+
+def _scores(work: Pass) -> float:
+    """What attention keeps for each token and head."""
+    probabilities = FLOAT32 + (work.dtype_bytes if work.dtype_bytes < FLOAT32 else 0)
+    match work.kernel:
+        case Kernel.fused:
+            return FLOAT32
+        case Kernel.matrix:
+            return probabilities * work.sample_len
+        case Kernel.eager:
+            return (probabilities + 1) * work.tokens
+
+
+def mlp(a: Architecture, layer: int, b: int) -> float:
+    """Gate, its activation, up and their product; with experts once for each expert that sees the token."""
+    if not a.has_experts(layer):
+        return 4 * b * a.intermediate_size
+    k = a.experts_per_token
+    routed = k * b * (4 * a.expert_size + 2 * a.hidden_size)  # gathered input and output of each expert, too
+    shared = 4 * b * a.num_shared_experts * a.expert_size
+    return routed + shared + FLOAT32 * a.num_experts + 36 * k  # router, and the order of tokens by expert
+
+
+def layer_kept(a: Architecture, layer: int, work: Pass) -> float:
+    """What one decoder layer keeps for its backward pass."""
+    num_norms = 4 if a.model_type == "glm4" else 2
+    b = work.dtype_bytes
+    return work.tokens * (num_norms * norm(a.hidden_size, b) + attention(a, work) + mlp(a, layer, b))
+
+
+def layer_backward(a: Architecture, layer: int, work: Pass) -> float:
+    """What the backward pass of a layer has beside what was kept, at most."""
+    b = work.dtype_bytes
+    width = 2 * a.intermediate_size
+    if a.has_experts(layer):
+        width = a.experts_per_token * max(2 * a.hidden_size, 3 * a.expert_size)
+    return work.tokens * b * (width + 2 * a.hidden_size)
+
+
+def layer_input(a: Architecture, work: Pass) -> float:
+    """What remains of a layer that is recomputed."""
+    return work.tokens * a.hidden_size * work.dtype_bytes
+
+
+def stem(a: Architecture, work: Pass) -> float:
+    """Outside of the layers: rotary tables, the final norm, and the rows whose logits are computed."""
+    b, head = work.dtype_bytes, a.rope_dim if a.is_latent else a.head_dim
+    stream = 2 * b * a.hidden_size if b < FLOAT32 else 0
+    return work.tokens * (norm(a.hidden_size, b) + 2 * b * head + stream) + work.logit_rows * b * a.hidden_size
+
+
+def is_chunked(a: Architecture) -> bool:
+    """Whether logits exist for a chunk of rows only."""
+    return a.vocab_size >= MIN_CHUNKED_VOCABULARY and a.model_type in CHUNKED_MODELS
+
+
+def head_forward(a: Architecture, work: Pass) -> float:
+    """Logits, their logarithms and the entropy; or a chunk of them."""
+    b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
+    if not is_chunked(a):
+        return rows * vocabulary * (b + 3 * FLOAT32)
+    chunk = min(rows, _chunk_rows(a)) * vocabulary
+    return chunk * (3 * FLOAT32 + (b if b < FLOAT32 else 0))
+
+
+def head_backward(a: Architecture, work: Pass) -> float:
+    """Gradients of logits, of the rows and of the output layer."""
+    b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
+    table = vocabulary * a.hidden_size
+    cast = b if b < FLOAT32 else 0
+    if not is_chunked(a):
+        return rows * vocabulary * (3 * FLOAT32 + cast) + b * table
+    chunk = min(rows, _chunk_rows(a)) * vocabulary
+    block = min(rows, BLOCK_CHUNKS * _chunk_rows(a)) * vocabulary * b
+    within = max(chunk * (3 * FLOAT32 + cast), chunk * 2 * FLOAT32 + cast * table)
+    return block + within + FLOAT32 * table + rows * b * a.hidden_size
+
+
+def _chunk_rows(a: Architecture) -> int:
+    return max(1, CHUNK_ELEMENTS // a.vocab_size)

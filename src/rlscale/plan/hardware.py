@@ -1,0 +1,79 @@
+"""What the hardware that a plan is made for can do, by the makers' data sheets (dense figures, no sparsity)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from rlscale.config import ComputeDtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """One accelerator and the links it has. Bandwidths are per direction."""
+
+    name: str
+    title: str
+    memory_bytes: float
+    flops: Mapping[ComputeDtype, float]  # per second
+    memory_bandwidth: float  # bytes per second
+    link_bandwidth: float  # bytes per second, to accelerators of the same node
+    network_bandwidth: float  # bytes per second, to other nodes
+    reserve_bytes: float = 0.0  # of the memory: runtime, communication buffers, fragments of the allocator
+
+
+def _gpu(
+    name: str, title: str, *, memory_gb: float, tflops: tuple[float, float], gb_s: tuple[float, float, float]
+) -> Hardware:
+    """`tflops`: bfloat16 and float32. `gb_s`: memory, link and network."""
+    return Hardware(
+        name=name,
+        title=title,
+        memory_bytes=memory_gb * 1e9,
+        flops={ComputeDtype.bfloat16: tflops[0] * 1e12, ComputeDtype.float32: tflops[1] * 1e12},
+        memory_bandwidth=gb_s[0] * 1e9,
+        link_bandwidth=gb_s[1] * 1e9,
+        network_bandwidth=gb_s[2] * 1e9,
+        reserve_bytes=3e9,
+    )
+
+
+# One rank or engine on a CPU shares the memory and has a core or two: figures measured with torch on two cores of an
+# AMD EPYC (Zen 5); data sheets of CPUs give none that a matrix product of torch comes near.
+_CPU = Hardware(
+    name="cpu",
+    title="two cores of an AMD EPYC (Zen 5), measured",
+    memory_bytes=0.0,
+    flops={ComputeDtype.bfloat16: 1.7e12, ComputeDtype.float32: 0.34e12},
+    memory_bandwidth=24e9,
+    link_bandwidth=12e9,
+    network_bandwidth=1.25e9,
+    reserve_bytes=0.5e9,
+)
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType(
+    {
+        "h100": _gpu("h100", "NVIDIA H100 SXM 80 GB", memory_gb=80, tflops=(989, 67), gb_s=(3350, 450, 50)),
+        "h200": _gpu("h200", "NVIDIA H200 SXM 141 GB", memory_gb=141, tflops=(989, 67), gb_s=(4800, 450, 50)),
+        "b200": _gpu("b200", "NVIDIA B200 180 GB", memory_gb=180, tflops=(2250, 75), gb_s=(7700, 900, 50)),
+        "a100": _gpu("a100", "NVIDIA A100 SXM 80 GB", memory_gb=80, tflops=(312, 19.5), gb_s=(2039, 300, 25)),
+        "cpu": _CPU,
+    }
+)
+
+
+def hardware_named(name: str) -> Hardware:
+    """The hardware of that name; on a CPU the memory is that of this machine."""
+    found = HARDWARE[name]
+    return replace(found, memory_bytes=memory_of_this_machine()) if name == "cpu" else found
+
+
+def memory_of_this_machine() -> float:
+    """Bytes of memory, those of the container where it has a limit."""
+    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
+    return min(total, float(text)) if text.isdigit() else total
