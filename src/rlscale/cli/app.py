@@ -5,26 +5,23 @@ Imports neither torch nor Ray: a mistake, `--help` and `--cfg job` answer at onc
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import rlscale
 from rlscale.cli.arguments import Arguments, parse_arguments
 from rlscale.cli.usage import usage
 from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
-from rlscale.config.sweep import SweepResult, run_sweep
+from rlscale.config.sweep import run_sweep
 from rlscale.errors import ConfigError, DataError, EngineError, Problem, RewardError, WeightSyncError, WorkerError
 from rlscale.observe.provenance import redact_yaml
+from rlscale.observe.sweeps import closing_lines, make_table, write_sweep
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -140,21 +137,9 @@ def _run_sweep(arguments: Arguments, run_job: RunJob) -> int:
             raise
 
     result = run_sweep(arguments.overrides, run_loaded=run_loaded, config_dir=arguments.config_dir)
-    rows = [asdict(job) for job in result.jobs]
-    (result.folder / "results.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    _show_table(result)
+    files = write_sweep(result)
+    Console().print(make_table(result))
+    sys.stdout.writelines(f"{line}\n" for line in closing_lines(result, files))
+    if result.interrupted:
+        raise KeyboardInterrupt
     return FAILED if any(job.error for job in result.jobs) else OK
-
-
-def _show_table(result: SweepResult) -> None:
-    """One row per job: what it had of its own, its objective or its error, and its folder."""
-    common = set.intersection(*(set(job.overrides) for job in result.jobs))
-    table = Table(title=f"{len(result.jobs)} jobs, {result.folder}", title_justify="left")
-    for heading in ("job", "overrides", "objective", "seconds", "run folder or error"):
-        table.add_column(heading, justify="right" if heading in ("job", "objective", "seconds") else "left")
-    for job in result.jobs:
-        own = "\n".join(word for word in job.overrides if word not in common)
-        objective = "failed" if job.error else "-" if job.objective is None else f"{job.objective:.4g}"
-        last = Text((job.error or "").splitlines()[0] if job.error else job.run_dir)
-        table.add_row(str(job.index + 1), Text(own), objective, f"{job.seconds:.1f}", last)
-    Console().print(table)

@@ -17,19 +17,22 @@ examples:
   rlscale-train experiment=qwen3_4b_grpo                   Qwen3-4B on one node of 8 GPUs
   rlscale-train experiment=qwen3_4b_grpo on=cpu            the same experiment here, small
   rlscale-train algo=gspo optim.lr=1e-4                    change an option and a value
-  rlscale-train -m algo.eps_clip=0.1,0.2 optim.lr=1e-5,3e-5   four jobs, one after another
+  rlscale-train -m algo.eps_clip=0.1,0.2 optim.lr=1e-5,3e-5   four jobs, a table and a picture
 
 flags:
   -h, --help          this text
   --version           the version
   --cfg job           print the complete config and start nothing
-  -m, --multirun      one job for each combination of values given as a,b,c
+  -m, --multirun      one job for each combination of values given as a,b,c; side by side with
+                      hydra/launcher=joblib; values chosen by optuna with hydra/sweeper=optuna
   --config-dir DIR    also take experiments and options from DIR, laid out like conf/
+  -sc install=SHELL   completion for bash, zsh or fish: eval "$(rlscale-train -sc install=bash)"
 
 groups and their options:
 {groups}
 
-keys (documented in docs/reference/<group>.md):
+groups and how many keys they have (rlscale-config help <group> documents them,
+rlscale-config explain <key> tells one's value and who set it):
 {keys}
 """
 
@@ -42,8 +45,9 @@ def usage(groups: Mapping[str, Sequence[str]]) -> str:
     )
     by_group: dict[str, int] = {}
     for key in keys().values():
-        by_group[key.group] = by_group.get(key.group, 0) + 1
-    counted = ", ".join(f"{group}.* ({number})" for group, number in by_group.items())
+        if key.group:
+            by_group[key.group] = by_group.get(key.group, 0) + 1
+    counted = ", ".join(f"{group} {number}" for group, number in by_group.items())
     return _TEXT.format(groups=options, keys=_wrap(counted))
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from rlscale.cli.app import main_train
 from rlscale.config import RunConfig
+from rlscale.config.folder import ConfigFolders
 from rlscale.errors import ConfigError, DataError, Problem, WorkerError
 
 
@@ -95,8 +96,10 @@ def test_cfg_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_train(["--help"], run_job=Jobs()) == 0
     text = capsys.readouterr().out
-    assert "experiment  quickstart" in text and "--multirun" in text and "algo.* (" in text
-    assert max(len(line) for line in text.splitlines()) <= 100 and len(text.splitlines()) < 50
+    groups = ConfigFolders.find().groups()
+    assert all(f"\n  {group:<12}{options[0]}" in text for group, options in groups.items())
+    assert "quickstart" in text and "--multirun" in text and "rlscale-config help" in text
+    assert max(len(line) for line in text.splitlines()) <= 100 and len(text.splitlines()) < 60
     assert main_train(["--version"], run_job=Jobs()) == 0
     assert capsys.readouterr().out.startswith("rlscale ")
 
@@ -109,7 +112,21 @@ def test_a_sweep_ends_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "RuntimeError: engine 0 died" in out and "failed" in out and "0.25" in out
     assert "job 2: experiment=quickstart algo.eps_clip=0.25" in err and "Traceback" in err
     (file,) = Path("runs/sweeps").glob("*/results.json")
+    assert {each.name for each in file.parent.glob("*.*")} >= {"results.csv", "objective.png"}
+    assert "best: job 2, objective 0.25  algo.eps_clip=0.25" in out
     assert [row["error"] for row in json.loads(file.read_text())] == ["RuntimeError: engine 0 died", None]
+
+
+def test_an_interrupted_sweep_still_ends_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = Jobs()
+
+    def run_job(config: RunConfig) -> Result:
+        if jobs.ran:
+            raise KeyboardInterrupt
+        return jobs(config)
+
+    assert main_train(["-m", "algo.eps_clip=0.1,0.2,0.3"], run_job=run_job) == 130
+    assert "best: job 1" in capsys.readouterr().out
 
 
 def test_a_sweep_without_failure_ends_well() -> None:

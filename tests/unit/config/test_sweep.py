@@ -1,14 +1,29 @@
 """Several jobs: all checked before the first, one after another, a failed one among the others."""
 
+import os
 import pickle
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlscale.config import Loaded, load_config
-from rlscale.config.sweep import JobRecord, Outcome, SweepResult, run_sweep
+from rlscale.config.sweep import Direction, JobRecord, Outcome, SweepResult, run_sweep
 from rlscale.errors import ConfigError
+
+ALONE = (
+    "model=tiny_qwen3",
+    "data=arithmetic",
+    "data.num_rollout=1",
+    "rollout=embedded",
+    "reward=exact_match",
+    "cluster=cpu",
+    "train=fsdp",
+    "batch.rollout_batch_size=4",
+    "batch.n_samples_per_prompt=4",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +99,125 @@ def test_an_outcome_travels_between_processes() -> None:
     record = JobRecord(index=0, overrides=("a=1",), seconds=1.0, run_dir="r", objective=0.5)
     outcome = pickle.loads(pickle.dumps(Outcome(record)))
     assert outcome == 0.5 and outcome.record == record
+
+
+def test_a_sweep_without_an_experiment_stays_without_one(tmp_path: Path) -> None:
+    _, ran = sweep("experiment=null", "algo.eps_clip=0.1,0.2", *ALONE)
+    assert [loaded.config.run.experiment for loaded in ran] == [None, None]
+
+
+def test_it_knows_what_was_swept_and_which_job_was_best() -> None:
+    result, _ = sweep("algo.eps_clip=0.1,0.2", "algo=gspo,cispo", "train.seed=1")
+    assert result.swept == ("algo.eps_clip", "algo")
+    assert result.best is not None and result.best.index == 2
+    assert replace(result, direction=Direction.minimize).best == result.jobs[0]
+
+
+def test_optuna_searches_for_the_best_objective() -> None:
+    result, ran = sweep(
+        "hydra/sweeper=optuna", "hydra.sweeper.n_trials=25", "algo.eps_clip=interval(0.1,0.9)", "algo=gspo,cispo"
+    )
+    values = [loaded.config.algo.eps_clip for loaded in ran]
+    assert len(result.jobs) == len(set(values)) == 25
+    assert all(0.1 <= value <= 0.9 for value in values)
+    later = values[15:]
+    assert sum(later) / len(later) > sum(values[:10]) / 10  # the objective is eps_clip
+    assert {loaded.config.algo.advantage_estimator for loaded in ran} == {"gspo", "cispo"}
+    again, _ = sweep("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "algo.eps_clip=interval(0.1,0.9)")
+    other, _ = sweep(
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=3",
+        "hydra.sweeper.seed=1",
+        "algo.eps_clip=interval(0.1,0.9)",
+    )
+    assert again.jobs[0].objective != other.jobs[0].objective
+
+
+def test_optuna_can_minimize_and_goes_on_after_a_failure() -> None:
+    result, _ = sweep(
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=6",
+        "hydra.sweeper.n_jobs=2",
+        "hydra.sweeper.direction=minimize",
+        "hydra.sweeper.sampler=random",
+        "optim.lr=1e-5,3e-5",
+        "algo.eps_clip=tag(log, interval(0.01,1))",
+    )
+    assert len(result.jobs) == 6
+    failed = [job for job in result.jobs if job.error is not None]
+    assert failed and len(failed) < 6 and all(job.error == "RuntimeError: engine 0 died" for job in failed)
+    assert result.best is not None
+    assert result.best.objective == min(job.objective for job in result.jobs if job.objective is not None)
+
+
+def test_values_that_break_a_rule_later_are_a_row_and_repeated_ones_run_once() -> None:
+    result, ran = sweep(
+        "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "batch.global_batch_size=interval(192,193)"
+    )
+    assert [loaded.config.batch.global_batch_size for loaded in ran] == [192], "a choice made before is not run again"
+    told = {job.overrides[-1]: job.error for job in result.jobs if job.error is not None}
+    assert set(told) == {"batch.global_batch_size=193"}
+    assert all("batch.global_batch_size must" in str(error) for error in told.values())
+    assert sorted(job.index for job in result.jobs) == [0, 1]
+
+
+def test_the_ends_of_an_interval_are_checked_before_the_first_job() -> None:
+    with pytest.raises(ConfigError, match=r"algo\.eps_clip must be > 0, got 0\.0"):
+        sweep("hydra/sweeper=optuna", "algo.eps_clip=interval(0.0,0.5)", "algo=gspo,cispo,grpo")
+    with pytest.raises(ConfigError, match=r"rollout\.top_k must be an integer"):
+        sweep("hydra/sweeper=optuna", "rollout.top_k=interval(0.5,8)")
+    with pytest.raises(ConfigError, match=r"optim\.lr must be >= 0"):
+        sweep("hydra/sweeper=optuna", "algo.eps_clip=interval(0.1,0.5)", "optim.lr=-1")
+
+
+def test_an_interval_needs_a_sweeper_that_chooses() -> None:
+    with pytest.raises(ConfigError, match="add hydra/sweeper=optuna"):
+        sweep("algo.eps_clip=interval(0.1,0.5)")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("hydra/sweeper=optna", "hydra/sweeper must be one of its options, got optna; did you mean optuna?"),
+        ("hydra/launcher=slurm", "hydra/launcher must be one of its options, got slurm; options: basic, joblib"),
+        ("hydra.sweep.drr=x", "hydra.sweep.drr must be a key of Hydra, got x; did you mean hydra.sweep.dir?"),
+        ("hydra.sweeper.n_trials=3", "hydra.sweeper.n_trials must be a key of Hydra"),
+    ],
+)
+def test_a_wrong_word_about_hydra_is_told_with_the_other_mistakes(word: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sweep(word, "algo.eps_clip=0.1,-1")
+    texts = [str(problem) for problem in caught.value.problems]
+    assert any(text.startswith(told) for text in texts), texts
+    assert any(text.startswith("algo.eps_clip must be > 0") for text in texts)
+    assert "append" not in str(caught.value)
+
+
+def objective_of(index: int, loaded: Loaded) -> float:
+    """A job in a process: it may die, or fail."""
+    if loaded.config.algo.eps_clip == 0.3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if loaded.config.algo.eps_clip == 0.4:
+        raise RuntimeError("engine 0 died")
+    return loaded.config.algo.eps_clip
+
+
+def test_joblib_runs_jobs_in_processes_and_one_that_dies_is_a_row() -> None:
+    words = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "algo.eps_clip=0.1,0.2,0.3,0.4,0.5")
+    result = run_sweep(words, run_loaded=objective_of)
+    assert [job.objective for job in result.jobs] == [0.1, 0.2, None, None, 0.5]
+    assert [job.index for job in result.jobs] == [0, 1, 2, 3, 4]
+    errors = [job.error for job in result.jobs]
+    assert "its process died" in str(errors[2]) and errors[3] == "RuntimeError: engine 0 died"
+
+
+def test_what_had_ended_when_it_was_interrupted_is_kept() -> None:
+    def run_loaded(index: int, loaded: Loaded) -> float:
+        if index == 1:
+            raise KeyboardInterrupt
+        return 0.5
+
+    result = run_sweep(("algo.eps_clip=0.1,0.2,0.3",), run_loaded=run_loaded)
+    assert result.interrupted and [job.objective for job in result.jobs] == [0.5]
+    again = run_sweep(("algo.eps_clip=0.1,0.2,0.3",), run_loaded=lambda index, loaded: 0.1)
+    assert [job.objective for job in again.jobs] == [0.1, 0.1, 0.1]

@@ -1,0 +1,105 @@
+"""What the jobs of a sweep made of themselves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+JOBS_FOLDER = "jobs"
+
+
+class Direction(StrEnum):
+    """Which objective is the better one."""
+
+    maximize = "maximize"
+    minimize = "minimize"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """How one job of a sweep ended."""
+
+    index: int  # 0-based
+    overrides: tuple[str, ...]  # of this job, as a user would type them
+    seconds: float
+    run_dir: str
+    objective: float | None = None
+    error: str | None = None  # None: it succeeded
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The overrides by key or group."""
+        return dict(word.split("=", 1) for word in self.overrides if "=" in word)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """All jobs of a sweep, in order; when it was interrupted, those that had ended."""
+
+    folder: Path
+    jobs: tuple[JobRecord, ...]
+    direction: Direction = Direction.maximize
+    interrupted: bool = False
+
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """Keys and groups whose values differ between the jobs, in the order in which they were typed."""
+        values = [job.values for job in self.jobs]
+        named = dict.fromkeys(name for each in values for name in each)
+        return tuple(name for name in named if len({each.get(name) for each in values}) > 1)
+
+    @property
+    def best(self) -> JobRecord | None:
+        """The job with the best objective, the first of equals; None when no job has one."""
+        done = [(job.objective, job) for job in self.jobs if job.objective is not None]
+        sign = -1 if self.direction == Direction.maximize else 1
+        return min(done, key=lambda pair: sign * pair[0])[1] if done else None
+
+
+class Outcome(float):
+    """The objective that a sweeper optimises (NaN: failed, or none) together with the record of its job."""
+
+    record: JobRecord
+
+    def __new__(cls, record: JobRecord) -> Outcome:
+        outcome = super().__new__(cls, math.nan if record.objective is None else record.objective)
+        outcome.record = record
+        return outcome
+
+    def __reduce__(self) -> tuple[type[Outcome], tuple[JobRecord]]:
+        return type(self), (self.record,)
+
+
+class RecordFolder:
+    """A file per job that has ended, so that what is done outlives a process that dies or is interrupted."""
+
+    def __init__(self, sweep_folder: Path) -> None:
+        self._folder = sweep_folder / JOBS_FOLDER
+
+    def clear(self) -> None:
+        """Forgets the jobs of an earlier sweep in this folder."""
+        for file in self._folder.glob("*.json"):
+            file.unlink()
+
+    def write(self, record: JobRecord) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"{record.index}.json"
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+
+    def read(self, index: int) -> JobRecord | None:
+        file = self._folder / f"{index}.json"
+        if not file.is_file():
+            return None
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
+
+    def read_all(self) -> Sequence[JobRecord]:
+        """In the order of the jobs."""
+        indices = sorted(int(file.stem) for file in self._folder.glob("*.json"))
+        return [record for index in indices if (record := self.read(index)) is not None]
