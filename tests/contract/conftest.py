@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlscale.config.sglang_arguments import DESCRIBE
+from rlscale.config.passing.known import DESCRIBE
+from rlscale.config.passing.of_sglang import CLASSES, DISTRIBUTION
 from rlscale.config.sglang_python import check_python, find_python
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch_sglang import SglangLaunch
@@ -152,7 +153,7 @@ def sglang_launch(model: Path) -> SglangLaunch:
 
 def describe_installed() -> Any:
     """What describe.py prints in the interpreter that has SGLang."""
-    command = [str(find_python(None)), str(DESCRIBE)]
+    command = [str(find_python(None)), str(DESCRIBE), DISTRIBUTION, *CLASSES]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

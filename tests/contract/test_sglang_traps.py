@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rlscale.config.sglang_arguments import RECORDED, known_arguments
+from rlscale.config.passing.of_sglang import RECORDED, known_arguments
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams, WeightGroup

@@ -9,7 +9,8 @@ import pytest
 
 from rlscale.config import load_config, to_dict, to_yaml
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.sglang_arguments import OURS, RECORDED, fits, in_words, known_arguments
+from rlscale.config.passing.kinds import fits, in_words
+from rlscale.config.passing.of_sglang import OURS, RECORDED, known_arguments
 from rlscale.config.sglang_python import check_python, find_python, look_into, version_numbers
 from tests.unit.config.interpreters import add_sglang, fake_interpreter
 from tests.unit.config.mistakes import mistakes, only_mistake
@@ -194,3 +195,28 @@ def test_several_engines_of_sglang_get_a_router() -> None:
     assert off.router.enabled is False
     asked = load_config(["router.enabled=true", "router.max_connections=7", "router.timeout_s=5"])
     assert asked.router.enabled is True and asked.router.max_connections == 7 and asked.router.timeout_s == 5
+
+
+def test_a_wrong_interpreter_is_told_with_the_other_mistakes(tmp_path: Path) -> None:
+    without = fake_interpreter(tmp_path, sglang=None)
+    for python in ("/no/such/python", str(without)):
+        found = mistakes(SGLANG, f"sglang.python={python}", "sglang.pag_size=1", "optim.lr=-1")
+        assert {line.split(" ")[0] for line in found} == {"sglang.python", "sglang.pag_size", "optim.lr"}
+    elsewhere = [SGLANG, "sglang.python=/no/such/python", "cluster.ray_address=10.0.0.1:6379"]
+    assert mistakes(*elsewhere) == [], "it is on the machines of the cluster"
+    assert mistakes("sglang.python=/no/such/python") == [], "nobody asks for SGLang"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("mem_fraction", "mem_fraction_static"),
+        ("mem_fracton", "mem_fraction_static"),
+        ("no_radix_cache", "disable_radix_cache"),
+        ("chunked_prefill", "chunked_prefill_size"),
+        ("max_running", "max_running_requests"),
+        ("moe_backend", "moe_a2a_backend"),
+    ],
+)
+def test_a_name_that_is_far_off_gets_the_one_with_its_words(name: str, meant: str) -> None:
+    assert f"did you mean sglang.{meant}?" in only_mistake([SGLANG, f"sglang.{name}=1"])

@@ -29,6 +29,7 @@ from rlscale.config.rules.batch import (
     prompts_are_given,
     run_has_a_length,
 )
+from rlscale.config.rules.engines import interpreter_has_sglang
 from rlscale.config.rules.model import heads_divide, lengths_fit, model_has_one_source, top_k_is_off_or_positive
 from rlscale.config.rules.optim import one_warmup, schedule_is_ordered
 from rlscale.config.rules.placement import (
@@ -91,6 +92,7 @@ RULES: tuple[Rule, ...] = (
     trainer_fits_a_node,
     engines_have_gpus,
     engines_divide_gpus,
+    interpreter_has_sglang,
     shared_gpus_take_turns,
     samples_are_scored,
     reward_has_labels,

@@ -1,15 +1,19 @@
-"""Prints the arguments of the installed SGLang as JSON: `{"version": ..., "types": {"tp_size": "int", ...}}`.
+"""Prints the fields of a library's classes as JSON: `describe.py <distribution> <module>:<class> ...`.
+
+The answer is `{"version": ..., "types": {"tp_size": "int", ...}}`.
 
 A type is text: kinds joined by `|`, of `bool int float str null dict any`, `list[<type>]`, and choices in JSON quotes.
-Run by its path, in SGLang's interpreter. Takes some seconds, which are SGLang's import.
+Run by its path, in an interpreter that has the library but perhaps not rlscale. Takes as long as the library's import.
 """
 
 import enum
+import importlib
 import json
 import sys
 import types
 import typing
 from collections.abc import Iterable
+from importlib import metadata
 
 _NAMES: dict[object, str] = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
 
@@ -40,17 +44,18 @@ def describe(record: type) -> dict[str, str]:
     """Public fields of a dataclass, or of a msgspec struct, as older and newer versions have them, with their types."""
     names = getattr(record, "__struct_fields__", None) or getattr(record, "__dataclass_fields__", None)
     if not names:
-        raise TypeError(f"SGLang's arguments must be a msgspec struct or a dataclass, got {record!r}")
+        raise TypeError(f"a class of arguments must be a msgspec struct or a dataclass, got {record!r}")
     hints = typing.get_type_hints(record, include_extras=True)
     return {name: type_text(hints[name]) for name in names if not name.startswith("_")}
 
 
 def main() -> None:
-    # Only there when this runs in SGLang's interpreter.
-    import sglang
-    from sglang.srt.server_args import ServerArgs
-
-    json.dump({"version": sglang.__version__, "types": describe(ServerArgs)}, sys.stdout, indent=0, sort_keys=True)
+    distribution, *classes = sys.argv[1:]
+    found: dict[str, str] = {}
+    for path in classes:
+        module, _, name = path.partition(":")
+        found |= describe(getattr(importlib.import_module(module), name))
+    json.dump({"version": metadata.version(distribution), "types": found}, sys.stdout, indent=0, sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""Records what the installed SGLang or Megatron-core takes, for where neither is installed.
+
+    python scripts/record_arguments.py megatron                       # in the interpreter that runs this
+    python scripts/record_arguments.py sglang --python <interpreter>
+
+Writes `src/rlscale/config/passing/<name>_arguments.json`: names and types, by which `megatron.<field>` and
+`sglang.<argument>` are checked.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from rlscale.config.passing import of_megatron, of_sglang
+from rlscale.config.passing.known import DESCRIBE
+
+LIBRARIES = {"megatron": of_megatron, "sglang": of_sglang}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter that has the library")
+    arguments = parser.parse_args()
+    library = LIBRARIES[arguments.library]
+    command = [str(arguments.python), str(DESCRIBE), library.DISTRIBUTION, *library.CLASSES]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    library.RECORDED.write_text(done.stdout.rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Group `megatron`: fields of Megatron-core's configs are keys, checked by name and type without the library."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlscale.config import to_dict
+from rlscale.config.load import load_config_with_notes
+from rlscale.config.passing import check_passed, of_megatron
+from rlscale.config.passing.kinds import fits, in_words
+from rlscale.config.schema import keys
+from tests.unit.config.mistakes import mistakes, only_mistake
+
+MODULE = """
+from dataclasses import dataclass
+from typing import Callable
+@dataclass
+class MLATransformerConfig:
+    num_layers: int = 0
+    brand_new: bool = False
+    hook: Callable | None = None
+"""
+
+
+def test_fields_of_both_configs_are_keys_of_the_group() -> None:
+    words = ["megatron.sequence_parallel=true", "megatron.overlap_param_gather=true", "megatron.bf16=false"]
+    loaded = load_config_with_notes(words)
+    assert loaded.config.megatron.core_args == {"sequence_parallel": True, "overlap_param_gather": True}
+    assert to_dict(loaded.config)["megatron"]["sequence_parallel"] is True
+    assert "megatron.sequence_parallel is ignored: train.backend is not megatron" in loaded.warnings
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("megatron.sequence_parallel=4", "megatron.sequence_parallel must be true or false, got 4"),
+        ("megatron.moe_router_dtype=8", "megatron.moe_router_dtype must be"),
+        ("megatron.sequence_paralel=true", "did you mean megatron.sequence_parallel?"),
+        ("megatron.context_paralel_size=2", "did you mean megatron.context_parallel_size?"),
+        ("megatron.tp=2", "did you mean megatron.tensor_model_parallel_size?"),
+        ("megatron.pp_size=2", "did you mean megatron.pipeline_model_parallel_size?"),
+        ("megatron.ep=2", "did you mean megatron.expert_model_parallel_size?"),
+        ("megatron.cp=2", "did you mean megatron.context_parallel_size?"),
+        ("megatron.recompute_layers=2", "did you mean megatron.recompute_num_layers?"),
+        ("megatron.lr=1", "megatron.lr must be left to rlscale, got 1; set optim.lr"),
+        ("megatron.num_layers=1", "megatron.num_layers must be left to rlscale, got 1; set model.num_layers"),
+        ("megatron.activation_func=gelu", "megatron.activation_func must be left out, got gelu; it is an object of"),
+        ("megatron.qqqqqqqq=1", "must be a key of this group or a field of Megatron-core 0.16.1's TransformerConfig"),
+        ("megatron.rope_type=yran", "did you mean yarn?"),
+    ],
+)
+def test_a_wrong_key_or_value_is_told(word: str, told: str) -> None:
+    assert told in only_mistake([word])
+
+
+def test_mistakes_about_both_libraries_are_told_together() -> None:
+    found = mistakes("rollout=sglang", "sglang.pag_size=1", "megatron.tp=2", "megatron.lr=1")
+    assert {line.split(" ")[0] for line in found} == {"sglang.pag_size", "megatron.tp", "megatron.lr"}
+
+
+def test_what_rlscale_sets_itself_are_fields_that_it_has_keys_for() -> None:
+    known = of_megatron.known_arguments().types
+    assert set(known) >= set(of_megatron.OURS) | set(of_megatron.ABBREVIATIONS.values())
+    assert {fix.split(" ")[1] for fix in of_megatron.OURS.values()} <= set(keys())
+
+
+def test_every_recorded_type_can_be_checked_and_put_in_words() -> None:
+    types = json.loads(of_megatron.RECORDED.read_text())["types"]
+    assert len(types) > 250
+    for kind in types.values():
+        fits("?", kind)
+        assert in_words(kind)
+
+
+def test_another_installed_version_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSCALE_CACHE", str(tmp_path / "cache"))
+    package = tmp_path / "megatron" / "core"
+    for folder in (package.parent, package, package / "transformer"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (package / "transformer" / "transformer_config.py").write_text(MODULE)
+    (package / "optimizer.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass OptimizerConfig:\n  a: int\n"
+    )
+    info = tmp_path / "megatron_core-0.99.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: megatron-core\nVersion: 0.99.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # The interpreter that is asked is a process of its own, which knows nothing of this one's path.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    passed = check_passed({"megatron.brand_new": True, "megatron.bf17": 1}, {}, lambda path: "")
+    assert passed.values == {"megatron": {"brand_new": True}}
+    assert "Megatron-core 0.99.0's" in str(passed.problems[0])
