@@ -10,9 +10,22 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 INTEGRATION = Path(__file__).parent / "integration"
+ARGUMENTS = Path(__file__).parent / "unit" / "config" / "test_arguments_csv.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if INTEGRATION in item.path.parents:
             item.add_marker(pytest.mark.integration)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much of the table of arguments is built, after the tests that compare it."""
+    ran = (report for reports in terminalreporter.stats.values() for report in reports)
+    if not any(ARGUMENTS.name in getattr(report, "nodeid", "") for report in ran):
+        return
+    # Only now: it imports the configuration, which most sessions of chosen tests need not.
+    from tests.unit.config.arguments import progress
+
+    for line in progress().lines():
+        terminalreporter.write_line(line)

@@ -77,6 +77,11 @@ nox > Session unit failed
         ),
         ("======== 5 passed in 0.50s ========\n", 0, "==== all sessions passed: 5 passed in 0.50s ====\n"),
         ("nox > Session lint was successful.\n", 0, ""),
+        (
+            "arguments.csv: 2 arguments: 1 built, 1 not yet\n== 5 passed in 0.50s ==\n",
+            0,
+            "arguments.csv: 2 arguments: 1 built, 1 not yet\n==== all sessions passed: 5 passed in 0.50s ====\n",
+        ),
     ],
 )
 def test_the_pytest_runs_are_added_up(tmp_path: Path, log: str, status: int, line: str) -> None:

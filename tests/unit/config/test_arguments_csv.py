@@ -1,50 +1,56 @@
-"""The keys that are built against the table of arguments: same default, same type, at least its choices."""
+"""Every row of the table of arguments is a key with its type, default and choices, or the value of a preset."""
 
-import csv
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 
 from rlscale.config.schema import keys
+from tests.unit.config.arguments import differences, progress, rows
 
-TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
-TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[str]": list[str], "list[int]": list[int]}
-
-
-def rows() -> Iterator[dict[str, str]]:
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        yield from (row for row in csv.DictReader(file) if row["key"] in keys() and not row["experiment"])
+NUM_ROWS = 261
 
 
-ROWS = list(rows())
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['key']}:{row['argument']}:{row['experiment']}")
+def test_a_row_is_a_key_or_a_value_of_a_preset(row: Mapping[str, str]) -> None:
+    assert differences(row) == []
 
 
-def test_the_table_covers_most_keys() -> None:
-    assert len({row["key"] for row in ROWS}) > 70
+def test_the_report_counts_every_row_once_and_knows_what_is_missing() -> None:
+    found = progress()
+    assert sum(found.counts.values()) == len(rows()) == NUM_ROWS
+    assert found.counts["missing"] == 0, found.missing
+    assert sum(found.waiting.values()) == found.counts["not yet"]
+    assert found.lines()[0].startswith(f"arguments.csv: {NUM_ROWS} arguments: {found.counts['built']} built, ")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['key']}:{row['argument']}")
-def test_default_and_choices(row: dict[str, str]) -> None:
-    key = keys()[row["key"]]
-    assert key.required == (row["default"] == "required")
-    if not key.required:
-        default: Any = json.loads(row["default"])
-        assert key.default == default and isinstance(key.default, bool) == isinstance(default, bool)
-        assert key.optional == (default is None)
-    if row["choices"] and key.choices:
-        assert set(row["choices"].split("|")) <= set(key.choices)
+WRONG = {
+    "key": "optim.lrr",
+    "type": "float",
+    "default": "null",
+    "choices": "",
+    "experiment": "",
+}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['key']}:{row['argument']}")
-def test_type(row: dict[str, str]) -> None:
-    key = keys()[row["key"]]
-    kind = row["type"].split(" ")[0].split("(")[0]
-    if kind == "json":
-        assert key.is_mapping
-    elif kind == "flag":
-        assert key.type is bool
-    else:
-        assert key.type == TYPES[kind] or (kind == "str" and key.choices)
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, "there is no such key"),
+        ({"key": "optim.lr", "type": "int"}, "its type must be int, got a number or null"),
+        ({"key": "optim.lr", "default": "0.1"}, "its default must be 0.1, got None"),
+        ({"key": "optim.name", "type": "str", "default": '"adam"', "choices": "adam|sgd"}, "its choices must have sgd"),
+        ({"key": "optim.lr", "experiment": "nosuch", "default": "1.0"}, "there is no experiment=nosuch"),
+        (
+            {"key": "optim.lr", "experiment": "quickstart", "default": "9.0"},
+            "experiment=quickstart must have 9.0, got 0.0005",
+        ),
+    ],
+)
+def test_a_difference_is_found(change: Mapping[str, str], told: str) -> None:
+    (found,) = differences(WRONG | change)
+    assert found.startswith(told.partition(", got 0")[0])
+
+
+def test_required_keys_are_those_of_the_table() -> None:
+    named = {row["key"] for row in rows() if row["default"] == "required"}
+    assert named == {key.path for key in keys().values() if key.required}

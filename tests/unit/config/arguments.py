@@ -1,0 +1,115 @@
+"""The table of arguments beside the keys: what of it is built, not built yet, or missing."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlscale.config.compose import compose
+from rlscale.config.folder import ConfigFolders
+from rlscale.config.overrides import parse_command_line
+from rlscale.config.schema import Key, keys
+from rlscale.config.unbuilt import unbuilt
+
+TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[str]": list[str], "list[int]": list[int]}
+
+
+def rows() -> list[dict[str, str]]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def differences(row: Mapping[str, str]) -> list[str]:
+    """How a key, or the value of a preset, is not what a row of the table says; empty when it is."""
+    key = keys().get(row["key"])
+    if key is None:
+        return ["there is no such key"]
+    if row["experiment"]:
+        return _preset_differences(row)
+    return [*_type_differences(row, key), *_default_differences(row, key), *_choice_differences(row, key)]
+
+
+def _type_differences(row: Mapping[str, str], key: Key) -> list[str]:
+    kind = row["type"].split(" ")[0].split("(")[0]
+    if kind == "json":
+        right = key.is_mapping
+    elif kind == "flag":
+        right = key.type is bool
+    else:
+        right = key.type == TYPES[kind] or (kind == "str" and bool(key.choices))
+    return [] if right else [f"its type must be {row['type']}, got {key.type_text}"]
+
+
+def _default_differences(row: Mapping[str, str], key: Key) -> list[str]:
+    if key.required or row["default"] == "required":
+        same = key.required and row["default"] == "required"
+    else:
+        default: Any = json.loads(row["default"])
+        same = key.default == default and isinstance(key.default, bool) == isinstance(default, bool)
+        same = same and key.optional == (default is None)
+    return [] if same else [f"its default must be {row['default']}, got {key.default!r}"]
+
+
+def _choice_differences(row: Mapping[str, str], key: Key) -> list[str]:
+    lacking = set(row["choices"].split("|") if row["choices"] else ()) - set(key.choices)
+    return [f"its choices must have {name}" for name in sorted(lacking)]
+
+
+def _preset_differences(row: Mapping[str, str]) -> list[str]:
+    if row["experiment"] not in ConfigFolders.find().groups()["experiment"]:
+        return [f"there is no experiment={row['experiment']}"]
+    node: Any = _preset(row["experiment"])
+    for name in row["key"].split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    value = keys()[row["key"]].default if node is None else node
+    wanted = json.loads(row["default"])
+    return [] if value == wanted else [f"experiment={row['experiment']} must have {wanted}, got {value}"]
+
+
+@cache
+def _preset(name: str) -> Mapping[str, Any]:
+    folders = ConfigFolders.find()
+    line = parse_command_line([f"experiment={name}"], folders.groups())
+    return compose(line.words, command_line_keys=line.keys, folders=folders).values
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How many rows of the table there are of each kind."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    waiting: Counter[str] = field(default_factory=Counter)  # rows by the part they wait for
+    missing: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The report at the end of the tests."""
+        total = sum(self.counts.values())
+        kinds = ", ".join(f"{self.counts[kind]} {kind}" for kind in ("built", "built in part", "not yet", "missing"))
+        found = [f"arguments.csv: {total} arguments: {kinds}"]
+        if self.waiting:
+            parts = ", ".join(f"{name} {number}" for name, number in self.waiting.most_common())
+            found.append(f"arguments.csv: not yet, by part: {parts}")
+        return found + [f"arguments.csv: missing: {text}" for text in self.missing]
+
+
+def progress() -> Progress:
+    """The whole table."""
+    found = Progress()
+    for row in rows():
+        wrong, built = differences(row), unbuilt().get(row["key"])
+        if wrong:
+            found.counts["missing"] += 1
+            found.missing += [f"{row['key']}: {text}" for text in wrong]
+        elif built is None:
+            found.counts["built"] += 1
+        elif len(built.values) > 1:
+            found.counts["built in part"] += 1
+        else:
+            found.counts["not yet"] += 1
+            found.waiting[built.waits_for] += 1
+    return found
