@@ -15,10 +15,12 @@ from rich.console import Console
 
 import rlscale
 from rlscale.cli.arguments import Arguments, parse_arguments
+from rlscale.cli.mistakes import mistakes_text
 from rlscale.cli.usage import usage
 from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.sweep import run_sweep
+from rlscale.config.view.completion import run_completion
 from rlscale.errors import ConfigError, DataError, EngineError, Problem, RewardError, WeightSyncError, WorkerError
 from rlscale.observe.provenance import redact_yaml
 from rlscale.observe.sweeps import closing_lines, make_table, write_sweep
@@ -60,10 +62,7 @@ def main_train(argv: Sequence[str], *, run_job: RunJob, report: Report = no_repo
     try:
         return _run(parse_arguments(argv), run_job, report)
     except ConfigError as error:
-        number = len(error.problems)
-        heading = "1 mistake" if number == 1 else f"{number} mistakes"
-        lines = "".join(f"  {problem}\n" for problem in error.problems)
-        sys.stderr.write(f"rlscale-train: {heading}, nothing was started\n{lines}")
+        sys.stderr.write(mistakes_text("rlscale-train", error))
         return WRONG_INPUT
     except DataError as error:
         sys.stderr.write(f"rlscale-train: {error}\n")
@@ -79,6 +78,9 @@ def main_train(argv: Sequence[str], *, run_job: RunJob, report: Report = no_repo
 def _run(arguments: Arguments, run_job: RunJob, report: Report) -> int:
     if arguments.help:
         sys.stdout.write(usage(ConfigFolders.find(arguments.config_dir).groups()))
+        return OK
+    if arguments.completion is not None:
+        run_completion(arguments.completion, ConfigFolders.find(arguments.config_dir))
         return OK
     if arguments.version:
         sys.stdout.write(f"rlscale {rlscale.__version__}\n")
