@@ -1,6 +1,10 @@
 """Every YAML file loads, and what the user typed wins over every experiment and overlay."""
 
+import csv
+import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +12,22 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from rlscale.config import Loaded, load_config, load_config_with_notes
+from rlscale.config import load_config, load_config_with_notes
 from rlscale.config.compose import compose
 from rlscale.config.folder import ConfigFolders, packaged_folder
 from rlscale.config.overrides import parse_command_line
+from rlscale.config.passing import is_passed
 from rlscale.config.schema import keys
 from tests.unit.config.mistakes import mistakes
+
+TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
 
 FOLDERS = ConfigFolders.find()
 GROUPS = FOLDERS.groups()
 EXPERIMENTS = GROUPS["experiment"]
+LENGTHS = {"algo.overlong_buffer_len"}  # of an algorithm, that responses of another length would not fit
+RUN_AS_THEY_ARE = {"quickstart", "quickstart_warmup", "qwen3_4b_grpo", "sft"}
+PRESET_ROWS = [row for row in csv.DictReader(TABLE.open(encoding="utf-8")) if row["experiment"]]
 OPTIONS = [(group, name) for group, names in GROUPS.items() if group not in ("experiment", "on") for name in names]
 
 
@@ -39,38 +49,76 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def body(group: str, name: str) -> dict[str, Any]:
     """What an option's own file sets."""
     text: Any = OmegaConf.to_container(OmegaConf.load(packaged_folder() / group / f"{name}.yaml"))
+    shared = {} if group in ("experiment", "on") else inherited(group, text)
     text.pop("defaults", None)
-    return dict(leaves(text if group in ("experiment", "on") else {group: text}))
+    return shared | dict(leaves(text if group in ("experiment", "on") else {group: text}))
+
+
+def inherited(group: str, text: dict[str, Any]) -> dict[str, Any]:
+    """What an option takes over from the options in its defaults list."""
+    parents = [name for name in text.get("defaults", []) if name != "_self_"]
+    return {path: value for name in parents for path, value in body(group, name).items()}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_is_right_as_it_stands(experiment: str) -> None:
-    loaded = load_config_with_notes([f"experiment={experiment}"])
-    assert loaded.warnings == ()
-    assert loaded.config.run.name is not None and loaded.config.run.name.startswith(f"{experiment}-")
+    told = mistakes(f"experiment={experiment}")
+    assert all("not built yet" in line for line in told), told
+    assert experiment not in RUN_AS_THEY_ARE or not told
+    if not told:
+        loaded = load_config_with_notes([f"experiment={experiment}"])
+        assert loaded.warnings == ()
+        assert loaded.config.run.name is not None and loaded.config.run.name.startswith(f"{experiment}-")
 
 
+def turns() -> list[dict[str, str]]:
+    """Choices of an option in every group that between them choose every option."""
+    # One option of each group at a time: options of different groups set different keys, as a test below says.
+    number = max(len(GROUPS[group]) for group, _ in OPTIONS)
+    return [{group: GROUPS[group][turn % len(GROUPS[group])] for group, _ in OPTIONS} for turn in range(number)]
+
+
+@pytest.mark.parametrize("turn", range(len(turns())))
+def test_every_option_wins_over_some_experiment_and_overlay(turn: int) -> None:
+    experiment, overlay = EXPERIMENTS[turn % len(EXPERIMENTS)], GROUPS["on"][turn % len(GROUPS["on"])]
+    assert_wins(turns()[turn], f"experiment={experiment}", f"on={overlay}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-@pytest.mark.parametrize("overlay", ["", *GROUPS["on"]])
-@pytest.mark.parametrize("turn", range(max(len(GROUPS[group]) for group, _ in OPTIONS)))
-def test_a_chosen_option_wins(experiment: str, overlay: str, turn: int) -> None:
-    # One option of each group at a time: options of different groups set different keys (the test after the next).
-    chosen = {group: GROUPS[group][turn % len(GROUPS[group])] for group, _ in OPTIONS}
-    words = [f"{group}={option}" for group, option in chosen.items()]
-    words += [f"experiment={experiment}", *([f"on={overlay}"] if overlay else [])]
-    values = dict(leaves(composed(*words)))
+def test_every_option_wins_over_every_experiment(experiment: str) -> None:
+    for chosen in turns():
+        assert_wins(chosen, f"experiment={experiment}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlay", GROUPS["on"])
+def test_every_option_wins_over_every_overlay(overlay: str) -> None:
+    for chosen in turns():
+        assert_wins(chosen, "experiment=deepseek_r1", f"on={overlay}")
+
+
+def assert_wins(chosen: dict[str, str], *words: str) -> None:
+    found = dict(leaves(composed(*(f"{group}={option}" for group, option in chosen.items()), *words)))
     for group, option in chosen.items():
         for path, value in body(group, option).items():
-            assert values[path] == value, path
+            assert found[path] == value, (path, option)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_typed_value_wins_over_experiment_and_overlay(experiment: str) -> None:
-    typed = sorted({*body("experiment", experiment), *body("on", "cpu")})
-    line = parse_command_line([f"experiment={experiment}", "on=cpu"], GROUPS)
+@pytest.mark.parametrize("overlay", GROUPS["on"])
+def test_a_typed_value_wins_over_experiment_and_overlay(experiment: str, overlay: str) -> None:
+    typed = sorted({*body("experiment", experiment), *body("on", overlay)})
+    line = parse_command_line([f"experiment={experiment}", f"on={overlay}"], GROUPS)
     words = [*line.words, *(f"++{path}=typed" for path in typed)]
     values = dict(leaves(compose(words, command_line_keys=set(typed), folders=FOLDERS).values))
     assert {path: values[path] for path in typed} == dict.fromkeys(typed, "typed")
+
+
+@pytest.mark.parametrize("row", PRESET_ROWS, ids=lambda row: f"{row['experiment']}:{row['key']}")
+def test_a_preset_has_the_values_of_the_table(row: dict[str, str]) -> None:
+    values = dict(leaves(composed(f"experiment={row['experiment']}")))
+    assert values.get(row["key"], keys()[row["key"]].default) == json.loads(row["default"])
 
 
 def test_options_set_keys_of_their_own_group_only() -> None:
@@ -93,32 +141,54 @@ def test_files_set_known_keys_only_and_have_a_comment(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# ")
     if path.parent.name in GROUPS:
-        assert set(body(path.parent.name, path.stem)) <= set(keys())
+        assert all(key in keys() or is_passed(key) for key in body(path.parent.name, path.stem))
     assert isinstance(yaml.safe_load(text), dict)
-
-
-def on_cpu(experiment: str) -> Loaded:
-    return load_config_with_notes([f"experiment={experiment}", "on=cpu"])
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_on_cpu_makes_any_experiment_small(experiment: str) -> None:
-    config = on_cpu(experiment).config
+    words = [f"experiment={experiment}", "on=cpu"]
+    values, before = dict(leaves(composed(*words))), dict(leaves(composed(words[0])))
+    for group in ("algo", "optim", "critic"):
+        kept = {path: before[path] for path in before if path.startswith(f"{group}.") and path not in LENGTHS}
+        assert {path: values[path] for path in kept} == kept
+    told = mistakes(*words)
+    # What it runs on and with has moved; what is left belongs to the algorithm.
+    assert all(re.match("(algo|critic|optim|eval)[.].*not built yet", line) for line in told), told
+    if told:
+        return
+    config = load_config(words)
     assert config.cluster.device == "cpu" and config.model.build == "tiny_qwen3" and config.model.hf_checkpoint is None
     assert config.data.num_rollout is not None and config.data.num_rollout <= 50
     assert config.rollout.max_response_len == config.eval.max_response_len == 8
-    assert config.algo == load_config([f"experiment={experiment}"]).algo
-    assert config.optim == load_config([f"experiment={experiment}"]).optim
+
+
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if not mistakes(f"experiment={name}")])
+def test_on_one_node_fits_one_node(experiment: str) -> None:
+    config = load_config([f"experiment={experiment}", "on=one_node"])
+    assert (config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node) == (1, 8)
+    assert config.cluster.num_gpus_per_node == 8 and config.cluster.device == "cuda"
+
+
+def test_on_a_ray_cluster() -> None:
+    before = load_config(["experiment=qwen3_4b_grpo"]).cluster
+    cluster = load_config(["experiment=qwen3_4b_grpo", "on=ray_cluster"]).cluster
+    assert (cluster.ray_address, before.ray_address) == ("auto", None)
+    assert replace(cluster, ray_address=None) == before
+    typed = load_config(["experiment=qwen3_4b_grpo", "on=ray_cluster", "cluster.ray_address=10.0.0.1:6379"])
+    assert typed.cluster.ray_address == "10.0.0.1:6379"
 
 
 def test_an_overlay_may_stand_before_the_experiment() -> None:
-    assert load_config(["on=cpu", "experiment=qwen3_4b_grpo"]).run.name == on_cpu("qwen3_4b_grpo").config.run.name
+    words = ["on=cpu", "experiment=qwen3_4b_grpo"]
+    assert load_config(words).run.name == load_config(words[::-1]).run.name
 
 
 def test_options_that_need_more_say_what() -> None:
     assert mistakes("algo=sft") == [
         "batch.n_samples_per_prompt must be 1 with algo.loss_type=sft_loss, got 8; a prompt has one label; set "
-        f"batch.n_samples_per_prompt=1 ({origin('experiment/quickstart.yaml', 'n_samples_per_prompt')})"
+        f"batch.n_samples_per_prompt=1 ({origin('experiment/quickstart.yaml', 'n_samples_per_prompt')}; "
+        f"algo.loss_type: {origin('algo/sft.yaml', 'loss_type')})"
     ]
     assert mistakes("algo=sft", "batch.n_samples_per_prompt=1") == []
     assert "add model=hf" in mistakes("model.hf_checkpoint=/m")[0]
