@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,19 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.errors import HydraException, MissingConfigException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlscale.config.folder import PRIMARY, ConfigFolders
-from rlscale.config.problems import COMMAND_LINE
-from rlscale.errors import ConfigError, Problem
+from rlscale.config.folder import PRIMARY, ConfigFolders, short_path
+from rlscale.config.hydra_words import wrong_word
+from rlscale.config.problems import COMMAND_LINE, EVERYTHING
+from rlscale.config.schema import keys, nodes
+from rlscale.config.yaml_files import GLOBAL_GROUPS, YamlFiles, put_value, read_yaml_files
+from rlscale.errors import Problem
 
 
 def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
@@ -38,24 +42,33 @@ def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
 
 @dataclass(kw_only=True)
 class Composed:
-    """Nested values as the YAML files and the command line give them, unchecked, interpolations not yet resolved."""
+    """Nested values as the YAML files and the command line give them, unchecked, interpolations not yet resolved.
+
+    `problems` is what was wrong with files and with words for Hydra itself; where they kept Hydra from composing, the
+    values are those of the files that can be read, and those of the keys and groups in `broken` cannot be relied on.
+    """
 
     values: dict[str, Any]
     words: Sequence[str]
     command_line_keys: set[str]
     folders: ConfigFolders = field(repr=False)
+    problems: list[Problem] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    read: YamlFiles | None = field(default=None, repr=False)  # None: Hydra composed
 
     def origin(self, path: str) -> str:
         """Where the value of `path` was set: `command line`, a file and line, or nothing when it is the default."""
         if any(path == key or path.startswith(f"{key}.") for key in self.command_line_keys):
             return COMMAND_LINE
+        if self.read is not None:
+            return self.read.origin(path)
         found = ""
         for package, file in self._files:
             relative = path.removeprefix(f"{package}.") if package else path
             if package and relative == path:
                 continue
             line = _find_line(file, relative.split("."))
-            found = f"{_short(file)}:{line}" if line else found
+            found = f"{short_path(file)}:{line}" if line else found
         return found
 
     @cached_property
@@ -67,56 +80,88 @@ class Composed:
 
 
 def compose(words: Sequence[str], *, command_line_keys: set[str], folders: ConfigFolders) -> Composed:
-    """Composes what `parse_command_line` made ready.
-
-    Raises: ConfigError when a YAML file cannot be read or names an option that does not exist.
-    """
+    """Composes what `parse_command_line` made ready, as far as it can be."""
+    kept, problems = list(words), list[Problem]()
     try:
-        config = make_loader(folders).load_configuration(PRIMARY, list(words), RunMode.RUN)
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError([_yaml_problem(error)]) from error
-    except MissingConfigException as error:
-        raise ConfigError([_missing_problem(error, folders)]) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error
-        text = " ".join(str(cause).split())
-        raise ConfigError([Problem(path="config", rule="be composable by Hydra", value=f'"{text}"')]) from error
-    with open_dict(config):
-        del config["hydra"]
+        config = _load(kept, problems, folders)
+    except _FAILURES as error:
+        return _read_without_hydra(kept, command_line_keys, folders, problems=problems, error=error)
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
-    nested = {str(name): value for name, value in values.items()}
-    return Composed(values=nested, words=words, command_line_keys=command_line_keys, folders=folders)
+    nested = {str(name): value for name, value in values.items() if name != "hydra"}
+    if any(group in nested for group in GLOBAL_GROUPS):  # a file that sets its own group has no package line
+        return _read_without_hydra(kept, command_line_keys, folders, problems=problems)
+    return Composed(values=nested, words=kept, command_line_keys=command_line_keys, folders=folders, problems=problems)
 
 
-def _yaml_problem(error: yaml.MarkedYAMLError) -> Problem:
-    mark = error.problem_mark
-    file = _short(Path(mark.name)) if mark else "a YAML file"
-    origin = f"{file}:{mark.line + 1}" if mark else ""
-    return Problem(path=file, rule="be valid YAML", value=f'"{error.problem}"', origin=origin)
+_FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
 
 
-def _missing_problem(error: MissingConfigException, folders: ConfigFolders) -> Problem:
-    missing = str(error.missing_cfg_file)
-    group, _, name = missing.rpartition("/")
-    options = ", ".join(folders.groups().get(group, ()))
-    return Problem(
-        path=group or missing,
-        rule="be one of its options",
-        value=name,
-        fix=f"options: {options}" if options else "",
-        origin=_find_choice(group, name, folders),
+def _load(words: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:
+    """Lets Hydra compose. A word for Hydra itself that it does not know is taken out and told."""
+    loader = make_loader(folders)
+    while True:
+        try:
+            return loader.load_configuration(PRIMARY, list(words), RunMode.RUN)
+        except (HydraException, OmegaConfBaseException) as error:
+            found = wrong_word(error, words)
+            if found is None:
+                raise
+            word, problem = found
+            words.remove(word)
+            problems.append(problem)
+
+
+def _read_without_hydra(
+    words: Sequence[str],
+    command_line_keys: set[str],
+    folders: ConfigFolders,
+    *,
+    problems: list[Problem],
+    error: Exception | None = None,
+) -> Composed:
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    keys_of = [override for override in overrides if str(override.input_line).startswith("++")]
+    choices = [
+        choice
+        for override in overrides
+        if override not in keys_of and not override.is_hydra_override() and not override.is_delete()
+        for choice in _choices(override)
+    ]
+    read = read_yaml_files(choices, folders)
+    values = read.values()
+    for override in keys_of:
+        put_value(values, override.key_or_group, override.value())
+    found = read.problems or ([] if error is None else _composing_problem(error, read))
+    return Composed(
+        values=values,
+        words=words,
+        command_line_keys=command_line_keys,
+        folders=folders,
+        problems=problems + found,
+        broken={problem.path if problem.path in nodes() else EVERYTHING for problem in found},
+        read=read,
     )
 
 
-def _find_choice(group: str, name: str, folders: ConfigFolders) -> str:
-    """The file and line whose defaults list chooses an option; Hydra names the file that was overridden instead."""
-    choice = re.compile(rf"^\s*-\s*(override\s+)?/?{re.escape(group)}\s*:\s*{re.escape(name)}\s*$")
-    for file in sorted(path for root in folders.paths for path in root.rglob("*.yaml")):
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if choice.match(line):
-                return f"{_short(file)}:{number}"
-    return ""
+def _choices(override: Override) -> list[tuple[str, str]]:
+    """Group and option of a word; several where it has a list."""
+    value: Any = override.value()
+    return [(override.key_or_group, str(name)) for name in (value if isinstance(value, list) else [value])]
+
+
+def _composing_problem(error: Exception, read: YamlFiles) -> list[Problem]:
+    """What Hydra or OmegaConf says, without their advice, which is about other ways to write a config.
+
+    Nothing where it speaks of one of our keys: what is wrong with its value is told when the values are checked.
+    """
+    named = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
+    path = named.group(1) if named else "config"
+    if path in keys():
+        return []
+    said = next((line for line in str(error).splitlines() if line.startswith("Key ")), str(error).splitlines()[0])
+    rule = "be what Hydra takes" if path.startswith("hydra.") else "be composable by Hydra"
+    return [Problem(path=path, rule=rule, value=f'"{said}"', origin=read.origin(path))]
 
 
 def _find_line(file: Path, names: Sequence[str]) -> int | None:
@@ -131,9 +176,3 @@ def _find_line(file: Path, names: Sequence[str]) -> int | None:
             return None
         line, node = pair[0].start_mark.line + 1, pair[1]
     return line
-
-
-def _short(file: Path) -> str:
-    """Relative to the working folder where it lies below it."""
-    relative = os.path.relpath(file)
-    return str(file) if relative.startswith("..") else relative

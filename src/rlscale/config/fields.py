@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
+from rlscale.config.interpolation import explain_interpolation, is_complete, is_interpolated
 from rlscale.config.passing import check_passed, is_passed, passing_groups
-from rlscale.config.problems import from_pydantic, unknown_key, unset_key, wrong_type
+from rlscale.config.problems import from_pydantic, not_a_group, unknown_key, unset_key, wrong_type
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import Key, keys, nodes
 from rlscale.errors import Problem
@@ -33,8 +34,10 @@ class CheckedFields:
 
 def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
     """What is wrong with the type of `value`; None when it fits or is an interpolation, decided later."""
-    if isinstance(value, str) and "${" in value:
-        return None
+    if is_interpolated(value):
+        if is_complete(value):
+            return None
+        return Problem(path=key.path, rule="close every ${ with a }", value=value, origin=origin)
     try:
         _assign(_scratch(), key, value)
     except OmegaConfBaseException:
@@ -53,6 +56,9 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
         key = keys().get(path)
         if is_passed(path):
             passing[path] = value
+        elif path in nodes():
+            problems.append(not_a_group(path, value, origin=origin(path)))
+            broken.add(path)
         elif key is None:
             problems.append(unknown_key(path, value, origin=origin(path)))
         elif problem := type_problem(key, value, origin=""):
@@ -76,7 +82,8 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
 
 
 @cache
-def _adapter() -> TypeAdapter[RunConfig]:
+def adapter() -> TypeAdapter[RunConfig]:
+    """Validates nested values of the right types."""
     return TypeAdapter(RunConfig)
 
 
@@ -122,9 +129,8 @@ def _resolve_interpolations(typed: DictConfig, origin: Origin, broken: set[str])
             raw = OmegaConf.to_container(typed, resolve=False)
             assert isinstance(raw, dict)
             value = _pick(raw, key.path)
-            rule = f"refer to a key that exists and is {key.type_text}"
-            text = str(error).splitlines()[0]
-            problems.append(Problem(path=key.path, rule=rule, value=str(value), fix=text, origin=origin(key.path)))
+            rule, fix = explain_interpolation(key, str(value), error)
+            problems.append(Problem(path=key.path, rule=rule, value=str(value), fix=fix, origin=origin(key.path)))
             broken.add(key.path)
             _assign(typed, key, 1 if key.required else None if key.optional else key.default)
     return problems
@@ -139,10 +145,11 @@ def _pick(values: Any, path: str) -> Any:
 def _validate(typed: DictConfig, origin: Origin, broken: set[str]) -> tuple[RunConfig, list[Problem]]:
     """Validates; a key that is missing or wrong is given a stand-in, so that the rest can still be checked."""
     plain: Any = OmegaConf.to_container(typed, resolve=True, throw_on_missing=False)
-    for path in broken & {key.path for key in keys().values() if key.required}:
-        _put(plain, path, 1)
+    for path in broken & keys().keys():
+        if _pick(plain, path) == MISSING:
+            _put(plain, path, 1 if keys()[path].required else keys()[path].default)
     try:
-        return _adapter().validate_python(plain), []
+        return adapter().validate_python(plain), []
     except ValidationError as error:
         details = error.errors(include_url=False)
     problems = []
@@ -152,7 +159,7 @@ def _validate(typed: DictConfig, origin: Origin, broken: set[str]) -> tuple[RunC
         problems.append(from_pydantic(detail, origin=origin(key.path)))
         broken.add(key.path)
         _put(plain, key.path, 1 if key.required else key.default)
-    return _adapter().validate_python(plain), problems
+    return adapter().validate_python(plain), problems
 
 
 def _put(values: Any, path: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,3 +49,9 @@ class ConfigFolders:
     def find_file(self, config_path: str) -> Path | None:
         """The file that Hydra calls `config_path` (e.g. `algo/gspo`); None when it is not one of ours."""
         return next((file for root in self.paths if (file := root / f"{config_path}.yaml").is_file()), None)
+
+
+def short_path(file: Path) -> str:
+    """Relative to the working folder where it lies below it."""
+    relative = os.path.relpath(file)
+    return str(file) if relative.startswith("..") else relative

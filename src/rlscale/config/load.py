@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
 from rlscale.config.compose import Composed, compose
+from rlscale.config.custom import merge_custom_file
 from rlscale.config.fields import CheckedFields, check_fields
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.notes import warnings_of
-from rlscale.config.overrides import EVERYTHING, CommandLine, parse_command_line
+from rlscale.config.overrides import CommandLine, parse_command_line
+from rlscale.config.problems import DEFAULT, EVERYTHING
 from rlscale.config.resolve import Derived, resolve
 from rlscale.config.rules import check_rules
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
 from rlscale.config.unbuilt import check_built
 from rlscale.errors import ConfigError, Problem
+
+_KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +33,7 @@ class Loaded:
     derived: tuple[Derived, ...]
     warnings: tuple[str, ...]
     overrides: tuple[str, ...]
+    composed: Composed = field(repr=False)  # knows where each value was set
 
 
 def load_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> RunConfig:
@@ -43,22 +49,29 @@ def load_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None
     return load_config_with_notes(overrides, config_dir=config_dir).config
 
 
-def load_config_with_notes(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> Loaded:
-    """Like `load_config`, with what was derived and what deserves a warning."""
+def load_config_with_notes(
+    overrides: Sequence[str] = (), *, config_dir: Path | None = None, to_run: bool = True
+) -> Loaded:
+    """Like `load_config`, with what was derived and what deserves a warning.
+
+    Args:
+        to_run: false: only to look at; values of parts that are not built yet are then no mistake.
+    """
     folders = ConfigFolders.find(config_dir)
     line = parse_command_line(overrides, folders.groups())
-    return load_parsed(line, overrides, folders)
+    return load_parsed(line, overrides, folders, to_run=to_run)
 
 
-def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFolders) -> Loaded:
+def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFolders, *, to_run: bool = True) -> Loaded:
     """The rest of the way, once the words are read."""
-    composed, problems = _compose(line, folders)
-    if composed is None:
-        raise ConfigError(problems)
+    composed = compose(line.words, command_line_keys=line.keys, folders=folders)
+    problems = line.problems + composed.problems + merge_custom_file(composed.values, line.words)
     checked = check_fields(composed.values, composed.origin)
-    broken = line.broken | checked.broken
-    found = [problem for problem in checked.problems if not _is_consequence(problem, line.broken)]
-    found += [problem for problem in check_built(checked.config) if not _is_consequence(problem, broken)]
+    told = line.broken | composed.broken
+    broken = told | checked.broken
+    found = [problem for problem in checked.problems if not _is_consequence(problem, told)]
+    if to_run:
+        found += [problem for problem in check_built(checked.config) if not _is_consequence(problem, broken)]
     found += check_rules(checked.config, broken=broken)
     problems += [_with_origin(problem, composed) for problem in found]
     if problems:
@@ -74,16 +87,8 @@ def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFold
         derived=tuple(derived),
         warnings=tuple(warnings_of(given, _changed(checked) | checked.passed)),
         overrides=tuple(overrides),
+        composed=composed,
     )
-
-
-def _compose(line: CommandLine, folders: ConfigFolders) -> tuple[Composed | None, list[Problem]]:
-    """What the words that are right compose to, so that mistakes in files are found beside those in words."""
-    problems = list(line.problems)
-    try:
-        return compose(line.words, command_line_keys=line.keys, folders=folders), problems
-    except ConfigError as error:
-        return None, [*problems, *error.problems]
 
 
 def _is_consequence(problem: Problem, broken: set[str]) -> bool:
@@ -94,9 +99,15 @@ def _is_consequence(problem: Problem, broken: set[str]) -> bool:
 
 
 def _with_origin(problem: Problem, composed: Composed) -> Problem:
-    if problem.origin or problem.path not in keys():
+    """Says where the value came from, and where those of other keys did that the rule names."""
+    if problem.path not in keys():
         return problem
-    return replace(problem, origin=composed.origin(problem.path))
+    own = problem.origin or composed.origin(problem.path) or DEFAULT
+    others = (name for name in _KEY.findall(problem.rule) if name in keys() and name != problem.path)
+    beside = [
+        f"{name}: {origin}" for name in dict.fromkeys(others) if (origin := composed.origin(name)) not in ("", own)
+    ]
+    return replace(problem, origin="; ".join([own, *beside]))
 
 
 def _changed(checked: CheckedFields) -> set[str]:

@@ -7,7 +7,6 @@ because the YAML files hold differences only and Hydra would otherwise refuse a 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
@@ -17,14 +16,14 @@ from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 
 from rlscale.config.fields import type_problem
+from rlscale.config.grammar import explain_value, in_shell, is_readable
 from rlscale.config.passing import is_passed
-from rlscale.config.problems import COMMAND_LINE, show, unknown_key
+from rlscale.config.problems import COMMAND_LINE, EVERYTHING, not_a_group, show, unknown_key
 from rlscale.config.schema import nodes, owner_of
 from rlscale.config.suggest import nearest, nearest_key
 from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
-EVERYTHING = ""
 
 # Groups that are in no defaults list, in the order in which Hydra must see them: a later one wins.
 _APPENDED = {"experiment": 0, "on": 2}
@@ -65,7 +64,9 @@ def parse_command_line(
         except HydraException:
             _report_grammar(line, word, groups)
             continue
-        if override.is_hydra_override():
+        if not override.key_or_group:
+            line.problems.append(_not_key_value(word, groups))
+        elif override.is_hydra_override():
             ordered.append((1, word))
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
@@ -73,7 +74,9 @@ def parse_command_line(
         elif override.key_or_group in groups:
             choice = _group_word(line, override, groups)
             if choice is not None:
-                ordered.append((_APPENDED.get(override.key_or_group, 1), choice))
+                place = _APPENDED.get(override.key_or_group, 1)
+                ordered = [pair for pair in ordered if pair[0] != place or place == 1]  # the last choice wins
+                ordered.append((place, choice))
         elif _check_key(line, override, groups):
             ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
     if line.experiment is None and not line.no_experiment and EVERYTHING not in line.broken:
@@ -84,37 +87,41 @@ def parse_command_line(
 
 
 def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[str]]) -> None:
+    """A word that is none: without `=`, or with a value that Hydra cannot read."""
     name, equals, value = word.partition("=")
-    path = name.lstrip("+~")
-    if word.startswith("--") or not equals:
-        line.problems.append(_not_key_value(name, word, groups))
+    path = name.lstrip("+~ ").rstrip()
+    if word.startswith("--") or not equals or not path:
+        line.problems.append(_not_key_value(word, groups))
         return
-    line.broken.add(path)
-    if owner_of(path) is None and not is_passed(path) and path not in groups:
-        line.problems.append(unknown_key(path, value, origin=COMMAND_LINE))
+    line.broken.add(_meant(path, groups))
+    key = owner_of(path)
+    if key is None and path not in groups and not is_passed(path) and not path.startswith("hydra."):
+        line.problems.append(_unknown(path, value, groups))
         return
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    quoted = shlex.quote(f'{path}="{escaped}"')
-    line.problems.append(
-        Problem(
-            path=path,
-            rule="have a value that can be read without quotes",
-            value=value,
-            fix=f"write {quoted}",
-            origin=COMMAND_LINE,
-        )
-    )
+    if is_readable(f"{path}={value.strip()}"):
+        rule, fix = "have no space beside its name", f"write {in_shell(f'{path}={value.strip()}')}"
+        value = f'"{word}"'
+    elif path in groups:
+        line.problems.append(_wrong_option(path, value, groups[path]))
+        return
+    else:
+        rule, fix = explain_value(path, value, key if key is None or path == key.path else None)
+    line.problems.append(Problem(path=path, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
 
 
-def _not_key_value(name: str, word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
+def _not_key_value(word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
+    name, equals, value = word.partition("=")
+    if not equals:
+        name, _, value = word.partition(":")
     fix = "write key=value or group=option"
-    if name in groups.get("experiment", ()):
-        fix = f"did you mean experiment={name}?"
-    elif name in groups:
+    group_of = next((group for group, options in groups.items() if name in options), None)
+    if name in groups:
         fix = f"write {name}=<{'|'.join(groups[name])}>"
+    elif group_of or (near := nearest(name, groups.get("experiment", ()))):
+        fix = f"did you mean {group_of or 'experiment'}={name if group_of else near}?"
     elif found := nearest_key(name):
-        fix = f"did you mean {found}={word.partition('=')[2] or '<value>'}?"
-    return Problem(path=name, rule="be written as key=value", value=word, fix=fix, origin=COMMAND_LINE)
+        fix = f"did you mean {found}={value.strip() or '<value>'}?"
+    return Problem(path=name or word, rule="be written as key=value", value=word, fix=fix, origin=COMMAND_LINE)
 
 
 def _not_a_sweep(override: Override) -> Problem:
@@ -122,7 +129,7 @@ def _not_a_sweep(override: Override) -> Problem:
     key = owner_of(path)
     fix = "add -m to run one job per value"
     if key is not None and key.type is str:
-        quoted = shlex.quote(f'{path}="{value}"')
+        quoted = in_shell(f'{path}="{value}"')
         fix += f", or write {quoted}"
     elif key is not None and get_origin(key.type) is list:
         fix += f", or write {path}=[{value}]"
@@ -134,7 +141,8 @@ def _group_word(line: CommandLine, override: Override, groups: Mapping[str, Sequ
     group = override.key_or_group
     if override.package is not None:
         fix, value = f"write {group}=<option>", str(override.input_line)
-        line.problems.append(Problem(path=group, rule="be chosen without a package", value=value, fix=fix))
+        rule = "be chosen without a package"
+        line.problems.append(Problem(path=group, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
         return None
     if override.is_delete() or override.value() is None:
         line.no_experiment |= group == "experiment"
@@ -148,17 +156,18 @@ def _check_options(line: CommandLine, override: Override, options: Sequence[str]
     group = override.key_or_group
     chosen = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
     wrong = [name for name in chosen if name not in options]
-    for name in wrong:
-        found = nearest(str(name), options)
-        fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
-        line.problems.append(
-            Problem(path=group, rule="be one of its options", value=show(name), fix=fix, origin=COMMAND_LINE)
-        )
+    line.problems += [_wrong_option(group, name, options) for name in wrong]
     if wrong:
         line.broken.add(EVERYTHING if group in _APPENDED else group)
     elif group == "experiment":
         line.experiment = "+".join(str(name) for name in chosen)
     return not wrong
+
+
+def _wrong_option(group: str, name: Any, options: Sequence[str]) -> Problem:
+    found = nearest(str(name), options)
+    fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
+    return Problem(path=group, rule="be one of its options", value=show(name), fix=fix, origin=COMMAND_LINE)
 
 
 def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
@@ -169,7 +178,7 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
         return True
     if key is None:
         line.problems.append(_unknown(path, _text(override), groups))
-        line.broken.add(nearest_key(path) or path)
+        line.broken.add(_meant(path, groups))
         return False
     if override.is_delete():
         fix = f"set it to its default, {path}={show(key.default)}"
@@ -186,13 +195,20 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
 
 def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
     if path in nodes():
-        fix = f"set one of its keys, e.g. {path}.<key>=<value>"
-        return Problem(path=path, rule="be set key by key", value=show(value), fix=fix, origin=COMMAND_LINE)
+        return not_a_group(path, value, origin=COMMAND_LINE)
     group = nearest(path, groups) if "." not in path else None
-    if group and not any(path == name for name in nodes()):
+    if group:
         fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
     return unknown_key(path, value, origin=COMMAND_LINE)
+
+
+def _meant(path: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """The key or group whose value is not known, because the word that should have set it was wrong."""
+    if owner_of(path) is None and "." in path:
+        return nearest_key(path) or path
+    group = nearest(path, groups) if "." not in path else None
+    return path if group is None else EVERYTHING if group in _APPENDED else group
 
 
 def _text(override: Override) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
-from rlscale.config.schema import Key
+from rlscale.config.patterns import DOTTED_PATH
+from rlscale.config.schema import Key, keys, nodes
 from rlscale.config.suggest import nearest, nearest_key
 from rlscale.errors import Problem
 
 COMMAND_LINE = "command line"
+DEFAULT = "default"
+EVERYTHING = ""
+"""Stands among the names of broken keys and groups for all of them."""
 
 
 def show(value: Any) -> str:
@@ -22,6 +26,9 @@ def show(value: Any) -> str:
 
 def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     """`path` is no key of the configuration."""
+    if isinstance(value, Mapping) and (group := nearest(path, nodes())):
+        fix = f"did you mean {group}?"
+        return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
     found = nearest_key(path)
     fix = f"did you mean {found}?" if found else "rlscale-train --help lists the groups"
     return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)
@@ -29,9 +36,33 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
 
 def wrong_type(key: Key, value: Any, *, origin: str) -> Problem:
     """`value` cannot become the key's type."""
-    found = nearest(str(value), key.choices) if key.choices else None
-    fix = f"did you mean {found}?" if found else ""
-    return Problem(path=key.path, rule=f"be {key.type_text}", value=show(value), fix=fix, origin=origin)
+    rule, fix = f"be {key.type_text}", _fix_of_type(key, value)
+    return Problem(path=key.path, rule=rule, value=show(value), fix=fix, origin=origin)
+
+
+def not_a_group(path: str, value: Any, *, origin: str) -> Problem:
+    """A value stands where a group with keys of its own does."""
+    own = next(key.path for key in keys().values() if key.path.startswith(f"{path}."))
+    fix = f"set one of its keys, e.g. {own}=<value>"
+    return Problem(path=path, rule="be set key by key", value=show(value), fix=fix, origin=origin)
+
+
+def _fix_of_type(key: Key, value: Any) -> str:
+    """What to write instead; empty where the rule says all there is to say."""
+    if key.choices:
+        found = nearest(str(value), key.choices)
+        return f"did you mean {found}?" if found else ""
+    if value is None:
+        return "" if key.required else f"leave it out for its default, {show(key.default)}"
+    if value == "" and key.optional:
+        return f"write {key.path}=null for none"
+    if key.is_mapping:
+        return f"write {key.path}.<name>=<value>"
+    if key.type is int and isinstance(value, float) and value.is_integer():
+        return f"write {key.path}={int(value)}"
+    if get_origin(key.type) is list and isinstance(value, str | int | float) and value != "":
+        return f"write {key.path}=[{value}]" if isinstance(value, str) == (get_args(key.type) == (str,)) else ""
+    return ""
 
 
 def unset_key(key: Key) -> Problem:
@@ -60,6 +91,8 @@ def _rule(error: ErrorDetails) -> str:
             return "not be empty"
         case "too_short":
             return f"have at least {context['min_length']} entry"
+        case "string_pattern_mismatch" if context["pattern"] == DOTTED_PATH:
+            return "be written as package.module:name"
         case "string_pattern_mismatch":
             return f"match the pattern {context['pattern']}"
         case "finite_number":

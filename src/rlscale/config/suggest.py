@@ -10,7 +10,11 @@ from rlscale.config.schema import keys
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate with the fewest edits from `word`, transpositions counting as one; None when all are far."""
+    """The candidate with the fewest edits from `word`, transpositions counting as one; None when all are far.
+
+    Upper case, and the ending of a YAML file, are no edits.
+    """
+    word = word.lower().removesuffix(".yaml")
     limit = max(1, len(word) // 3)
     scored = [(OSA.distance(word, candidate, score_cutoff=limit), candidate) for candidate in candidates]
     best = min(scored, default=(limit + 1, ""), key=lambda pair: pair[0])
@@ -26,6 +30,9 @@ def nearest_key(path: str) -> str | None:
     wanted = path.lstrip("-").replace("-", "_").lower()
     if wanted in keys():
         return wanted
+    inside = [path for path in keys() if "." in wanted and path.endswith(f".{wanted}")]
+    if len(inside) == 1:
+        return inside[0]
     group, _, name = wanted.rpartition(".")
     same_name = [key.path for key in keys().values() if name in (key.name, key.flag, key.path.replace(".", "_"))]
     if same_name:

@@ -81,10 +81,86 @@ def test_a_file_that_names_no_option(folder: Path) -> None:
     assert found == f"model must be one of its options, got qwen9; options: {options} ({file}:3)"
 
 
-def test_a_file_that_is_no_yaml(folder: Path) -> None:
-    file = write(folder, "# @package _global_\nbatch: [1\n")
-    found = only_mistake(["experiment=mine"], config_dir=folder)
-    assert f"{file} must be valid YAML" in found and f"({file}:3)" in found
+TELLING = [
+    ("batch: [1\n", "{file} must be valid YAML, got", 3),
+    ("batch:\n\t- 1\n", "{file} must be valid YAML, got", 3),
+    ("- 1\n", "{file} must set keys, each as `name: value`, got", 1),
+    ("algo:\n  eps_clip: 1\n  eps_clip: 2\n", "{file} must name each key once, got eps_clip", 4),
+    ("algo: 3\n", "algo must be set key by key, got 3; set one of its keys, e.g. algo.", 2),
+    ("algo: null\n", "algo must be set key by key, got null", 2),
+    ("modle:\n  num_layers: 3\n", 'modle must be a known group, got {"num_layers": 3}; did you mean model?', 2),
+    ("algo:\n  eps_clip: ???\n", "algo.eps_clip must be set, got nothing", 3),
+    ("algo:\n  eps_clip: ${algo.kl_coeff}\n", "algo.eps_clip must refer to a key that exists, got ${algo.kl_coeff}", 3),
+    ("algo:\n  eps_clip: ${algo.\n", "algo.eps_clip must close every ${ with a }, got ${algo.", 3),
+    ("hydra:\n  foo: 3\n", "hydra.foo must be what Hydra takes, got \"Key 'foo' not in 'HydraConf'\"", 3),
+    ("defaults: {a: 1}\n", 'defaults must be a list, got {"a": 1}; write `- override /<group>: <option>`', 2),
+    ("defaults:\n  - [1]\n", "defaults must be one `group: option` an entry, got [1]", 3),
+    ("defaults:\n  - override /algo: gspoo\n", "algo must be one of its options, got gspoo; did you mean gspo?", 3),
+    ("defaults:\n  - override /modle: hf\n", "modle must be a known group, got hf; did you mean model?", 3),
+    ("defaults:\n  - /algo: gspo\n", 'algo must be chosen with override and a slash, got "/algo: gspo"; write', 3),
+    ("defaults:\n  - override algo: gspo\n", 'must be chosen with override and a slash, got "override algo: gspo"', 3),
+    ("defaults:\n  - quikstart\n", "experiment must be one of its options, got quikstart; did you mean quickstart?", 3),
+]
+
+
+@pytest.mark.parametrize(("text", "told", "line"), TELLING, ids=[text for text, *_ in TELLING])
+def test_a_mistake_of_a_file_and_one_of_the_command_line_are_told_together(
+    text: str, told: str, line: int, folder: Path
+) -> None:
+    file = write(folder, f"# @package _global_\n{text}" if line > 1 else text)
+    found = mistakes("experiment=mine", "optim.lr=-1", "train.sed=3", config_dir=folder)
+    (about_file,) = [text for text in found if f"({file}:{line})" in text]
+    assert about_file.startswith(told.format(file=file) if told.startswith("{file}") else "") and told[6:] in about_file
+    assert sum(text.startswith(("optim.lr must be >= 0", "train.sed must be a known key")) for text in found) == 2
+
+
+def test_several_files_that_cannot_be_used(folder: Path) -> None:
+    file = write(folder, MINE.replace("tiny_qwen3", "tiny_qwen9") + "algo:\n  eps_clp: 1\n  eps_clip: x\n")
+    other = write(folder, "eps_clip: [1\n", "algo/mine")
+    found = mistakes("experiment=mine", "algo=mine", "batch.global_batch_size=3", config_dir=folder)
+    assert [text.split(" ")[0] for text in found] == ["model", str(other), "algo.eps_clp", "algo.eps_clip"]
+    assert f"({file}:3)" in found[0] and f"({other}:2)" in found[1]
+    assert f"({file}:15)" in found[2] and f"({file}:16)" in found[3]
+
+
+def test_rules_are_asked_although_a_file_names_no_option(folder: Path) -> None:
+    file = write(folder, MINE.replace("override /model: tiny_qwen3", "override /model: tiny_qwen9"))
+    found = mistakes("experiment=mine", "batch.global_batch_size=3", config_dir=folder)
+    assert [text.split(" ")[0] for text in found] == ["model", "batch.global_batch_size"]
+    assert f"({file}:3)" in found[0]
+
+
+def test_an_experiment_must_say_that_it_sets_keys_of_every_group(folder: Path) -> None:
+    file = write(folder, "algo:\n  eps_clip: 0.1\n")
+    found = mistakes("experiment=mine", config_dir=folder)
+    assert found == [
+        f'{file} must have a line "# @package _global_", got "algo:"; files of experiment/ set keys of every group '
+        f"({file}:1)"
+    ]
+
+
+def test_a_file_that_is_no_text(folder: Path) -> None:
+    (folder / "experiment" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
+    (found,) = mistakes("experiment=mine", config_dir=folder)
+    assert "mine.yaml must be a text file with YAML in it, got" in found
+
+
+def test_an_option_may_start_from_another(folder: Path) -> None:
+    write(folder, "defaults:\n  - gspo\n  - _self_\neps_clip: 0.7\n", "algo/wide")
+    write(folder, "# @package _global_\ndefaults:\n  - quickstart\n  - _self_\nbatch:\n  rollout_batch_size: 4\n")
+    config = load_config(["experiment=mine", "algo=wide"], config_dir=folder)
+    assert (config.algo.advantage_estimator, config.algo.eps_clip) == ("gspo", 0.7)
+    found = mistakes("experiment=mine", "algo=wide", "on=cpuu", config_dir=folder)
+    assert len(found) == 1 and found[0].startswith("on must be one of its options, got cpuu; did you mean cpu?")
+
+
+def test_a_rule_tells_where_both_values_come_from(folder: Path) -> None:
+    file = write(folder, MINE + "algo:\n  use_rollout_logprobs: true\n")
+    found = only_mistake(["experiment=mine", "algo.use_tis=true"], config_dir=folder)
+    assert found.endswith(f"(command line; algo.use_rollout_logprobs: {file}:15)")
+    assert only_mistake(["experiment=mine", "cluster.rollout_num_gpus=null"], config_dir=folder)
+    (default,) = mistakes("experiment=mine", "algo.loss_type=custom_loss", config_dir=folder)
+    assert default.endswith("(default; algo.loss_type: command line)")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

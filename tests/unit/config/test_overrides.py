@@ -37,9 +37,57 @@ CASES = [
     ),
     (
         "data.prompt_data=x.jsonl@[0:100]",
-        "data.prompt_data must have a value that can be read without quotes, got x.jsonl@[0:100]; "
-        "write 'data.prompt_data=\"x.jsonl@[0:100]\"' (command line)",
+        "data.prompt_data must be in quotes, as some of its characters mean something on a command line, got "
+        "x.jsonl@[0:100]; write 'data.prompt_data=\"x.jsonl@[0:100]\"' (command line)",
     ),
+    ("rollout.stop=[</s>]", "got [</s>]; write 'rollout.stop=[\"</s>\"]' (command line)"),
+    ("rollout.stop=</s>", "must be a list of texts or null, got </s>; write 'rollout.stop=[\"</s>\"]'"),
+    ("rollout.stop=[a,,b]", "write 'rollout.stop=[a,b]'"),
+    (
+        "rollout.stop_token_ids=[1,2",
+        "got [1,2; write 'rollout.stop_token_ids=[1,2]'",
+    ),
+    ("rollout.stop_token_ids=3", "must be a list of integers or null, got 3; write rollout.stop_token_ids=[3]"),
+    ("eval.prompt_data=aime", "must be a list of texts or null, got aime; write eval.prompt_data=[aime]"),
+    ("run.name='abc", "run.name must close the quote ', got 'abc; write 'run.name=\"abc\"'"),
+    ("data.apply_chat_template_kwargs.a=[1", "must close the bracket [, got [1; write"),
+    ("data.apply_chat_template_kwargs=3", "must be a mapping, got 3; write data.apply_chat_template_kwargs.<name>="),
+    ("algo.eps_clip=[1", "algo.eps_clip must be a number, got [1 (command line)"),
+    ("algo.eps_clip=${", "algo.eps_clip must be a number, got ${ (command line)"),
+    ("algo.eps_clip==0.1", "algo.eps_clip must be a number, got =0.1 (command line)"),
+    ("algo.eps_clip:0.1", "must be written as key=value, got algo.eps_clip:0.1; did you mean algo.eps_clip=0.1?"),
+    ("algo.eps_clip =0.1", 'must have no space beside its name, got "algo.eps_clip =0.1"; write algo.eps_clip=0.1'),
+    ("algo =gspo", 'algo must have no space beside its name, got "algo =gspo"; write algo=gspo'),
+    ("algo=[gspo", "algo must be one of its options, got [gspo; did you mean gspo?"),
+    ("=3", "=3 must be written as key=value, got =3; write key=value or group=option"),
+    ("batch.micro_batch_size=1e3", "must be an integer, got 1000.0; write batch.micro_batch_size=1000"),
+    ("batch.micro_batch_size=null", "must be an integer, got null; leave it out for its default, 1"),
+    ("run.name=a,b", "add -m to run one job per value, or write 'run.name=\"a,b\"'"),
+    ("algo=GSPO", "algo must be one of its options, got GSPO; did you mean gspo?"),
+    ("algo=gspo.yaml", "algo must be one of its options, got gspo.yaml; did you mean gspo?"),
+    ("gspo", "gspo must be written as key=value, got gspo; did you mean algo=gspo?"),
+    ("quikstart", "did you mean experiment=quickstart?"),
+    ("experment=quickstart", "experment must be a known group, got quickstart; did you mean experiment=quickstart?"),
+    ("algo.custom_tis_function_path=foo", "must be written as package.module:name, got foo (command line)"),
+    ("algo.mis=3", "algo.mis must be set key by key, got 3; set one of its keys, e.g. algo.mis."),
+    (
+        "algo.eps_clip=${oc.env:NO_SUCH}",
+        "must refer to a variable of the environment that is set, got ${oc.env:NO_SUCH}; set NO_SUCH, or write "
+        "${oc.env:NO_SUCH,<value>}",
+    ),
+    (
+        "algo.eps_clip=${algo.kl_coeff}",
+        "refer to a key that exists, got ${algo.kl_coeff}; did you mean ${algo.kl_coef}?",
+    ),
+    ("algo.eps_clip=${algo.eps_clip}", "algo.eps_clip must not refer to itself, got ${algo.eps_clip}"),
+    (
+        "algo.eps_clip=${foo:1}",
+        "must be made by a resolver that exists, not foo, got ${foo:1}; there are oc.",
+    ),
+    ("algo.eps_clip=${train.dtype}", "algo.eps_clip must refer to a value that is a number, got ${train.dtype}"),
+    ("hydra.run.dr=x", "hydra.run.dr must be a key of Hydra, got x; did you mean hydra.run.dir? (command line)"),
+    ("hydra/launcher=basc", "hydra/launcher must be one of its options, got basc; did you mean basic? options: basic"),
+    ("hydra.run.dir=[x", "hydra.run.dir must close the bracket [, got [x"),
     ("qwen3_4b_grpo", "did you mean experiment=qwen3_4b_grpo?"),
     ("--rollout-batch-size=8", "did you mean batch.rollout_batch_size=8?"),
     ("--rollout-temperature=1", "did you mean rollout.temperature=1?"),
@@ -49,7 +97,7 @@ CASES = [
     ("~algo.eps_clip", "algo.eps_clip must not be deleted, got ~algo.eps_clip; set it to its default"),
     ("algo={a: 1}", 'algo must be one of its options, got {"a": 1}'),
     ("batch.micro_batch_size=${batch.foo}", "batch.micro_batch_size must refer to a key that exists"),
-    ("hydra.foo=3", "config must be composable by Hydra"),
+    ("hydra.foo=3", "hydra.foo must be a key of Hydra, got 3"),
 ]
 
 
@@ -73,11 +121,23 @@ def test_all_mistakes_are_told_at_once() -> None:
     ]
 
 
+def test_mistakes_in_words_for_hydra_are_told_with_all_others() -> None:
+    found = mistakes("hydra.foo=3", "hydra.run.dr=4", "algo.eps_clp=3", "optim.lr=-1", "batch.global_batch_size=50")
+    assert [text.split(" ")[0] for text in found] == [
+        "algo.eps_clp",
+        "hydra.foo",
+        "hydra.run.dr",
+        "optim.lr",
+        "batch.global_batch_size",
+    ]
+
+
 def test_consequences_of_a_mistake_are_not_told() -> None:
     # Without the misspelt key the batch sizes do not agree; that is no second mistake.
     assert "did you mean" in only_mistake(["batch.rollout_batch_sze=3", "batch.global_batch_size=50"])
     assert "experiment must be one of" in only_mistake(["experiment=quikstart"])
     assert "train must be one of" in only_mistake(["experiment=qwen3_4b_grpo", "train=fdsp"])
+    assert "modle must be a known group" in only_mistake(["modle=hf", "model.warmup_experiment=null"])
 
 
 def test_a_quoted_value_is_taken_as_it_is() -> None:
@@ -110,6 +170,9 @@ def test_a_value_may_refer_to_another() -> None:
 
 def test_the_last_of_several_words_wins() -> None:
     assert load_config(["algo.eps_clip=0.1", "algo.eps_clip=0.3"]).algo.eps_clip == 0.3
+    words = ["experiment=qwen3_4b_grpo", "algo=gspo", "experiment=quickstart", "algo=cispo"]
+    config = load_config(words)
+    assert (config.run.experiment, config.algo.advantage_estimator) == ("quickstart", "cispo")
 
 
 def test_without_an_experiment_it_is_the_quickstart() -> None:
@@ -168,3 +231,4 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
 def test_no_word_ends_in_anything_but_a_problem(words: list[tuple[str, str, str]]) -> None:
     found = mistakes(*(f"{sign}{name}={value}" for sign, name, value in words))
     assert all(" must " in problem for problem in found)
+    assert not any("append" in problem or "override" in problem or "Error" in problem for problem in found)

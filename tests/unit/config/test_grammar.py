@@ -1,0 +1,50 @@
+"""What is proposed for a word that cannot be read can be read, and means what was typed."""
+
+import re
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlscale.config.grammar import explain_value, is_readable
+from rlscale.config.schema import keys
+
+AWKWARD = st.text(alphabet="ab1,=:;@#%$*\\/ (){}[]<>'\"&|~^", min_size=1, max_size=8)
+
+
+def proposed(fix: str) -> object:
+    (word,) = shlex.split(fix.removeprefix("write "))
+    return OverridesParser.create().parse_override(word).value()
+
+
+@given(AWKWARD)
+@settings(max_examples=150, deadline=None)
+def test_a_text_in_the_quotes_that_are_proposed_is_what_was_typed(value: str) -> None:
+    if is_readable(f"run.name={value}"):
+        return
+    rule, fix = explain_value("run.name", value, keys()["run.name"])
+    assert fix, (rule, value)
+    if rule.startswith("be in quotes"):
+        assert proposed(fix) == value
+    else:
+        assert str(proposed(fix)) == value.replace(re.findall("quote (.)", rule)[0], "")
+
+
+@given(st.lists(st.sampled_from(["a", "</s>", "1", "b c", "x=y", "#"]), min_size=1, max_size=3), st.sampled_from("]x"))
+@settings(max_examples=60, deadline=None)
+def test_a_list_that_is_proposed_holds_what_was_typed(entries: list[str], end: str) -> None:
+    value = "[" + ",".join(entries) + ("]" if end == "]" else "")
+    if is_readable(f"rollout.stop={value}"):
+        return
+    _, fix = explain_value("rollout.stop", value, keys()["rollout.stop"])
+    found = proposed(fix)
+    assert isinstance(found, list) and [str(entry) for entry in found] == entries
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("optim.lr", "1e-5,"), ("train.dtype", "[float32"), ("algo.use_tis", "{x")]
+)
+def test_quotes_are_not_proposed_for_what_is_no_text(path: str, value: str) -> None:
+    assert explain_value(path, value, keys()[path]) == (f"be {keys()[path].type_text}", "")
