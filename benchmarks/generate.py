@@ -1,7 +1,8 @@
 """How fast does the embedded engine generate, beside `transformers.generate` and beside the floor?
 
-All contestants of a case take turns in one process, as often as `--rounds` says, and medians are compared: whatever
-else the machine does then meets all of them. The floor of a step is the time of its matrix products alone, by the
+All contestants of a case take turns, as often as `--rounds` says, and medians are compared: whatever else the machine
+does then meets all of them. The engine is a server, asked over HTTP, with a batch that follows what is left (compact)
+and with a fixed one (deterministic). The floor of a step is the time of its matrix products alone, by the
 fastest of three ways to compute them. Answers of equal length end at their limit; long-tailed ones at a stop token
 that a first run has shown to come at the wanted place, so that all do the work they would do with end tokens.
 
@@ -22,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -35,14 +35,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.config import ModelConfig
-from rlscale.engines.embedded.loading import load_decoder
-from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.updates import LiveWeights
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.process import EngineProcess
-from rlscale.engines.wire import Answer, GenerateRequest
+from rlscale.engines.wire import GenerateRequest
 from rlscale.models.tiny import build_tiny_qwen3
-from rlscale.types import EngineAddress, SamplingParams
+from rlscale.types import EngineAddress, Generation, SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("rlscale", "torch", "transformers")
@@ -59,7 +56,7 @@ MODELS: dict[str, dict[str, int]] = {
     },
 }
 PROMPT_LEN = 64
-CONTESTANTS = ("compact", "deterministic", "compact, HTTP", "generate, dynamic cache", "generate, static cache")
+CONTESTANTS = ("compact", "deterministic", "generate, dynamic cache", "generate, static cache")
 
 Lengths = list[int]
 Run = Callable[[], Lengths]  # generates and returns the length of every answer
@@ -92,7 +89,6 @@ class Result:
     rounds: int
     load: tuple[float, float]  # 1-minute load average before and after
     threads: int
-    cpu_s: dict[str, float]  # processor time of this process, all threads
     spread: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -136,16 +132,14 @@ def measure(case: Case, folder: Path, *, rounds: int) -> Result:
     before = os.getloadavg()[0]
     step_s = step_floor_s(case)
     taken: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    used: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     with contestants(case, folder) as runs:
         lengths: Lengths = []
         for turn in range(rounds + 1):  # the first round warms up
             for name, run in runs.items():
-                began, began_cpu = time.perf_counter(), time.process_time()
+                began = time.perf_counter()
                 lengths = run()
                 if turn:
                     taken[name].append(time.perf_counter() - began)
-                    used[name].append(time.process_time() - began_cpu)
             if turn == 1:
                 slower = max((n for n in runs if n.startswith("generate")), key=lambda n: taken[n][0])
                 del runs[slower]
@@ -160,7 +154,6 @@ def measure(case: Case, folder: Path, *, rounds: int) -> Result:
         rounds=rounds,
         load=(before, os.getloadavg()[0]),
         threads=torch.get_num_threads(),
-        cpu_s={name: statistics.median(times) for name, times in used.items() if times and "HTTP" not in name},
         spread={name: [round(num_tokens / t, 1) for t in times] for name, times in taken.items()},
     )
 
@@ -168,25 +161,24 @@ def measure(case: Case, folder: Path, *, rounds: int) -> Result:
 @contextmanager
 def contestants(case: Case, folder: Path) -> Iterator[dict[str, Run]]:
     """What is measured, by name; everything is started and loaded."""
-    requests = plan_requests(case, folder)
-    prompts = torch.tensor([r.input_ids for r in requests])
-    compact, fixed = (open_scheduler(case, folder, deterministic=value) for value in (False, True))
-    lengths = answer_all(fixed, requests)
-    with serving(case, folder) as url:
+    with serving(case, folder, deterministic=False) as compact, serving(case, folder, deterministic=True) as fixed:
+        requests = plan_requests(case, folder, fixed)
+        prompts = torch.tensor([r.input_ids for r in requests])
+        lengths = lengths_of(ask(fixed, requests))
         generate = open_generate(case, folder, prompts, lengths)
         yield {
-            "compact": lambda: answer_all(compact, requests),
-            "deterministic": lambda: answer_all(fixed, requests),
-            "compact, HTTP": lambda: asyncio.run(answer_over_http(url, requests)),
+            "compact": lambda: lengths_of(ask(compact, requests)),
+            "deterministic": lambda: lengths_of(ask(fixed, requests)),
             "generate, dynamic cache": lambda: generate(None),
             "generate, static cache": lambda: generate("static"),
         }
-    compact.close()
-    fixed.close()
 
 
-def plan_requests(case: Case, folder: Path) -> list[GenerateRequest]:
-    """One request a row; of long-tailed ones, each stops at its token that first comes nearest to a drawn length."""
+def plan_requests(case: Case, folder: Path, url: str) -> list[GenerateRequest]:
+    """One request a row; of long-tailed ones, each stops at its token that first comes nearest to a drawn length.
+
+    The server at `url` must answer the same question always alike.
+    """
     draw = np.random.default_rng(0)
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
     requests = [
@@ -202,9 +194,7 @@ def plan_requests(case: Case, folder: Path) -> list[GenerateRequest]:
     # Log-normal: half of the answers are shorter than an eighth of the longest.
     wanted = np.clip(case.new_tokens / 8 * draw.lognormal(sigma=1.0, size=case.batch), 1, case.new_tokens)
     wanted[0] = case.new_tokens
-    scheduler = open_scheduler(case, folder, deterministic=True)
-    answers = [future.result()[0] for future in submit_all(scheduler, requests)]
-    scheduler.close()
+    answers = ask(url, requests)
     return [
         replace(r, params=replace(r.params, ignore_eos=False, stop_token_ids=(_stop_at(a.output_ids, round(w)),)))
         for r, a, w in zip(requests, answers, wanted, strict=True)
@@ -216,38 +206,34 @@ def _stop_at(ids: list[int], wanted: int) -> int:
     return min(first, key=lambda token: abs(first[token] - wanted))
 
 
-def open_scheduler(case: Case, folder: Path, *, deterministic: bool) -> Scheduler:
-    decoder, _ = load_decoder(
-        str(folder), _never, dtype=getattr(torch, case.dtype), device=torch.device("cpu"), max_context_len=None
-    )
-    weights = LiveWeights(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
-    options = SchedulerOptions(num_slots=case.batch, deterministic=deterministic, num_threads=torch.get_num_threads())
-    scheduler = Scheduler(decoder, weights, options)
-    scheduler.start()
-    return scheduler
+def ask(url: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    """The answer to each request; all are sent at once."""
+    return asyncio.run(_ask(url, requests))
 
 
-def _never(path: str) -> Any:
-    raise AssertionError(f"{path} must be read without transformers")
+async def _ask(url: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    engine = HttpEngine(EngineAddress(name="engine", url=url), timeout_s=600)
+    try:
+        answers = await asyncio.gather(*(engine.generate(r.input_ids, r.params) for r in requests))
+    finally:
+        await engine.close()
+    return [answer[0] for answer in answers]
 
 
-def submit_all(scheduler: Scheduler, requests: Sequence[GenerateRequest]) -> "list[Future[list[Answer]]]":
-    return [scheduler.submit(request) for request in requests]
-
-
-def answer_all(scheduler: Scheduler, requests: Sequence[GenerateRequest]) -> Lengths:
-    return [len(future.result()[0].output_ids) for future in submit_all(scheduler, requests)]
+def lengths_of(answers: Sequence[Generation]) -> Lengths:
+    return [len(answer.output_ids) for answer in answers]
 
 
 @contextmanager
-def serving(case: Case, folder: Path) -> Iterator[str]:
-    """The engine as a process of its own, with a batch that follows what is left."""
+def serving(case: Case, folder: Path, *, deterministic: bool) -> Iterator[str]:
+    """The engine as a process of its own."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={folder}", f"--port={port}"]
-    command += [f"--dtype={case.dtype}", f"--num-slots={case.batch}", "--no-deterministic", "--log-level=WARNING"]
-    command += [f"--num-threads={torch.get_num_threads()}"]
+    command += [f"--dtype={case.dtype}", f"--num-slots={case.batch}", "--log-level=WARNING"]
+    command.append(f"--num-threads={torch.get_num_threads()}")
+    command.append("--deterministic" if deterministic else "--no-deterministic")
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as name:
         process = EngineProcess(command, name="engine", url=url, env=os.environ, log_path=Path(name) / "engine.log")
@@ -257,15 +243,6 @@ def serving(case: Case, folder: Path) -> Iterator[str]:
             yield url
         finally:
             process.stop()
-
-
-async def answer_over_http(url: str, requests: Sequence[GenerateRequest]) -> Lengths:
-    engine = HttpEngine(EngineAddress(name="engine", url=url), timeout_s=600)
-    try:
-        answers = await asyncio.gather(*(engine.generate(r.input_ids, r.params) for r in requests))
-    finally:
-        await engine.close()
-    return [len(answer[0].output_ids) for answer in answers]
 
 
 def open_generate(case: Case, folder: Path, prompts: Tensor, lengths: Lengths) -> Callable[[str | None], Lengths]:
@@ -380,31 +357,27 @@ def write(out: Path, machine: dict[str, float], results: dict[str, Result]) -> N
         "# Generation: the embedded engine beside transformers\n\n"
         f"{datetime.date.today()}, {where}. Measured at the same time: {rates}.\n\n"
         f"Prompts of {PROMPT_LEN} tokens, sampling at temperature 1, tokens/s with the prompts' time included. "
-        "`generate` is the faster of its dynamic and its static cache (not compiled). Contestants take turns in one "
-        "process; the figures are medians. `of the floor`: the time that the matrix products of as many steps take "
-        "alone, as a share of that of `compact`. `load` is the 1-minute load average before and after a case: other "
-        "work ran on the machine, so read the ratios. `in processor time`: both ratios by the processor time that the "
-        "process used, which other work disturbs less; with one thread it says nothing of what runs in parallel. Made "
-        "by `python benchmarks/generate.py`.\n\n" + table(list(results.values())) + "\n"
+        "`generate` is the faster of its dynamic and its static cache (not compiled). The engine is asked over HTTP. "
+        "Contestants take turns; the figures are medians. `of the floor`: the time that the matrix products of as many "
+        "steps take alone, as a share of that of `compact`. `load` is the 1-minute load average before and after a "
+        "case. Made by `python benchmarks/generate.py`.\n\n" + table(list(results.values())) + "\n"
     )
     (out / "generate.md").write_text(text)
 
 
 def table(results: Sequence[Result]) -> str:
     lines = [
-        "| model | dtype | batch | lengths | generate | compact | deterministic | HTTP | compact / generate "
-        "| deterministic / generate | in processor time | of the floor | threads | load |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | dtype | batch | lengths | generate | compact | deterministic | compact / generate "
+        "| deterministic / generate | of the floor | threads | load |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         peer_name = max((n for n in r.rates if n.startswith("generate")), key=r.rates.__getitem__)
         peer, compact, fixed = r.rates[peer_name], r.rates["compact"], r.rates["deterministic"]
-        peer_cpu = min(value for name, value in r.cpu_s.items() if name.startswith("generate"))
-        in_cpu = f"{peer_cpu / r.cpu_s['compact']:.2f}, {peer_cpu / r.cpu_s['deterministic']:.2f}"
         lines.append(
             f"| {r.case.model} | {r.case.dtype} | {r.case.batch} | {r.case.lengths}, {r.case.new_tokens} "
-            f"| {peer:.0f} ({peer_name.split()[1]}) | {compact:.0f} | {fixed:.0f} | {r.rates['compact, HTTP']:.0f} "
-            f"| {compact / peer:.2f} | {fixed / peer:.2f} | {in_cpu} | {compact / r.floor_rate:.2f} "
+            f"| {peer:.0f} ({peer_name.split()[1]}) | {compact:.0f} | {fixed:.0f} "
+            f"| {compact / peer:.2f} | {fixed / peer:.2f} | {compact / r.floor_rate:.2f} "
             f"| {r.threads} | {r.load[0]:.1f}, {r.load[1]:.1f} |"
         )
     return "\n".join(lines)

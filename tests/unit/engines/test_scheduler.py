@@ -420,10 +420,11 @@ def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenSc
     for _ in range(2):  # also when the lane was long before
         lengths: list[int] = []
         request = make_request(PROMPT, n=3, **params)
-        future = compact.submit(request, lambda *_, seen=lengths: seen.append(compact._lanes[256]._cache.shape[3]))
+        lanes = compact._lanes
+        future = compact.submit(request, lambda *_, seen=lengths: seen.append(lanes[256]._cache.values.shape[3]))
         for answer, other in zip(future.result(timeout=60), expected, strict=True):
             assert answer.output_ids == other.output_ids
             assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         lengths = lengths[3:]  # the first token of each comes from the prompt alone
         assert lengths == sorted(lengths) and set(range(32, 257, 32)) >= set(lengths) >= set(range(32, 225, 32))
-    assert fixed._lanes[256]._cache.shape[3] == 256
+    assert fixed._lanes[256]._cache.values.shape[3] == 256

@@ -33,7 +33,9 @@ class Lane:
         self._decoder, self._deterministic = decoder, deterministic
         self._scratch = scratch or Scratch()
         self._num_heads = decoder.architecture.num_kv_heads
-        self._make_cache(length if deterministic else min(length, GROWTH))
+        shortest = length if deterministic else min(length, GROWTH)
+        self._cache = decoder.new_cache(num_slots, length, shortest)
+        self._make_mask(shortest)
         self._ids = np.zeros(num_slots, np.int64)
         self._positions = np.zeros(num_slots, np.int64)  # of the token in `_ids`
         self._params = RowParams(num_slots)
@@ -55,8 +57,9 @@ class Lane:
         slot = self._free.pop()
         rows = self._rows(slot)
         # Old values are masked, but 0 times NaN would be NaN: nothing of an earlier sequence stays.
-        self._cache[:, :, rows, length:] = 0
-        self._cache[:, :, rows, :length] = cache[:, :, :, :length]
+        values = self._cache.values
+        values[:, :, rows, length:] = 0
+        values[:, :, rows, :length] = cache[:, :, :, :length]
         self._mask[rows, :, :length] = 0
         self._mask[rows, :, length:] = -torch.inf
         self._ids[slot], self._positions[slot] = sequence.ids[-1], length
@@ -89,7 +92,7 @@ class Lane:
         logits = self._decoder.decode(
             torch.from_numpy(ids).to(device),
             torch.from_numpy(positions).to(device),
-            self._cache,
+            self._cache.values,
             write=write,
             mask=self._mask[: len(write)],
         )
@@ -102,27 +105,23 @@ class Lane:
 
     # -- the cache
 
-    def _make_cache(self, length: int) -> None:
-        """An empty cache of this length, and what goes with its shape."""
+    def _make_mask(self, length: int) -> None:
+        """A mask under which nothing is attended to, and what else goes with the cache's length."""
         decoder, num_rows = self._decoder, self.num_slots * self._num_heads
-        self._cache = decoder.new_cache(self.num_slots, length)
         self._mask = torch.full((num_rows, 1, length), -torch.inf, dtype=decoder.dtype, device=decoder.device)
         self._mask[:, :, 0] = 0  # an unused row attends to its own token, or it would be NaN
         self._starts = (np.arange(num_rows, dtype=np.int64) * length).reshape(self.num_slots, self._num_heads)
 
     def _fit(self, position: int) -> None:
-        """Makes the cache long enough to write at `position`; short again once nothing is in it.
-
-        A product over a part of each row would first copy that part: the whole cache is multiplied, and it grows.
-        """
+        """Makes the cache long enough to write at `position`; short again once nothing is in it."""
         length = self._mask.shape[-1]
         needed = min(self.length, -(-(position + 1) // GROWTH) * GROWTH)
         if length >= needed and (self.num_active > 0 or length == needed):
             return
-        old_cache, old_mask, used = self._cache, self._mask, self.num_active * self._num_heads
-        self._make_cache(needed)
+        old_mask, used = self._mask, self.num_active * self._num_heads
+        self._cache.resize(needed, used=used)
+        self._make_mask(needed)
         if used:
-            self._cache[:, :, :used, :length] = old_cache[:, :, :used]
             self._mask[:used, :, :length] = old_mask[:used]
 
     def _sequence(self, slot: int) -> Sequence:
@@ -138,8 +137,9 @@ class Lane:
         if last != slot:
             source, target = self._rows(last), self._rows(slot)
             used = int(self._positions[last]) + 1
-            self._cache[:, :, target, :used] = self._cache[:, :, source, :used]
-            self._cache[:, :, target, used:] = 0
+            values = self._cache.values
+            values[:, :, target, :used] = values[:, :, source, :used]
+            values[:, :, target, used:] = 0
             self._mask[target] = self._mask[source]
             columns: tuple[npt.NDArray[np.int64], ...] = (self._ids, self._positions)
             for column in columns:
