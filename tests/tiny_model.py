@@ -1,36 +1,51 @@
-"""A random Qwen3 of a few thousand parameters, as a Hugging Face folder."""
+"""Random Qwen3 models of a few thousand parameters, as Hugging Face folders."""
 
 import string
 from pathlib import Path
+from typing import Any
 
 MAX_CONTEXT_LEN = 512
 EOS_ID = 1
 # Two special tokens, one for each character, and two that only the model writes: text never encodes to them.
 TOKENS = ("<|pad|>", "<|eos|>", *sorted(set(string.printable) - set(string.whitespace)), " ", "\n", "qu", "th")
 VOCAB_SIZE = len(TOKENS)
+FIGURES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_CONTEXT_LEN,
+    "bos_token_id": 0,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": 0,
+}
 
 
 def write_tiny_qwen3(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
     """Writes model and tokenizer into `folder`. The weights are large enough for logits that are far from uniform."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=MAX_CONTEXT_LEN,
-        tie_word_embeddings=tied,
-        bos_token_id=0,
-        eos_token_id=EOS_ID,
-        pad_token_id=0,
+    config = Qwen3Config(intermediate_size=160, tie_word_embeddings=tied, **FIGURES)
+    return _write(folder, Qwen3ForCausalLM, config, seed=seed)
+
+
+def write_tiny_qwen3_moe(folder: Path, *, seed: int = 0) -> Path:
+    """Like `write_tiny_qwen3`, with 4 experts in a layer, of which a token chooses 2."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True, **FIGURES
     )
+    return _write(folder, Qwen3MoeForCausalLM, config, seed=seed)
+
+
+def _write(folder: Path, kind: Any, config: Any, *, seed: int) -> Path:
+    import torch
+
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config)
+    model = kind(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,10 +1,12 @@
-"""What a checkpoint's `config.json` says about its architecture, in the keys of the group `model`."""
+"""Architectures in the keys of the group `model`: of a checkpoint's `config.json`, and of models made on the spot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+from rlscale.config.model import ModelBuild
 
 CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -66,3 +68,41 @@ def figures_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
         if found is not None:
             figures[key] = found
     return figures
+
+
+_TINY: Mapping[str, int | bool] = MappingProxyType(
+    {
+        "num_layers": 4,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 101,  # the tokens of the character tokenizer
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "rotary_base": 10_000,
+    }
+)
+
+BUILD_FIGURES: Mapping[ModelBuild, Mapping[str, int | bool]] = MappingProxyType(
+    {
+        ModelBuild.tiny_qwen3: _TINY,
+        ModelBuild.tiny_qwen3_moe: MappingProxyType(
+            {
+                **{name: value for name, value in _TINY.items() if name != "intermediate_size"},
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 192,
+                "norm_topk_prob": True,
+            }
+        ),
+    }
+)
+"""What shapes a model of `model.build`, and what holds for a key that is not set. Other figures do not reach it."""
+
+
+def figures_of_build(build: ModelBuild) -> dict[str, Any]:
+    """The figures of a model made on the spot, with those that its family fixes, where the config sets none."""
+    kind = str(build).removeprefix("tiny_")
+    return {"model_type": kind, "attention_bias": False, **IMPLIED[kind], **BUILD_FIGURES[build]}

@@ -1,10 +1,18 @@
-"""Qwen3 models with random weights."""
+"""Qwen3 models with random weights, dense or with experts."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils import logging
 
 from rlscale.models.characters import character_tokenizer
@@ -25,7 +33,7 @@ def write_qwen3(folder: Path, *, figures: Mapping[str, int | bool], init_seed: i
     tokenizer = character_tokenizer(int(figures["max_position_embeddings"]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
-        model = Qwen3ForCausalLM(_architecture(figures, tokenizer))
+        model = _model(_architecture(figures, tokenizer))
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -34,21 +42,37 @@ def write_qwen3(folder: Path, *, figures: Mapping[str, int | bool], init_seed: i
     tokenizer.save_pretrained(str(folder))
 
 
-def _architecture(figures: Mapping[str, int | bool], tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=figures["vocab_size"],
-        num_hidden_layers=figures["num_layers"],
-        hidden_size=figures["hidden_size"],
-        intermediate_size=figures["intermediate_size"],
-        num_attention_heads=figures["num_attention_heads"],
-        num_key_value_heads=figures["num_key_value_heads"],
-        head_dim=figures["head_dim"],
-        max_position_embeddings=figures["max_position_embeddings"],
-        initializer_range=INITIALIZER_RANGE,
-        tie_word_embeddings=bool(figures["tie_word_embeddings"]),
-        rope_parameters={"rope_type": "default", "rope_theta": float(figures["rotary_base"])},
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
+def _model(architecture: Qwen3Config | Qwen3MoeConfig) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
+    if isinstance(architecture, Qwen3MoeConfig):
+        return Qwen3MoeForCausalLM(architecture)
+    return Qwen3ForCausalLM(architecture)
+
+
+def _architecture(
+    figures: Mapping[str, int | bool], tokenizer: PreTrainedTokenizerFast
+) -> Qwen3Config | Qwen3MoeConfig:
+    shared: dict[str, Any] = {
+        "vocab_size": figures["vocab_size"],
+        "num_hidden_layers": figures["num_layers"],
+        "hidden_size": figures["hidden_size"],
+        "num_attention_heads": figures["num_attention_heads"],
+        "num_key_value_heads": figures["num_key_value_heads"],
+        "head_dim": figures["head_dim"],
+        "max_position_embeddings": figures["max_position_embeddings"],
+        "initializer_range": INITIALIZER_RANGE,
+        "tie_word_embeddings": bool(figures["tie_word_embeddings"]),
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(figures["rotary_base"])},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    if "num_experts" not in figures:
+        return Qwen3Config(intermediate_size=figures["intermediate_size"], **shared)
+    return Qwen3MoeConfig(
+        num_experts=figures["num_experts"],
+        num_experts_per_tok=figures["num_experts_per_tok"],
+        moe_intermediate_size=figures["moe_intermediate_size"],
+        norm_topk_prob=bool(figures["norm_topk_prob"]),
+        **shared,
     )

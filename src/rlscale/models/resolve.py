@@ -11,7 +11,7 @@ from typing import Any
 from rlscale.config import ModelConfig
 from rlscale.config.figures import figures_of
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.tiny import build_tiny_qwen3
+from rlscale.models.tiny import build_model
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
@@ -25,7 +25,7 @@ def resolve_model(config: ModelConfig) -> str:
         ConfigError: nothing to load, the folder is no usable checkpoint, or it differs from a figure that was set.
     """
     if config.build is not None:
-        return str(build_tiny_qwen3(config, cache_root(config.cache_dir)))
+        return str(build_model(config, cache_root(config.cache_dir)))
     if config.hf_checkpoint is None:
         raise ConfigError(
             [_problem("be set", "None", "give a Hugging Face folder or hub id, or choose model=tiny_qwen3")]

@@ -1,34 +1,24 @@
-"""Small Qwen3 models with random weights, made on the spot and kept in a cache."""
+"""Small Qwen3 models with random weights, dense or with experts, made on the spot and kept in a cache."""
 
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlscale.config import ModelConfig
+from rlscale.config.figures import BUILD_FIGURES
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.characters import VOCABULARY
 
 FORMAT_VERSION = 2
 """Raised whenever the same figures would give other files, so that an old cache is not read."""
 
-DEFAULTS: dict[str, int | bool] = {
-    "num_layers": 4,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "rotary_base": 10_000,
-}
 
-
-def build_tiny_qwen3(config: ModelConfig, root: Path) -> Path:
-    """The folder of a Qwen3 model with random weights and a character tokenizer, below `root`.
+def build_model(config: ModelConfig, root: Path) -> Path:
+    """The folder of the model of `model.build`, with random weights and a character tokenizer, below `root`.
 
     The same figures and `model.init_seed` always give the same folder; it is made at most once, and is complete as soon
     as it exists, also when several processes make it at the same time.
@@ -36,9 +26,10 @@ def build_tiny_qwen3(config: ModelConfig, root: Path) -> Path:
     Raises:
         ConfigError: figures that do not go together.
     """
-    figures = _figures(config)
+    assert config.build is not None, "model.build names what is made"
+    figures = _figures(config, BUILD_FIGURES[config.build])
     key = json.dumps({"format": FORMAT_VERSION, "init_seed": config.init_seed, **figures}, sort_keys=True)
-    folder = root / "models" / f"tiny_qwen3-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    folder = root / "models" / f"{config.build}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -54,11 +45,10 @@ def build_tiny_qwen3(config: ModelConfig, root: Path) -> Path:
     return folder
 
 
-def _figures(config: ModelConfig) -> dict[str, int | bool]:
-    given = {name: getattr(config, name) for name in DEFAULTS}
-    figures = {name: default if given[name] is None else given[name] for name, default in DEFAULTS.items()}
+def _figures(config: ModelConfig, defaults: Mapping[str, int | bool]) -> dict[str, int | bool]:
+    given = {name: getattr(config, name) for name in defaults}
+    figures = {name: default if given[name] is None else given[name] for name, default in defaults.items()}
     num_tokens = len(VOCABULARY)
-    figures["vocab_size"] = num_tokens if config.vocab_size is None else config.vocab_size
     problems = []
     if figures["vocab_size"] < num_tokens:
         rule = f"be at least {num_tokens}, the tokens of the character tokenizer"
@@ -68,6 +58,9 @@ def _figures(config: ModelConfig) -> dict[str, int | bool]:
         problems.append(_problem("num_attention_heads", rule, figures, "change one of the two"))
     if figures["head_dim"] % 2:
         problems.append(_problem("head_dim", "be even, for the rotary embedding", figures, "e.g. 32"))
+    if figures.get("num_experts_per_tok", 0) > figures.get("num_experts", 0):
+        rule = f"be at most model.num_experts ({figures['num_experts']})"
+        problems.append(_problem("num_experts_per_tok", rule, figures, "change one of the two"))
     if problems:
         raise ConfigError(problems)
     return figures

@@ -9,7 +9,7 @@ import torch
 
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.wire import Answer
-from tests.tiny_model import EOS_ID, VOCAB_SIZE
+from tests.tiny_model import EOS_ID, VOCAB_SIZE, write_tiny_qwen3_moe
 from tests.unit.engines.conftest import OpenScheduler, ask, make_request
 
 Spec = dict[str, Any]
@@ -62,6 +62,16 @@ def test_alone_among_others_and_in_any_order(open_scheduler: OpenScheduler, orde
     shuffled = order.copy()
     random.Random(1).shuffle(shuffled)
     assert in_order(scheduler, shuffled) == alone
+
+
+def test_experts_do_not_see_their_neighbours(
+    open_scheduler: OpenScheduler, order: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = write_tiny_qwen3_moe(tmp_path_factory.mktemp("experts"))
+    scheduler = open_scheduler(path=path)
+    alone = {i: bits(ask(scheduler, **spec)) for i, spec in enumerate(specs())}
+    assert in_order(scheduler, order) == alone
+    assert in_order(scheduler, order[::-1]) == alone
 
 
 def test_two_engines_agree(open_scheduler: OpenScheduler, order: list[int]) -> None:

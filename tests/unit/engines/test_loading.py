@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rlscale.engines.embedded.architecture import read_architecture
 from rlscale.engines.embedded.loading import eos_ids, load_decoder
@@ -20,6 +21,7 @@ FIGURES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -39,6 +41,8 @@ LLAMA3_ROPE = {
         ("llama", {"attention_bias": True, "mlp_bias": True}),
         ("llama", {"rope_parameters": LLAMA3_ROPE}),
         ("mistral", {"sliding_window": 64}),
+        ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+        ("qwen3_moe", {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]}),
     ],
 )
 def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
@@ -54,9 +58,10 @@ def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any
         str(tmp_path), no_transformers, dtype=torch.float32, device=torch.device("cpu"), max_context_len=None
     )
     assert limit == 64
-    assert decoder.weights.keys() == dict(model.named_parameters()).keys()
-    for name, parameter in model.named_parameters():
-        assert torch.equal(decoder.weights[name], parameter), name
+    saved = load_file(tmp_path / "model.safetensors")
+    assert decoder.weights.keys() == saved.keys()
+    for name, weight in saved.items():
+        assert torch.equal(decoder.weights[name], weight), name
     ids = torch.randint(0, 60, (2, 30))
     lengths = torch.tensor([30, 17])
     with torch.inference_mode():
@@ -77,6 +82,29 @@ def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any
 def test_models_it_cannot_run_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_architecture({"model_type": "llama", **FIGURES, **change})
+
+
+def test_weights_of_experts_are_what_is_multiplied(tmp_path: Path) -> None:
+    """A weight update writes into the tensors under the names of the checkpoint."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    ids = torch.randint(0, 60, (1, 8), generator=torch.Generator().manual_seed(0))
+    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**FIGURES, **EXPERTS)).eval()
+    model.save_pretrained(tmp_path / "old")
+    decoder, _ = load_decoder(
+        str(tmp_path / "old"), no_transformers, dtype=torch.float32, device=torch.device("cpu"), max_context_len=None
+    )
+    with torch.inference_mode():
+        decoder.prefill(ids, torch.tensor([8]))  # makes what is kept to multiply faster
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path / "new")
+    for name, weight in load_file(tmp_path / "new" / "model.safetensors").items():
+        assert decoder.weights[name].is_contiguous()
+        decoder.weights[name].copy_(weight)
+    with torch.inference_mode():
+        _, logits = decoder.prefill(ids, torch.tensor([8]))
+        assert torch.allclose(logits[0], model(ids).logits[0, -1], atol=1e-5)
 
 
 def test_unknown_weights_are_refused(model_path: Path) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from rlscale.config import ModelBuild, ModelConfig
+from rlscale.config.figures import figures_of, figures_of_build
 from rlscale.errors import ConfigError
 from rlscale.models import cache_root, resolve_model
 
@@ -66,6 +68,65 @@ def test_figures_reach_the_checkpoint(tmp_path: Path) -> None:
     assert (config["vocab_size"], config["max_position_embeddings"], config["num_key_value_heads"]) == (128, 64, 1)
     assert config["tie_word_embeddings"] is False and config["rope_parameters"]["rope_theta"] == 500
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == config["eos_token_id"]
+
+
+def tiny_moe(cache: Path, **figures: Any) -> ModelConfig:
+    small = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    return ModelConfig(build=ModelBuild.tiny_qwen3_moe, cache_dir=str(cache), **(small | experts | figures))
+
+
+def test_a_model_with_experts_is_made(tmp_path: Path) -> None:
+    folder = Path(resolve_model(tiny_moe(tmp_path)))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3MoeForCausalLM"]
+    assert (config["num_experts_per_tok"], config["moe_intermediate_size"]) == (2, 8)
+    weights = load_file(folder / "model.safetensors")
+    assert weights["model.layers.0.mlp.gate.weight"].shape == (3, 16)
+    assert weights["model.layers.0.mlp.experts.2.down_proj.weight"].shape == (16, 8)
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" not in weights
+    assert folder.name.startswith("tiny_qwen3_moe-")
+
+
+def test_a_token_cannot_choose_more_experts_than_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"num_experts_per_tok must be at most model\.num_experts \(3\), got 4"):
+        resolve_model(tiny_moe(tmp_path, num_experts_per_tok=4))
+
+
+@pytest.mark.parametrize("build", ModelBuild)
+def test_figures_of_a_build_are_those_of_its_config(build: ModelBuild, tmp_path: Path) -> None:
+    """Whoever plans a run without making its model counts with the right figures."""
+    folder = Path(resolve_model(ModelConfig(build=build, cache_dir=str(tmp_path))))
+    figures, found = figures_of_build(build), figures_of(json.loads((folder / "config.json").read_text()))
+    assert {name: found[name] for name in figures} == figures
+
+
+def test_every_figure_of_experts_and_latent_attention_is_compared(copy: Path) -> None:
+    """Under the names that DeepSeek's config.json has."""
+    published = {
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_theta": 10_000,
+    }
+    config = json.loads((copy / "config.json").read_text())
+    del config["rope_parameters"]
+    (copy / "config.json").write_text(json.dumps(config | published))
+    figures = figures_of(published)
+    assert resolve_model(ModelConfig(hf_checkpoint=str(copy), **figures)) == str(copy)
+    others = {name: value + 1 for name, value in figures.items() if name != "model_type"}
+    with pytest.raises(ConfigError) as caught:
+        resolve_model(ModelConfig(hf_checkpoint=str(copy), model_type="kimi_k2", **others))
+    assert {problem.path for problem in caught.value.problems} == {f"model.{name}" for name in figures}
+    assert len(figures) == len(published)
 
 
 def test_figures_that_do_not_go_together_are_all_named(tmp_path: Path) -> None:

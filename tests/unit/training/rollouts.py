@@ -32,6 +32,22 @@ def tiny_model(cache: Path, *, seed: int = 0, tied: bool = True) -> str:
     return resolve_model(config)
 
 
+def tiny_moe(cache: Path) -> str:
+    """Like `tiny_model`, with 4 experts in a layer, of which a token chooses 2."""
+    config = ModelConfig(
+        build=ModelBuild.tiny_qwen3_moe,
+        cache_dir=str(cache),
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        moe_intermediate_size=16,
+    )
+    return resolve_model(config)
+
+
 def spec(model_path: str, *, algo: dict[str, Any] | None = None, **changes: Any) -> TrainerSpec:
     """float32, constant learning rate, no warm-up. `algo` are fields of AlgoConfig, `changes` of the other groups."""
     optim = {k: changes.pop(k) for k in list(changes) if k in OptimConfig.__dataclass_fields__}

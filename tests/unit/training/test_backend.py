@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,7 +18,7 @@ from rlscale.training.fsdp.step import StepSettings, logits_of, optimizer_step
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import pack
 from rlscale.types import TrainBatch, TrainResult
-from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model, tiny_moe
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -57,6 +58,25 @@ def test_weights_are_those_of_the_checkpoint_under_hugging_face_names(model_path
     assert "lm_head.weight" not in got  # tied
     for name, weight in got.items():
         assert torch.equal(weight, expected[name]), name
+
+
+def test_experts_are_sent_one_by_one_and_learn(cache: Path, tmp_path: Path) -> None:
+    path = tiny_moe(cache)
+    saved = load_file(Path(path) / "model.safetensors")
+    trainer = backend(path)
+    before = weights(trainer)
+    assert before.keys() == saved.keys()
+    assert all(torch.equal(before[name], saved[name]) for name in saved)
+    train(trainer)
+    after = weights(trainer)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+    trainer.export_hf(tmp_path / "hf")
+    exported = load_file(tmp_path / "hf" / "model.safetensors")
+    assert exported.keys() == after.keys()
+    assert all(torch.equal(exported[name], after[name]) for name in after)
+    again = backend(path)
+    train(again)
+    assert all(torch.equal(weight, after[name]) for name, weight in weights(again).items())
 
 
 def test_weights_have_the_dtype_of_the_engines(model_path: str) -> None:

@@ -1,4 +1,4 @@
-"""What the decoder must know of a model: read from a Hugging Face config, so that any dense Llama-like model runs."""
+"""What the decoder must know of a model: read from a Hugging Face config, so that any Llama-like model runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from rlscale.engines.embedded.experts import Routing
+
 ELSEWHERE = "this model needs rollout.engine=sglang"
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Figures of a dense decoder: pre-norm, rotary positions, grouped-query attention, gated SiLU MLP."""
+    """Figures of a decoder: pre-norm, rotary positions, grouped-query attention, gated SiLU MLP or experts of them."""
 
     num_layers: int
     hidden_size: int
@@ -24,6 +26,7 @@ class Architecture:
     max_positions: int
     tied: bool  # the output layer is the embedding
     rotary: Mapping[str, Any]  # `rope_parameters` of the config
+    routing: Routing | None  # of the layers that have experts
     raw: Mapping[str, Any]  # the whole config
 
     @property
@@ -60,6 +63,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         max_positions=max_positions,
         tied=bool(config.get("tie_word_embeddings", False)),
         rotary=_rotary(config),
+        routing=_routing(config),
         raw=dict(config),
     )
 
@@ -98,3 +102,14 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     if float(rotary.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
         raise ValueError(f"partial_rotary_factor must be 1; {ELSEWHERE}")
     return rotary
+
+
+def _routing(config: Mapping[str, Any]) -> Routing | None:
+    if "num_experts_per_tok" not in config:
+        return None
+    return Routing(
+        # The first name is that of published checkpoints, the second that of transformers 5.
+        num_experts=int(config["num_experts"] if "num_experts" in config else config["num_local_experts"]),
+        num_per_token=int(config["num_experts_per_tok"]),
+        normalized=bool(config.get("norm_topk_prob", False)),
+    )

@@ -1,4 +1,4 @@
-"""The forward pass of a dense decoder over caches of fixed shape.
+"""The forward pass of a decoder over caches of fixed shape.
 
 Shape legend: B rows (slots), L layers, P prompts, T tokens of a padded prompt, S cached positions, H query heads,
 K key-value heads, D head dimension, V vocabulary.
@@ -15,7 +15,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.engines.embedded.architecture import ELSEWHERE, Architecture, rotary_tables
+from rlscale.engines.embedded.experts import ExpertMlp
 from rlscale.engines.embedded.products import Product
+
+
+class DenseMlp:
+    """The gated MLP of a layer without experts."""
+
+    def __init__(self, gate_up: Product, down: Product) -> None:
+        self._gate_up, self._down = gate_up, down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(F.silu(gate) * up)
+
+    def forget(self) -> None:
+        """Frees what was made from the weights to multiply faster."""
+        self._gate_up.forget()
+        self._down.forget()
 
 
 @dataclass(slots=True)
@@ -26,8 +43,7 @@ class _Layer:
     key_norm: Tensor | None
     output: Product
     mlp_norm: Tensor
-    gate_up: Product
-    down: Product
+    mlp: DenseMlp | ExpertMlp
 
 
 class Decoder:
@@ -136,8 +152,7 @@ class Decoder:
         a = self.architecture
         x = x + layer.output(mixed)
         h = F.rms_norm(x, (a.hidden_size,), layer.mlp_norm, a.norm_eps)
-        gate, up = layer.gate_up(h).chunk(2, dim=-1)
-        return x + layer.down(F.silu(gate) * up)
+        return x + layer.mlp(h)
 
     def _logits(self, x: Tensor) -> Tensor:
         a = self.architecture
@@ -146,16 +161,15 @@ class Decoder:
     def forget_copies(self) -> None:
         """Frees what was made from the weights to multiply faster; it is made anew when it is needed."""
         for layer in self._layers:
-            for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                product.forget()
+            for part in (layer.qkv, layer.output, layer.mlp):
+                part.forget()
         self._head.forget()
 
     # -- taking over the weights
 
     def _layer(self, prefix: str) -> _Layer:
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        attention = prefix + "self_attn."
         qkv = [attention + f"{part}_proj" for part in "qkv"]
-        gate_up = [mlp + "gate_proj", mlp + "up_proj"]
         return _Layer(
             input_norm=self._take(prefix + "input_layernorm.weight"),
             qkv=self._product(qkv),
@@ -163,9 +177,23 @@ class Decoder:
             key_norm=self._take_if(attention + "k_norm.weight"),
             output=self._product([attention + "o_proj"]),
             mlp_norm=self._take(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._product(gate_up),
-            down=self._product([mlp + "down_proj"]),
+            mlp=self._mlp(prefix + "mlp."),
         )
+
+    def _mlp(self, prefix: str) -> DenseMlp | ExpertMlp:
+        routing = self.architecture.routing
+        # A model may have experts in some layers only.
+        if routing is None or f"{prefix}gate.weight" not in self._source:
+            gate_up = self._product([f"{prefix}{part}_proj" for part in ("gate", "up")])
+            return DenseMlp(gate_up, self._product([f"{prefix}down_proj"]))
+        parts = [
+            [f"{prefix}experts.{i}.{part}_proj.weight" for part in ("gate", "up", "down")]
+            for i in range(routing.num_experts)
+        ]
+        experts = [(self._take(gate), self._take(up), self._take(down)) for gate, up, down in parts]
+        mlp = ExpertMlp(routing, self._take(f"{prefix}gate.weight"), experts)
+        self.weights.update({f"{prefix}{name}": view for name, view in mlp.weights.items()})
+        return mlp
 
     def _product(self, names: list[str]) -> Product:
         """The layers of these names, which read the same input, as one."""

@@ -29,7 +29,7 @@ from rlscale.training.advantages import RolloutInputs, advantages_of_rollout, kl
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.fsdp.export import export_hf, full_weights
+from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES, copy_weights, has_shapes_of, load_sharded
 from rlscale.training.fsdp.state import Position, load_state, save_state
 from rlscale.training.fsdp.step import StepSettings, optimizer_step, policy_terms, score
@@ -115,7 +115,7 @@ class FsdpBackend:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, as engines hold them."""
-        return full_weights(self._model, dtype=DTYPES[self._spec.train.dtype])
+        return published_weights(self._model, dtype=DTYPES[self._spec.train.dtype])
 
     def save(self, folder: Path) -> None:
         """See TrainBackend."""

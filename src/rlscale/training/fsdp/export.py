@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.models import load_tokenizer
 
@@ -22,6 +23,18 @@ def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str,
     for name, parameter in model.named_parameters():
         weight = parameter.detach().to(dtype)  # before the gather: half the bytes in bfloat16
         yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
+
+
+def published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Like `full_weights`, under the names that published checkpoints use: of experts, each matrix by itself.
+
+    transformers keeps those of a layer as one tensor, for one grouped product instead of many small ones.
+    """
+    for name, weight in full_weights(model, dtype=dtype):
+        # A weight with three dimensions is a stack of experts. Others are not asked about: it takes time for each.
+        parts = revert_weight_conversion(model, {name: weight}) if weight.dim() == 3 else {name: weight}
+        for part, tensor in parts.items():
+            yield part, tensor.contiguous()
 
 
 def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype) -> None:
