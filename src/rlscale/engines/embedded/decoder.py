@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.engines.embedded.architecture import ELSEWHERE, Architecture, rotary_tables
+from rlscale.engines.embedded.cache import Cache
 from rlscale.engines.embedded.experts import ExpertMlp
 from rlscale.engines.embedded.products import Product
 
@@ -78,11 +79,11 @@ class Decoder:
         cos, sin = rotary_tables(a, num_positions)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
 
-    def new_cache(self, num_rows: int, length: int) -> Tensor:
-        """An empty cache: [L, 2 (keys, values), rows * K, length, D]."""
+    def new_cache(self, num_rows: int, limit: int, length: int) -> Cache:
+        """An empty cache for `num_rows` sequences, of `length` positions now and up to `limit` later."""
         a = self.architecture
-        shape = (a.num_layers, 2, num_rows * a.num_kv_heads, length, a.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        shape = (a.num_layers, num_rows * a.num_kv_heads, limit, a.head_dim)
+        return Cache(shape, length, dtype=self.dtype, device=self.device)
 
     def prefill(self, ids_PT: Tensor, lengths_P: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of padded prompts [L, 2, P, K, T, D], and the logits after each prompt's last token [P, V].
@@ -112,7 +113,7 @@ class Decoder:
         """Logits [B, V] after one more token a row; its keys and values are written into the cache.
 
         Args:
-            cache: from `new_cache`; the first B rows are used.
+            cache: values of a `new_cache`; the first B sequences are used.
             write: where the new keys go, [B * K] indices into the cache's flattened rows and positions.
             mask: added to the scores, [B * K, 1, S]: 0 or -inf.
         """
