@@ -62,10 +62,13 @@ class PromptSource(Protocol):
 class Reward(Protocol):
     """Scores one finished sample. May be a plain or an async function; runs off the event loop.
 
+    With `reward.key` it gives several numbers by name, of which that one is trained on and the others are metrics. A
+    parameter `custom` is filled with the config's node of that name.
+
     Raises: anything; the run then stops and names the sample (a failure never becomes a zero reward).
     """
 
-    def __call__(self, sample: Sample) -> float: ...
+    def __call__(self, sample: Sample) -> float | Mapping[str, float]: ...
 
 
 class LossFunction(Protocol):

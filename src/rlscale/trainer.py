@@ -175,7 +175,9 @@ def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, co
         console.message(f"going on from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
     elif folder.resumed:
         console.message(f"{folder.path} holds a run without a checkpoint yet, which begins anew")
-    return Start.at(checkpoint)
+    start, first = Start.at(checkpoint), config.data.start_rollout_id
+    goes_on = folder.resumed and checkpoint is not None
+    return start if first is None or goes_on else start.moved_to(first)
 
 
 def _starting_model(config: RunConfig) -> str:

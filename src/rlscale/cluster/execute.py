@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.run import Observer
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
-from rlscale.rollout.generate import GeneratedRollouts, eval_params
+from rlscale.rollout.generate import GeneratedRollouts
 from rlscale.rollout.pool import EnginePool
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress
@@ -39,11 +39,17 @@ class Start:
 
     progress: Progress
     checkpoint: Checkpoint | None
+    moved: bool = False  # to another rollout than the checkpoint's: its prompts and finished groups are not used
 
     @classmethod
     def at(cls, checkpoint: Checkpoint | None) -> "Start":
         progress = Progress() if checkpoint is None else Progress(**checkpoint.state["progress"])
         return cls(progress=progress, checkpoint=checkpoint)
+
+    def moved_to(self, rollout_id: int) -> "Start":
+        """The same weights at another rollout, whose number is also that of the weights."""
+        progress = replace(self.progress, next_rollout=rollout_id, version=rollout_id)
+        return replace(self, progress=progress, moved=True)
 
 
 class Execution:
@@ -142,7 +148,10 @@ class Execution:
 
     async def _drive(self, parts: Parts, addresses: list[EngineAddress], start: Start) -> Progress:
         loop = TrainingLoop(self._loop_config(), parts, start.progress)
-        if start.checkpoint is not None:
+        if start.moved:
+            for rollout_id in range(start.progress.next_rollout):
+                parts.source.take(rollout_id)
+        elif start.checkpoint is not None:
             loop.load(start.checkpoint)
         pool = parts.pool
         if pool is not None:
@@ -208,7 +217,6 @@ class Execution:
             yield runner
 
     def _parts(self, trainers: Trainers, pool: EnginePool | None, rewards: RewardRunner | None) -> Parts:
-        config = self._plan.config
         evaluator = None
         if self._plan.eval_sets:
             assert pool is not None and rewards is not None, "evaluation needs engines"
@@ -216,8 +224,6 @@ class Execution:
                 sets=self._plan.eval_sets,
                 pool=pool,
                 rewards=rewards,
-                params=eval_params(config.eval, config.rollout),
-                num_samples=config.eval.n_samples_per_prompt,
             )
         return Parts(
             source=self._plan.sft or self._generated(pool, rewards),
@@ -238,6 +244,7 @@ class Execution:
             config=config.rollout,
             num_prompts=config.batch.rollout_batch_size,
             num_samples=config.batch.n_samples_per_prompt,
+            reward_key=config.reward.key,
         )
 
     def _loop_config(self) -> LoopConfig:

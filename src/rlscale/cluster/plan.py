@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rlscale.cluster.preflight import eval_files
 from rlscale.config import LossType, RunConfig
-from rlscale.data.prompts import FilePromptSource, load_prompts
+from rlscale.config.eval_sets import eval_sets
+from rlscale.data.prompts import load_prompts
 from rlscale.data.sft import SftSource
+from rlscale.data.source import open_prompts
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
 from rlscale.models import load_tokenizer
 from rlscale.plan.placement import Layout, plan_layout
 from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
+from rlscale.rollout.generate import eval_params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +66,7 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         ConfigError, DataError: something that the config names cannot be used.
     """
     tokenizer = load_tokenizer(model_path)
-    prompts = FilePromptSource(config.data, config.rollout, tokenizer)
+    prompts = open_prompts(config, tokenizer)
     is_sft = config.algo.loss_type == LossType.sft_loss
     return RunPlan(
         config=config,
@@ -73,16 +75,17 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         layout=plan_layout(config.cluster, needs_engines=needs_engines(config)),
         prompts=prompts,
         sft=SftSource(prompts, tokenizer, rollout_batch_size=config.batch.rollout_batch_size) if is_sft else None,
-        reward=load_reward(config.reward) if needs_engines(config) else None,
+        reward=load_reward(config.reward, custom=config.custom) if needs_engines(config) else None,
         eval_sets=tuple(_eval_sets(config, tokenizer)),
-        num_rollouts=_num_rollouts(config, len(prompts)),
+        num_rollouts=_num_rollouts(config, prompts),
     )
 
 
-def _num_rollouts(config: RunConfig, num_prompts: int) -> int:
+def _num_rollouts(config: RunConfig, prompts: PromptSource) -> int:
     if config.data.num_rollout is not None:
         return config.data.num_rollout
     assert config.data.num_epoch is not None, "a rule asks for num_rollout or num_epoch"
+    num_prompts = len(prompts)
     per_epoch = num_prompts // config.batch.rollout_batch_size
     if per_epoch == 0:
         raise ConfigError(
@@ -99,14 +102,24 @@ def _num_rollouts(config: RunConfig, num_prompts: int) -> int:
 
 
 def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
+    if config.eval.interval is None:
+        return []
     sets = []
-    for name, path in eval_files(config).items():
+    for each in eval_sets(config.eval):
         keys = replace(
             config.data,
-            prompt_data=path,
-            input_key=config.eval.input_key or config.data.input_key,
-            label_key=config.eval.label_key or config.data.label_key,
+            prompt_data=each.path,
+            input_key=each.eval.input_key or config.data.input_key,
+            label_key=each.eval.label_key or config.data.label_key,
         )
         prompts = load_prompts(keys, config.rollout, tokenizer)
-        sets.append(EvalSet(name=name, prompts=prompts[: config.eval.max_examples]))
+        sets.append(
+            EvalSet(
+                name=each.name,
+                prompts=prompts[: each.eval.max_examples],
+                params=eval_params(each.eval, config.rollout),
+                num_samples=each.eval.n_samples_per_prompt,
+                reward_key=each.eval.reward_key,
+            )
+        )
     return sets

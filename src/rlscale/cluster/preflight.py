@@ -5,8 +5,10 @@ from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import Device, EngineKind, ModelConfig, RunConfig
+from rlscale.config.eval_sets import eval_sets
 from rlscale.config.sglang_python import check_python
 from rlscale.data.paths import resolve_data_path
+from rlscale.data.source import check_source
 from rlscale.errors import ConfigError, Problem
 from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.trackers import check_trackers
@@ -16,9 +18,10 @@ from rlscale.training.hooks import check_hooks
 
 def check_files(config: RunConfig) -> list[Problem]:
     """Every data file, checkpoint folder, package and user function that is not there."""
-    problems = _check_data("data.prompt_data", config.data.prompt_data)
-    for path in eval_files(config).values():
-        problems += _check_data("eval.prompt_data", path)
+    problems = check_source(config)
+    if config.data.rollout_global_dataset:
+        problems += _check_data("data.prompt_data", config.data.prompt_data)
+    problems += _check_eval_sets(config)
     problems += _check_start(config)
     problems += _check_model("model.ref_load", config.model, config.model.ref_load)
     if config.model.build is None:
@@ -26,20 +29,17 @@ def check_files(config: RunConfig) -> list[Problem]:
     problems += check_trackers(config.logging)
     problems += _check_sglang(config)
     try:
-        load_reward(config.reward)
+        load_reward(config.reward, custom=config.custom)
     except ConfigError as error:
         problems += error.problems
     return problems + check_hooks(config.algo)
 
 
-def eval_files(config: RunConfig) -> dict[str, str]:
-    """Path of each evaluation set by its name; one path alone is called `eval`. Empty where nothing is evaluated."""
-    given = config.eval.prompt_data if config.eval.interval is not None else None
-    if given is None:
-        return {}
-    if len(given) == 1:
-        return {"eval": given[0]}
-    return dict(zip(given[::2], given[1::2], strict=True))
+def _check_eval_sets(config: RunConfig) -> list[Problem]:
+    if config.eval.interval is None:
+        return []
+    key = "eval.prompt_data" if config.eval.config is None else "eval.config"
+    return [problem for each in eval_sets(config.eval) for problem in _check_data(key, each.path)]
 
 
 def _check_sglang(config: RunConfig) -> list[Problem]:

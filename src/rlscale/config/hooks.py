@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlscale.config.custom import PARAMETER
 from rlscale.errors import ConfigError, Problem
 
 
@@ -59,9 +60,10 @@ def load_function(path: str, *, key: str, arguments: Sequence[str]) -> Callable[
 
 
 def accepts(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function with this signature can be called so."""
+    """Whether a function with this signature can be called so; its parameter `custom` is filled in by rlscale."""
+    named = [parameter for name, parameter in signature.parameters.items() if name != PARAMETER]
     try:
-        signature.bind(*args, **kwargs)
+        signature.replace(parameters=named).bind(*args, **kwargs)
     except TypeError:
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlscale.config.algo import AdvantageEstimator, LossType, uses_reference
+from rlscale.config.figures import BUILD_FIGURES, CONFIG_NAMES
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
 from rlscale.config.notes_algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
@@ -19,6 +20,8 @@ from rlscale.config.train import TrainBackendName, WeightChannelName
 def _is_sft(config: RunConfig) -> bool:
     return config.algo.loss_type == LossType.sft_loss
 
+
+EVAL_DATA = ("eval.prompt_data", "eval.config")
 
 IGNORED: tuple[Ignored, ...] = (
     Ignored(
@@ -94,12 +97,17 @@ IGNORED: tuple[Ignored, ...] = (
         why="buffer.url is not set",
     ),
     Ignored(
-        names=tuple(path for path in keys() if path.startswith("eval.") and path != "eval.prompt_data"),
-        when=lambda config: config.eval.prompt_data is None,
-        why="eval.prompt_data is not set",
+        names=tuple(path for path in keys() if path.startswith("eval.") and path not in EVAL_DATA),
+        when=lambda config: config.eval.prompt_data is None and config.eval.config is None,
+        why="neither eval.prompt_data nor eval.config is set",
     ),
     Ignored(
         names=("eval.prompt_data",),
+        when=lambda config: config.eval.config is not None,
+        why="eval.config is set and wins",
+    ),
+    Ignored(
+        names=EVAL_DATA,
         when=lambda config: config.eval.interval is None,
         why="eval.interval is not set",
     ),
@@ -150,6 +158,11 @@ IGNORED: tuple[Ignored, ...] = (
         why="optim.lr_decay_style is constant",
     ),
     Ignored(
+        names=("data.prompt_data",),
+        when=lambda config: not config.data.rollout_global_dataset,
+        why="data.rollout_global_dataset is false",
+    ),
+    Ignored(
         names=("data.num_epoch",),
         when=lambda config: config.data.num_rollout is not None,
         why="data.num_rollout is set and wins",
@@ -178,6 +191,14 @@ IGNORED: tuple[Ignored, ...] = (
         names=("logging.log_passrate", "logging.log_reward_category"),
         when=_is_sft,
         why="algo.loss_type is sft_loss",
+    ),
+    *(
+        Ignored(
+            names=tuple(f"model.{name}" for name in CONFIG_NAMES if name not in figures),
+            when=lambda config, build=build: config.model.build == build,  # type: ignore[misc]
+            why=f"model.build={build} has no such figure",
+        )
+        for build, figures in BUILD_FIGURES.items()
     ),
     Ignored(
         names=("model.init_seed",),

@@ -182,6 +182,7 @@ def _evaluation(draft: _Draft) -> None:
     draft.fill("eval.temperature", rollout.temperature, "rollout.temperature")
     draft.fill("eval.top_p", rollout.top_p, "rollout.top_p")
     draft.fill("eval.top_k", rollout.top_k, "rollout.top_k")
+    draft.fill("eval.reward_key", draft.config.reward.key, "reward.key")
     draft.fill("eval.max_response_len", rollout.max_response_len, "rollout.max_response_len")
 
 

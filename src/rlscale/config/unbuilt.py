@@ -144,14 +144,8 @@ PARTS: tuple[Part, ...] = (
             "sampling.buffer_filter_path",
         ),
     ),
-    Part(
-        name="prompt sources of the user",
-        keys=("data.rollout_global_dataset", "data.data_source_path", "data.start_rollout_id"),
-    ),
     Part(name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")),
     Part(name="SFT of whole conversations", keys=("data.loss_mask_type", "eval.num_batches")),
-    Part(name="sets with sampling of their own", keys=("eval.config",)),
-    Part(name="rewards with several numbers", keys=("reward.key", "eval.reward_key")),
     Part(
         name="that reward",
         fix="choose reward=exact_match or reward=math, or set reward.custom_path",
@@ -185,7 +179,6 @@ PARTS: tuple[Part, ...] = (
         name="assertions about a run",
         keys=("ci.enabled", "ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),
     ),
-    Part(name="the user's own values", keys=("custom", "custom_config_path")),
     Part(
         name="that optimiser",
         fix="set optim.name=adam",

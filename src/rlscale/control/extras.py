@@ -51,5 +51,7 @@ def _pass_rates(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _categories(samples: Sequence[Sample], name: str) -> dict[str, float]:
-    counts = Counter(str(sample.metadata[name]) for sample in samples if name in sample.metadata)
+    """Of an entry of the samples' metadata, or of a reward that gives several values by name."""
+    known = (sample.metadata.get("rewards", {}) | sample.metadata for sample in samples)
+    counts = Counter(str(values[name]) for values in known if name in values)
     return {f"reward_category/{value}": count / len(samples) for value, count in sorted(counts.items())}

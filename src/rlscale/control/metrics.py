@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
+from rlscale.evaluation.named_rewards import named_rewards
 from rlscale.types import Group, SampleStatus, TrainResult
 
 
@@ -24,7 +25,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "reward/max": max(rewards),
             "reward/flat_groups": fmean(len({s.reward for s in group.samples}) == 1 for group in groups),
         }
-    return metrics
+    return metrics | named_rewards(samples)
 
 
 def train_metrics(result: TrainResult) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from rlscale.evaluation.named_rewards import named_rewards
 from rlscale.evaluation.passk import pass_at_k
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.groups import generate_group
@@ -14,10 +15,13 @@ from rlscale.types import Group, Prompt, SamplingParams, WeightVersion
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSet:
-    """Held-out prompts under a name that metrics carry."""
+    """Held-out prompts under a name that metrics carry, and how they are answered and scored."""
 
     name: str
     prompts: Sequence[Prompt]
+    params: SamplingParams
+    num_samples: int = 1
+    reward_key: str | None = None  # as `reward.key`
 
 
 class Evaluator:
@@ -26,17 +30,8 @@ class Evaluator:
     The seeds depend on the row alone, so two evaluations of the same weights give the same numbers.
     """
 
-    def __init__(
-        self,
-        *,
-        sets: Sequence[EvalSet],
-        pool: EnginePool,
-        rewards: RewardRunner,
-        params: SamplingParams,
-        num_samples: int,
-    ) -> None:
+    def __init__(self, *, sets: Sequence[EvalSet], pool: EnginePool, rewards: RewardRunner) -> None:
         self._sets, self._pool, self._rewards = sets, pool, rewards
-        self._params, self._num_samples = params, num_samples
 
     async def run(self, version: WeightVersion) -> dict[str, float]:
         """`eval/<set>/...` for every set, and `eval/reward_mean`, the mean over the sets."""
@@ -50,21 +45,21 @@ class Evaluator:
     async def _answer(self, eval_set: EvalSet, version: WeightVersion) -> list[Group]:
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._one(eval_set.name, i, p, version)) for i, p in enumerate(eval_set.prompts)
+                tasks.create_task(self._one(eval_set, i, prompt, version)) for i, prompt in enumerate(eval_set.prompts)
             ]
         return [task.result() for task in running]
 
-    async def _one(self, name: str, index: int, prompt: Prompt, version: WeightVersion) -> Group:
+    async def _one(self, eval_set: EvalSet, index: int, prompt: Prompt, version: WeightVersion) -> Group:
         group = await generate_group(
             self._pool,
             prompt,
-            self._params,
+            eval_set.params,
             index=index,
-            n=self._num_samples,
+            n=eval_set.num_samples,
             versions=(version, version),
-            purpose=f"eval-{name}",
+            purpose=f"eval-{eval_set.name}",
         )
-        await self._rewards.score(group)
+        await self._rewards.score(group, key=eval_set.reward_key)
         return group
 
 
@@ -84,4 +79,4 @@ def _measure(groups: Sequence[Group]) -> dict[str, float]:
             pass_at_k(num_samples, sum(s.reward == 1.0 for s in group.samples), k) for group in groups
         )
         k *= 2
-    return measured
+    return measured | named_rewards(samples)

@@ -1,11 +1,12 @@
 """From the config group `reward` to a function that scores a sample."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from rlscale.config import RewardConfig
+from rlscale.config.custom import with_custom
 from rlscale.config.hooks import accepts, import_named
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import Reward
@@ -20,14 +21,17 @@ BUILTINS: dict[str, Callable[[], Reward]] = {
 """What `reward.type` may be; each makes the reward."""
 
 
-def load_reward(config: RewardConfig) -> Reward:
+def load_reward(config: RewardConfig, *, custom: Mapping[str, Any] | None = None) -> Reward:
     """The reward that `config` names, the user's own first.
+
+    Args:
+        custom: the config's node `custom`, for a reward with a parameter of that name.
 
     Raises:
         ConfigError: it does not exist, cannot be imported, or cannot be called with a sample.
     """
     if config.custom_path is not None:
-        return _check(import_named(config.custom_path, key="reward.custom_path"), config.custom_path)
+        return _check(import_named(config.custom_path, key="reward.custom_path"), config.custom_path, custom or {})
     if config.type in BUILTINS:
         return BUILTINS[config.type]()
     if config.type is None:
@@ -35,7 +39,7 @@ def load_reward(config: RewardConfig) -> Reward:
     raise _error("type", f"be one of {', '.join(BUILTINS)}", config.type, "or set reward.custom_path to your own")
 
 
-def _check(reward: Any, path: str) -> Reward:
+def _check(reward: Any, path: str, custom: Mapping[str, Any]) -> Reward:
     """`reward` as something that is called with one positional argument."""
     if inspect.isclass(reward):
         raise _error(
@@ -45,9 +49,9 @@ def _check(reward: Any, path: str) -> Reward:
         raise _error("custom_path", "name something that can be called", path, f"it is {type(reward).__name__}")
     signature = inspect.signature(reward)
     if accepts(signature, object()):
-        return reward  # type: ignore[no-any-return]
+        return with_custom(reward, custom)
     if accepts(signature, sample=object()):
-        return partial(_call_by_keyword, reward)
+        return partial(_call_by_keyword, with_custom(reward, custom))
     raise _error("custom_path", "be callable with one sample", path, f"its parameters are {signature}")
 
 

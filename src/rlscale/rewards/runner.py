@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from inspect import iscoroutine
 from numbers import Real
@@ -61,14 +61,18 @@ class RewardRunner:
         if isinstance(self._reward, Closable):
             self._reward.close()
 
-    async def score(self, group: Group) -> None:
+    async def score(self, group: Group, *, key: str | None = None) -> None:
         """Sets `reward` of every sample.
+
+        Args:
+            key: of the number to take from a reward that gives several by name; all of them are kept in the sample's
+                metadata as `rewards`. None: the reward gives one number.
 
         Raises:
             RewardError: the reward raised, or gave something that is no finite number; the message names the sample.
         """
         running = asyncio.get_running_loop()
-        calls = [running.run_in_executor(self._threads, self._call, sample) for sample in group.samples]
+        calls = [running.run_in_executor(self._threads, self._call, sample, key) for sample in group.samples]
         try:
             rewards = await asyncio.gather(*calls)
         except BaseException:
@@ -78,7 +82,7 @@ class RewardRunner:
         for sample, reward in zip(group.samples, rewards, strict=True):
             sample.reward = reward
 
-    def _call(self, sample: Sample) -> float:
+    def _call(self, sample: Sample, key: str | None) -> float:
         where = f"reward of sample {sample.index} (group {sample.group_index}, prompt row {sample.prompt.index + 1})"
         try:
             value: Any = self._reward(sample)
@@ -86,6 +90,8 @@ class RewardRunner:
                 value = self._run(value)
         except Exception as error:  # whatever it is, the sample is added; the run stops
             raise RewardError(f"{where} failed: {type(error).__name__}: {error}") from error
+        if isinstance(value, Mapping) or key is not None:
+            value = _take_key(value, key, sample, where=where)
         if not isinstance(value, Real) or not math.isfinite(value):
             raise RewardError(f"{where} must be a finite number, got {value!r}; return a float from the reward")
         return float(value)
@@ -93,3 +99,16 @@ class RewardRunner:
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         return future.result()
+
+
+def _take_key(value: Any, key: str | None, sample: Sample, *, where: str) -> Any:
+    """The number that is trained on, of a reward that gives several."""
+    if not isinstance(value, Mapping):
+        raise RewardError(f"{where} must give several numbers by name, got {value!r}; leave out reward.key")
+    names = ", ".join(map(str, value))
+    if key is None:
+        raise RewardError(f"{where} must be a finite number, got a mapping; set reward.key to one of {names}")
+    if key not in value:
+        raise RewardError(f"{where} must have an entry {key!r}, got {names}; set reward.key, or eval.reward_key")
+    sample.metadata["rewards"] = {str(name): each for name, each in value.items()}
+    return value[key]

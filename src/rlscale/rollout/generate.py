@@ -30,8 +30,9 @@ class GeneratedRollouts:
         config: RolloutConfig,
         num_prompts: int,
         num_samples: int,
+        reward_key: str | None = None,
     ) -> None:
-        self._prompts, self._pool, self._rewards = prompts, pool, rewards
+        self._prompts, self._pool, self._rewards, self._reward_key = prompts, pool, rewards, reward_key
         self._num_prompts, self._num_samples = num_prompts, num_samples
         self._params = sampling_params(config)
 
@@ -51,7 +52,7 @@ class GeneratedRollouts:
             self._pool, prompt, self._params, index=index, n=self._num_samples, versions=(oldest, newest)
         )
         if all(sample.status != SampleStatus.aborted for sample in group.samples):
-            await self._rewards.score(group)
+            await self._rewards.score(group, key=self._reward_key)
         return group
 
     def state_dict(self) -> dict[str, Any]:

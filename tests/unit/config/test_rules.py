@@ -48,6 +48,36 @@ SFT = {"algo.loss_type": "sft_loss", "batch.n_samples_per_prompt": 1}
 # name of the rule, a config that breaks it, what it says, a similar config that keeps it
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (
+        "interpreter_has_sglang",
+        {"rollout.engine": EngineKind.sglang, "sglang.python": "/no/such/python"},
+        "sglang.python must name a Python interpreter that runs, got /no/such/python",
+        {"rollout.engine": EngineKind.embedded, "sglang.python": "/no/such/python"},
+    ),
+    (
+        "prompts_have_a_source",
+        {"data.rollout_global_dataset": False},
+        "data.data_source_path must be set with data.rollout_global_dataset=false, got null; set data.data_source_path",
+        {"data.rollout_global_dataset": False, "data.data_source_path": "a:B"},
+    ),
+    (
+        "epochs_need_the_dataset",
+        {"data.rollout_global_dataset": False, "data.num_epoch": 2, "data.num_rollout": None},
+        "data.num_epoch must be null with data.rollout_global_dataset=false, got 2; set data.num_rollout",
+        {"data.rollout_global_dataset": True, "data.num_epoch": 2, "data.num_rollout": None},
+    ),
+    (
+        "first_rollout_is_in_the_run",
+        {"data.start_rollout_id": 3, "data.num_rollout": 3},
+        "data.start_rollout_id must be below data.num_rollout=3, got 3; the run ends after rollout 2",
+        {"data.start_rollout_id": 2, "data.num_rollout": 3},
+    ),
+    (
+        "eval_file_is_right",
+        {"eval.config": "/no/such/file.yaml"},
+        "eval.config must name a YAML file that can be read, got /no/such/file.yaml",
+        {"eval.config": None},
+    ),
+    (
         "stop_strings_can_be_found",
         {"rollout.stop": ["</s>", ""]},
         'rollout.stop must hold no empty string, got ["</s>", ""]; leave the empty string out',

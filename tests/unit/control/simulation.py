@@ -232,11 +232,15 @@ def simulation(
         evaluator = None
         if "eval_prompts" in values:
             evaluator = Evaluator(
-                sets=[EvalSet(name="held_out", prompts=Prompts().take(values["eval_prompts"]))],
+                sets=[
+                    EvalSet(
+                        name="held_out",
+                        prompts=Prompts().take(values["eval_prompts"]),
+                        params=sampling_params(rollout),
+                    )
+                ],
                 pool=pool,
                 rewards=rewards,
-                params=sampling_params(rollout),
-                num_samples=1,
             )
         observer = Observer(console=console, sinks=[sink], diff_limit=1.0)
         parts = Parts(source=source, trainers=trainers, store=store, observer=observer, evaluator=evaluator, pool=pool)

@@ -28,6 +28,12 @@ async def later(sample):
 def two(sample, group):
     return 0
 
+def with_values(sample, custom):
+    return custom["bonus"]
+
+def named_with_values(*, sample, custom):
+    return custom["bonus"]
+
 judge = Judge()
 number = 7
 """
@@ -78,3 +84,9 @@ def test_nothing_chosen_or_not_built() -> None:
         load_reward(RewardConfig())
     with pytest.raises(ConfigError, match=r"reward\.type must be one of exact_match, math, random, got remote_rm"):
         load_reward(RewardConfig(type=RewardType.remote_rm))
+
+
+@pytest.mark.parametrize("name", ["with_values", "named_with_values"])
+def test_a_reward_is_given_the_values_of_custom(module: str, name: str, make_sample: Callable[..., Sample]) -> None:
+    reward = load_reward(RewardConfig(custom_path=f"{module}:{name}"), custom={"bonus": 4.0})
+    assert reward(make_sample("x")) == 4.0

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -6,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlscale.errors import RewardError
+from rlscale.evaluation.named_rewards import named_rewards
 from rlscale.rewards import RewardRunner
 from rlscale.rewards.text import exact_match
 from rlscale.types import Group, Sample
@@ -13,9 +16,9 @@ from rlscale.types import Group, Sample
 MakeGroup = Callable[..., Group]
 
 
-def score(group: Group, reward: Any, *, max_workers: int = 4) -> list[float | None]:
+def score(group: Group, reward: Any, *, max_workers: int = 4, key: str | None = None) -> list[float | None]:
     with RewardRunner(reward, max_workers=max_workers) as runner:
-        asyncio.run(runner.score(group))
+        asyncio.run(runner.score(group, key=key))
     return [sample.reward for sample in group.samples]
 
 
@@ -117,3 +120,25 @@ def test_a_reward_that_holds_something_is_closed(make_group: MakeGroup) -> None:
     judge = Judge()
     score(make_group("a"), judge)
     assert judge.is_closed
+
+
+def test_one_of_several_numbers_is_the_reward_and_all_are_kept(make_group: MakeGroup) -> None:
+    group = make_group("2", "33")
+    given = score(group, lambda sample: {"right": 1, "length": len(sample.response), "error": "none"}, key="length")
+    assert given == [1.0, 2.0]
+    assert group.samples[1].metadata["rewards"] == {"right": 1, "length": 2, "error": "none"}
+    assert named_rewards(group.samples) == {"reward/length/mean": 1.5, "reward/right/mean": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "told"),
+    [
+        ({"a": 1, "b": 2}, None, "must be a finite number, got a mapping; set reward.key to one of a, b"),
+        ({"a": 1, "b": 2}, "c", "must have an entry 'c', got a, b; set reward.key, or eval.reward_key"),
+        (1.0, "a", "must give several numbers by name, got 1.0; leave out reward.key"),
+        ({"a": "x"}, "a", "must be a finite number, got 'x'"),
+    ],
+)
+def test_a_key_that_does_not_fit_the_reward_is_told(make_group: MakeGroup, value: Any, key: str, told: str) -> None:
+    with pytest.raises(RewardError, match=re.escape(told)):
+        score(make_group("2"), lambda sample: value, key=key)

@@ -29,6 +29,7 @@ from rlscale.config.rules.batch import (
     prompts_are_given,
     run_has_a_length,
 )
+from rlscale.config.rules.data import epochs_need_the_dataset, first_rollout_is_in_the_run, prompts_have_a_source
 from rlscale.config.rules.engines import interpreter_has_sglang
 from rlscale.config.rules.model import heads_divide, lengths_fit, model_has_one_source, top_k_is_off_or_positive
 from rlscale.config.rules.optim import one_warmup, schedule_is_ordered
@@ -47,6 +48,7 @@ from rlscale.config.rules.sampling import (
 )
 from rlscale.config.rules.scoring import (
     dump_path_is_a_template,
+    eval_file_is_right,
     eval_sets_are_pairs,
     evaluation_has_data,
     export_path_is_a_template,
@@ -69,7 +71,10 @@ RULES: tuple[Rule, ...] = (
     seeds_exclude_min_p,
     evaluated_answers_can_be_long_enough,
     prompts_are_given,
+    prompts_have_a_source,
     run_has_a_length,
+    epochs_need_the_dataset,
+    first_rollout_is_in_the_run,
     batch_identity,
     every_rank_has_a_sample,
     dynamic_batch_has_a_limit,
@@ -98,6 +103,7 @@ RULES: tuple[Rule, ...] = (
     reward_has_labels,
     evaluation_has_data,
     eval_sets_are_pairs,
+    eval_file_is_right,
     stop_reward_is_measured,
     export_path_is_a_template,
     dump_path_is_a_template,

@@ -8,9 +8,9 @@ from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("data.prompt_data")
+@rule("data.prompt_data", "data.rollout_global_dataset")
 def prompts_are_given(config: RunConfig) -> list[Problem]:
-    if config.data.prompt_data is not None:
+    if config.data.prompt_data is not None or not config.data.rollout_global_dataset:
         return []
     fix = "set it to a .jsonl file, or choose data=arithmetic"
     return [Problem(path="data.prompt_data", rule="name a prompt file", value="null", fix=fix)]

@@ -13,7 +13,7 @@ from rlscale.errors import Problem
 @rule(
     "sglang.python",
     "rollout.engine",
-    "router",
+    "router.enabled",
     "cluster.ray_address",
     "cluster.rollout_num_gpus",
     "cluster.rollout_num_gpus_per_engine",

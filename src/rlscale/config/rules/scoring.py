@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rlscale.config.eval_sets import eval_sets
 from rlscale.config.problems import show
 from rlscale.config.reward import RewardType
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
-from rlscale.errors import Problem
+from rlscale.errors import ConfigError, Problem
 
 
 @rule("reward.type", "reward.custom_path", *USES_ENGINES)
@@ -29,9 +30,10 @@ def reward_has_labels(config: RunConfig) -> list[Problem]:
     return [Problem(path="data.label_key", rule=f"be set with reward.type={reward.type}", value="null", fix=fix)]
 
 
-@rule("eval.interval", "eval.prompt_data")
+@rule("eval.interval", "eval.prompt_data", "eval.config")
 def evaluation_has_data(config: RunConfig) -> list[Problem]:
-    if config.eval.interval is None or config.eval.prompt_data is not None:
+    evaluation = config.eval
+    if evaluation.interval is None or evaluation.prompt_data is not None or evaluation.config is not None:
         return []
     fix = "set it to [<name>, <file>], or choose eval=arithmetic"
     return [Problem(path="eval.prompt_data", rule="be set with eval.interval", value="null", fix=fix)]
@@ -51,6 +53,18 @@ def eval_sets_are_pairs(config: RunConfig) -> list[Problem]:
         return []
     fix = f"rename {', '.join(twice)}"
     return [Problem(path="eval.prompt_data", rule="give each set its own name", value=show(entries), fix=fix)]
+
+
+@rule("eval.config")
+def eval_file_is_right(config: RunConfig) -> list[Problem]:
+    """The file of `eval.config` can be read, and every set in it has a name, a file, and values as the group's own."""
+    if config.eval.config is None:
+        return []
+    try:
+        eval_sets(config.eval)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 @rule("eval.stop_reward", "eval.interval")

@@ -1,0 +1,91 @@
+"""Prompt sources of the user: made with the config and the tokenizer, and checked before anything starts."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from rlscale.config import RunConfig, load_config
+from rlscale.data.prompts import FilePromptSource
+from rlscale.data.source import check_source, open_prompts
+from rlscale.errors import ConfigError
+
+MODULE = """
+from rlscale.types import Prompt
+
+class Counting:
+    def __init__(self, config, tokenizer, custom):
+        self.position, self.step, self.tokenizer = 0, custom.get("step", 1), tokenizer
+        self.size = config.batch.rollout_batch_size
+
+    def take(self, num_prompts):
+        rows = range(self.position, self.position + num_prompts * self.step, self.step)
+        self.position += num_prompts * self.step
+        texts = [f"{row}+0=" for row in rows]
+        return [Prompt(index=i, text=t, token_ids=tuple(self.tokenizer.encode(t))) for i, t in zip(rows, texts)]
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+class Half:
+    def __init__(self, config, tokenizer): ...
+    def take(self, num_prompts): return []
+
+def no_arguments(): ...
+
+number = 7
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "user_sources_for_test.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != os.getcwd()])
+    monkeypatch.delitem(sys.modules, "user_sources_for_test", raising=False)
+    return "user_sources_for_test"
+
+
+def config(module: str, name: str, *words: str) -> RunConfig:
+    given = (f"data.data_source_path={module}:{name}", "data.rollout_global_dataset=false", "data.prompt_data=null")
+    return load_config([*given, *words])
+
+
+def test_a_source_of_the_user_gives_the_prompts(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    source = open_prompts(config(module, "Counting", "custom.step=10"), tokenizer)
+    assert [prompt.text for prompt in source.take(3)] == ["0+0=", "10+0=", "20+0="]
+    state: Mapping[str, Any] = source.state_dict()
+    source.take(1)
+    source.load_state_dict(state)
+    assert source.take(1)[0].text == "30+0="
+    assert check_source(config(module, "Counting")) == []
+
+
+def test_without_one_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert isinstance(open_prompts(load_config([]), tokenizer), FilePromptSource)
+    assert check_source(load_config([])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nothing", "data.data_source_path must name something that can be imported"),
+        ("number", "data.data_source_path must name a class, or a function that makes a source"),
+        ("no_arguments", "data.data_source_path must be callable with (config, tokenizer)"),
+    ],
+)
+def test_what_cannot_be_a_source_is_told_beforehand(module: str, name: str, told: str) -> None:
+    (problem,) = check_source(config(module, name))
+    assert str(problem).startswith(told)
+
+
+def test_a_source_without_its_methods_is_told(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ConfigError, match="add state_dict, load_state_dict as in"):
+        open_prompts(config(module, "Half"), tokenizer)
