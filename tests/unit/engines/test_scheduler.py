@@ -298,14 +298,14 @@ def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler)
     future = scheduler.submit(make_request(PROMPT, max_new_tokens=400, ignore_eos=True))
     wait_until_running(scheduler)
     layer = scheduler._decoder._layers[0]
-    good = layer.down
-    run(scheduler, lambda: setattr(layer, "down", Product(torch.zeros(3, 3), None)))
+    good = layer.output
+    run(scheduler, lambda: setattr(layer, "output", Product(torch.zeros(3, 3), None)))
     with pytest.raises(Refused, match="a decode step failed") as failure:
         future.result(timeout=10)
     assert failure.value.status == 500
     with pytest.raises(Refused, match="prefill failed"):
         ask(scheduler, PROMPT, max_new_tokens=4)
-    run(scheduler, lambda: setattr(layer, "down", good))
+    run(scheduler, lambda: setattr(layer, "output", good))
     assert len(ask(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
 
 
@@ -420,8 +420,8 @@ def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenSc
     for _ in range(2):  # also when the lane was long before
         lengths: list[int] = []
         request = make_request(PROMPT, n=3, **params)
-        lanes = compact._lanes
-        future = compact.submit(request, lambda *_, seen=lengths: seen.append(lanes[256]._cache.values.shape[3]))
+        seen = lengths.append
+        future = compact.submit(request, lambda *_, seen=seen: seen(compact._lanes[256]._cache.values.shape[3]))
         for answer, other in zip(future.result(timeout=60), expected, strict=True):
             assert answer.output_ids == other.output_ids
             assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
