@@ -17,6 +17,7 @@ class Arguments:
     version: bool = False
     show_config: bool = False
     multirun: bool = False
+    completion: str | None = None  # what -sc asks for
     config_dir: Path | None = None
     overrides: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -38,6 +39,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             case "-c" | "--cfg":
                 arguments.show_config = True
                 _expect_job(arguments, words.pop(0) if words else "nothing")
+            case "-sc" | "--shell-completion":
+                arguments.completion = words.pop(0) if words else ""
             case "--config-dir":
                 arguments.config_dir = Path(words.pop(0)) if words else None
             case _ if word.startswith("--") and "=" not in word and words and _is_value(words[0]):
@@ -53,7 +56,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 def _split(word: str) -> list[str]:
     """`--cfg=job` as two words."""
     flag, equals, value = word.partition("=")
-    return [flag, value] if equals and flag in ("--cfg", "--config-dir") else [word]
+    return [flag, value] if equals and flag in ("--cfg", "--config-dir", "--shell-completion") else [word]
 
 
 def _expect_job(arguments: Arguments, what: str) -> None:

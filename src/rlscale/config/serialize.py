@@ -49,7 +49,7 @@ def changed_keys(before: str, after: str) -> list[str]:
     Args:
         before, after: YAML as `to_yaml` writes it.
     """
-    old, new = (dict(_flat(_hashed(yaml.safe_load(text)))) for text in (before, after))
+    old, new = (dict(flat(_hashed(yaml.safe_load(text)))) for text in (before, after))
     missing = "(none)"
     return [
         f"{key}: {old.get(key, missing)} -> {new.get(key, missing)}"
@@ -65,10 +65,11 @@ def _hashed(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by their full path; an empty mapping is a value."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{name}.")
+            yield from flat(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
 

@@ -18,12 +18,12 @@ _WORDS = {
 
 def fits(value: Any, type_text: str) -> bool:
     """Whether a plain value is of a type that describe.py wrote."""
-    return any(_fits_one(value, kind) for kind in _alternatives(type_text))
+    return any(_fits_one(value, kind) for kind in alternatives(type_text))
 
 
 def in_words(type_text: str) -> str:
     """`list[int]|null` -> `a list (of an integer) or null`."""
-    kinds = _alternatives(type_text)
+    kinds = alternatives(type_text)
     choices = [json.loads(kind) for kind in kinds if _is_choice(kind)]
     words = [f"one of {'|'.join(map(str, choices))}"] if choices else []
     for kind in kinds:
@@ -61,7 +61,7 @@ def _is_choice(kind: str) -> bool:
     return kind.startswith('"') or kind.lstrip("-").isdigit()
 
 
-def _alternatives(type_text: str) -> list[str]:
+def alternatives(type_text: str) -> list[str]:
     """Parts between the `|` that stand outside of brackets."""
     parts, depth = [""], 0
     for character in type_text:

@@ -1,0 +1,135 @@
+"""The command `rlscale-config`: looks at configurations and starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import rlscale
+from rlscale.cli.app import OK, WRONG_INPUT
+from rlscale.config.folder import ConfigFolders
+from rlscale.config.load import load_config_with_notes
+from rlscale.config.schema import keys
+from rlscale.config.view.diff import differences
+from rlscale.config.view.documents import group_help, overview, unknown_group
+from rlscale.config.view.explain import explain
+from rlscale.config.view.json_schema import (
+    editor_settings,
+    group_schema,
+    make_schemas,
+    recorded_types,
+    whole_schema,
+)
+from rlscale.config.view.minimize import minimize, minimize_from
+from rlscale.config.view.sources import read_source
+from rlscale.config.yaml_files import GLOBAL_GROUPS
+from rlscale.errors import ConfigError
+from rlscale.observe.provenance import REDACTED, is_secret, redact
+
+_CONFIGURATION = "a run folder, a config.yaml, an experiment, or words in quotes: 'experiment=quickstart algo=gspo'"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlscale-config", description=__doc__.partition(": ")[2].capitalize())
+    parser.add_argument("--version", action="version", version=f"rlscale {rlscale.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.add_argument("--config-dir", type=Path, default=None, metavar="DIR", help="further options, like conf/")
+        return command
+
+    command = add("help", "document a group, or all groups")
+    command.add_argument("group", nargs="?", help="e.g. algo, or algo.mis; default: an overview of all")
+    command = add("explain", "tell what a key is, what it has been set to, and by whom")
+    command.add_argument("key", help="e.g. algo.eps_clip")
+    command.add_argument("words", nargs="*", help="as for rlscale-train, e.g. experiment=quickstart algo=gspo")
+    command.add_argument("--json", action="store_true", help="as JSON")
+    command = add("diff", "list what differs between two configurations")
+    command.add_argument("before", help=_CONFIGURATION)
+    command.add_argument("after", help="likewise")
+    command.add_argument("--all", action="store_true", help="also names and folders of the run, which always differ")
+    command.add_argument("--json", action="store_true", help="as JSON")
+    command = add("minimize", "write a configuration as its differences from defaults and options")
+    command.add_argument("configuration", help=_CONFIGURATION)
+    command.add_argument("--words", action="store_true", help="as a command line instead of an experiment's file")
+    command.add_argument("--from", dest="experiment", metavar="EXPERIMENT", help="as a command line on this experiment")
+    command = add("schema", "write the JSON schemas of the YAML files, for editors")
+    command.add_argument("group", nargs="?", help="print that of conf/<group>/*.yaml; default: that of experiments")
+    command.add_argument("--write", type=Path, metavar="DIR", help="write all into DIR and print the editor's settings")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 2 when what was asked for is wrong."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        sys.stdout.write(_COMMANDS[arguments.command](arguments))
+    except ConfigError as error:
+        sys.stderr.writelines(f"rlscale-config: {problem}\n" for problem in error.problems)
+        return WRONG_INPUT
+    return OK
+
+
+def _help(arguments: argparse.Namespace) -> str:
+    folders = ConfigFolders.find(arguments.config_dir)
+    if arguments.group in keys() and "." in arguments.group:
+        return _explain(argparse.Namespace(**vars(arguments), key=arguments.group, words=[], json=False))
+    return overview(folders) if arguments.group is None else group_help(arguments.group, folders)
+
+
+def _explain(arguments: argparse.Namespace) -> str:
+    loaded = load_config_with_notes(arguments.words, config_dir=arguments.config_dir, to_run=False)
+    found = explain(arguments.key, loaded)
+    if is_secret(found.key) and found.value is not None:
+        found = replace(found, value=REDACTED)
+    return json.dumps(asdict(found), indent=2) + "\n" if arguments.json else "\n".join(found.lines()) + "\n"
+
+
+def _diff(arguments: argparse.Namespace) -> str:
+    before, after = (read_source(text, config_dir=arguments.config_dir) for text in (arguments.before, arguments.after))
+    found = differences(redact(before.values), redact(after.values), names=arguments.all)
+    if arguments.json:
+        return json.dumps([asdict(each) for each in found], indent=2) + "\n"
+    heading = f"{len(found)} keys differ: {before.name} -> {after.name}\n"
+    return heading + "".join(f"  {each}\n" for each in found)
+
+
+def _minimize(arguments: argparse.Namespace) -> str:
+    folders = ConfigFolders.find(arguments.config_dir)
+    values = redact(read_source(arguments.configuration, config_dir=arguments.config_dir).values)
+    if arguments.experiment is not None:
+        return minimize_from(values, arguments.experiment, folders=folders).command() + "\n"
+    minimal = minimize(values, folders=folders)
+    return minimal.command() + "\n" if arguments.words else minimal.yaml()
+
+
+def _schema(arguments: argparse.Namespace) -> str:
+    folders, types = ConfigFolders.find(arguments.config_dir), recorded_types()
+    if arguments.write is not None:
+        arguments.write.mkdir(parents=True, exist_ok=True)
+        for name, schema in make_schemas(folders, types).items():
+            (arguments.write / name).write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
+        return editor_settings(folders, str(arguments.write), str(arguments.config_dir or "conf"))
+    whole = arguments.group in (None, *GLOBAL_GROUPS)
+    if not whole and arguments.group not in folders.groups():
+        raise ConfigError([unknown_group(arguments.group, folders)])
+    made = whole_schema(folders, types) if whole else group_schema(arguments.group, folders, types)
+    return json.dumps(made, indent=1) + "\n"
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace], str]] = {
+    "help": _help,
+    "explain": _explain,
+    "diff": _diff,
+    "minimize": _minimize,
+    "schema": _schema,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

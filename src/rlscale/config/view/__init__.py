@@ -1,0 +1,1 @@
+"""Looking at configurations without running them: documentation, explanations, differences, schema, completion."""

@@ -1,0 +1,63 @@
+"""What a key is, what it has been set to, and by whom."""
+
+import pytest
+
+from rlscale.config.load import load_config_with_notes
+from rlscale.config.view.explain import Explanation, explain
+from rlscale.errors import ConfigError
+
+
+def explained(path: str, *words: str) -> Explanation:
+    return explain(path, load_config_with_notes(words, to_run=False))
+
+
+def test_a_default() -> None:
+    found = explained("algo.eps_clip")
+    assert (found.type, found.constraint, found.default, found.value) == ("a number", "> 0", 0.2, 0.2)
+    assert found.set_by == "its default" and "clipped below" in found.description
+
+
+def test_the_command_line_and_a_file() -> None:
+    assert explained("optim.lr", "optim.lr=3e-4").set_by == "command line"
+    from_file = explained("algo.eps_clip", "algo=gspo")
+    assert from_file.value == 3e-4 and from_file.set_by.endswith("conf/algo/gspo.yaml:4")
+    assert "conf/experiment/quickstart.yaml:" in explained("data.num_rollout").set_by
+
+
+def test_what_was_derived_says_why_and_what_it_replaced() -> None:
+    found = explained("batch.global_batch_size")
+    assert found.value == 384 and found.set_by == "derived: 384 samples of a rollout / 1 steps"
+    assert found.replaced_from == ""
+    replaced = explained("fsdp.attn_implementation", "cluster.device=cpu")
+    assert (replaced.value, replaced.replaced) == ("sdpa", "flash_attention_2")
+    assert "instead of  flash_attention_2 (its default)" in "\n".join(replaced.lines())
+
+
+def test_a_key_without_effect_says_so() -> None:
+    found = explained("batch.micro_batch_size", "batch.micro_batch_size=2")
+    assert found.warning.startswith("batch.micro_batch_size is ignored")
+
+
+def test_a_key_of_a_part_that_is_not_built_says_so() -> None:
+    assert "Not built yet" in explained("train.backend").not_built
+
+
+def test_a_required_key() -> None:
+    found = explained("batch.rollout_batch_size")
+    assert found.required and "none, it must be set" in "\n".join(found.lines())
+
+
+def test_keys_of_a_library_and_below_a_mapping() -> None:
+    found = explained("sglang.page_size", "sglang.page_size=16")
+    assert (found.value, found.set_by) == (16, "command line")
+    assert "integer" in found.type and "SGLang" in found.description
+    assert explained("sglang.page_size").value is None
+    below = explained("data.apply_chat_template_kwargs.enable_thinking", "data.apply_chat_template_kwargs={a: 1}")
+    assert below.value is None and below.type == "a mapping"
+
+
+def test_an_unknown_key_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"explain must be given a key, got algo.eps_clp; did you mean algo.eps_clip"):
+        explained("algo.eps_clp")
+    with pytest.raises(ConfigError, match="explain must be given a key"):
+        explained("sglang.pagesize")
