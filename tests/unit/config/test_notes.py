@@ -142,6 +142,9 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("logging.log_passrate", {"algo.loss_type": "sft_loss"}, {}),
         ("train.weight_folder", {"train.weight_channel": "shared_memory"}, {"train.weight_channel": "delta"}),
         ("train.weight_channel", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
+        ("model.num_experts", {"model.build": "tiny_qwen3"}, {"model.build": "tiny_qwen3_moe"}),
+        ("model.intermediate_size", {"model.build": "tiny_qwen3_moe"}, {"model.build": "tiny_qwen3"}),
+        ("model.kv_lora_rank", {"model.build": "tiny_qwen3"}, {"model.build": None}),
     ],
 )
 def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any]) -> None:

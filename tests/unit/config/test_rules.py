@@ -109,6 +109,24 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"model.hf_checkpoint": "/m", "model.build": None},
     ),
     (
+        "experts_can_be_chosen",
+        {"model.num_experts": 8, "model.num_experts_per_tok": 9},
+        "model.num_experts_per_tok must be at most model.num_experts=8, got 9",
+        {"model.num_experts": 8, "model.num_experts_per_tok": 8},
+    ),
+    (
+        "experts_can_be_chosen",
+        {"model.n_group": 8, "model.topk_group": 9},
+        "model.topk_group must be at most model.n_group=8, got 9",
+        {"model.n_group": 8, "model.topk_group": 8},
+    ),
+    (
+        "experts_can_be_chosen",
+        {"model.num_experts": 10, "model.n_group": 4},
+        "model.n_group must divide model.num_experts=10, got 4",
+        {"model.num_experts": 12, "model.n_group": 4},
+    ),
+    (
         "heads_divide",
         {"model.num_attention_heads": 6, "model.num_key_value_heads": 4},
         "model.num_key_value_heads must divide model.num_attention_heads=6, got 4",

@@ -30,6 +30,22 @@ def heads_divide(config: RunConfig) -> list[Problem]:
     return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads))]
 
 
+@rule("model.num_experts", "model.num_experts_per_tok", "model.n_group", "model.topk_group")
+def experts_can_be_chosen(config: RunConfig) -> list[Problem]:
+    """A token chooses some of the experts, from some of the groups that they are evenly divided into."""
+    model = config.model
+    limits = {"num_experts_per_tok": ("num_experts", model.num_experts), "topk_group": ("n_group", model.n_group)}
+    problems = [
+        Problem(path=f"model.{name}", rule=f"be at most model.{of}={limit}", value=show(getattr(model, name)))
+        for name, (of, limit) in limits.items()
+        if limit is not None and (getattr(model, name) or 0) > limit
+    ]
+    if model.num_experts is not None and model.n_group is not None and model.num_experts % model.n_group:
+        rule = f"divide model.num_experts={model.num_experts}"
+        problems.append(Problem(path="model.n_group", rule=rule, value=show(model.n_group)))
+    return problems
+
+
 @rule(
     "rollout.max_prompt_len",
     "rollout.max_response_len",
