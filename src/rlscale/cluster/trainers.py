@@ -19,8 +19,11 @@ class RayTrainers:
     """Calls every rank alike and returns what rank 0 answers; the first failure of any rank is raised."""
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
+        # A process with variables of its own cannot be one that Ray started ahead; it comes up a little later.
+        variables = spec.train.env_vars
+        own = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         self._actors = [
-            TrainActor.options(**bundles.options(rank, layout.share), name=None).remote(
+            TrainActor.options(**bundles.options(rank, layout.share), **own, name=None).remote(
                 spec, world, rank=rank, log_folder=log_folder
             )
             for rank in range(layout.num_trainers)

@@ -9,7 +9,7 @@ from rlscale.models import cache_root
 _INHERITED = ("model", "cluster", "fsdp")
 _OF_ENGINE = {EngineKind.sglang: ("sglang", "router")}
 _INHERITED_KEYS = {
-    "train": ("backend", "dtype", "seed"),
+    "train": ("backend", "dtype", "seed", "env_vars"),
     "rollout": ("engine", "num_slots", "deterministic"),
     "logging": ("console",),
 }

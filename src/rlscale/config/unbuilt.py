@@ -112,8 +112,6 @@ PARTS: tuple[Part, ...] = (
         fix="leave it out; lower batch.max_tokens_per_gpu to save memory",
         keys=("train.recompute_loss_function", "train.log_probs_chunk_size"),
     ),
-    Part(name="training some parameters only", keys=("train.only_train_params", "train.freeze_params")),
-    Part(name="environment variables of the trainer", keys=("train.env_vars",)),
     Part(name="hooks into the trainer's batch", keys=("train.rollout_data_postprocess_path",)),
     Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
     Part(

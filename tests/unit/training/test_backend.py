@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -494,3 +495,46 @@ def tensor_names(folder: Path) -> list[str]:
 def test_a_reference_of_another_shape_cannot_follow(model_path: str, cache: Path) -> None:
     with pytest.raises(ConfigError, match=r"algo\.ref_update_interval must be null with a reference model of another"):
         backend(model_path, algo=FOLLOWING, ref_path=tiny_model(cache, tied=False))
+
+
+def changed(model_path: str, **train_changes: Any) -> set[str]:
+    """Names of the weights that a step changes."""
+    trainer = backend(model_path, **train_changes)
+    before = weights(trainer)
+    train(trainer)
+    return {name for name, weight in weights(trainer).items() if not torch.equal(weight, before[name])}
+
+
+def test_only_the_chosen_parameters_are_trained(model_path: str) -> None:
+    everything = set(weights(backend(model_path)))
+    norms = {name for name in everything if "norm" in name}
+    assert changed(model_path) == everything
+    assert changed(model_path, only_train_params=["norm"]) == norms
+    assert changed(model_path, freeze_params=["norm", "embed_tokens"]) == everything - norms - {
+        "model.embed_tokens.weight"
+    }
+
+
+def test_a_frozen_model_saves_and_goes_on(model_path: str, tmp_path: Path) -> None:
+    frozen = {"freeze_params": [r"layers\.0\."]}
+    first = backend(model_path, **frozen)
+    train(first)
+    first.save(tmp_path)
+    again = backend(model_path, **frozen)
+    again.load(tmp_path)
+    train(first)
+    train(again)
+    assert all(torch.equal(weight, weights(again)[name]) for name, weight in weights(first).items())
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"freeze_params": ["nosuch"]}, "train.freeze_params must have patterns that are found in a parameter's name"),
+        ({"freeze_params": ["."]}, "train.freeze_params must leave something to train, got ."),
+        ({"only_train_params": ["norm", "x{9}"]}, "train.only_train_params must have patterns that are found"),
+    ],
+)
+def test_a_choice_that_cannot_be_meant_is_told(model_path: str, choice: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        backend(model_path, **choice)

@@ -8,9 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
-from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig
+from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, TrainConfig
 from rlscale.models import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.chosen import choose_parameters
 from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
 
@@ -18,7 +19,7 @@ DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.flo
 
 
 def load_sharded(
-    path: str, *, mesh: DeviceMesh, dtype: ComputeDtype, fsdp: FsdpConfig, trainable: bool
+    path: str, *, mesh: DeviceMesh, dtype: ComputeDtype, fsdp: FsdpConfig, train: TrainConfig | None
 ) -> PreTrainedModel:
     """Loads a model on every rank and keeps this rank's shard of it, in float32.
 
@@ -29,11 +30,14 @@ def load_sharded(
         mesh: one axis with all ranks.
         dtype: of the computation; weights and gradient reductions are float32 in any case.
         fsdp: attention kernel and gradient checkpointing.
-        trainable: False for a model that only scores.
+        train: says which parameters are trained. None: a model that only scores.
     """
+    trainable = train is not None
     kernel = attention_kernel(fsdp.attn_implementation, device_type=mesh.device_type)
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
     model.requires_grad_(trainable)
+    if train is not None:
+        choose_parameters(model, train)
     _switch_off_dropout(model)
     if trainable and fsdp.gradient_checkpointing:
         model.activation_checkpointing_enable()
