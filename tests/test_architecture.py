@@ -28,6 +28,7 @@ def test_every_exception_has_a_reason() -> None:
         ("types", {"torch", "ray", "transformers", "pydantic"}),
         ("protocols", {"torch", "ray", "transformers"}),
         ("config", {"torch", "ray", "transformers"}),
+        ("plan", {"torch", "ray", "transformers"}),
         ("observe", {"torch", "ray", "transformers"}),
         ("control", {"torch", "ray"}),
     ],

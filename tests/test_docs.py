@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlscale.cli.app import main_train
+from rlscale.cli.plan import main as main_plan
 from rlscale.config import RewardConfig, RunConfig
 from rlscale.engines.fake import FakeServer
 from rlscale.rewards import load_reward
@@ -29,13 +30,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    """Arguments of every `rlscale-train` in a shell block."""
+def commands(name: str = "rlscale-train") -> list[list[str]]:
+    """Arguments of every use of a command in a shell block."""
     lines = [
         line for page in PAGES for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()
     ]
     words = [shlex.split(line, comments=True) for line in lines]
-    return [line[1:] for line in words if line and line[0] == "rlscale-train"]
+    return [line[1:] for line in words if line and line[0] == name]
 
 
 @pytest.mark.parametrize("argv", commands(), ids=" ".join)
@@ -53,6 +54,12 @@ def test_every_command_is_accepted(argv: list[str], tmp_path: Path, monkeypatch:
         assert len(json.loads(results.read_text())) > 3
     else:
         assert len(jobs) == (0 if "--help" in argv or "--cfg" in argv else 1)
+
+
+@pytest.mark.parametrize("argv", commands("rlscale-plan"), ids=" ".join)
+def test_every_plan_is_made(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_plan(argv) == 0
+    assert "does it fit" in capsys.readouterr().out
 
 
 def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

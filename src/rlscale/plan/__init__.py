@@ -3,7 +3,8 @@
 Arithmetic on a resolved config alone; imports neither torch nor Ray.
 """
 
-from rlscale.plan.architecture import Architecture
-from rlscale.plan.hardware import HARDWARE, Hardware
+from rlscale.plan.fixes import Fix, find_fixes
+from rlscale.plan.hardware import HARDWARE, Hardware, hardware_named
+from rlscale.plan.plan import Plan, make_plan
 
-__all__ = ["HARDWARE", "Architecture", "Hardware"]
+__all__ = ["HARDWARE", "Fix", "Hardware", "Plan", "find_fixes", "hardware_named", "make_plan"]

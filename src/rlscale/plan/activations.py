@@ -82,9 +82,8 @@ def mlp(a: Architecture, layer: int, b: int) -> float:
 
 def layer_kept(a: Architecture, layer: int, work: Pass) -> float:
     """What one decoder layer keeps for its backward pass."""
-    num_norms = 4 if a.model_type == "glm4" else 2
     b = work.dtype_bytes
-    return work.tokens * (num_norms * norm(a.hidden_size, b) + attention(a, work) + mlp(a, layer, b))
+    return work.tokens * (a.num_norms * norm(a.hidden_size, b) + attention(a, work) + mlp(a, layer, b))
 
 
 def layer_backward(a: Architecture, layer: int, work: Pass) -> float:

@@ -10,11 +10,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlscale.config import ModelConfig
-from rlscale.config.figures import figures_of
+from rlscale.config.figures import IMPLIED, figures_of, figures_of_build
 from rlscale.errors import ConfigError, Problem
 
 Shape = tuple[int, ...]
@@ -96,18 +97,29 @@ class Architecture:
         if self.num_shared_experts:
             yield from _gated(hidden, self.num_shared_experts * self.expert_size)
 
-    def layer_shapes(self, layer: int) -> list[Shape]:
+    def layer_shapes(self, layer: int) -> tuple[Shape, ...]:
         """Every weight of a decoder layer; experts of a layer are one tensor, as in transformers."""
-        num_norms = 4 if self.model_type == "glm4" else 2
-        return [*self.attention_shapes(), *self.mlp_shapes(layer), *[(self.hidden_size,)] * num_norms]
+        return _layer_shapes(self, self.num_dense_layers if self.has_experts(layer) else 0)
 
-    def root_shapes(self) -> list[Shape]:
+    @property
+    def num_norms(self) -> int:
+        """Norms of a layer over the whole width."""
+        return 4 if self.model_type == "glm4" else 2
+
+    def root_shapes(self) -> tuple[Shape, ...]:
         """Embedding, final norm and output layer."""
         table = (self.vocab_size, self.hidden_size)
-        return [table, (self.hidden_size,), *([] if self.tied else [table])]
+        return (table, (self.hidden_size,), *(() if self.tied else (table,)))
 
     def layer_parameters(self, layer: int) -> int:
         return count(self.layer_shapes(layer))
+
+    @property
+    def kinds(self) -> Mapping[int, int]:
+        """A layer of each kind, and how many are like it."""
+        if not self.num_experts or not self.num_dense_layers:
+            return {0: self.num_layers}
+        return {0: self.num_dense_layers, self.num_dense_layers: self.num_layers - self.num_dense_layers}
 
     @property
     def root_parameters(self) -> int:
@@ -115,13 +127,13 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        return self.root_parameters + sum(self.layer_parameters(layer) for layer in range(self.num_layers))
+        return self.root_parameters + sum(self.layer_parameters(layer) * n for layer, n in self.kinds.items())
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token passes, embedding and output layer included."""
         idle = self.num_experts - self.experts_per_token
-        num_layers = sum(self.has_experts(layer) for layer in range(self.num_layers))
+        num_layers = self.num_layers - self.num_dense_layers if self.num_experts else 0
         return self.parameters - num_layers * idle * 3 * self.hidden_size * self.expert_size
 
     # -- arithmetic
@@ -147,7 +159,14 @@ class Architecture:
         return 2 * self.num_layers * heads * self.head_dim * dtype_bytes
 
 
-def count(shapes: list[Shape]) -> int:
+@cache
+def _layer_shapes(a: Architecture, like: int) -> tuple[Shape, ...]:
+    """Of a layer of the kind of layer `like`; cached, as plans are made by the hundred to find one that fits."""
+    return (*a.attention_shapes(), *a.mlp_shapes(like), *[(a.hidden_size,)] * a.num_norms)
+
+
+@cache
+def count(shapes: tuple[Shape, ...]) -> int:
     """Numbers in tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
@@ -156,17 +175,13 @@ def _gated(hidden: int, width: int) -> list[Shape]:
     return [(width, hidden), (width, hidden), (hidden, width)]
 
 
-def architecture_of(model: ModelConfig, *, defaults: Mapping[str, Any] | None = None) -> Architecture:
+def architecture_of(model: ModelConfig) -> Architecture:
     """The architecture that a run has: from the figures of the config, else from the checkpoint's `config.json`.
-
-    Args:
-        model: the group of the config.
-        defaults: figures of a model that is built on the spot, which hold where the config says nothing.
 
     Raises:
         ConfigError: figures are missing, and there is no `config.json` on this machine to read them from.
     """
-    found = dict(defaults or {}) if model.build is not None else read_figures(model.hf_checkpoint)
+    found = figures_of_build(model.build) if model.build is not None else read_figures(model.hf_checkpoint)
     given = {name: value for name, value in vars(model).items() if value is not None}
     figures = {**found, **given}
     missing = [name for name in NEEDED if name not in figures]
@@ -201,9 +216,10 @@ def _config_files(checkpoint: str | None) -> list[Path]:
     return [Path(checkpoint).expanduser() / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]
 
 
-def _from_figures(figures: Mapping[str, Any]) -> Architecture:
+def _from_figures(given: Mapping[str, Any]) -> Architecture:
+    kind = given.get("model_type")
+    figures = {**IMPLIED.get(str(kind), {}), **given}
     heads, hidden = figures["num_attention_heads"], figures["hidden_size"]
-    kind = figures.get("model_type")
     return Architecture(
         num_layers=figures["num_layers"],
         hidden_size=hidden,

@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 from rlscale.config import ComputeDtype
 
+DTYPE_BYTES: Mapping[ComputeDtype, int] = MappingProxyType({ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
@@ -26,13 +28,13 @@ class Hardware:
 
 
 def _gpu(
-    name: str, title: str, *, memory_gb: float, tflops: tuple[float, float], gb_s: tuple[float, float, float]
+    name: str, title: str, *, memory_gib: float, tflops: tuple[float, float], gb_s: tuple[float, float, float]
 ) -> Hardware:
-    """`tflops`: bfloat16 and float32. `gb_s`: memory, link and network."""
+    """`tflops`: bfloat16 and float32. `gb_s`: memory, link and network. The data sheets' GB of memory are GiB."""
     return Hardware(
         name=name,
         title=title,
-        memory_bytes=memory_gb * 1e9,
+        memory_bytes=memory_gib * 2**30,
         flops={ComputeDtype.bfloat16: tflops[0] * 1e12, ComputeDtype.float32: tflops[1] * 1e12},
         memory_bandwidth=gb_s[0] * 1e9,
         link_bandwidth=gb_s[1] * 1e9,
@@ -56,10 +58,10 @@ _CPU = Hardware(
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(
     {
-        "h100": _gpu("h100", "NVIDIA H100 SXM 80 GB", memory_gb=80, tflops=(989, 67), gb_s=(3350, 450, 50)),
-        "h200": _gpu("h200", "NVIDIA H200 SXM 141 GB", memory_gb=141, tflops=(989, 67), gb_s=(4800, 450, 50)),
-        "b200": _gpu("b200", "NVIDIA B200 180 GB", memory_gb=180, tflops=(2250, 75), gb_s=(7700, 900, 50)),
-        "a100": _gpu("a100", "NVIDIA A100 SXM 80 GB", memory_gb=80, tflops=(312, 19.5), gb_s=(2039, 300, 25)),
+        "h100": _gpu("h100", "NVIDIA H100 SXM 80 GB", memory_gib=80, tflops=(989, 67), gb_s=(3350, 450, 50)),
+        "h200": _gpu("h200", "NVIDIA H200 SXM 141 GB", memory_gib=141, tflops=(989, 67), gb_s=(4800, 450, 50)),
+        "b200": _gpu("b200", "NVIDIA B200 180 GB", memory_gib=180, tflops=(2250, 75), gb_s=(7700, 900, 50)),
+        "a100": _gpu("a100", "NVIDIA A100 SXM 80 GB", memory_gib=80, tflops=(312, 19.5), gb_s=(2039, 300, 25)),
         "cpu": _CPU,
     }
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from rlscale.plan.activations import (
     FLOAT32,
@@ -62,7 +63,8 @@ class TrainerMemory:
         return self.steady + self.step
 
 
-def sharded(shapes: list[Shape], num_ranks: int) -> int:
+@cache
+def sharded(shapes: tuple[Shape, ...], num_ranks: int) -> int:
     """Numbers of one rank: every tensor is cut along its first axis, and the last ranks may have padding."""
     return sum(math.ceil(shape[0] / num_ranks) * math.prod(shape[1:]) for shape in shapes)
 
@@ -85,46 +87,55 @@ def trainer_memory(a: Architecture, work: TrainerWork, *, reference: Architectur
 
 
 def _whole_shard(a: Architecture, num_ranks: int) -> int:
-    layers = sum(sharded(a.layer_shapes(layer), num_ranks) for layer in range(a.num_layers))
+    layers = sum(sharded(a.layer_shapes(layer), num_ranks) * number for layer, number in a.kinds.items())
     return layers + sharded(a.root_shapes(), num_ranks)
 
 
 def _moments(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict[str, float]]]:
     """Named moments of the micro-batch that needs most, by part."""
     micro, b = work.largest, work.largest.dtype_bytes
-    summed_up = FLOAT32 * a.parameters if work.num_microbatches > 1 else 0.0
     root = b * a.root_parameters
-    kept = [layer_kept(a, layer, micro) for layer in range(a.num_layers)]
-    alive = [layer_input(a, micro) if work.recompute else each for each in kept]
-    all_alive = sum(alive) + stem(a, micro)
-    common = {"gathered weights": root, "gradients": summed_up, "activations": all_alive}
+    common = {
+        "gathered weights": root,
+        "gradients": _summed_up(a, work),
+        "activations": stem(a, micro) + _alive(a, work, a.num_layers),
+    }
     yield "logits", {**common, "logits": head_forward(a, micro)}
     yield "gradient of logits", {**common, "logits": head_backward(a, micro)}
-    worst = max(range(a.num_layers), key=lambda layer: _total(_layer_moment(a, work, kept, alive, layer)))
-    yield f"backward pass of layer {worst}", _layer_moment(a, work, kept, alive, worst)
-    grads = FLOAT32 * _whole_shard(a, work.num_ranks)
+    # From layer to layer of a kind everything changes by the same amount, so the largest is at an end.
+    ends = {layer for start in a.kinds for layer in (start - 2, start - 1, start, start + 1)}
+    ends |= {a.num_layers - 2, a.num_layers - 1}
+    moments = [(layer, _layer_moment(a, work, layer)) for layer in sorted(ends) if 0 <= layer < a.num_layers]
+    layer, moment = max(moments, key=lambda pair: sum(pair[1].values()))
+    yield f"backward pass of layer {layer}", moment
     # The embedding's gradient, that of the output layer, and their reduction over the ranks.
     last = 2 * b * a.vocab_size * a.hidden_size + FLOAT32 * a.root_parameters
-    yield "last gradients", {"gathered weights": root, "gradients": grads + last}
+    yield "last gradients", {"gathered weights": root, "gradients": FLOAT32 * _whole_shard(a, work.num_ranks) + last}
 
 
-def _layer_moment(
-    a: Architecture, work: TrainerWork, kept: list[float], alive: list[float], layer: int
-) -> dict[str, float]:
+def _summed_up(a: Architecture, work: TrainerWork) -> float:
+    """Gradients of earlier micro-batches: whole on every rank, as they are reduced with the last one only."""
+    return FLOAT32 * a.parameters if work.num_microbatches > 1 else 0
+
+
+def _alive(a: Architecture, work: TrainerWork, stop: int) -> float:
+    """What the layers below `stop` keep; of layers that are recomputed that is their input."""
+    if work.recompute:
+        return stop * layer_input(a, work.largest)
+    counts = {start: min(max(stop - start, 0), number) for start, number in a.kinds.items()}
+    return sum(layer_kept(a, start, work.largest) * number for start, number in counts.items())
+
+
+def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, float]:
     """The backward pass of one layer; that of the layers above it is over."""
-    micro, b = work.largest, work.largest.dtype_bytes
-    done = range(layer + 1, a.num_layers)
+    micro, b, above = work.largest, work.largest.dtype_bytes, layer + 1
     gathered = a.root_parameters + sum(a.layer_parameters(j) for j in (layer, layer - 1) if j >= 0)
     # Of this layer only the last product of the MLP has its gradient while the MLP's activations are still there.
-    gradients: float = b * a.vocab_size * a.hidden_size + b * count(list(a.mlp_shapes(layer))) / 3
-    if work.num_microbatches > 1:
-        gradients += FLOAT32 * a.parameters
-    else:
-        gradients += FLOAT32 * sum(sharded(a.layer_shapes(j), work.num_ranks) for j in done)
-        gradients += FLOAT32 * a.layer_parameters(layer + 1) if layer + 1 < a.num_layers else 0
-    activations = sum(alive[: layer + 1]) + (kept[layer] if work.recompute else 0) + layer_backward(a, layer, micro)
+    gradients = b * a.vocab_size * a.hidden_size + b * count(tuple(a.mlp_shapes(layer))) / 3 + _summed_up(a, work)
+    if work.num_microbatches == 1 and above < a.num_layers:
+        counts = {start: number - min(max(above - start, 0), number) for start, number in a.kinds.items()}
+        gradients += FLOAT32 * sum(sharded(a.layer_shapes(j), work.num_ranks) * n for j, n in counts.items())
+        gradients += FLOAT32 * a.layer_parameters(above)  # on its way to the other ranks
+    activations = _alive(a, work, above) + layer_backward(a, layer, micro)
+    activations += layer_kept(a, layer, micro) if work.recompute else 0
     return {"gathered weights": b * gathered, "gradients": gradients, "activations": activations}
-
-
-def _total(parts: Mapping[str, float]) -> float:
-    return sum(parts.values())

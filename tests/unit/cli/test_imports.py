@@ -35,6 +35,29 @@ def test_the_front_loads_nothing_heavy(words: list[str], code: int, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+PLAN = """
+import sys
+from rlscale.cli.plan import main
+code = main({words!r})
+heavy = [name for name in ("torch", "ray", "transformers", "numpy") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [([], 0), (["experiment=qwen3_4b_grpo", "model=qwen3_32b", "--json"], 0), (["algo.eps_clp=1"], 2)],
+)
+def test_the_plan_loads_nothing_heavy(words: list[str], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PLAN.format(words=words)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_package_offers_its_entry_points_lazily() -> None:
     command = [
         sys.executable,

@@ -1,0 +1,165 @@
+"""What would make a run fit that does not: changes of the config, each tried by planning the changed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rlscale.config import EngineKind, RunConfig, TrainBackendName
+from rlscale.config.megatron import RecomputeGranularity
+from rlscale.config.rules import check_rules
+from rlscale.plan.plan import Plan
+
+Replan = Callable[[RunConfig], Plan]
+
+MOST_GPUS = 4096
+FRACTIONS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A changed config, and the words that change it."""
+
+    words: str
+    config: RunConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fix:
+    """Words for the command line that make everything fit, and what the fullest place and the whole run then need."""
+
+    words: str
+    needed: float
+    available: float
+    num_gpus: int
+
+
+Lever = Callable[[RunConfig, Plan], Iterator[Change]]
+"""The changes of one kind, the mildest first."""
+
+
+def find_fixes(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
+    """For each kind of change the mildest that suffices; when none does alone, one combination.
+
+    Args:
+        config: resolved, of a plan with misfits.
+        plan: of `config`.
+        replan: plans a changed config on the same hardware and with the same lengths.
+    """
+    if not plan.misfits:
+        return []
+    found = []
+    for lever in LEVERS:
+        for change in _allowed(lever(config, plan)):
+            if not (changed := replan(change.config)).misfits:
+                found.append(_fix([change.words], changed))
+                break
+    return found or _combination(config, plan, replan)
+
+
+def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
+    """Kind after kind, the change after which fewer places are too full, else the one that saves most."""
+    words: list[str] = []
+    for lever in LEVERS:
+        best: tuple[Change, Plan] | None = None
+        for change in _allowed(lever(config, plan)):
+            changed = replan(change.config)
+            if len(changed.misfits) < len(plan.misfits):
+                best = change, changed
+                break
+            if _excess(changed) < _excess(best[1] if best else plan):
+                best = change, changed
+        if best is None:
+            continue
+        words.append(best[0].words)
+        config, plan = best[0].config, best[1]
+        if not plan.misfits:
+            return [_fix(words, plan)]
+    return []
+
+
+def _allowed(changes: Iterator[Change]) -> Iterator[Change]:
+    return (change for change in changes if not check_rules(change.config))
+
+
+def _excess(plan: Plan) -> float:
+    return sum(demand.needed - demand.available for demand in plan.misfits)
+
+
+def _fix(words: Sequence[str], plan: Plan) -> Fix:
+    fullest = max(plan.demands, key=lambda demand: demand.needed / demand.available)
+    return Fix(
+        words=" ".join(words), needed=fullest.needed, available=fullest.available, num_gpus=plan.layout.num_bundles
+    )
+
+
+def _recompute(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    if plan.recompute:
+        return
+    if config.train.backend == TrainBackendName.fsdp:
+        fsdp = replace(config.fsdp, gradient_checkpointing=True)
+        yield Change(words="fsdp.gradient_checkpointing=true", config=replace(config, fsdp=fsdp))
+    else:
+        megatron = replace(config.megatron, recompute_granularity=RecomputeGranularity.full)
+        yield Change(words="megatron.recompute_granularity=full", config=replace(config, megatron=megatron))
+
+
+def _smaller_microbatches(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    number, sample = plan.batches.samples_per_microbatch // 2, plan.lengths.sample
+    while number:
+        if config.batch.use_dynamic_batch_size:
+            words, batch = (
+                f"batch.max_tokens_per_gpu={number * sample}",
+                replace(config.batch, max_tokens_per_gpu=number * sample),
+            )
+        else:
+            words, batch = f"batch.micro_batch_size={number}", replace(config.batch, micro_batch_size=number)
+        yield Change(words=words, config=replace(config, batch=batch))
+        number //= 2
+
+
+def _smaller_cache(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    if config.rollout.engine == EngineKind.embedded:
+        slots = config.rollout.num_slots // 2
+        while slots and plan.engine is not None:
+            rollout = replace(config.rollout, num_slots=slots)
+            yield Change(words=f"rollout.num_slots={slots}", config=replace(config, rollout=rollout))
+            slots //= 2
+    elif config.cluster.colocate:
+        for fraction in FRACTIONS:
+            if fraction < (config.sglang.mem_fraction_static or 1.0):
+                sglang = replace(config.sglang, mem_fraction_static=fraction)
+                yield Change(words=f"sglang.mem_fraction_static={fraction}", config=replace(config, sglang=sglang))
+
+
+def _wider_engines(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    cluster = config.cluster
+    gpus = cluster.rollout_num_gpus_per_engine * 2
+    while config.rollout.engine != EngineKind.embedded and gpus <= (cluster.rollout_num_gpus or 0):
+        changed = replace(cluster, rollout_num_gpus_per_engine=gpus)
+        yield Change(words=f"cluster.rollout_num_gpus_per_engine={gpus}", config=replace(config, cluster=changed))
+        gpus *= 2
+
+
+def _more_ranks(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    """More GPUs of each node, then more nodes."""
+    cluster = config.cluster
+    each = cluster.actor_num_gpus_per_node * 2
+    while each <= cluster.num_gpus_per_node:
+        yield _with_ranks(config, f"cluster.actor_num_gpus_per_node={each}", cluster.actor_num_nodes, each)
+        each *= 2
+    nodes, each = cluster.actor_num_nodes * 2, cluster.actor_num_gpus_per_node
+    while nodes * each <= MOST_GPUS:
+        yield _with_ranks(config, f"cluster.actor_num_nodes={nodes}", nodes, each)
+        nodes *= 2
+
+
+def _with_ranks(config: RunConfig, words: str, nodes: int, each: int) -> Change:
+    cluster = replace(config.cluster, actor_num_nodes=nodes, actor_num_gpus_per_node=each)
+    if cluster.colocate:
+        cluster = replace(cluster, rollout_num_gpus=nodes * each)
+        words += f" cluster.rollout_num_gpus={nodes * each}"
+    return Change(words=words, config=replace(config, cluster=cluster))
+
+
+LEVERS: tuple[Lever, ...] = (_recompute, _smaller_microbatches, _smaller_cache, _wider_engines, _more_ranks)

@@ -1,0 +1,300 @@
+"""The whole plan of a run, made from its resolved config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rlscale.config import (
+    AdvantageEstimator,
+    AttnImplementation,
+    Derived,
+    Device,
+    EngineKind,
+    RunConfig,
+    TrainBackendName,
+    uses_reference,
+)
+from rlscale.config.megatron import RecomputeGranularity
+from rlscale.config.rules import uses_engines
+from rlscale.config.unbuilt import check_built, unbuilt
+from rlscale.plan.activations import Kernel, Pass
+from rlscale.plan.architecture import Architecture, architecture_of, reference_of
+from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
+from rlscale.plan.engine import EngineMemory, engine_memory
+from rlscale.plan.floor import Floor, Setting, least_times
+from rlscale.plan.hardware import DTYPE_BYTES, Hardware
+from rlscale.plan.megatron import Parallel, megatron_memory
+from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
+from rlscale.plan.placement import Layout, Place, places, plan_layout
+
+LONGEST_MATRIX = 64
+"""Samples up to this length are attended to by plain products on a CPU (training/attention.py)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What one GPU, or on a CPU one node, must hold, and what it has. In bytes."""
+
+    where: str
+    parts: Mapping[str, float]
+    available: float
+
+    @property
+    def needed(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sync:
+    """One weight sync."""
+
+    channel: str
+    num_bytes: float
+    num_buckets: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a run will do. Bytes and seconds throughout; `--json` prints it field by field."""
+
+    name: str
+    experiment: str | None
+    backend: TrainBackendName
+    model: Architecture
+    hardware: Hardware
+    lengths: Lengths
+    batches: Batches
+    layout: Layout
+    places: tuple[Place, ...]
+    trainer: TrainerMemory
+    trainer_otherwise: TrainerMemory  # with activations recomputed if they are kept, and the other way round
+    recompute: bool
+    engine: EngineMemory | None
+    demands: tuple[Demand, ...]
+    sync: Sync | None
+    floor: Floor
+    derived: tuple[Derived, ...] = ()
+    warnings: tuple[str, ...] = ()
+    not_built: tuple[str, ...] = ()
+
+    @property
+    def misfits(self) -> tuple[Demand, ...]:
+        return tuple(demand for demand in self.demands if not demand.fits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the sums that are derived from them."""
+        fields = {name: asdict(getattr(self, name)) for name in ("model", "lengths", "batches", "layout")}
+        return {
+            "name": self.name,
+            "experiment": self.experiment,
+            "backend": str(self.backend),
+            **fields,
+            "model_totals": {"parameters": self.model.parameters, "active_parameters": self.model.active_parameters},
+            "hardware": {**asdict(self.hardware), "flops": {str(k): v for k, v in self.hardware.flops.items()}},
+            "places": [asdict(place) for place in self.places],
+            "trainer": _memory(self.trainer),
+            "trainer_otherwise": _memory(self.trainer_otherwise),
+            "recompute": self.recompute,
+            "engine": None if self.engine is None else {**asdict(self.engine), "total": self.engine.total},
+            "demands": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.demands],
+            "sync": None if self.sync is None else asdict(self.sync),
+            "floor": {**asdict(self.floor), "seconds": self.floor.seconds},
+            "derived": [asdict(each) for each in self.derived],
+            "warnings": list(self.warnings),
+            "not_built": list(self.not_built),
+        }
+
+
+def _memory(memory: TrainerMemory) -> dict[str, Any]:
+    totals = {name: getattr(memory, name) for name in ("steady", "step", "peak", "peak_moment")}
+    return {**asdict(memory), **totals}
+
+
+def make_plan(
+    config: RunConfig,
+    hardware: Hardware,
+    *,
+    prompt_tokens: int | None = None,
+    response_tokens: int | None = None,
+) -> Plan:
+    """Plans a run.
+
+    Args:
+        config: resolved.
+        hardware: what it shall run on.
+        prompt_tokens: length of every prompt. None: the config's limit.
+        response_tokens: length of every response. None: the config's limit.
+
+    Raises:
+        ConfigError: the model's architecture is not known.
+    """
+    a = architecture_of(config.model)
+    reference = reference_of(config.model, a) if uses_reference(config.algo) else None
+    lengths = assumed_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
+    layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
+    batches = _batches(config, lengths, layout)
+    recompute = _recomputes(config)
+    trainer, otherwise = (
+        _trainer(_with_recompute(config, each), a, reference, batches, lengths) for each in (recompute, not recompute)
+    )
+    dtype_bytes = DTYPE_BYTES[config.train.dtype]
+    engine = None
+    if layout.num_engines:
+        engine = engine_memory(config, a, lengths, dtype_bytes=dtype_bytes, hardware=hardware)
+    sync = _sync(config, a) if engine is not None else None
+    setting = Setting(
+        a=a,
+        reference=reference,
+        lengths=lengths,
+        batches=batches,
+        layout=layout,
+        engine=engine,
+        hardware=hardware,
+        dtype=config.train.dtype,
+        sync_bytes=sync.num_bytes if sync is not None else 0.0,
+        recompute=recompute,
+        is_one_node=layout.num_bundles <= config.cluster.num_gpus_per_node,
+    )
+    return Plan(
+        name=config.run.name or "",
+        experiment=config.run.experiment,
+        backend=config.train.backend,
+        model=a,
+        hardware=hardware,
+        lengths=lengths,
+        batches=batches,
+        layout=layout,
+        places=tuple(places(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=_has_critic(config))),
+        trainer=trainer,
+        trainer_otherwise=otherwise,
+        recompute=recompute,
+        engine=engine,
+        demands=tuple(_demands(config, layout, trainer, engine, hardware)),
+        sync=sync,
+        floor=least_times(config, setting),
+        not_built=tuple(dict.fromkeys(str(problem) for problem in check_built(config))),
+    )
+
+
+def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
+    if config.train.backend == TrainBackendName.megatron:
+        parallel = Parallel.of(config.megatron, layout.num_trainers)
+        return batches_of(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
+    return batches_of(config.batch, lengths, ranks=layout.num_trainers)
+
+
+def _recomputes(config: RunConfig) -> bool:
+    if config.train.backend == TrainBackendName.megatron:
+        return config.megatron.recompute_granularity == RecomputeGranularity.full
+    return config.fsdp.gradient_checkpointing
+
+
+def _with_recompute(config: RunConfig, recompute: bool) -> RunConfig:
+    granularity = RecomputeGranularity.full if recompute else None
+    return replace(
+        config,
+        fsdp=replace(config.fsdp, gradient_checkpointing=recompute),
+        megatron=replace(config.megatron, recompute_granularity=granularity),
+    )
+
+
+def _trainer(
+    config: RunConfig, a: Architecture, reference: Architecture | None, batches: Batches, lengths: Lengths
+) -> TrainerMemory:
+    micro = Pass(
+        tokens=batches.microbatch_tokens,
+        logit_rows=batches.samples_per_microbatch * lengths.response,
+        sample_len=lengths.sample,
+        dtype_bytes=DTYPE_BYTES[config.train.dtype],
+        kernel=_kernel(config, lengths),
+    )
+    num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+    number = batches.microbatches_per_rank
+    if config.train.backend == TrainBackendName.megatron:
+        return megatron_memory(a, config.megatron, micro, num_ranks=num_ranks, num_microbatches=number)
+    recompute = config.fsdp.gradient_checkpointing
+    work = TrainerWork(num_ranks=num_ranks, num_microbatches=number, recompute=recompute, largest=micro)
+    return trainer_memory(a, work, reference=reference)
+
+
+def _kernel(config: RunConfig, lengths: Lengths) -> Kernel:
+    if config.fsdp.attn_implementation == AttnImplementation.eager:
+        return Kernel.eager
+    on_cpu = config.cluster.device == Device.cpu
+    return Kernel.matrix if on_cpu and lengths.sample <= LONGEST_MATRIX else Kernel.fused
+
+
+def _sync(config: RunConfig, a: Architecture) -> Sync:
+    num_bytes = a.parameters * DTYPE_BYTES[config.train.dtype]
+    channel = config.train.weight_channel
+    number = max(1, math.ceil(num_bytes / config.train.update_weight_buffer_size))
+    return Sync(channel=str(channel), num_bytes=num_bytes, num_buckets=number)
+
+
+def _demands(
+    config: RunConfig, layout: Layout, trainer: TrainerMemory, engine: EngineMemory | None, hardware: Hardware
+) -> list[Demand]:
+    """What has to fit where: per GPU, or on a CPU, whose memory all share, per node."""
+    training = _trainer_parts(config, trainer)
+    serving = {} if engine is None else {"engine": engine.total}
+    if config.cluster.device == Device.cpu:
+        per_node = config.cluster.num_gpus_per_node
+        trainers, engines = min(layout.num_trainers, per_node), min(layout.num_engines, per_node)
+        parts = {name: size * trainers for name, size in training.items()}
+        parts |= {name: size * engines for name, size in serving.items()}
+        parts["processes"] = hardware.reserve_bytes * (trainers + engines)
+        where = f"machine with {trainers} of the trainer's ranks and {engines} of the engines"
+        return [Demand(where=where, parts=parts, available=hardware.memory_bytes)]
+    runtime = {"runtime": hardware.reserve_bytes}
+    available = hardware.memory_bytes
+    if layout.colocate and engine is not None:
+        return [_shared_demand(config, training, _engine_parts(engine), runtime, available)]
+    found = [Demand(where="GPU of a trainer rank", parts=training | runtime, available=available)]
+    if engine is not None:
+        found.append(Demand(where="GPU of an engine", parts=_engine_parts(engine) | runtime, available=available))
+    return found
+
+
+def _trainer_parts(config: RunConfig, trainer: TrainerMemory) -> dict[str, float]:
+    parts = {"weights": trainer.weights, "optimizer": trainer.optimizer, "step": trainer.step}
+    if trainer.reference:
+        parts["reference"] = trainer.reference
+    if _has_critic(config):
+        parts["critic"] = trainer.weights + trainer.optimizer  # its steps come after the policy's
+    return parts
+
+
+def _has_critic(config: RunConfig) -> bool:
+    return config.algo.advantage_estimator == AdvantageEstimator.ppo
+
+
+def _shared_demand(
+    config: RunConfig,
+    training: Mapping[str, float],
+    serving: Mapping[str, float],
+    runtime: Mapping[str, float],
+    available: float,
+) -> Demand:
+    """Trainer and engine on one GPU: both stay, unless they leave it in turns."""
+    offloads = ("cluster.offload_train", "cluster.offload_rollout")
+    is_built = not any(path in unbuilt() for path in offloads)
+    takes_turns = is_built and bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
+    parts = {**training, **serving}
+    if takes_turns:
+        parts = dict(training if sum(training.values()) > sum(serving.values()) else serving)
+    where = "GPU that trainer and engine share" + (", in turns" if takes_turns else "")
+    return Demand(where=where, parts={**parts, **runtime}, available=available)
+
+
+def _engine_parts(engine: EngineMemory) -> dict[str, float]:
+    cache = engine.cache
+    if engine.kind != EngineKind.embedded and engine.cache_tokens == 0:
+        cache = engine.bytes_per_token  # not even a token fits: say so by what one would need
+    return {"engine weights": engine.weights, "engine cache": cache, "engine scratch": engine.scratch}

@@ -1,0 +1,91 @@
+"""The command `rlscale-plan`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.cli.plan import main
+
+GRPO = ["experiment=qwen3_4b_grpo", "cluster.device=cuda"]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_text_has_every_part(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["algo.tis_clip=3", "rollout.max_prompt_len=9"]) == 0
+    text = capsys.readouterr().out
+    for title in ("a rollout,", "placement", "memory of a trainer rank", "memory of an engine", "does it fit"):
+        assert title in text
+    assert "least time of a rollout" in text
+    assert "batch.global_batch_size = 384: 384 samples of a rollout / 1 steps" in text
+    assert "algo.tis_clip is ignored" in text
+    assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
+
+
+def test_json_counts_what_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *GRPO, "--prompt-tokens", "1024", "--response-tokens=3000")
+    assert found["batches"]["prompts"] == 32
+    assert found["batches"]["samples"] == 256
+    assert found["batches"]["tokens"] == 256 * 4024
+    assert found["batches"]["samples_per_microbatch"] == 2  # of 4024 tokens, in 9216
+    assert found["model_totals"]["parameters"] == 4_022_468_096
+    assert found["sync"]["num_bytes"] == 2 * 4_022_468_096
+    assert found["hardware"]["name"] == "h100"
+    assert found["fits"] is True
+    assert [place["actors"] for place in found["places"]] == [
+        *[[f"actor rank {i}"] for i in range(4)],
+        *[[f"engine {i}"] for i in range(4)],
+    ]
+
+
+def test_more_memory_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*GRPO, "fsdp.gradient_checkpointing=false"]
+    small, large = (planned(capsys, *words, "--hardware", name) for name in ("h100", "h200"))
+    assert (small["fits"], large["fits"]) == (False, True)
+    assert "fsdp.gradient_checkpointing=true" in [fix["words"] for fix in small["fixes"]]
+    assert large["fixes"] == []
+
+
+@pytest.mark.parametrize("words", [["model=qwen3_32b"], ["model=qwen3_14b", "fsdp.gradient_checkpointing=false"]])
+def test_what_is_said_to_make_it_fit_does(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *GRPO, *words)
+    assert found["fits"] is False
+    assert found["fixes"]
+    for fix in found["fixes"]:
+        assert planned(capsys, *GRPO, *words, *fix["words"].split())["fits"] is True, fix["words"]
+
+
+def test_a_run_of_many_nodes_that_is_not_built_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda")
+    assert any("train.backend" in line for line in found["not_built"])
+    assert {place["node"] for place in found["places"]} == set(range(8))
+
+
+def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--hardware=h1000", "--prompt-tokens", "many", "algo.eps_clp=1", "optim.lr=fast", "-m"]
+    assert main(words) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("rlscale-plan: 5 mistakes, nothing was started\n")
+    assert "--hardware must be one of h100, h200, b200, a100, cpu, got h1000" in text
+    assert "did you mean algo.eps_clip?" in text
+
+
+def test_a_model_nobody_knows_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    words = ["model=hf", "model.hf_checkpoint=someone/unknown", "model.warmup_experiment=null"]
+    assert main(words) == 2
+    assert "model.num_layers must be known to plan a run, got null" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "usage: rlscale-plan" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rlscale ")

@@ -1,0 +1,72 @@
+import pytest
+
+from rlscale.config import BatchConfig, RunConfig, load_config
+from rlscale.plan.batches import Lengths, assumed_lengths, batches_of
+
+SAMPLES = Lengths(prompt=100, response=300)
+
+
+def batch(**changes: object) -> BatchConfig:
+    given = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "global_batch_size": 16, "num_steps_per_rollout": 2}
+    return BatchConfig(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_a_rollout_is_counted() -> None:
+    found = batches_of(batch(micro_batch_size=2), SAMPLES, ranks=2)
+    assert (found.prompts, found.samples, found.steps, found.samples_per_step) == (8, 32, 2, 16)
+    assert (found.tokens, found.trainable_tokens) == (32 * 400, 32 * 300)
+    assert (found.microbatches_per_rank, found.samples_per_microbatch, found.microbatch_tokens) == (4, 2, 800)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "samples", "number"), [(1200, 2, 3, 3), (399, 2, 1, 8), (100_000, 2, 8, 1), (1200, 16, 1, 1)]
+)
+def test_packed_micro_batches_hold_what_fits(tokens: int, ranks: int, samples: int, number: int) -> None:
+    config = batch(use_dynamic_batch_size=True, max_tokens_per_gpu=tokens)
+    found = batches_of(config, SAMPLES, ranks=ranks)
+    assert (found.samples_per_microbatch, found.microbatches_per_rank) == (samples, number)
+
+
+def test_the_number_of_micro_batches_is_that_of_the_schedule() -> None:
+    import numpy as np
+
+    from rlscale.data.schedule import plan_steps
+    from rlscale.types import TrainBatch
+
+    lengths = np.full(32, 400)
+    total = int(lengths.sum())
+    rollout = TrainBatch(
+        tokens=np.zeros(total, np.int32),
+        loss_mask=np.ones(total, np.uint8),
+        rollout_logprobs=np.zeros(total, np.float32),
+        weight_versions=np.zeros(total, np.int32),
+        offsets=np.arange(33) * 400,
+        prompt_lens=np.full(32, 100, np.int32),
+        rewards=np.zeros(32, np.float32),
+        group_ids=np.arange(32) // 4,
+        execution_ids=np.arange(32),
+        version=0,
+    )
+    for tokens in (400, 800, 1600, 5000):
+        for ranks in (1, 2, 4):
+            config = batch(use_dynamic_batch_size=True, max_tokens_per_gpu=tokens)
+            steps = plan_steps(rollout, config, num_ranks=ranks)
+            found = batches_of(config, SAMPLES, ranks=ranks)
+            assert [len(steps), len(steps[0].microbatches[0])] == [found.steps, found.microbatches_per_rank]
+
+
+def test_lengths_are_the_limits_unless_given() -> None:
+    config = load_config(["experiment=quickstart", "rollout.max_prompt_len=9", "rollout.max_response_len=7"])
+    found = assumed_lengths(config)
+    assert (found.prompt, found.response, found.sample) == (9, 7, 16)
+    assert found.prompt_from.startswith("rollout.max_prompt_len")
+    given = assumed_lengths(config, prompt=3, response=2)
+    assert (given.prompt, given.response, given.prompt_from) == (3, 2, "given")
+
+
+def test_an_unlimited_prompt_is_guessed_and_said_to_be() -> None:
+    config: RunConfig = load_config(["experiment=quickstart", "rollout.max_response_len=600"])
+    assert config.rollout.max_prompt_len is None
+    found = assumed_lengths(config, positions=1000)
+    assert found.prompt == 400  # what the model has room for
+    assert "guess" in found.prompt_from

@@ -1,0 +1,166 @@
+"""What a plan says, beside what the parts of the program do."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlscale.config import RunConfig, load_config_with_notes
+from rlscale.plan import HARDWARE, Plan, hardware_named, make_plan
+from rlscale.plan.activations import Kernel, Pass
+from rlscale.plan.memory import TrainerWork, trainer_memory
+from rlscale.plan.placement import Layout, places
+from rlscale.plan.report import placement_rows
+
+H100 = HARDWARE["h100"]
+
+
+def config(*words: str, experiment: str = "qwen3_4b_grpo") -> RunConfig:
+    return load_config_with_notes([f"experiment={experiment}", "cluster.device=cuda", *words], to_run=False).config
+
+
+def plan(*words: str, experiment: str = "qwen3_4b_grpo", **lengths: int) -> Plan:
+    return make_plan(config(*words, experiment=experiment), H100, **{"prompt_tokens": 512, **lengths})
+
+
+def test_weights_and_optimizer_are_sharded_in_float32() -> None:
+    found = plan()
+    assert found.trainer.weights == pytest.approx(4 * found.model.parameters / 4, rel=1e-6)
+    assert found.trainer.optimizer == 2 * found.trainer.weights
+    assert found.trainer.reference == found.trainer.weights
+    alone = plan("algo.use_kl_loss=false")
+    assert alone.trainer.reference == 0
+
+
+def test_recomputing_saves_activations_and_costs_operations() -> None:
+    kept, recomputed = plan("fsdp.gradient_checkpointing=false"), plan("fsdp.gradient_checkpointing=true")
+    assert recomputed.trainer.peak < kept.trainer.peak / 2
+    assert kept.trainer_otherwise == recomputed.trainer
+    assert recomputed.floor.seconds > kept.floor.seconds
+
+
+def test_several_micro_batches_sum_whole_gradients_up() -> None:
+    a = plan().model
+    work = Pass(tokens=1000, logit_rows=900, sample_len=1000, dtype_bytes=2, kernel=Kernel.fused)
+    one, two = (
+        trainer_memory(a, TrainerWork(num_ranks=8, num_microbatches=n, recompute=True, largest=work)) for n in (1, 2)
+    )
+    difference = two.moments["logits"]["gradients"] - one.moments["logits"]["gradients"]
+    assert difference == 4 * a.parameters
+
+
+def test_a_wider_engine_has_more_room_for_its_cache() -> None:
+    narrow, wide = (
+        plan("rollout=sglang", f"cluster.rollout_num_gpus_per_engine={n}", "sglang.mem_fraction_static=0.8")
+        for n in (1, 4)
+    )
+    assert narrow.engine is not None and wide.engine is not None
+    assert narrow.engine.weights == 2 * narrow.model.parameters
+    assert narrow.engine.total == pytest.approx(0.8 * H100.memory_bytes)
+    assert wide.engine.weights == narrow.engine.weights / 4
+    assert wide.engine.cache_tokens > 4 * narrow.engine.cache_tokens
+
+
+def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
+    from rlscale.engines.embedded.lanes import lane_length
+    from rlscale.engines.embedded.scheduler import SchedulerOptions
+
+    found = plan("rollout.num_slots=16", response_tokens=1000)
+    assert found.engine is not None
+    length = lane_length(1512)
+    assert found.engine.cache_tokens == length * SchedulerOptions(num_slots=16).slots_of(length)
+
+
+def test_a_colocated_gpu_holds_both_and_a_separate_one_does_not() -> None:
+    apart = plan("rollout=sglang")
+    assert [demand.where for demand in apart.demands] == ["GPU of a trainer rank", "GPU of an engine"]
+    together = plan("rollout=sglang", "cluster=one_node_colocate")
+    (demand,) = together.demands
+    assert {"weights", "engine weights"} <= demand.parts.keys()
+
+
+def test_a_critic_is_beside_the_policy() -> None:
+    found = plan(experiment="qwen3_4b_ppo")
+    assert found.places[3].actors[:2] == ("actor rank 3", "critic rank 3")
+    assert found.demands[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
+
+
+def test_supervised_training_generates_nothing() -> None:
+    found = plan(experiment="sft", response_tokens=512)
+    assert found.engine is None and found.sync is None
+    assert [part.name for part in found.floor.parts] == ["forward and backward", "optimizer"]
+
+
+def test_staleness_lets_generation_and_training_overlap() -> None:
+    def seconds(found: Plan) -> dict[str, float]:
+        return {part.name: part.seconds for part in found.floor.parts}
+
+    taking_turns, ahead = plan(), plan("rollout.max_staleness=1")
+    assert seconds(taking_turns) == seconds(ahead)
+    parts = seconds(ahead)
+    generation = parts["read prompts"] + parts["write responses"]
+    assert taking_turns.floor.seconds == pytest.approx(sum(parts.values()))
+    assert ahead.floor.seconds == pytest.approx(generation + parts["weight sync"])  # training is the shorter one
+
+
+def test_decoding_few_samples_is_bound_by_memory_and_training_by_arithmetic() -> None:
+    bound = {part.name: part.bound for part in plan().floor.parts}
+    assert bound["write responses"] == "bandwidth of the memory"
+    assert bound["forward and backward"] == "arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [((), False), (("batch.num_steps_per_rollout=2", "batch.global_batch_size=128"), True),
+     (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False)],
+)  # fmt: skip
+def test_the_pass_for_old_logprobs_is_counted_where_it_is_made(words: tuple[str, ...], expected: bool) -> None:
+    assert ("old logprobs" in [part.name for part in plan(*words).floor.parts]) is expected
+
+
+def test_a_mixture_of_experts_reads_the_experts_its_tokens_choose() -> None:
+    from rlscale.plan.floor import share_of_weights
+
+    a = plan(experiment="qwen3_30b_a3b_gspo").model
+    one, many = share_of_weights(a, 1), share_of_weights(a, 1000)
+    assert one == pytest.approx(a.active_parameters / a.parameters, rel=1e-6)
+    assert many == pytest.approx(1.0)
+    assert share_of_weights(plan().model, 1) == 1.0
+
+
+def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
+    words = ("train=megatron", "cluster.actor_num_gpus_per_node=8")
+    whole = plan(*words, "megatron.use_distributed_optimizer=false")
+    spread = plan(*words)
+    cut = plan(*words, "megatron.tensor_model_parallel_size=4", "megatron.use_distributed_optimizer=false")
+    assert whole.trainer.weights == 2 * whole.model.parameters
+    assert spread.trainer.optimizer == whole.trainer.optimizer / 8
+    assert cut.trainer.weights == whole.trainer.weights / 4
+
+
+def test_memory_on_a_cpu_is_that_of_the_machine() -> None:
+    quickstart = load_config_with_notes(["experiment=quickstart"]).config
+    found = make_plan(quickstart, hardware_named("cpu"))
+    (demand,) = found.demands
+    assert demand.fits
+    assert demand.available == hardware_named("cpu").memory_bytes > 2**30
+
+
+def test_a_machine_without_room_is_told() -> None:
+    quickstart = load_config_with_notes(["experiment=quickstart"]).config
+    found = make_plan(quickstart, replace(HARDWARE["cpu"], memory_bytes=1e9))
+    assert len(found.misfits) == 1
+
+
+def test_places_fill_node_after_node() -> None:
+    layout = Layout(num_trainers=16, num_engines=4, gpus_per_engine=4, colocate=False)
+    found = places(layout, gpus_per_node=8)
+    assert (found[15].node, found[15].gpu, found[15].actors) == (1, 7, ("actor rank 15",))
+    assert (found[20].node, found[20].gpu, found[20].actors) == (2, 4, ("engine 1",))
+    assert list(placement_rows(found)) == [("0-1", "0-7", "actor ranks 0-15"), ("2-3", "0-7", "engines 0-3")]
+
+
+def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
+    layout = Layout(num_trainers=4, num_engines=4, gpus_per_engine=1, colocate=False)
+    rows: list[Any] = list(placement_rows(places(layout, gpus_per_node=8)))
+    assert rows == [("0", "0-3", "actor ranks 0-3"), ("0", "4-7", "engines 0-3")]

@@ -1,0 +1,75 @@
+"""The models of conf/model beside what their makers publish."""
+
+from pathlib import Path
+
+import pytest
+
+from rlscale.config import load_config_with_notes
+from rlscale.plan.architecture import Architecture, architecture_of
+
+FOLDER = Path(__file__).parents[3] / "conf" / "model"
+
+# In billions, as the model card or report says, or as the safetensors files on the hub hold them: without the layers
+# that predict further tokens, and a tied output layer once.
+PUBLISHED = {
+    "qwen3_0_6b": 0.596,
+    "qwen3_1_7b": 1.721,
+    "qwen3_4b": 4.022,
+    "qwen3_4b_base": 4.022,
+    "qwen3_8b": 8.191,
+    "qwen3_14b": 14.768,
+    "qwen3_32b": 32.762,
+    "qwen3_30b_a3b": 30.532,
+    "qwen3_235b_a22b": 235.094,
+    "qwen25_0_5b": 0.494,
+    "qwen25_1_5b": 1.544,
+    "qwen25_3b": 3.086,
+    "qwen25_7b": 7.616,
+    "qwen25_14b": 14.770,
+    "qwen25_32b": 32.764,
+    "qwen25_72b": 72.706,
+    "llama31_8b": 8.030,
+    "llama31_70b": 70.554,
+    "llama32_1b": 1.236,
+    "llama32_3b": 3.213,
+    "glm4_9b": 9.400,
+    "glm45_106b_a12b": 106.0,
+    "glm45_355b_a32b": 355.0,
+    "deepseek_v3": 671.0,
+    "deepseek_r1": 671.0,
+    "kimi_k2": 1026.0,
+}
+ACTIVE = {
+    "qwen3_30b_a3b": 3.3,
+    "qwen3_235b_a22b": 22.0,
+    "glm45_106b_a12b": 12.0,
+    "glm45_355b_a32b": 32.0,
+    "deepseek_v3": 37.0,
+    "kimi_k2": 32.0,
+}
+"""As the model cards say, rounded; they differ in whether the embedding and the output layer count."""
+
+WITHOUT_FIGURES = {"hf"}
+MADE_HERE = {"tiny_qwen3", "tiny_qwen3_moe"}
+
+
+def architecture(name: str) -> Architecture:
+    words = [f"model={name}", "model.warmup_experiment=null"]
+    return architecture_of(load_config_with_notes(words, to_run=False).config.model)
+
+
+def test_every_model_file_is_compared() -> None:
+    assert {file.stem for file in FOLDER.glob("*.yaml")} == {*PUBLISHED, *WITHOUT_FIGURES, *MADE_HERE}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    assert architecture(name).parameters == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_are_those_published(name: str) -> None:
+    a = architecture(name)
+    assert a.active_parameters - 2 * a.vocab_size * a.hidden_size <= ACTIVE[name] * 1e9 * 1.02
+    assert a.active_parameters >= ACTIVE[name] * 1e9 * 0.98
+    assert a.active_parameters < a.parameters / 4
