@@ -5,6 +5,7 @@ Imports no torch: a driver that finds its model in the cache never pays for it.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlscale.config import ModelConfig
 from rlscale.config.figures import figures_of
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.tiny import build_model
+from rlscale.plan.architecture import read_figures
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
@@ -19,7 +21,8 @@ WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 def resolve_model(config: ModelConfig) -> str:
     """The folder of the model's weights and tokenizer, made now if `model.build` asks for it; or a hub id.
 
-    A folder is checked: configuration, architecture, weights, and the figures set in `model.*`.
+    A folder is checked: configuration, architecture, weights, and the figures set in `model.*`. So are the figures of a
+    hub id whose configuration is in the local cache.
 
     Raises:
         ConfigError: nothing to load, the folder is no usable checkpoint, or it differs from a figure that was set.
@@ -38,6 +41,10 @@ def resolve_model(config: ModelConfig) -> str:
         raise ConfigError(
             [_problem("name an existing folder or a hub id", repr(config.hf_checkpoint), "e.g. Qwen/Qwen3-4B")]
         )
+    # What was downloaded before can be compared now; of the rest nothing is known before the run.
+    problems = _figure_problems(config.hf_checkpoint, read_figures(config.hf_checkpoint), config)
+    if problems:
+        raise ConfigError(problems)
     return config.hf_checkpoint
 
 
@@ -62,7 +69,7 @@ def check_checkpoint(folder: Path, config: ModelConfig) -> None:
         fix = f"it has neither {' nor '.join(WEIGHT_FILES)}; save the model with safetensors"
         problems.append(_problem("be a folder with weights", repr(str(folder)), fix))
     problems += _architecture_problems(folder, figures)
-    problems += _figure_problems(folder, figures, config)
+    problems += _figure_problems(str(folder), figures_of(figures), config)
     if problems:
         raise ConfigError(problems)
 
@@ -96,13 +103,13 @@ def _architecture_problems(folder: Path, figures: dict[str, Any]) -> list[Proble
     return [_problem("be a causal language model that transformers knows", got, fix)]
 
 
-def _figure_problems(folder: Path, figures: dict[str, Any], config: ModelConfig) -> list[Problem]:
+def _figure_problems(checkpoint: str, figures: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
     problems = []
-    for key, found in figures_of(figures).items():
+    for key, found in figures.items():
         wanted = getattr(config, key)
         if wanted is not None and wanted != found:
             fix = "leave it unset, or choose another checkpoint"
-            rule = f"be {found}, as in config.json of {str(folder)!r}"
+            rule = f"be {found}, as in config.json of {checkpoint!r}"
             problems.append(Problem(path=f"model.{key}", rule=rule, value=str(wanted), fix=fix))
     return problems
 

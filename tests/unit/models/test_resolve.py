@@ -147,6 +147,18 @@ def test_a_hub_id_is_passed_on() -> None:
     assert resolve_model(ModelConfig(hf_checkpoint="Qwen/Qwen3-4B")) == "Qwen/Qwen3-4B"
 
 
+def test_a_hub_id_is_compared_with_what_was_downloaded(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--me--mine" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    shutil.copy(built / "config.json", snapshot)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert resolve_model(ModelConfig(hf_checkpoint="me/mine", num_layers=1)) == "me/mine"
+    with pytest.raises(ConfigError, match=r"model\.num_layers must be 1, as in config\.json of 'me/mine', got 2"):
+        resolve_model(ModelConfig(hf_checkpoint="me/mine", num_layers=2))
+
+
 def test_figures_are_compared_with_a_checkpoint(built: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_model(ModelConfig(hf_checkpoint=str(built), num_layers=2, hidden_size=16, rotary_base=7))
