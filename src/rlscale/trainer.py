@@ -15,22 +15,22 @@ from pathlib import Path
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.execute import Execution, Start
-from rlscale.cluster.plan import RunPlan, needs_engines, plan_run
+from rlscale.cluster.plan import RunPlan, layout_of, plan_run
 from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
 from rlscale.config import Device, RunConfig, to_dict, to_yaml
 from rlscale.control.interrupt import run_interruptibly
-from rlscale.errors import ConfigError
+from rlscale.control.memory import with_memory_advice
+from rlscale.errors import ConfigError, EngineError, WorkerError
 from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
-from rlscale.observe.dumps import RolloutDump
+from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.provenance import redact, redact_yaml, write_provenance
 from rlscale.observe.rollouts import RolloutLog, TokenTexts
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.observe.trackers import TrackedRun, open_trackers
-from rlscale.plan.placement import plan_layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Trainer:
                 of the run was ended.
         """
         config = self.config
-        layout = plan_layout(config.cluster, needs_engines=needs_engines(config))
+        layout = layout_of(config)
         problems = check_files(config)
         if problems and config.cluster.device != Device.cuda:
             raise ConfigError(problems)
@@ -91,6 +91,8 @@ def _run(config: RunConfig, *, overrides: Sequence[str]) -> RunResult:
     with ExitStack() as stack:
         folder = stack.enter_context(_open_folder(config))
         write_provenance(folder.path, config_yaml=to_yaml(config), overrides=overrides)
+        if config.debug.dump_details is not None:
+            plan.tokenizer.save_pretrained(Path(config.debug.dump_details) / "tokenizer")
         console = stack.enter_context(
             open_console(config.logging.console, title=config.run.name, total=plan.num_rollouts)
         )
@@ -114,6 +116,8 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     began, tokens_before = time.perf_counter(), start.progress.num_tokens
     try:
         progress = run_interruptibly(Execution(plan, folder=folder, store=store, observer=observer).run(start))
+    except (WorkerError, EngineError) as error:
+        raise with_memory_advice(error, config) from error
     finally:
         observer.close()
     newest = store.latest()
@@ -152,6 +156,7 @@ def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume
         sinks=[metrics, *open_trackers(config.logging, tracked, tell=console.message, warn=console.warning)],
         diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
         dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
+        batches=BatchDump(config.debug.save_train_data) if config.debug.save_train_data is not None else None,
         rollouts=RolloutLog(
             folder.path,
             num_samples=config.logging.num_samples,
