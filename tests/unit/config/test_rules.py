@@ -21,6 +21,8 @@ from rlscale.config import (
     RunConfig,
 )
 from rlscale.config.rules import RULES, Rule, check_rules
+from rlscale.config.schema import keys, nodes
+from tests.unit.config import rule_cases
 
 
 def good() -> RunConfig:
@@ -52,6 +54,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"rollout.engine": EngineKind.sglang, "sglang.python": "/no/such/python"},
         "sglang.python must name a Python interpreter that runs, got /no/such/python",
         {"rollout.engine": EngineKind.embedded, "sglang.python": "/no/such/python"},
+    ),
+    (
+        "variables_have_names",
+        {"train.env_vars": {"NCCL-DEBUG": "INFO"}},
+        "train.env_vars must hold names of variables, got NCCL-DEBUG; use letters",
+        {"train.env_vars": {"NCCL_DEBUG": "INFO"}},
     ),
     (
         "prompts_have_a_source",
@@ -495,6 +503,9 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
 ]
 
 
+CASES += rule_cases.CASES
+
+
 def named(name: str) -> Rule:
     return next(rule for rule in RULES if rule.name == name)
 
@@ -505,6 +516,12 @@ def test_a_good_config_keeps_every_rule() -> None:
 
 def test_every_rule_has_a_case() -> None:
     assert {case[0] for case in CASES} == {rule.name for rule in RULES}
+    assert len({rule.name for rule in RULES}) == len(RULES) > 70
+
+
+def test_rules_read_keys_and_groups_that_exist() -> None:
+    passed_on = {"sglang.server_args", "megatron.core_args"}
+    assert {path for rule in RULES for path in rule.reads} <= keys().keys() | nodes() | passed_on
 
 
 @pytest.mark.parametrize(("name", "broken", "told", "kept"), CASES, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(CASES)])

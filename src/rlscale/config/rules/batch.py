@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.problems import show
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.rule import PARALLEL, num_trainer_ranks, ranks_per_model, rule, samples_per_step
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
@@ -48,6 +48,8 @@ def batch_identity(config: RunConfig) -> list[Problem]:
         f"set batch.global_batch_size={samples // steps} or batch.num_steps_per_rollout={samples // size}, "
         "or leave one of them out"
     )
+    if size * steps % batch.rollout_batch_size == 0:
+        fix += f"; or batch.n_samples_per_prompt={size * steps // batch.rollout_batch_size}"
     return [Problem(path="batch.global_batch_size", rule=rule, value=show(size), fix=fix)]
 
 
@@ -69,18 +71,18 @@ def _batch_fix(path: str, divisor: int, samples: int, group_size: int) -> str:
     "batch.n_samples_per_prompt",
     "batch.global_batch_size",
     "batch.num_steps_per_rollout",
-    "cluster.actor_num_nodes",
-    "cluster.actor_num_gpus_per_node",
+    *PARALLEL,
 )
 def every_rank_has_a_sample(config: RunConfig) -> list[Problem]:
-    batch, cluster = config.batch, config.cluster
-    ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
-    samples = batch.rollout_batch_size * batch.n_samples_per_prompt
-    size = batch.global_batch_size or samples // (batch.num_steps_per_rollout or 1)
+    cluster, each, size = config.cluster, ranks_per_model(config), samples_per_step(config)
+    ranks = num_trainer_ranks(config) // each
     if size >= ranks:
         return []
-    rule = f"be at least the number of trainer ranks, {cluster.actor_num_nodes} * {cluster.actor_num_gpus_per_node}"
-    fix = f"use fewer ranks (cluster.actor_num_gpus_per_node={max(size, 1)}) or larger batches"
+    product = f"{cluster.actor_num_nodes} * {cluster.actor_num_gpus_per_node}"
+    rule = f"be at least the number of trainer ranks, {product}"
+    if each > 1:
+        rule = f"be at least the number of data-parallel ranks, {product} / {each}"
+    fix = f"use fewer ranks (cluster.actor_num_gpus_per_node={max(size, 1) * each}) or larger batches"
     return [Problem(path="batch.global_batch_size", rule=f"{rule} = {ranks}", value=show(size), fix=fix)]
 
 

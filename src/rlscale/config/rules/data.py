@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlscale.config.problems import show
 from rlscale.config.rules.rule import rule
 from rlscale.config.run import RunConfig
+from rlscale.config.suggest import nearest
 from rlscale.errors import Problem
 
 
@@ -35,3 +36,22 @@ def first_rollout_is_in_the_run(config: RunConfig) -> list[Problem]:
     rule_text = f"be below data.num_rollout={number}"
     fix = f"the run ends after rollout {number - 1}; raise data.num_rollout, which counts from rollout 0"
     return [Problem(path="data.start_rollout_id", rule=rule_text, value=show(first), fix=fix)]
+
+
+MEDIA = ("image", "video", "audio")
+
+
+@rule("data.multimodal_keys", "data.apply_chat_template")
+def media_stand_in_messages(config: RunConfig) -> list[Problem]:
+    fields, path = config.data.multimodal_keys, "data.multimodal_keys"
+    if fields is None:
+        return []
+    problems = []
+    for kind in sorted(fields.keys() - set(MEDIA)):
+        found = nearest(kind, MEDIA)
+        fix = f"did you mean {found}?" if found else ""
+        problems.append(Problem(path=path, rule=f"have keys among {', '.join(MEDIA)}", value=kind, fix=fix))
+    if not config.data.apply_chat_template:
+        rule, fix = "be true with data.multimodal_keys", "the chat template places them; set it"
+        problems.append(Problem(path="data.apply_chat_template", rule=rule, value="false", fix=fix))
+    return problems

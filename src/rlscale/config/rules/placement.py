@@ -7,6 +7,7 @@ from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
+from rlscale.config.schema import keys
 from rlscale.errors import Problem
 
 
@@ -21,9 +22,56 @@ def trainer_fits_a_node(config: RunConfig) -> list[Problem]:
     return [Problem(path="cluster.actor_num_gpus_per_node", rule=rule, value=value, fix=fix)]
 
 
-@rule("cluster.rollout_num_gpus", "cluster.colocate", *USES_ENGINES)
+@rule("cluster.colocate", "cluster.actor_num_gpus_per_node", "cluster.num_gpus_per_node")
+def small_nodes_are_said(config: RunConfig) -> list[Problem]:
+    """Shared GPUs are counted node by node, so a node with fewer than 8 must be known to have fewer."""
+    cluster, unsaid = config.cluster, keys()["cluster.num_gpus_per_node"].default
+    each = cluster.actor_num_gpus_per_node
+    if not cluster.colocate or cluster.num_gpus_per_node != unsaid or each >= unsaid:
+        return []
+    rule = f"be {each} with cluster.colocate and cluster.actor_num_gpus_per_node={each}"
+    fix = f"set cluster.num_gpus_per_node={each}, or use all {unsaid} GPUs of a node"
+    return [Problem(path="cluster.num_gpus_per_node", rule=rule, value=show(unsaid), fix=fix)]
+
+
+@rule("cluster.offload", "cluster.offload_train", "cluster.offload_rollout")
+def offload_is_both(config: RunConfig) -> list[Problem]:
+    cluster = config.cluster
+    return [
+        Problem(path=f"cluster.{name}", rule="not be false with cluster.offload", value="false", fix="drop one of them")
+        for name in ("offload_train", "offload_rollout")
+        if cluster.offload and getattr(cluster, name) is False
+    ]
+
+
+@rule(
+    "cluster.rollout_num_gpus_per_engine",
+    "cluster.num_gpus_per_node",
+    "cluster.rollout_num_gpus",
+    "rollout.engine",
+    *USES_ENGINES,
+)
+def engines_fill_nodes(config: RunConfig) -> list[Problem]:
+    """An engine lies on one node, or on several whole ones."""
+    cluster = config.cluster
+    each, node = cluster.rollout_num_gpus_per_engine, cluster.num_gpus_per_node
+    total = cluster.rollout_num_gpus or each
+    is_whole = each % node == 0 if each > node else total <= node or node % each == 0
+    if is_whole or not uses_engines(config) or config.rollout.engine != EngineKind.sglang:
+        return []
+    smaller = max(size for size in range(1, node + 1) if node % size == 0 and size <= each)
+    near = (smaller, -(-each // node) * node)
+    rule = f"divide cluster.num_gpus_per_node={node}, or be a multiple of it"
+    fix = f"set it to {' or '.join(map(str, near))}"
+    return [Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(each), fix=fix)]
+
+
+@rule("cluster.rollout_num_gpus", "cluster.colocate", "rollout.external", "rollout.engine", *USES_ENGINES)
 def engines_have_gpus(config: RunConfig) -> list[Problem]:
+    """Those of servers that run already are theirs."""
     number = config.cluster.rollout_num_gpus
+    if config.rollout.external or config.rollout.engine == EngineKind.external:
+        return []
     if not uses_engines(config) or number or (number is None and config.cluster.colocate):
         return []
     fix = "set it, e.g. cluster.rollout_num_gpus=1, or share the trainer's GPUs with cluster.colocate=true"
@@ -75,6 +123,18 @@ def _pipeline_problems(config: RunConfig) -> list[Problem]:
         return []
     rule = f"be a positive divisor of cluster.rollout_num_gpus_per_engine={each}"
     return [Problem(path="sglang.pp_size", rule=rule, value=show(stages))]
+
+
+USES_ROUTER = (
+    "router.enabled",
+    "rollout.engine",
+    "cluster.rollout_num_gpus",
+    "cluster.rollout_num_gpus_per_engine",
+    "cluster.actor_num_nodes",
+    "cluster.actor_num_gpus_per_node",
+    *USES_ENGINES,
+)
+"""Keys that `uses_router` reads."""
 
 
 def uses_router(config: RunConfig) -> bool:

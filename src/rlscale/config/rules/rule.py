@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlscale.config.algo import LossType
 from rlscale.config.run import RunConfig
+from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
 
 Check = Callable[[RunConfig], list[Problem]]
@@ -32,12 +33,14 @@ def rule(*reads: str) -> Callable[[Check], Rule]:
     return lambda check: Rule(check, reads)
 
 
-USES_ENGINES = ("algo.loss_type", "eval.interval")
+USES_ENGINES = ("algo.loss_type", "eval.interval", "debug.train_only", "debug.load_rollout_data")
 """Keys that `uses_engines` reads."""
 
 
 def uses_engines(config: RunConfig) -> bool:
-    """Whether the run generates at all: supervised training does so only to evaluate."""
+    """Whether the run generates at all: supervised training does so only to evaluate, training alone never."""
+    if config.debug.train_only or config.debug.load_rollout_data is not None:
+        return False
     return config.algo.loss_type != LossType.sft_loss or config.eval.interval is not None
 
 
@@ -52,3 +55,36 @@ def uses_decoupled_loss(config: RunConfig) -> tuple[bool, str]:
     if staleness > 0 and other is not None:
         return False, f"algo.{other} is set"
     return staleness > 0, f"rollout.max_staleness is {staleness}"
+
+
+PARALLEL = (
+    "train.backend",
+    "cluster.actor_num_nodes",
+    "cluster.actor_num_gpus_per_node",
+    "fsdp.context_parallel_size",
+    "megatron.tensor_model_parallel_size",
+    "megatron.pipeline_model_parallel_size",
+    "megatron.context_parallel_size",
+)
+"""Keys that `num_trainer_ranks` and `ranks_per_model` read."""
+
+
+def num_trainer_ranks(config: RunConfig) -> int:
+    """Ranks of the policy's trainer."""
+    return config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+
+
+def ranks_per_model(config: RunConfig) -> int:
+    """Ranks that take one micro-batch together: they share a copy of the model, or its sequences."""
+    if config.train.backend == TrainBackendName.fsdp:
+        return config.fsdp.context_parallel_size
+    megatron = config.megatron
+    shared = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    return shared * megatron.context_parallel_size
+
+
+def samples_per_step(config: RunConfig) -> int:
+    """Samples of an optimiser step, given or derived."""
+    batch = config.batch
+    samples = batch.rollout_batch_size * batch.n_samples_per_prompt
+    return batch.global_batch_size or samples // (batch.num_steps_per_rollout or 1)

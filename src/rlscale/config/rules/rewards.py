@@ -1,0 +1,49 @@
+"""Rules about rewards that come from elsewhere, of whole groups, or with several numbers."""
+
+from __future__ import annotations
+
+from rlscale.config.problems import show
+from rlscale.config.reward import RewardType
+from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
+from rlscale.config.run import RunConfig
+from rlscale.errors import Problem
+
+
+@rule("reward.group", "eval.interval")
+def groups_are_not_evaluated(config: RunConfig) -> list[Problem]:
+    """An evaluated prompt has no group to be compared with."""
+    if not config.reward.group or config.eval.interval is None:
+        return []
+    rule, fix = f"be false with eval.interval={config.eval.interval}", "set eval.interval=null, or score single samples"
+    return [Problem(path="reward.group", rule=rule, value="true", fix=fix)]
+
+
+@rule("reward.type", "reward.custom_path", "reward.url", *USES_ENGINES)
+def remote_reward_has_an_address(config: RunConfig) -> list[Problem]:
+    reward = config.reward
+    asks = reward.type == RewardType.remote_rm and reward.custom_path is None and uses_engines(config)
+    if not asks or reward.url is not None:
+        return []
+    fix = "set it to the server's address, e.g. reward.url=http://10.0.0.1:8000"
+    return [Problem(path="reward.url", rule="be set with reward.type=remote_rm", value="null", fix=fix)]
+
+
+@rule("reward.type", "reward.custom_path", "reward.key", *USES_ENGINES)
+def named_rewards_have_a_key(config: RunConfig) -> list[Problem]:
+    """`dapo` gives several numbers by name, of which one is trained on."""
+    reward = config.reward
+    several = reward.type == RewardType.dapo and reward.custom_path is None and uses_engines(config)
+    if not several or reward.key is not None:
+        return []
+    fix = "set reward.key=score"
+    return [Problem(path="reward.key", rule="be set with reward.type=dapo", value="null", fix=fix)]
+
+
+@rule("reward.url")
+def reward_address_is_a_url(config: RunConfig) -> list[Problem]:
+    url = config.reward.url
+    if url is None or url.startswith(("http://", "https://")):
+        return []
+    return [
+        Problem(path="reward.url", rule="begin with http:// or https://", value=show(url), fix=f"write http://{url}")
+    ]

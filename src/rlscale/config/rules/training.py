@@ -1,0 +1,122 @@
+"""Rules about what is trained, against what, and by which kernels."""
+
+from __future__ import annotations
+
+import re
+
+from rlscale.config.algo import uses_reference
+from rlscale.config.problems import show
+from rlscale.config.rollout import EngineKind
+from rlscale.config.rules.rule import rule
+from rlscale.config.run import RunConfig
+from rlscale.config.train import TrainBackendName
+from rlscale.errors import Problem
+
+REFERENCE = (
+    "algo.use_kl_loss",
+    "algo.kl_coef",
+    "algo.loss_type",
+    "algo.compute_advantages_and_returns",
+    "model.ref_load",
+)
+"""Keys that say whether there is a reference model, and where it is given."""
+
+
+@rule(*REFERENCE, "checkpoint.load", "model.hf_checkpoint", "model.build")
+def reference_can_be_found(config: RunConfig) -> list[Problem]:
+    """`model.ref_load`, else `checkpoint.load`, else `model.hf_checkpoint`, else the model that is built."""
+    model = config.model
+    sources = (model.ref_load, config.checkpoint.load, model.hf_checkpoint, model.build)
+    if not uses_reference(config.algo) or any(source is not None for source in sources):
+        return []
+    name = "algo.use_kl_loss" if config.algo.use_kl_loss else f"algo.kl_coef={config.algo.kl_coef:g}"
+    fix = "set it, or model.hf_checkpoint, to a Hugging Face folder"
+    return [Problem(path="model.ref_load", rule=f"be set with {name}", value="null", fix=fix)]
+
+
+@rule(*REFERENCE, "model.ref_ckpt_step")
+def reference_step_has_a_folder(config: RunConfig) -> list[Problem]:
+    step = config.model.ref_ckpt_step
+    if step is None or not uses_reference(config.algo) or config.model.ref_load is not None:
+        return []
+    rule, fix = "be null without model.ref_load", "set model.ref_load to the folder of the checkpoints it counts in"
+    return [Problem(path="model.ref_ckpt_step", rule=rule, value=show(step), fix=fix)]
+
+
+@rule("train.only_train_params", "train.freeze_params")
+def parameters_are_chosen_one_way(config: RunConfig) -> list[Problem]:
+    only, frozen = config.train.only_train_params, config.train.freeze_params
+    if only is None or frozen is None:
+        return []
+    rule, fix = "be null with train.only_train_params", "leave one of them out"
+    return [Problem(path="train.freeze_params", rule=rule, value=show(frozen), fix=fix)]
+
+
+@rule("train.only_train_params", "train.freeze_params")
+def parameter_patterns_can_be_read(config: RunConfig) -> list[Problem]:
+    problems = []
+    for name in ("only_train_params", "freeze_params"):
+        for pattern in getattr(config.train, name) or ():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                path, rule = f"train.{name}", "hold regular expressions"
+                problems.append(Problem(path=path, rule=rule, value=pattern, fix=str(error)))
+    return problems
+
+
+@rule("train.keep_old_actor", "train.weights_backuper")
+def old_policy_is_kept_in_memory(config: RunConfig) -> list[Problem]:
+    if not config.train.keep_old_actor or config.train.weights_backuper:
+        return []
+    rule, fix = "be true with train.keep_old_actor", "the old policy waits in host memory for its turn; leave it out"
+    return [Problem(path="train.weights_backuper", rule=rule, value="false", fix=fix)]
+
+
+@rule("algo.use_routing_replay", "model.num_experts", "model.num_layers")
+def routes_lead_to_experts(config: RunConfig) -> list[Problem]:
+    """A model whose figures are given and name no experts has none."""
+    model = config.model
+    if not config.algo.use_routing_replay or model.num_experts is not None or model.num_layers is None:
+        return []
+    rule, fix = "be false with a model that has no experts", "leave it out"
+    return [Problem(path="algo.use_routing_replay", rule=rule, value="true", fix=fix)]
+
+
+@rule(
+    "train.true_on_policy_mode",
+    "train.backend",
+    "rollout.engine",
+    "rollout.deterministic",
+    "rollout.max_staleness",
+    "sglang.server_args",
+)
+def equal_kernels_need_equal_weights(config: RunConfig) -> list[Problem]:
+    """Trainer and engine give equal bits only with the same weights, and when neither depends on its batch."""
+    if not config.train.true_on_policy_mode:
+        return []
+    problems = []
+
+    def problem(path: str, rule: str, value: str, fix: str) -> None:
+        rule = f"{rule} with train.true_on_policy_mode"
+        problems.append(Problem(path=path, rule=rule, value=value, fix=fix))
+
+    rollout = config.rollout
+    if config.train.backend != TrainBackendName.fsdp:
+        problem("train.backend", "be fsdp", str(config.train.backend), "choose train=fsdp")
+    if rollout.max_staleness:
+        problem("rollout.max_staleness", "be 0", show(rollout.max_staleness), "older weights give other logprobs")
+    if rollout.engine == EngineKind.embedded and not rollout.deterministic:
+        problem("rollout.deterministic", "be true", "false", "leave it out")
+    if rollout.engine == EngineKind.sglang:
+        name = "enable_deterministic_inference"
+        if not config.sglang.server_args.get(name):
+            problem(f"sglang.{name}", "be true", "false", f"set sglang.{name}=true")
+    return problems
+
+
+@rule("train.env_vars")
+def variables_have_names(config: RunConfig) -> list[Problem]:
+    wrong = [name for name in config.train.env_vars if not re.fullmatch(r"[A-Za-z_]\w*", name)]
+    fix = "use letters, digits and _"
+    return [Problem(path="train.env_vars", rule="hold names of variables", value=show(name), fix=fix) for name in wrong]

@@ -1,0 +1,448 @@
+"""Cases of the rules about parallel sizes, the critic, filters, servers, remote rewards and parts of the loop."""
+
+from typing import Any
+
+SFT = {"algo.loss_type": "sft_loss", "batch.n_samples_per_prompt": 1}
+MEGATRON = {"train.backend": "megatron"}
+SGLANG = {"rollout.engine": "sglang"}
+EIGHT = {"cluster.actor_num_gpus_per_node": 8}
+PPO = {"algo.advantage_estimator": "ppo"}
+STAGES = "megatron.pipeline_model_parallel_size"
+TENSOR = "megatron.tensor_model_parallel_size"
+EXPERTS = "megatron.expert_model_parallel_size"
+PER_ENGINE = "cluster.rollout_num_gpus_per_engine"
+ADDRESSES = "rollout.external_engine_addrs"
+
+# name of the rule, a config that breaks it, what it says, a similar config that keeps it
+CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    (
+        "parallel_sizes_divide_the_trainer",
+        {**MEGATRON, **EIGHT, TENSOR: 2, STAGES: 3},
+        "megatron.tensor_model_parallel_size must divide the trainer's 1 * 8 = 8 ranks, together with pipeline and "
+        "context, got tensor 2 * pipeline 3 * context 1 = 6",
+        {**MEGATRON, **EIGHT, TENSOR: 2, STAGES: 2, "megatron.context_parallel_size": 2},
+    ),
+    (
+        "parallel_sizes_divide_the_trainer",
+        {**EIGHT, "train.backend": "fsdp", "fsdp.context_parallel_size": 3},
+        "fsdp.context_parallel_size must divide the trainer's 1 * 8 = 8 ranks, got 3; set it to 2",
+        {**EIGHT, "train.backend": "fsdp", "fsdp.context_parallel_size": 4, TENSOR: 3},
+    ),
+    (
+        "batch_divides_among_ranks",
+        {"cluster.actor_num_gpus_per_node": 3, "batch.global_batch_size": 64},
+        "batch.global_batch_size must be a multiple of the number of data-parallel ranks, 3, got 64; nearest are "
+        "batch.global_batch_size=63 or batch.global_batch_size=66, or 2 data-parallel ranks",
+        {"cluster.actor_num_gpus_per_node": 4, "batch.global_batch_size": 64},
+    ),
+    (
+        "batch_divides_among_ranks",
+        {**EIGHT, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 2},
+        "must be a multiple of the number of data-parallel ranks, 8 ranks / 2 of a model = 4, got 6",
+        {**EIGHT, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 4},
+    ),
+    (
+        "micro_batches_fill_the_pipeline",
+        {**MEGATRON, **EIGHT, "batch.global_batch_size": 64, "batch.micro_batch_size": 3},
+        "batch.micro_batch_size must divide the 8 samples that a rank has of a step, got 3; set it to 2",
+        {**EIGHT, "train.backend": "fsdp", "batch.global_batch_size": 64, "batch.micro_batch_size": 3},
+    ),
+    (
+        "micro_batches_fill_the_pipeline",
+        {**MEGATRON, "batch.micro_batch_size": 5},
+        "must divide the 256 samples that a rank has of a step, got 5; set it to 4",
+        {**MEGATRON, "batch.micro_batch_size": 5, "batch.use_dynamic_batch_size": True},
+    ),
+    (
+        "tensor_parallel_divides_heads",
+        {**MEGATRON, TENSOR: 3, "model.num_attention_heads": 32},
+        "megatron.tensor_model_parallel_size must divide model.num_attention_heads=32, got 3; set it to 2",
+        {TENSOR: 3, "model.num_attention_heads": 32, "train.backend": "fsdp"},
+    ),
+    (
+        "tensor_parallel_divides_heads",
+        {**MEGATRON, TENSOR: 4, "model.num_attention_heads": 32, "model.num_key_value_heads": 6},
+        "must divide model.num_key_value_heads=6, or be a multiple of it, got 4; set it to 3",
+        {**MEGATRON, TENSOR: 8, "model.num_attention_heads": 32, "model.num_key_value_heads": 4},
+    ),
+    (
+        "pipeline_divides_layers",
+        {**MEGATRON, STAGES: 4, "model.num_layers": 61},
+        "megatron.pipeline_model_parallel_size must divide model.num_layers=61, got 4; set it to 1, or let a stage "
+        "differ: megatron.num_layers_in_last_pipeline_stage=<number>",
+        {
+            **MEGATRON,
+            STAGES: 4,
+            "model.num_layers": 61,
+            "megatron.core_args": {"num_layers_in_last_pipeline_stage": 13},
+        },
+    ),
+    (
+        "pipeline_divides_layers",
+        {**MEGATRON, STAGES: 5, "model.num_layers": 36},
+        "got 5; set it to 4",
+        {**MEGATRON, STAGES: 4, "model.num_layers": 36},
+    ),
+    (
+        "expert_parallel_divides",
+        {**MEGATRON, **EIGHT, EXPERTS: 3, "model.num_experts": 128, "model.num_layers": 48},
+        "megatron.expert_model_parallel_size must divide model.num_experts=128, got 3; set it to 2",
+        {**MEGATRON, **EIGHT, EXPERTS: 8, "model.num_experts": 128, "model.num_layers": 48},
+    ),
+    (
+        "expert_parallel_divides",
+        {**MEGATRON, **EIGHT, EXPERTS: 8, STAGES: 2, "model.num_experts": 128},
+        "megatron.expert_model_parallel_size must divide the 4 ranks of a pipeline stage, got 8; set it to 4",
+        {**MEGATRON, **EIGHT, EXPERTS: 4, STAGES: 2, "model.num_experts": 128},
+    ),
+    (
+        "expert_parallel_divides",
+        {**MEGATRON, **EIGHT, EXPERTS: 2, "model.num_layers": 36},
+        "must be 1 with a model that has no experts, got 2",
+        {**MEGATRON, **EIGHT, EXPERTS: 2},
+    ),
+    (
+        "padded_layout_is_static",
+        {**MEGATRON, "train.qkv_format": "bshd", "batch.use_dynamic_batch_size": True},
+        "batch.use_dynamic_batch_size must be false with train.qkv_format=bshd, got true; packing by tokens needs",
+        {**MEGATRON, "train.qkv_format": "bshd"},
+    ),
+    (
+        "padded_layout_is_static",
+        {"train.backend": "fsdp", "train.qkv_format": "bshd"},
+        "train.qkv_format must be thd with train.backend=fsdp, got bshd",
+        {"train.backend": "fsdp", "batch.use_dynamic_batch_size": True},
+    ),
+    (
+        "packed_layout_varies_in_length",
+        {**MEGATRON, "megatron.variable_seq_lengths": False},
+        "megatron.variable_seq_lengths must be true with train.qkv_format=thd, got false",
+        {**MEGATRON, "megatron.variable_seq_lengths": False, "train.qkv_format": "bshd"},
+    ),
+    (
+        "megatron_computes_in_one_format",
+        {**MEGATRON, "megatron.bf16": False},
+        "megatron.bf16 must be true with train.dtype=bfloat16, got false; set train.dtype=float32 instead",
+        {**MEGATRON, "megatron.bf16": False, "train.dtype": "float32"},
+    ),
+    (
+        "padded_vocabulary_fits",
+        {**MEGATRON, "model.padded_vocab_size": 100, "model.vocab_size": 101},
+        "model.padded_vocab_size must be at least model.vocab_size=101, got 100",
+        {**MEGATRON, "model.padded_vocab_size": 101, "model.vocab_size": 101},
+    ),
+    (
+        "padded_vocabulary_fits",
+        {**MEGATRON, "model.padded_vocab_size": 101, TENSOR: 4},
+        "must be a multiple of megatron.tensor_model_parallel_size=4, got 101; set it to 104, or leave it out",
+        {**MEGATRON, "model.padded_vocab_size": 104, TENSOR: 4},
+    ),
+    (
+        "engine_divides_heads",
+        {**SGLANG, PER_ENGINE: 3, "model.num_attention_heads": 32},
+        "cluster.rollout_num_gpus_per_engine must divide model.num_attention_heads=32, got 3; set it to 2",
+        {**SGLANG, PER_ENGINE: 6, "model.num_attention_heads": 32, "sglang.server_args": {"pp_size": 3}},
+    ),
+    (
+        "engine_parts_divide",
+        {**SGLANG, PER_ENGINE: 8, "sglang.server_args": {"ep_size": 3, "dp_size": 16}},
+        "sglang.ep_size must divide the 8 GPUs of an engine's stage, got 3; set it to 2",
+        {**SGLANG, PER_ENGINE: 8, "sglang.server_args": {"ep_size": 8, "dp_size": 8}},
+    ),
+    (
+        "engine_parts_divide",
+        {**SGLANG, PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16}},
+        "sglang.dp_size must divide the 8 GPUs of an engine's stage, got 16; set it to 8",
+        {"rollout.engine": "embedded", PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16}},
+    ),
+    (
+        "engine_parts_divide",
+        {**SGLANG, PER_ENGINE: 8, "sglang.server_args": {"ep_size": 8}, "model.num_experts": 60},
+        "sglang.ep_size must divide model.num_experts=60, got 8; set it to 6",
+        {**SGLANG, PER_ENGINE: 8, "sglang.server_args": {"ep_size": 4}, "model.num_experts": 60},
+    ),
+    (
+        "small_nodes_are_said",
+        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4},
+        "cluster.num_gpus_per_node must be 4 with cluster.colocate and cluster.actor_num_gpus_per_node=4, got 8; "
+        "set cluster.num_gpus_per_node=4",
+        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4, "cluster.num_gpus_per_node": 4},
+    ),
+    (
+        "small_nodes_are_said",
+        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 1},
+        "set cluster.num_gpus_per_node=1, or use all 8 GPUs of a node",
+        {"cluster.colocate": False, "cluster.actor_num_gpus_per_node": 1},
+    ),
+    (
+        "offload_is_both",
+        {"cluster.offload": True, "cluster.offload_train": False},
+        "cluster.offload_train must not be false with cluster.offload, got false",
+        {"cluster.offload": True, "cluster.offload_train": True},
+    ),
+    (
+        "offload_is_both",
+        {"cluster.offload": True, "cluster.offload_rollout": False},
+        "cluster.offload_rollout must not be false with cluster.offload",
+        {"cluster.offload_rollout": False},
+    ),
+    (
+        "engines_fill_nodes",
+        {**SGLANG, PER_ENGINE: 3, "cluster.rollout_num_gpus": 24},
+        "cluster.rollout_num_gpus_per_engine must divide cluster.num_gpus_per_node=8, or be a multiple of it, got 3; "
+        "set it to 2 or 8",
+        {**SGLANG, PER_ENGINE: 3, "cluster.rollout_num_gpus": 6},
+    ),
+    (
+        "engines_fill_nodes",
+        {**SGLANG, PER_ENGINE: 12, "cluster.rollout_num_gpus": 24},
+        "got 12; set it to 8 or 16",
+        {**SGLANG, PER_ENGINE: 16, "cluster.rollout_num_gpus": 32},
+    ),
+    (
+        "pool_holds_a_rollout",
+        {"sampling.over_sampling_batch_size": 15},
+        "sampling.over_sampling_batch_size must be at least batch.rollout_batch_size=16, got 15; set it to 16 or more",
+        {"sampling.over_sampling_batch_size": 16},
+    ),
+    (
+        "masks_belong_to_partial_rollouts",
+        {"sampling.mask_offpolicy_in_partial_rollout": True},
+        "sampling.mask_offpolicy_in_partial_rollout must be false without sampling.partial_rollout, got true",
+        {"sampling.mask_offpolicy_in_partial_rollout": True, "sampling.partial_rollout": True},
+    ),
+    (
+        "buffered_groups_come_from_partial_rollouts",
+        {"sampling.buffer_filter_path": "a:b"},
+        "sampling.buffer_filter_path must be null without sampling.partial_rollout, got a:b; nothing is buffered",
+        {"sampling.buffer_filter_path": "a:b", "sampling.partial_rollout": True},
+    ),
+    (
+        "media_stand_in_messages",
+        {"data.multimodal_keys": {"image": "images"}},
+        "data.apply_chat_template must be true with data.multimodal_keys, got false",
+        {"data.multimodal_keys": {"image": "images"}, "data.apply_chat_template": True},
+    ),
+    (
+        "media_stand_in_messages",
+        {"data.multimodal_keys": {"images": "images"}, "data.apply_chat_template": True},
+        "data.multimodal_keys must have keys among image, video, audio, got images; did you mean image?",
+        {},
+    ),
+    (
+        "critic_only_steps_end",
+        {**PPO, "critic.num_critic_only_steps": 3},
+        "critic.num_critic_only_steps must be less than data.num_rollout=3, got 3; the policy would never be trained",
+        {**PPO, "critic.num_critic_only_steps": 2},
+    ),
+    (
+        "critic_has_the_policys_gpus",
+        {**PPO, "cluster.critic_num_gpus_per_node": 2},
+        "cluster.critic_num_gpus_per_node must be cluster.actor_num_gpus_per_node=1, got 2; leave it out",
+        {"cluster.critic_num_gpus_per_node": 2},
+    ),
+    (
+        "critic_has_the_policys_gpus",
+        {**PPO, "cluster.critic_num_nodes": 2},
+        "cluster.critic_num_nodes must be cluster.actor_num_nodes=1, got 2",
+        {**PPO, "cluster.critic_num_nodes": 2, "cluster.actor_num_nodes": 2},
+    ),
+    (
+        "critic_is_saved_apart",
+        {**PPO, "critic.save": "/c", "checkpoint.save": "/c"},
+        "critic.save must differ from checkpoint.save=/c, got /c; leave it out for the folder `critic` in it",
+        {**PPO, "critic.save": "/c/critic", "checkpoint.save": "/c"},
+    ),
+    (
+        "reference_can_be_found",
+        {"algo.use_kl_loss": True, "model.build": None},
+        "model.ref_load must be set with algo.use_kl_loss, got null; set it, or model.hf_checkpoint, to a Hugging Face",
+        {"algo.use_kl_loss": True, "model.build": None, "checkpoint.load": "/m"},
+    ),
+    (
+        "reference_can_be_found",
+        {"algo.kl_coef": 0.1, "model.build": None},
+        "model.ref_load must be set with algo.kl_coef=0.1",
+        {"algo.kl_coef": 0.1, "model.build": None, "model.ref_load": "/m"},
+    ),
+    (
+        "reference_step_has_a_folder",
+        {"algo.use_kl_loss": True, "model.ref_ckpt_step": 3},
+        "model.ref_ckpt_step must be null without model.ref_load, got 3",
+        {"algo.use_kl_loss": True, "model.ref_ckpt_step": 3, "model.ref_load": "/m"},
+    ),
+    (
+        "parameters_are_chosen_one_way",
+        {"train.only_train_params": ["norm"], "train.freeze_params": ["embed"]},
+        'train.freeze_params must be null with train.only_train_params, got ["embed"]; leave one of them out',
+        {"train.freeze_params": ["embed"]},
+    ),
+    (
+        "parameter_patterns_can_be_read",
+        {"train.freeze_params": ["embed", "layers.(1"]},
+        "train.freeze_params must hold regular expressions, got layers.(1; missing )",
+        {"train.only_train_params": [r"layers\.(1|2)"]},
+    ),
+    (
+        "old_policy_is_kept_in_memory",
+        {"train.keep_old_actor": True, "train.weights_backuper": False},
+        "train.weights_backuper must be true with train.keep_old_actor, got false",
+        {"train.weights_backuper": False},
+    ),
+    (
+        "routes_lead_to_experts",
+        {"algo.use_routing_replay": True, "model.num_layers": 36},
+        "algo.use_routing_replay must be false with a model that has no experts, got true",
+        {"algo.use_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
+    ),
+    (
+        "equal_kernels_need_equal_weights",
+        {"train.true_on_policy_mode": True, "train.backend": "megatron"},
+        "train.backend must be fsdp with train.true_on_policy_mode, got megatron; choose train=fsdp",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp"},
+    ),
+    (
+        "equal_kernels_need_equal_weights",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp", **SGLANG},
+        "sglang.enable_deterministic_inference must be true with train.true_on_policy_mode, got false; set",
+        {
+            "train.true_on_policy_mode": True,
+            "train.backend": "fsdp",
+            **SGLANG,
+            "sglang.server_args": {"enable_deterministic_inference": True},
+        },
+    ),
+    (
+        "equal_kernels_need_equal_weights",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp", "rollout.max_staleness": 1},
+        "rollout.max_staleness must be 0 with train.true_on_policy_mode, got 1",
+        {"rollout.max_staleness": 1},
+    ),
+    (
+        "equal_kernels_need_equal_weights",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp", "rollout.deterministic": False},
+        "rollout.deterministic must be true with train.true_on_policy_mode",
+        {"rollout.deterministic": False},
+    ),
+    (
+        "external_servers_are_named",
+        {"rollout.engine": "external"},
+        "rollout.external_engine_addrs must be set with rollout.engine=external, got null; set it, e.g.",
+        {"rollout.engine": "external", ADDRESSES: ["10.0.0.1:30000", "http://host:80/", "[::1]:3"]},
+    ),
+    (
+        "external_servers_are_named",
+        {"rollout.external": True},
+        "rollout.external_engine_addrs must be set with rollout.external, got null",
+        {"rollout.external": True, ADDRESSES: ["host:1"]},
+    ),
+    (
+        "external_servers_are_named",
+        {"rollout.engine": "external", ADDRESSES: ["host"]},
+        "rollout.external_engine_addrs must hold addresses as host:port, got host",
+        {ADDRESSES: ["host"]},
+    ),
+    (
+        "external_servers_have_gpus_of_their_own",
+        {"rollout.external": True, "cluster.colocate": True},
+        "cluster.colocate must be false with rollout.external, got true; servers that run already do not take turns",
+        {"rollout.external": True},
+    ),
+    (
+        "middlewares_have_a_router",
+        {"router.middleware_paths": ["a:b"], "router.enabled": True},
+        'router.middleware_paths must be empty without router.use_middleware_router, got ["a:b"]',
+        {"router.middleware_paths": ["a:b"], "router.use_middleware_router": True},
+    ),
+    (
+        "middleware_router_is_on",
+        {"router.use_middleware_router": True, "router.enabled": False},
+        "router.use_middleware_router must be false with router.enabled=false, got true",
+        {"router.use_middleware_router": True},
+    ),
+    (
+        "groups_are_not_evaluated",
+        {"reward.group": True, "eval.interval": 5},
+        "reward.group must be false with eval.interval=5, got true; set eval.interval=null",
+        {"reward.group": True},
+    ),
+    (
+        "remote_reward_has_an_address",
+        {"reward.type": "remote_rm"},
+        "reward.url must be set with reward.type=remote_rm, got null; set it to the server's address",
+        {"reward.type": "remote_rm", "reward.url": "http://h"},
+    ),
+    (
+        "remote_reward_has_an_address",
+        {"reward.type": "remote_rm"},
+        "reward.url must be set",
+        {"reward.type": "remote_rm", "reward.custom_path": "a:b"},
+    ),
+    (
+        "named_rewards_have_a_key",
+        {"reward.type": "dapo"},
+        "reward.key must be set with reward.type=dapo, got null; set reward.key=score",
+        {"reward.type": "dapo", "reward.key": "score"},
+    ),
+    (
+        "reward_address_is_a_url",
+        {"reward.url": "10.0.0.1:80"},
+        "reward.url must begin with http:// or https://, got 10.0.0.1:80; write http://10.0.0.1:80",
+        {"reward.url": "https://rm"},
+    ),
+    (
+        "only_one_part_runs_alone",
+        {"debug.rollout_only": True, "debug.train_only": True},
+        "debug.rollout_only must be false with debug.train_only, got true; keep one of them",
+        {"debug.rollout_only": True},
+    ),
+    (
+        "only_one_part_runs_alone",
+        {"debug.rollout_only": True, "debug.load_rollout_data": "d/{rollout_id}"},
+        "debug.rollout_only must be false with debug.load_rollout_data",
+        {"debug.load_rollout_data": "d/{rollout_id}"},
+    ),
+    (
+        "training_alone_has_samples",
+        {"debug.train_only": True},
+        "debug.load_rollout_data must be set with debug.train_only, got null",
+        {"debug.train_only": True, "debug.load_rollout_data": "d/{rollout_id}"},
+    ),
+    ("training_alone_has_samples", {"debug.train_only": True}, "or choose algo=sft", {"debug.train_only": True, **SFT}),
+    (
+        "supervised_training_generates_nothing",
+        {"debug.rollout_only": True, **SFT},
+        "debug.rollout_only must be false with algo.loss_type=sft_loss, got true",
+        {"debug.rollout_only": True},
+    ),
+    (
+        "dumps_differ",
+        {"debug.save_train_data": "d/{rollout_id}", "debug.save_rollout_data": "d/{rollout_id}"},
+        "debug.save_train_data must differ from debug.save_rollout_data, got d/{rollout_id}",
+        {"debug.save_train_data": "t/{rollout_id}", "debug.save_rollout_data": "d/{rollout_id}"},
+    ),
+    (
+        "debug_files_are_templates",
+        {"debug.load_rollout_data": "d.jsonl"},
+        "debug.load_rollout_data must contain {rollout_id}, got d.jsonl",
+        {"debug.load_rollout_data": "{rollout_id}.jsonl", "debug.save_train_data": "t/{rollout_id}"},
+    ),
+    (
+        "checked_metric_has_a_threshold",
+        {"ci.metric_checker_key": "eval/reward"},
+        "ci.metric_checker_threshold must be set with ci.metric_checker_key=eval/reward, got null",
+        {"ci.metric_checker_key": "eval/reward", "ci.metric_checker_threshold": 0.5},
+    ),
+    (
+        "checked_metric_has_a_threshold",
+        {"ci.metric_checker_threshold": 0.5},
+        "ci.metric_checker_key must be set with ci.metric_checker_threshold=0.5, got null; name a metric",
+        {},
+    ),
+    (
+        "something_is_done",
+        {"data.num_rollout": 0},
+        "eval.interval must be set with data.num_rollout=0, got null; without rollouts a run only evaluates",
+        {"data.num_rollout": 0, "eval.interval": 1},
+    ),
+]
