@@ -19,6 +19,7 @@ from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
 from rlscale.config import UpdateMode, WeightChannelName, uses_reference
 from rlscale.control.failures import run_guarded
+from rlscale.control.generate_only import generate_only
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import ConfigError, Problem, WorkerError
@@ -87,11 +88,34 @@ class Execution:
             )
             self._router = make_router(plan.config, engines, log_folder=self._folder.logs)
             try:
+                if plan.config.debug.rollout_only:
+                    return await self._generate(engines, start)
                 return await self._attempts(bundles, engines, start)
             finally:
                 await asyncio.to_thread(engines.kill)
                 if self._router is not None:
                     await asyncio.to_thread(self._router.kill)
+
+    async def _generate(self, engines: RayEngines, start: Start) -> Progress:
+        """Rollouts without a trainer: the engines keep the weights they start with."""
+        router = [] if self._router is None else self._router.named_actors
+        watched = [*engines.named_actors, *router]
+        return await run_guarded(
+            self._generate_all(engines, start),
+            watchers=[watch_engines(watched)],
+            diagnose=lambda: find_dead_engine(watched),
+        )
+
+    async def _generate_all(self, engines: RayEngines, start: Start) -> Progress:
+        async with self._pool(await engines.start()) as pool:
+            with self._rewards() as rewards:
+                source = self._generated(pool, rewards)
+                for rollout_id in range(start.progress.next_rollout):
+                    source.take(rollout_id)
+                evaluator = self._evaluator(pool, rewards)
+                return await generate_only(
+                    self._loop_config(), source, evaluator=evaluator, observer=self._observer, progress=start.progress
+                )
 
     async def _attempts(self, bundles: Bundles, engines: RayEngines, first: Start) -> Progress:
         start, prompts_at_first = first, self._plan.prompts.state_dict()
@@ -217,22 +241,20 @@ class Execution:
             yield runner
 
     def _parts(self, trainers: Trainers, pool: EnginePool | None, rewards: RewardRunner | None) -> Parts:
-        evaluator = None
-        if self._plan.eval_sets:
-            assert pool is not None and rewards is not None, "evaluation needs engines"
-            evaluator = Evaluator(
-                sets=self._plan.eval_sets,
-                pool=pool,
-                rewards=rewards,
-            )
         return Parts(
-            source=self._plan.sft or self._generated(pool, rewards),
+            source=self._plan.sft or self._plan.replay or self._generated(pool, rewards),
             trainers=trainers,
             store=self._store,
             observer=self._observer,
-            evaluator=evaluator,
+            evaluator=self._evaluator(pool, rewards),
             pool=pool,
         )
+
+    def _evaluator(self, pool: EnginePool | None, rewards: RewardRunner | None) -> Evaluator | None:
+        if not self._plan.eval_sets:
+            return None
+        assert pool is not None and rewards is not None, "evaluation needs engines"
+        return Evaluator(sets=self._plan.eval_sets, pool=pool, rewards=rewards)
 
     def _generated(self, pool: EnginePool | None, rewards: RewardRunner | None) -> RolloutSource:
         assert pool is not None and rewards is not None, "generation needs engines"
@@ -249,6 +271,8 @@ class Execution:
 
     def _loop_config(self) -> LoopConfig:
         config = self._plan.config
+        # Labels and files do not age: there is nothing to make ahead, and no engine to update.
+        is_given = self._plan.sft is not None or self._plan.replay is not None
         return LoopConfig(
             batch=config.batch,
             eval=config.eval,
@@ -256,9 +280,8 @@ class Execution:
             logging=config.logging,
             num_rollouts=self._plan.num_rollouts,
             num_ranks=self._plan.layout.num_trainers,
-            # Labels do not age: supervised training has nothing to make ahead.
-            max_staleness=0 if self._plan.sft else config.rollout.max_staleness,
-            update_interval=config.train.update_weights_interval,
+            max_staleness=0 if is_given else config.rollout.max_staleness,
+            update_interval=1 if is_given else config.train.update_weights_interval,
             leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,
             drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
         )

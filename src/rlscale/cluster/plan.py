@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.config import LossType, RunConfig
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.rules import uses_engines
 from rlscale.data.prompts import load_prompts
 from rlscale.data.sft import SftSource
 from rlscale.data.source import open_prompts
@@ -18,6 +19,7 @@ from rlscale.plan.placement import Layout, plan_layout
 from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
 from rlscale.rollout.generate import eval_params
+from rlscale.rollout.replay import ReplayedRollouts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 class RunPlan:
     """A config with its data read: what can be wrong before a process is started has been looked at.
 
-    `sft` is set instead of `reward` where answers come from the data; an SFT run that evaluates has both.
+    `sft` is set instead of `reward` where answers come from the data; an SFT run that evaluates has both. `replay` is
+    set where whole rollouts come from files.
     """
 
     config: RunConfig
@@ -36,6 +39,7 @@ class RunPlan:
     layout: Layout
     prompts: PromptSource
     sft: RolloutSource | None
+    replay: RolloutSource | None
     reward: Reward | None
     eval_sets: tuple[EvalSet, ...]
     num_rollouts: int
@@ -54,9 +58,10 @@ class RunPlan:
         return self.num_rollouts * batch.num_steps_per_rollout
 
 
-def needs_engines(config: RunConfig) -> bool:
-    """SFT without evaluation generates nothing."""
-    return config.algo.loss_type != LossType.sft_loss or config.eval.interval is not None
+def layout_of(config: RunConfig) -> Layout:
+    """Who gets which GPU; without a trainer, engines share with nobody."""
+    layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
+    return replace(layout, num_trainers=0, colocate=False) if config.debug.rollout_only else layout
 
 
 def plan_run(config: RunConfig, model_path: str) -> RunPlan:
@@ -72,13 +77,19 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         config=config,
         model_path=model_path,
         tokenizer=tokenizer,
-        layout=plan_layout(config.cluster, needs_engines=needs_engines(config)),
+        layout=layout_of(config),
         prompts=prompts,
         sft=SftSource(prompts, tokenizer, rollout_batch_size=config.batch.rollout_batch_size) if is_sft else None,
-        reward=load_reward(config.reward, custom=config.custom) if needs_engines(config) else None,
+        replay=_replay(config),
+        reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
         eval_sets=tuple(_eval_sets(config, tokenizer)),
         num_rollouts=_num_rollouts(config, prompts),
     )
+
+
+def _replay(config: RunConfig) -> RolloutSource | None:
+    template = config.debug.load_rollout_data
+    return None if template is None else ReplayedRollouts(template)
 
 
 def _num_rollouts(config: RunConfig, prompts: PromptSource) -> int:
@@ -102,7 +113,7 @@ def _num_rollouts(config: RunConfig, prompts: PromptSource) -> int:
 
 
 def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
-    if config.eval.interval is None:
+    if config.eval.interval is None or not uses_engines(config):
         return []
     sets = []
     for each in eval_sets(config.eval):

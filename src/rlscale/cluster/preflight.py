@@ -6,6 +6,7 @@ from pathlib import Path
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import Device, EngineKind, ModelConfig, RunConfig
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.rules import uses_engines
 from rlscale.config.sglang_python import check_python
 from rlscale.data.paths import resolve_data_path
 from rlscale.data.source import check_source
@@ -22,6 +23,7 @@ def check_files(config: RunConfig) -> list[Problem]:
     if config.data.rollout_global_dataset:
         problems += _check_data("data.prompt_data", config.data.prompt_data)
     problems += _check_eval_sets(config)
+    problems += _check_replay(config)
     problems += _check_start(config)
     problems += _check_model("model.ref_load", config.model, config.model.ref_load)
     if config.model.build is None:
@@ -36,10 +38,23 @@ def check_files(config: RunConfig) -> list[Problem]:
 
 
 def _check_eval_sets(config: RunConfig) -> list[Problem]:
-    if config.eval.interval is None:
+    if config.eval.interval is None or not uses_engines(config):
         return []
     key = "eval.prompt_data" if config.eval.config is None else "eval.config"
     return [problem for each in eval_sets(config.eval) for problem in _check_data(key, each.path)]
+
+
+def _check_replay(config: RunConfig) -> list[Problem]:
+    """The files of all rollouts, where it is known how many there are."""
+    template, key = config.debug.load_rollout_data, "debug.load_rollout_data"
+    if template is None:
+        return []
+    rollouts = range(config.data.start_rollout_id or 0, config.data.num_rollout or 1)
+    missing = [path for i in rollouts if not Path(path := template.replace("{rollout_id}", str(i))).is_file()]
+    if not missing:
+        return []
+    fix = "lower data.num_rollout to the rollouts that were saved, or check the path"
+    return [Problem(path=key, rule="name files that exist for every rollout", value=missing[0], fix=fix)]
 
 
 def _check_sglang(config: RunConfig) -> list[Problem]:
@@ -67,6 +82,9 @@ def _check_start(config: RunConfig) -> list[Problem]:
     if load is not None and is_hf_folder(load):
         return _check_model("checkpoint.load", config.model, load)
     problems = _check_folder("checkpoint.load", load)
+    if load is not None and config.debug.rollout_only:
+        rule, fix = "name a Hugging Face folder with debug.rollout_only", "engines read no training checkpoint"
+        return [Problem(path="checkpoint.load", rule=rule, value=load, fix=fix)]
     if load is not None and not problems:
         try:
             CheckpointStore.resolve(load)

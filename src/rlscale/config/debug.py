@@ -1,4 +1,4 @@
-"""Group `debug`: alarms."""
+"""Group `debug`: alarms, dumps, and runs of a part of the loop."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +10,7 @@ from rlscale.config.group import ConfigGroup
 
 @dataclass(kw_only=True)
 class DebugConfig(ConfigGroup):
-    """Alarms of a run."""
+    """Alarms, dumps, and runs of a part of the loop."""
 
     logprob_diff_warn: Annotated[
         float | None,
@@ -47,7 +47,7 @@ class DebugConfig(ConfigGroup):
         Field(
             min_length=1,
             description="Write the whole batch that each rollout was trained on to this file, with `{rollout_id}` in "
-            "its name. None: no such files.",
+            "its name: safetensors, with the logprobs of trainer and engine. None: no such files.",
         ),
     ] = None
     dump_details: Annotated[

@@ -14,6 +14,13 @@ from typing import Any
 
 from rlscale.config.algo import uses_reference
 from rlscale.config.cluster import Device, DistributedBackend
+from rlscale.config.derive import (
+    derive_critic,
+    derive_megatron,
+    derive_offloading,
+    derive_passes,
+    derive_sources,
+)
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
@@ -36,7 +43,7 @@ class Derived:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Draft:
+class Draft:
     """A config in the making and what was derived so far."""
 
     config: RunConfig
@@ -67,9 +74,9 @@ def resolve(config: RunConfig, *, has_cuda: Callable[[], bool] | None = None) ->
         config: keeps every rule; is not changed.
         has_cuda: tells whether this machine has an NVIDIA GPU. None: look for the driver.
     """
-    draft = _Draft(config=deepcopy(config))
+    draft = Draft(config=deepcopy(config))
     _device(draft, has_cuda or find_nvidia_driver)
-    for step in (_model, _length, _batch, _rollout, _algo, _optim, _placement, _evaluation, _identity):
+    for step in STEPS:
         step(draft)
     return draft.config, draft.derived
 
@@ -79,7 +86,7 @@ def find_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def _device(draft: _Draft, has_cuda: Callable[[], bool]) -> None:
+def _device(draft: Draft, has_cuda: Callable[[], bool]) -> None:
     cluster = draft.config.cluster
     if cluster.device == Device.auto:
         if cluster.ray_address is not None:
@@ -95,7 +102,7 @@ def _device(draft: _Draft, has_cuda: Callable[[], bool]) -> None:
         draft.put("fsdp.attn_implementation", AttnImplementation.sdpa, "flash_attention_2 needs CUDA")
 
 
-def _model(draft: _Draft) -> None:
+def _model(draft: Draft) -> None:
     model = draft.config.model
     if model.warmup_experiment is not None and model.warmup_experiment == draft.config.run.experiment:
         draft.put("model.warmup_experiment", None, "this run is that experiment")
@@ -104,12 +111,12 @@ def _model(draft: _Draft) -> None:
         draft.fill("model.ref_load", model.hf_checkpoint, "the reference is what the policy starts from")
 
 
-def _length(draft: _Draft) -> None:
+def _length(draft: Draft) -> None:
     if draft.config.data.num_rollout is not None:
         draft.put("data.num_epoch", None, "data.num_rollout is set and wins")
 
 
-def _batch(draft: _Draft) -> None:
+def _batch(draft: Draft) -> None:
     batch = draft.config.batch
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
     if batch.global_batch_size is None:
@@ -122,18 +129,18 @@ def _batch(draft: _Draft) -> None:
     draft.fill("batch.log_probs_max_tokens_per_gpu", batch.max_tokens_per_gpu, "batch.max_tokens_per_gpu")
 
 
-def _rollout(draft: _Draft) -> None:
+def _rollout(draft: Draft) -> None:
     context = draft.config.rollout.max_context_len
     if context is not None:
         draft.fill("rollout.max_prompt_len", context - 1, "rollout.max_context_len - 1")
 
 
-def _algo(draft: _Draft) -> None:
+def _algo(draft: Draft) -> None:
     draft.fill("algo.eps_clip_high", draft.config.algo.eps_clip, "algo.eps_clip")
     draft.fill("algo.decoupled_loss", *uses_decoupled_loss(draft.config))
 
 
-def _optim(draft: _Draft) -> None:
+def _optim(draft: Draft) -> None:
     backend = draft.config.train.backend
     rate = 2e-5 if backend == TrainBackendName.fsdp else 1e-6
     draft.fill("optim.lr", rate, f"the default with train.backend={backend}")
@@ -141,7 +148,7 @@ def _optim(draft: _Draft) -> None:
         draft.put("optim.warmup_ratio", 0.0, "optim.lr_warmup_iters is set")
 
 
-def _placement(draft: _Draft) -> None:
+def _placement(draft: Draft) -> None:
     cluster = draft.config.cluster
     if cluster.colocate:
         number = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
@@ -152,7 +159,7 @@ def _placement(draft: _Draft) -> None:
     _weight_channel(draft)
 
 
-def _weight_channel(draft: _Draft) -> None:
+def _weight_channel(draft: Draft) -> None:
     cluster = draft.config.cluster
     owned = draft.config.rollout.engine != EngineKind.external
     if cluster.colocate and cluster.actor_num_nodes == 1 and owned:
@@ -161,7 +168,7 @@ def _weight_channel(draft: _Draft) -> None:
         draft.fill("train.weight_channel", WeightChannelName.process_group, "engines may lie on other machines")
 
 
-def _router(draft: _Draft) -> None:
+def _router(draft: Draft) -> None:
     cluster, sglang = draft.config.cluster, draft.config.sglang
     draft.fill("router.enabled", uses_router(draft.config), "several engines of SGLang have one")
     if not draft.config.router.enabled:
@@ -173,7 +180,7 @@ def _router(draft: _Draft) -> None:
     draft.fill("router.max_connections", most, f"sglang.server_concurrency x {num_engines} engines")
 
 
-def _evaluation(draft: _Draft) -> None:
+def _evaluation(draft: Draft) -> None:
     evaluation, rollout, data = draft.config.eval, draft.config.rollout, draft.config.data
     if evaluation.prompt_data is not None and len(evaluation.prompt_data) == 1:
         draft.put("eval.prompt_data", ["eval", *evaluation.prompt_data], "a file alone is called eval")
@@ -186,9 +193,40 @@ def _evaluation(draft: _Draft) -> None:
     draft.fill("eval.max_response_len", rollout.max_response_len, "rollout.max_response_len")
 
 
-def _identity(draft: _Draft) -> None:
+def _debug(draft: Draft) -> None:
+    debug = draft.config.debug
+    if debug.load_rollout_data is not None:
+        draft.put("debug.train_only", True, "debug.load_rollout_data gives the rollouts")
+    if debug.dump_details is not None:
+        folder = Path(debug.dump_details)
+        rollouts, batches = "rollout_data/{rollout_id}.jsonl", "train_data/{rollout_id}.safetensors"
+        draft.fill("debug.save_rollout_data", str(folder / rollouts), "debug.dump_details")
+        draft.fill("debug.save_train_data", str(folder / batches), "debug.dump_details")
+
+
+def _identity(draft: Draft) -> None:
     run = draft.config.run
     name = f"{run.experiment or 'run'}-{config_hash(draft.config)}"
     draft.fill("run.name", name, "experiment and hash of this config without run, logging and debug")
     draft.fill("run.dir", str(Path("runs") / str(run.name)), "runs/<run.name>")
     draft.fill("checkpoint.save", str(Path(str(run.dir)) / "checkpoints"), "<run.dir>/checkpoints")
+
+
+STEPS = (
+    _model,
+    _length,
+    _batch,
+    derive_sources,
+    _rollout,
+    _algo,
+    derive_passes,
+    _optim,
+    _placement,
+    _evaluation,
+    _debug,
+    derive_offloading,
+    derive_critic,
+    derive_megatron,
+    _identity,
+)
+"""In this order: a step may rely on what those before it derived; the name is a hash of all."""

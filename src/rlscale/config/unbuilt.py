@@ -165,14 +165,7 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
-    Part(
-        name="running a part of the loop alone",
-        keys=("debug.load_rollout_data", "debug.rollout_only", "debug.train_only"),
-    ),
-    Part(
-        name="dumps of the trainer",
-        keys=("debug.save_train_data", "debug.dump_details", "debug.memory_snapshot_dir"),
-    ),
+    Part(name="snapshots of CUDA memory", keys=("debug.memory_snapshot_dir",)),
     Part(
         name="assertions about a run",
         keys=("ci.enabled", "ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),

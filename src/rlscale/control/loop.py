@@ -207,7 +207,7 @@ class TrainingLoop:
             self._parts.observer.trained,
             rollout.rollout_id,
             rollout.groups,
-            version=batch.version,
+            batch=batch,
             logprobs=result.logprobs,
         )
         self.progress.num_tokens += _response_tokens(batch)

@@ -1,12 +1,15 @@
-"""Every sample of a rollout as a file: `debug.save_rollout_data`."""
+"""A rollout as files: every sample (`debug.save_rollout_data`), and the batch (`debug.save_train_data`)."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from rlscale.errors import DataError
-from rlscale.types import Group, WeightVersion
+from rlscale.types import Float32, Group, TrainBatch, WeightVersion
 
 
 class RolloutDump:
@@ -27,6 +30,51 @@ class RolloutDump:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in _records(rollout_id, groups, version))
         temporary.replace(path)
+
+
+class BatchDump:
+    """Writes one safetensors file per rollout: the columns of the `TrainBatch`, and `trainer_logprobs`.
+
+    That column is as long as `tokens`; it has NaN where there is no response token or nothing was computed. The number
+    of the rollout and of the weights are in the file's metadata.
+
+    Args:
+        template: path with `{rollout_id}` in it.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+
+    def write(self, rollout_id: int, batch: TrainBatch, *, logprobs: Mapping[int, Float32]) -> None:
+        """The batch as it was trained on. The file is there whole or not at all.
+
+        Args:
+            logprobs: of samples by the weights the rollout began with, as in `TrainResult`.
+        """
+        columns = {name: getattr(batch, name) for name in _COLUMNS}
+        trainer = np.full(len(batch.tokens), np.nan, dtype=np.float32)
+        for sample, values in logprobs.items():
+            stop = int(batch.offsets[sample + 1])
+            trainer[stop - len(values) : stop] = values
+        path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        about = {"rollout_id": str(rollout_id), "version": str(batch.version)}
+        save_file({**columns, "trainer_logprobs": trainer}, temporary, metadata=about)
+        temporary.replace(path)
+
+
+_COLUMNS = (
+    "tokens",
+    "loss_mask",
+    "rollout_logprobs",
+    "weight_versions",
+    "offsets",
+    "prompt_lens",
+    "rewards",
+    "group_ids",
+    "execution_ids",
+)
 
 
 def read_dump(path: Path) -> list[dict[str, Any]]:

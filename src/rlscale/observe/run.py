@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from rlscale.observe.console import Console
-from rlscale.observe.dumps import RolloutDump
+from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.metrics import CombinedSink
 from rlscale.observe.rollouts import RolloutLog
 from rlscale.protocols import MetricSink
-from rlscale.types import Float32, Group, WeightVersion
+from rlscale.types import Float32, Group, TrainBatch, WeightVersion
 
 _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
 """Mean |trainer - engine| logprob difference above which something is wrong, by dtype; healthy runs stay well below."""
@@ -23,10 +23,11 @@ class Observer:
         sinks: Sequence[MetricSink],
         diff_limit: float,
         dump: RolloutDump | None = None,
+        batches: BatchDump | None = None,
         rollouts: RolloutLog | None = None,
     ) -> None:
         self.console, self._sink, self._dump, self._rollouts = console, CombinedSink(sinks), dump, rollouts
-        self._diff_limit = diff_limit
+        self._diff_limit, self._batches = diff_limit, batches
         self.warnings: list[str] = []
 
     def phase(self, name: str) -> None:
@@ -40,16 +41,33 @@ class Observer:
 
     def asked(self, groups: Sequence[Group]) -> tuple[int, ...]:
         """The samples whose logprobs the trainer is to give back, for `TrainBatch.asked`."""
+        if self._batches is not None:
+            return tuple(range(sum(len(group.samples) for group in groups)))
         return () if self._rollouts is None else self._rollouts.choose(groups)
 
     def trained(
-        self, rollout_id: int, groups: Sequence[Group], *, version: WeightVersion, logprobs: Mapping[int, Float32]
+        self, rollout_id: int, groups: Sequence[Group], *, batch: TrainBatch, logprobs: Mapping[int, Float32]
     ) -> None:
-        """The samples that weights of `version` were just trained on, and the logprobs of the asked ones."""
+        """The samples that were just trained on, as the batch made of them, and the logprobs of the asked ones."""
+        if self._batches is not None:
+            self._batches.write(rollout_id, batch, logprobs=logprobs)
+        self.generated(rollout_id, groups, version=batch.version, logprobs=logprobs)
+
+    def generated(
+        self,
+        rollout_id: int,
+        groups: Sequence[Group],
+        *,
+        version: WeightVersion,
+        logprobs: Mapping[int, Float32] | None = None,
+    ) -> None:
+        """Samples that are complete; without a trainer there are no logprobs beside the engine's."""
         if self._dump is not None:
             self._dump.write(rollout_id, groups, version=version)
         if self._rollouts is not None:
-            self._rollouts.write(rollout_id, groups, logprobs=logprobs)
+            chosen = self._rollouts.choose(groups)
+            kept = {index: values for index, values in (logprobs or {}).items() if index in chosen}
+            self._rollouts.write(rollout_id, groups, logprobs=kept)
 
     def evaluated(self, metrics: Mapping[str, float], *, step: int, num_done: int | None = None) -> None:
         """Metrics of an evaluation that is reported by itself: before the first rollout, after the last, or beside one.

@@ -1,0 +1,54 @@
+"""A run without a trainer: `debug.rollout_only`."""
+
+import asyncio
+
+from rlscale.control.extras import extra_metrics
+from rlscale.control.loop import LoopConfig, Progress
+from rlscale.control.metrics import rollout_metrics
+from rlscale.evaluation.evaluator import Evaluator
+from rlscale.observe.metrics import Timers
+from rlscale.observe.run import Observer
+from rlscale.protocols import RolloutSource
+from rlscale.types import Group, WeightVersion
+
+VERSION: WeightVersion = 0
+"""Of the weights that engines start with; nobody sends them others."""
+
+
+async def generate_only(
+    config: LoopConfig, source: RolloutSource, *, evaluator: Evaluator | None, observer: Observer, progress: Progress
+) -> Progress:
+    """Evaluates once, then makes one rollout after the other; each is rewarded, measured and dumped.
+
+    Nothing is saved, so that a run that was interrupted begins anew.
+
+    Returns: `progress`, at the end of the run.
+    """
+    if evaluator is not None:
+        observer.phase("eval")
+        measured = await evaluator.run(VERSION)
+        progress.first_eval = progress.last_eval = measured["eval/reward_mean"]
+        observer.evaluated(measured, step=progress.next_rollout)
+    for rollout_id in range(progress.next_rollout, config.num_rollouts):
+        timers = Timers()
+        observer.phase("rollout")
+        with timers("rollout"):
+            groups = await _generate(source, rollout_id)
+        await asyncio.to_thread(observer.generated, rollout_id, groups, version=VERSION)
+        metrics = rollout_metrics(groups) | extra_metrics(groups, config.logging)
+        num_tokens = sum(sample.response_len for group in groups for sample in group.samples)
+        seconds = timers.seconds["rollout"]
+        metrics |= {"time/rollout_s": seconds, "throughput/tokens_per_s": num_tokens / seconds}
+        progress.next_rollout, progress.last_reward = rollout_id + 1, metrics.get("reward/mean")
+        progress.num_tokens += num_tokens
+        observer.step(metrics, step=rollout_id)
+    return progress
+
+
+async def _generate(source: RolloutSource, rollout_id: int) -> list[Group]:
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(source.group(index, prompt, oldest=VERSION, newest=VERSION))
+            for index, prompt in source.take(rollout_id)
+        ]
+    return [task.result() for task in running]

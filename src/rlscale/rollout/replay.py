@@ -1,0 +1,93 @@
+"""The source of rollouts that are read from files: `debug.load_rollout_data`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlscale.errors import DataError
+from rlscale.observe.dumps import read_dump
+from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
+
+
+class ReplayedRollouts:
+    """Gives the groups that `debug.save_rollout_data` wrote, with their rewards and the engine's logprobs.
+
+    Their tokens count as made by the weights that train on them, whichever made them: a file may be of another run.
+
+    Args:
+        template: path with `{rollout_id}` in it.
+    """
+
+    has_rewards = True
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+        self._groups: dict[int, Group] = {}
+
+    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+        """The prompts of the rollout's file, each with the index of its group.
+
+        Raises:
+            DataError: there is no such file, or it holds something else.
+        """
+        path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
+        try:
+            records = read_dump(path)
+        except OSError as error:
+            raise DataError(
+                f"{path} must hold rollout {rollout_id} for debug.load_rollout_data, got {error}; set data.num_rollout "
+                "to the number of rollouts that were saved"
+            ) from error
+        self._groups = {}
+        for row, record in enumerate(records, start=1):
+            try:
+                self._add(record)
+            except (KeyError, TypeError, ValueError) as error:
+                cause = f"{type(error).__name__}: {error}"
+                raise DataError(f"{path}, row {row} must be a sample, got {cause}; dump it again") from error
+        if not self._groups:
+            raise DataError(f"{path} must hold at least one sample, got none; dump it again")
+        return [(index, group.prompt) for index, group in self._groups.items()]
+
+    async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
+        """The group as it was read; its tokens count as made by the weights `oldest`."""
+        group = self._groups[index]
+        for sample in group.samples:
+            sample.weight_versions = [oldest] * sample.response_len
+        return group
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the number of the rollout is the position."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to do."""
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        tokens, mask = list(record["tokens"]), list(record["loss_mask"])
+        num_prompt_tokens = len(tokens) - len(mask)
+        index = int(record["group_index"])
+        if index not in self._groups:
+            prompt = Prompt(
+                index=int(record["prompt_index"]),
+                text=record["prompt"],
+                token_ids=tuple(tokens[:num_prompt_tokens]),
+                label=record["label"],
+            )
+            self._groups[index] = Group(index=index, prompt=prompt, samples=[])
+        group = self._groups[index]
+        sample = Sample(
+            index=int(record["sample_index"]),
+            group_index=index,
+            prompt=group.prompt,
+            seed=int(record["seed"]),
+            response=record["response"],
+            status=SampleStatus(record["status"]),
+            reward=None if record["reward"] is None else float(record["reward"]),
+            metadata=dict(record["metadata"]),
+        )
+        for token_id, trainable, logprob in zip(
+            tokens[num_prompt_tokens:], mask, record["rollout_logprobs"], strict=True
+        ):
+            sample.append([token_id], logprobs=[logprob], weight_versions=[0], trainable=bool(trainable))
+        group.samples.append(sample)

@@ -1,0 +1,115 @@
+"""Parts of the loop alone, and what a run leaves for them; plug-ins in the processes where they run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.integration.conftest import Command
+
+PLUG_INS = """
+import os
+import torch
+
+def score(sample, custom):
+    return {"scaled": custom["scale"] * len(sample.response), "length": len(sample.response)}
+
+def loss(lp, tokens):
+    seen = float(os.environ.get("SEEN_BY_TRAINERS", "0"))
+    count = tokens.mask.sum()
+    return -lp * tokens.advantages, {"seen": (seen * count, count)}
+"""
+
+WORDS = (
+    "reward.custom_path=plug_ins:score",
+    "reward.key=scaled",
+    "custom.scale=3",
+    "algo.loss_type=custom_loss",
+    "algo.custom_loss_function_path=plug_ins:loss",
+    "train.env_vars.SEEN_BY_TRAINERS=7",
+    "eval.interval=null",
+)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """A run with every dump."""
+    command = Command(folder=tmp_path_factory.mktemp("whole"), cache=cache)
+    (command.folder / "plug_ins.py").write_text(PLUG_INS)
+    done = command.run(*WORDS, "debug.dump_details=details")
+    assert done.code == 0, done.err
+    return command
+
+
+def test_plug_ins_are_given_custom_and_trainers_their_variables(whole: Command) -> None:
+    steps = [record for record in whole.metrics() if "train/loss" in record]
+    assert [record["train/seen"] for record in steps] == [7.0] * 3
+    assert all(record["reward/mean"] == 3 * record["reward/length/mean"] for record in steps)
+    assert all(record["reward/mean"] == record["reward/scaled/mean"] > 0 for record in steps)
+
+
+def test_details_hold_samples_batches_and_the_tokenizer(whole: Command) -> None:
+    details = whole.folder / "details"
+    assert (details / "tokenizer" / "tokenizer.json").exists()
+    for rollout_id in range(3):
+        samples = records(details / "rollout_data" / f"{rollout_id}.jsonl")
+        batch = load_file(details / "train_data" / f"{rollout_id}.safetensors")
+        assert batch["tokens"].tolist() == [token for sample in samples for token in sample["tokens"]]
+        assert batch["rewards"].tolist() == [sample["reward"] for sample in samples]
+        answered = batch["loss_mask"] == 1
+        assert np.allclose(batch["trainer_logprobs"][answered], batch["rollout_logprobs"][answered], atol=1e-4)
+
+
+def test_a_replay_trains_on_the_same_samples_without_engines(whole: Command, command: Command) -> None:
+    (command.folder / "plug_ins.py").write_text(PLUG_INS)
+    template = whole.folder / "details" / "rollout_data" / "{rollout_id}.jsonl"
+    done = command.run(*WORDS, f'debug.load_rollout_data="{template}"')
+    assert done.code == 0, done.err
+    kept = ("train/loss", "train/grad_norm", "reward/mean", "response_len/mean")
+    ours, theirs = (
+        [[record[name] for name in kept] for record in each.metrics() if "train/loss" in record]
+        for each in (command, whole)
+    )
+    assert ours == theirs
+    assert not list((command.run_dir / "logs").glob("engine*"))
+    assert command.processes() == {}
+
+
+def test_a_run_that_only_generates_begins_where_it_is_told(whole: Command, command: Command) -> None:
+    (command.folder / "plug_ins.py").write_text(PLUG_INS)
+    dump = command.folder / "{rollout_id}.jsonl"
+    alone = ("debug.rollout_only=true", "data.start_rollout_id=1", f'debug.save_rollout_data="{dump}"')
+    done = command.run(*WORDS, *alone)
+    assert done.code == 0, done.err
+    metrics = command.metrics()
+    assert [record["step"] for record in metrics] == [1, 2] and not any("train/loss" in record for record in metrics)
+    for rollout_id in (1, 2):
+        samples = records(command.folder / f"{rollout_id}.jsonl")
+        expected = records(whole.folder / "details" / "rollout_data" / f"{rollout_id}.jsonl")
+        names = ("sample_index", "group_index", "prompt_index", "prompt", "seed")
+        assert [[sample[name] for name in names] for sample in samples] == [
+            [sample[name] for name in names] for sample in expected
+        ]
+        assert all(sample["version"] == 0 for sample in samples)
+    assert not (command.folder / "0.jsonl").exists()
+    assert not list((command.run_dir / "logs").glob("actor*"))
+    assert command.processes() == {}
+
+
+def test_a_run_that_begins_later_trains_the_rest(whole: Command, command: Command) -> None:
+    (command.folder / "plug_ins.py").write_text(PLUG_INS)
+    dump = command.folder / "{rollout_id}.jsonl"
+    done = command.run(*WORDS, "data.start_rollout_id=2", f'debug.save_rollout_data="{dump}"')
+    assert done.code == 0, done.err
+    (step,) = [record for record in command.metrics() if "train/loss" in record]
+    assert step["step"] == 2 and step["weights/version"] == 3
+    rows = [sample["prompt_index"] for sample in records(command.folder / "2.jsonl")]
+    expected = records(whole.folder / "details" / "rollout_data" / "2.jsonl")
+    assert rows == [sample["prompt_index"] for sample in expected]

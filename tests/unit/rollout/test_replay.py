@@ -1,0 +1,86 @@
+"""Rollouts read from the files that a run wrote: the same samples, for another trainer."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from rlscale.data.batch import build_batch
+from rlscale.errors import DataError
+from rlscale.observe.dumps import BatchDump, RolloutDump
+from rlscale.rollout.replay import ReplayedRollouts
+from rlscale.types import Group, Prompt, Sample, SampleStatus
+
+
+def make_group(index: int) -> Group:
+    prompt = Prompt(index=index + 5, text=f"{index}+1=", token_ids=(1, 2, 3), label=str(index + 1))
+    group = Group(index=index, prompt=prompt, samples=[])
+    for j in range(2):
+        sample = Sample(index=2 * index + j, group_index=index, prompt=prompt, seed=7 + j, metadata={"j": j})
+        sample.append([4, 5 + j], logprobs=[-0.5, -0.25 * (j + 1)], weight_versions=[3, 4])
+        sample.append([9], logprobs=[0.0], weight_versions=[4], trainable=False)
+        sample.response, sample.status, sample.reward = "ab", SampleStatus.truncated, 0.5 * j
+        group.samples.append(sample)
+    return group
+
+
+GROUPS = [make_group(4), make_group(5)]
+
+
+def replay(template: str, rollout_id: int) -> list[Group]:
+    source = ReplayedRollouts(template)
+    taken = source.take(rollout_id)
+    return [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in taken]
+
+
+def test_what_is_read_is_what_was_written_but_for_the_version(tmp_path: Path) -> None:
+    template = str(tmp_path / "dumps" / "{rollout_id}.jsonl")
+    RolloutDump(template).write(2, GROUPS, version=4)
+    for read, written in zip(replay(template, 2), GROUPS, strict=True):
+        assert (read.index, read.prompt) == (written.index, written.prompt)
+        for ours, theirs in zip(read.samples, written.samples, strict=True):
+            assert ours.weight_versions == [2, 2, 2]
+            ours.weight_versions = theirs.weight_versions
+            assert ours == theirs
+
+
+def broken(**changes: Any) -> str:
+    record = {"group_index": 0, "tokens": [1, 2], "loss_mask": [1]} | changes
+    return json.dumps(record) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "must hold rollout 0 for debug.load_rollout_data, got .*; set data.num_rollout"),
+        ("", "must hold at least one sample, got none"),
+        ("x\n", "row 1 must be a JSON object, got 'x'"),
+        (broken(), "row 1 must be a sample, got KeyError: 'prompt_index'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+    if content is not None:
+        (tmp_path / "0.jsonl").write_text(content)
+    with pytest.raises(DataError, match=told):
+        ReplayedRollouts(str(tmp_path / "{rollout_id}.jsonl")).take(0)
+
+
+def test_the_batch_is_written_with_the_trainers_logprobs(tmp_path: Path) -> None:
+    batch = build_batch(GROUPS, 4, has_rewards=True, leave_out_truncated=False)
+    BatchDump(str(tmp_path / "a" / "{rollout_id}.safetensors")).write(
+        3, batch, logprobs={1: np.array([-1.0, -2.0, -3.0], dtype=np.float32)}
+    )
+    path = tmp_path / "a" / "3.safetensors"
+    columns = load_file(path)
+    assert np.array_equal(columns["tokens"], batch.tokens) and np.array_equal(columns["rewards"], batch.rewards)
+    assert np.array_equal(columns["offsets"], batch.offsets)
+    trainer = columns["trainer_logprobs"]
+    assert trainer[9:12].tolist() == [-1.0, -2.0, -3.0], "the response of sample 1"
+    assert np.isnan(np.delete(trainer, [9, 10, 11])).all()
+    with safe_open(path, "np") as file:
+        assert file.metadata() == {"rollout_id": "3", "version": "4"}
