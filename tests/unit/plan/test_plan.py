@@ -65,7 +65,7 @@ def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
     from rlscale.engines.embedded.lanes import lane_length
     from rlscale.engines.embedded.scheduler import SchedulerOptions
 
-    found = plan("rollout.num_slots=16", response_tokens=1000)
+    found = plan("rollout=embedded", "rollout.num_slots=16", response_tokens=1000)
     assert found.engine is not None
     length = lane_length(1512)
     assert found.engine.cache_tokens == length * SchedulerOptions(num_slots=16).slots_of(length)
