@@ -1,0 +1,213 @@
+"""The plan's memory of a trainer rank beside what torch's profiler measures, for shapes it was not fitted to.
+
+    python benchmarks/memory_model.py
+
+Each case is a run by its words. `rlscale-plan`'s own code predicts; `memory_probe.py` builds the model, trains two
+steps with the trainer's FSDP2 backend on one or two ranks, and profiles the second. Writes results/memory_model.*
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from machine import machine, sentence
+from memory_probe import Case, Measured
+
+from rlscale.plan import hardware_named, make_plan
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+LIMIT = 0.10
+
+
+def dense(layers: int, hidden: int, mlp: int, heads: tuple[int, int, int], vocabulary: int) -> list[str]:
+    """Words for a Qwen3; `heads`: query heads, key heads, their width."""
+    return [
+        "model=tiny_qwen3",
+        f"model.num_layers={layers}",
+        f"model.hidden_size={hidden}",
+        f"model.intermediate_size={mlp}",
+        *_heads(heads),
+        f"model.vocab_size={vocabulary}",
+    ]
+
+
+def experts(layers: int, hidden: int, sizes: tuple[int, int, int], heads: tuple[int, int, int]) -> list[str]:
+    """Words for a Qwen3 with experts; `sizes`: experts, those that see a token, width of one."""
+    number, chosen, width = sizes
+    return [
+        "model=tiny_qwen3_moe",
+        f"model.num_layers={layers}",
+        f"model.hidden_size={hidden}",
+        f"model.num_experts={number}",
+        f"model.num_experts_per_tok={chosen}",
+        f"model.moe_intermediate_size={width}",
+        *_heads(heads),
+        "model.vocab_size=500",
+    ]
+
+
+def _heads(heads: tuple[int, int, int]) -> list[str]:
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    return [f"model.{name}={number}" for name, number in zip(names, heads, strict=True)]
+
+
+def work(prompts: int, tokens: int, *, ranks: int = 1) -> list[str]:
+    """Words for groups of four, micro-batches of at most `tokens`, on so many ranks."""
+    return [
+        f"batch.rollout_batch_size={prompts}",
+        "batch.n_samples_per_prompt=4",
+        f"batch.max_tokens_per_gpu={tokens}",
+        f"cluster.actor_num_gpus_per_node={ranks}",
+        "cluster.num_gpus_per_node=4",
+    ]
+
+
+HALF, RECOMPUTE = "train.dtype=bfloat16", "fsdp.gradient_checkpointing=true"
+REFERENCE = ["algo.use_kl_loss=true", "algo.kl_loss_coef=0.1", "algo.kl_loss_type=k3"]
+
+CASES = (
+    Case(
+        name="dense, float32",
+        words=[*dense(6, 192, 512, (6, 3, 32), 2000), *work(6, 8192)],
+        prompt=20,
+        response=140,
+    ),
+    Case(
+        name="dense, bfloat16, several micro-batches",
+        words=[*dense(5, 320, 900, (5, 5, 64), 600), HALF, *work(6, 2000)],
+        prompt=30,
+        response=200,
+    ),
+    Case(
+        name="dense, float32, recomputed",
+        words=[*dense(10, 256, 704, (8, 2, 32), 3000), RECOMPUTE, *work(5, 8192)],
+        prompt=50,
+        response=150,
+    ),
+    Case(
+        name="vocabulary of 20,000, bfloat16",
+        words=[*dense(4, 256, 640, (4, 2, 64), 20_000), HALF, *work(4, 1500)],
+        prompt=60,
+        response=190,
+    ),
+    Case(
+        name="vocabulary of 32,000, 40 million parameters",
+        words=[*dense(8, 512, 1408, (8, 4, 64), 32_000), *work(4, 4096)],
+        prompt=64,
+        response=192,
+    ),
+    Case(
+        name="experts, float32",
+        words=[*experts(5, 160, (12, 3, 112), (5, 5, 32)), *work(6, 8192)],
+        prompt=25,
+        response=125,
+    ),
+    Case(
+        name="experts, bfloat16, recomputed",
+        words=[*experts(6, 224, (10, 4, 96), (7, 7, 32)), HALF, RECOMPUTE, *work(8, 4096)],
+        prompt=40,
+        response=200,
+    ),
+    Case(
+        name="short samples, bfloat16",
+        words=[*dense(3, 160, 448, (5, 1, 32), 300), HALF, *work(24, 8192)],
+        prompt=10,
+        response=42,
+    ),
+    Case(
+        name="two ranks, reference, bfloat16, two micro-batches",
+        words=[*dense(6, 256, 720, (4, 4, 64), 1200), HALF, *REFERENCE, *work(8, 1600, ranks=2)],
+        prompt=40,
+        response=160,
+    ),
+    Case(
+        name="two ranks, experts, float32",
+        words=[*experts(4, 192, (8, 2, 160), (6, 2, 32)), *work(8, 8192, ranks=2)],
+        prompt=30,
+        response=170,
+    ),
+)
+
+
+def predict(case: Case) -> Measured:
+    """The same parts by the plan."""
+    memory = make_plan(case.config(), hardware_named("cpu")).trainer
+    return Measured(
+        weights=round(memory.weights),
+        optimizer=round(memory.optimizer),
+        reference=round(memory.reference),
+        step=round(memory.step),
+    )
+
+
+def measure(case: Case) -> Measured:
+    """Rank 0 of the ranks that the case asks for, each a process."""
+    ranks = case.config().cluster.actor_num_gpus_per_node
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1] if ranks > 1 else 0
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    commands = [
+        [sys.executable, str(HERE / "memory_probe.py"), json.dumps(asdict(case)), str(rank), str(ranks), str(port)]
+        for rank in range(ranks)
+    ]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [process.communicate()[0] for process in running]
+    assert all(process.returncode == 0 for process in running), f"{case.name} failed"
+    return Measured(**json.loads(outputs[0].splitlines()[-1]))
+
+
+def row(case: Case) -> dict[str, Any]:
+    predicted, measured = predict(case), measure(case)
+    return {
+        "case": case.name,
+        "words": list(case.words),
+        "prompt": case.prompt,
+        "response": case.response,
+        "predicted": vars(predicted),
+        "measured": vars(measured),
+        "error_of_step": predicted.step / measured.step - 1,
+        "error": predicted.total / measured.total - 1,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| case | steady: plan | measured | step: plan | measured | error of the step | of the sum |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in rows:
+        sides = [each["predicted"], each["measured"]]
+        steady = [(sum(side.values()) - side["step"]) / 1e6 for side in sides]
+        step = [side["step"] / 1e6 for side in sides]
+        cells = [*(f"{number:.2f}" for number in (*steady, *step))]
+        errors = [f"{100 * each[name]:+.1f} %" for name in ("error_of_step", "error")]
+        lines.append(f"| {each['case']} | " + " | ".join([*cells, *errors]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    load = os.getloadavg()[0]
+    rows = [row(case) for case in CASES]
+    worst = max(abs(each[name]) for each in rows for name in ("error", "error_of_step"))
+    text = (
+        f"# Memory of a trainer rank: the plan beside torch's profiler\n\n{sentence([load])} MB of rank 0. Steady: "
+        "weights, optimiser, reference. Step: the most that an optimiser step allocates beside. None of these shapes "
+        f"was used to make the model. Largest error: {100 * worst:.1f} %, limit {100 * LIMIT:.0f} %. "
+        f"Made by `python benchmarks/memory_model.py`.\n\n{table(rows)}\n"
+    )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "memory_model.md").write_text(text)
+    (RESULTS / "memory_model.json").write_text(json.dumps({"machine": machine(), "cases": rows}, indent=1) + "\n")
+    sys.stdout.write(text)
+    sys.exit(0 if worst <= LIMIT else f"an error is above {LIMIT:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Memory of a trainer rank in an optimiser step, as torch's profiler sees it. Started by `memory_model.py`.
+
+    python memory_probe.py '<case as JSON>' RANK NUM_RANKS PORT
+
+Steady memory is what weights, optimiser state and reference hold; the memory of a step is the highest sum of all
+allocations, less what was freed, since the step began.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from rlscale.config import RunConfig, load_config, uses_reference
+from rlscale.data.schedule import plan_steps
+from rlscale.models import resolve_model
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import TrainBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run by its words, and the lengths of all its samples."""
+
+    name: str
+    words: Sequence[str]
+    prompt: int
+    response: int
+
+    def config(self) -> RunConfig:
+        base = ["experiment=quickstart", "model.warmup_experiment=null", "eval.stop_reward=null"]
+        limits = [f"rollout.max_prompt_len={self.prompt}", f"rollout.max_response_len={self.response}"]
+        return load_config([*base, "model.max_position_embeddings=4096", *limits, *self.words])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Bytes of one rank."""
+
+    weights: int
+    optimizer: int
+    reference: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer + self.reference + self.step
+
+
+def measure(case: Case, *, rank: int = 0, num_ranks: int = 1) -> Measured:
+    """Trains twice, the second time under the profiler: by then the optimiser has its state. The world is there."""
+    config = case.config()
+    path = resolve_model(config.model)
+    backend = FsdpBackend(make_spec(config, path), rank=rank, world_size=num_ranks)
+    batch = make_batch(config, case)
+    steps = plan_steps(batch, config.batch, num_ranks=num_ranks)
+    backend.train(batch, steps)
+    gc.collect()
+    step = peak_bytes(lambda: backend.train(batch, steps))
+    reference = [] if backend._reference is None else backend._reference.parameters()
+    states = (state for per_weight in backend._optimizer.state.values() for state in per_weight.values())
+    return Measured(
+        weights=held(backend._model.parameters()),
+        optimizer=held(states),
+        reference=held(reference),
+        step=step,
+    )
+
+
+def make_spec(config: RunConfig, path: str) -> TrainerSpec:
+    return TrainerSpec(
+        model_path=path,
+        train=config.train,
+        fsdp=config.fsdp,
+        optim=config.optim,
+        algo=config.algo,
+        temperature=config.rollout.temperature,
+        max_response_len=config.rollout.max_response_len,
+        total_steps=10,
+        device="cpu",
+        ref_path=path if uses_reference(config.algo) else None,
+    )
+
+
+def make_batch(config: RunConfig, case: Case) -> TrainBatch:
+    """Samples of equal length, no two with the same prompt."""
+    number = config.batch.rollout_batch_size * config.batch.n_samples_per_prompt
+    length = case.prompt + case.response
+    random = np.random.default_rng(0)
+    mask = np.tile(np.arange(length) >= case.prompt, number).astype(np.uint8)
+    return TrainBatch(
+        tokens=random.integers(0, 90, number * length).astype(np.int32),
+        loss_mask=mask,
+        rollout_logprobs=np.where(mask, -2.0, 0.0).astype(np.float32),
+        weight_versions=np.where(mask, 0, -1).astype(np.int32),
+        offsets=np.arange(number + 1, dtype=np.int64) * length,
+        prompt_lens=np.full(number, case.prompt, np.int32),
+        rewards=random.random(number).astype(np.float32),
+        group_ids=np.arange(number, dtype=np.int64) // config.batch.n_samples_per_prompt,
+        execution_ids=np.arange(number, dtype=np.int64),
+        version=0,
+    )
+
+
+def held(tensors: Iterator[Tensor] | Sequence[Tensor]) -> int:
+    """Bytes of the memory behind tensors, of sharded ones this rank's."""
+    local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    memory: Mapping[int, int] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}
+    return sum(memory.values())
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most that `run` held at a moment, by the profiler's record of every allocation and release."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+def main() -> None:
+    case, rank, num_ranks, port = Case(**json.loads(sys.argv[1])), *map(int, sys.argv[2:5])
+    torch.manual_seed(0)
+    resolve_model(case.config().model)  # made before there are ranks: transformers would have only one of them write
+    join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 120.0)
+    measured = measure(case, rank=rank, num_ranks=num_ranks)
+    leave_world()
+    if rank == 0:
+        sys.stdout.write(json.dumps(vars(measured)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
