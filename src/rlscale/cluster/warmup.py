@@ -1,12 +1,15 @@
 """The run that comes before a run: `model.warmup_experiment`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig, config_hash, load_config, to_dict
+from rlscale.errors import ConfigError
 from rlscale.models import cache_root
 
 _INHERITED = ("model", "cluster", "fsdp")
+_DERIVED = ("offload", "offload_train", "offload_rollout")  # by the warm-up for itself, from cluster.colocate
 _OF_ENGINE = {EngineKind.sglang: ("sglang", "router")}
 _INHERITED_KEYS = {
     "train": ("backend", "dtype", "seed", "env_vars"),
@@ -25,12 +28,16 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
     values = to_dict(config)
     overrides = [f"+experiment={config.model.warmup_experiment}"]
     for group in (*_INHERITED, *_OF_ENGINE.get(config.rollout.engine, ())):
-        overrides += [_override(group, key, value) for key, value in values[group].items()]
+        overrides += [_override(group, key, value) for key, value in values[group].items() if key not in _DERIVED]
     for group, keys in _INHERITED_KEYS.items():
         overrides += [_override(group, key, values[group][key]) for key in keys]
     overrides += ["model.warmup_experiment=null"]
     config_dir = None if config.run.config_dir is None else Path(config.run.config_dir)
-    warmup = load_config(overrides, config_dir=config_dir)
+    try:
+        warmup = load_config(overrides, config_dir=config_dir)
+    except ConfigError as error:
+        origin = f"in the warm-up, model.warmup_experiment={config.model.warmup_experiment}"
+        raise ConfigError([replace(problem, origin=origin) for problem in error.problems]) from error
     folder = cache_root(config.model.cache_dir) / "warmups" / f"{config.model.warmup_experiment}-{config_hash(warmup)}"
     return load_config([*overrides, f"run.dir={json.dumps(str(folder))}"], config_dir=config_dir)
 

@@ -9,6 +9,7 @@ from rlscale.config.figures import BUILD_FIGURES, CONFIG_NAMES
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
 from rlscale.config.notes_algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
+from rlscale.config.notes_parts import IGNORED_OF_PARTS
 from rlscale.config.optim import LrDecayStyle
 from rlscale.config.rollout import EngineKind, UpdateMode
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
@@ -142,6 +143,7 @@ IGNORED: tuple[Ignored, ...] = (
         why="algo.decoupled_loss is off",
     ),
     *IGNORED_OF_ALGO,
+    *IGNORED_OF_PARTS,
     Ignored(
         names=("reward",),
         when=lambda config: not uses_engines(config),
@@ -172,6 +174,11 @@ IGNORED: tuple[Ignored, ...] = (
         ),
         when=lambda config: config.debug.rollout_only,
         why="nothing is trained, by debug.rollout_only",
+    ),
+    Ignored(
+        names=("ci.disable_kl_checker",),
+        when=lambda config: not config.ci.enabled,
+        why="ci.enabled is false",
     ),
     Ignored(
         names=("reward.type",),

@@ -386,9 +386,9 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     (
         "reward_address_is_a_url",
-        {"reward.url": "10.0.0.1:80"},
+        {"reward.type": "remote_rm", "reward.url": "10.0.0.1:80"},
         "reward.url must begin with http:// or https://, got 10.0.0.1:80; write http://10.0.0.1:80",
-        {"reward.url": "https://rm"},
+        {"reward.type": "remote_rm", "reward.url": "https://rm"},
     ),
     (
         "only_one_part_runs_alone",

@@ -39,10 +39,11 @@ def named_rewards_have_a_key(config: RunConfig) -> list[Problem]:
     return [Problem(path="reward.key", rule="be set with reward.type=dapo", value="null", fix=fix)]
 
 
-@rule("reward.url")
+@rule("reward.url", "reward.type", "reward.custom_path")
 def reward_address_is_a_url(config: RunConfig) -> list[Problem]:
-    url = config.reward.url
-    if url is None or url.startswith(("http://", "https://")):
+    reward, url = config.reward, config.reward.url
+    is_used = reward.type == RewardType.remote_rm or reward.custom_path is not None
+    if url is None or not is_used or url.startswith(("http://", "https://")):
         return []
     return [
         Problem(path="reward.url", rule="begin with http:// or https://", value=show(url), fix=f"write http://{url}")

@@ -1,0 +1,76 @@
+"""Keys of parts that have no effect while another key is off: references, servers, rewards, offloading, assertions."""
+
+from __future__ import annotations
+
+from rlscale.config.algo import AdvantageEstimator, LossType, uses_reference
+from rlscale.config.cluster import OffloadMode
+from rlscale.config.notes_algo import Ignored
+from rlscale.config.reward import RewardType
+from rlscale.config.rules.servers import are_external
+from rlscale.config.run import RunConfig
+
+
+def _offloads_trainer(config: RunConfig) -> bool:
+    """Whether the trainer is offloaded, given or derived."""
+    cluster = config.cluster
+    has_critic = config.algo.advantage_estimator == AdvantageEstimator.ppo
+    given = cluster.offload_train
+    return given if given is not None else cluster.offload or cluster.colocate or has_critic
+
+
+def _is_sft(config: RunConfig) -> bool:
+    return config.algo.loss_type == LossType.sft_loss
+
+
+IGNORED_OF_PARTS: tuple[Ignored, ...] = (
+    Ignored(
+        names=("model.ref_ckpt_step",),
+        when=lambda config: not uses_reference(config.algo),
+        why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
+    ),
+    Ignored(
+        names=("data.loss_mask_type", "eval.num_batches"),
+        when=lambda config: not _is_sft(config),
+        why="algo.loss_type is not sft_loss",
+    ),
+    Ignored(
+        names=("reward.url",),
+        when=lambda config: config.reward.type != RewardType.remote_rm and config.reward.custom_path is None,
+        why="reward.type is not remote_rm",
+    ),
+    Ignored(
+        names=("algo.rewards_normalization", "algo.grpo_std_normalization"),
+        when=lambda config: config.reward.post_process_path is not None,
+        why="reward.post_process_path is set and wins",
+    ),
+    Ignored(
+        names=("cluster.offload_train_mode", "train.memory_margin_bytes"),
+        when=lambda config: not _offloads_trainer(config),
+        why="the trainer is not offloaded",
+    ),
+    Ignored(
+        names=("train.memory_margin_bytes",),
+        when=lambda config: config.cluster.offload_train_mode != OffloadMode.tms,
+        why="cluster.offload_train_mode is not tms",
+    ),
+    Ignored(
+        names=("train.reuse_logprobs",),
+        when=lambda config: config.train.keep_old_actor,
+        why="train.keep_old_actor gives the old policy's logprobs",
+    ),
+    Ignored(
+        names=("rollout.external_engine_addrs",),
+        when=lambda config: not are_external(config),
+        why="rollout.engine is not external",
+    ),
+    Ignored(
+        names=("cluster.rollout_num_gpus", "cluster.rollout_num_gpus_per_engine", "fault_tolerance"),
+        when=are_external,
+        why="servers that run already are neither placed nor restarted",
+    ),
+    Ignored(
+        names=("ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),
+        when=lambda config: not config.ci.enabled,
+        why="ci.enabled is false",
+    ),
+)
