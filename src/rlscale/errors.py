@@ -9,7 +9,8 @@ Exception
     ├── RewardError      a reward raised or gave no finite number; names the sample
     ├── EngineError      an engine refused or did not answer a request
     ├── WeightSyncError  weights on an engine are not those of the trainer; names tensor or engine
-    └── StalenessError   a sample is older than `rollout.max_staleness` allows; names it
+    ├── StalenessError   a sample is older than `rollout.max_staleness` allows; names it
+    └── CheckError       something does not hold that `ci.*` asserts; says what
 """
 
 from collections.abc import Sequence
@@ -79,3 +80,7 @@ class WeightSyncError(RuntimeError):
 
 class StalenessError(RuntimeError):
     """A sample is from weights that are too old to be trained on; the message names the sample."""
+
+
+class CheckError(RuntimeError):
+    """An assertion of `ci.*` about a run does not hold; the message says which, and what was found."""

@@ -20,13 +20,14 @@ from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
 from rlscale.config import Device, RunConfig, to_dict, to_yaml
+from rlscale.control.checks import check_metric
 from rlscale.control.interrupt import run_interruptibly
 from rlscale.control.memory import with_memory_advice
 from rlscale.errors import ConfigError, EngineError, WorkerError
 from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import BatchDump, RolloutDump
-from rlscale.observe.jsonl import JsonlSink
+from rlscale.observe.jsonl import JsonlSink, read_records
 from rlscale.observe.provenance import redact, redact_yaml, write_provenance
 from rlscale.observe.rollouts import RolloutLog, TokenTexts
 from rlscale.observe.run import Observer, diff_limit
@@ -135,6 +136,8 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
         warnings=tuple(observer.warnings),
     )
     folder.finish({name: _plain(value) for name, value in asdict(result).items()})
+    if config.ci.metric_checker_key is not None:
+        check_metric(config.ci, read_records(folder.metrics))
     return result
 
 

@@ -113,3 +113,13 @@ def test_a_run_that_begins_later_trains_the_rest(whole: Command, command: Comman
     rows = [sample["prompt_index"] for sample in records(command.folder / "2.jsonl")]
     expected = records(whole.folder / "details" / "rollout_data" / "2.jsonl")
     assert rows == [sample["prompt_index"] for sample in expected]
+
+
+def test_a_run_that_asserts_holds_and_fails_for_its_metric(command: Command) -> None:
+    words = ("ci.enabled=true", "algo.use_kl_loss=true", "algo.kl_loss_coef=0.1")
+    done = command.run(*words, "ci.metric_checker_key=reward/mean", "ci.metric_checker_threshold=2")
+    assert done.code == 1
+    assert "the run failed: reward/mean must reach 2 (ci.metric_checker_threshold) at least once, got" in done.err
+    assert "Traceback" not in done.err
+    assert [record["step"] for record in command.metrics() if "train/loss" in record] == [0, 1, 2]
+    assert json.loads((command.run_dir / "finished.json").read_text())["num_rollouts"] == 3

@@ -21,13 +21,22 @@ from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.sweep import run_sweep
 from rlscale.config.view.completion import run_completion
-from rlscale.errors import ConfigError, DataError, EngineError, Problem, RewardError, WeightSyncError, WorkerError
+from rlscale.errors import (
+    CheckError,
+    ConfigError,
+    DataError,
+    EngineError,
+    Problem,
+    RewardError,
+    WeightSyncError,
+    WorkerError,
+)
 from rlscale.observe.provenance import redact_yaml
 from rlscale.observe.sweeps import closing_lines, make_table, write_sweep
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-RUN_FAILURES = (WorkerError, EngineError, WeightSyncError, RewardError)
+RUN_FAILURES = (WorkerError, EngineError, WeightSyncError, RewardError, CheckError)
 """Failures that name their cause; anything else is a defect of ours and shows its traceback."""
 
 

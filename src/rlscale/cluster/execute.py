@@ -24,7 +24,7 @@ from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
-from rlscale.observe.run import Observer
+from rlscale.observe.run import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.generate import GeneratedRollouts
@@ -278,6 +278,8 @@ class Execution:
             eval=config.eval,
             checkpoint=config.checkpoint,
             logging=config.logging,
+            ci=config.ci,
+            diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
             num_rollouts=self._plan.num_rollouts,
             num_ranks=self._plan.layout.num_trainers,
             max_staleness=0 if is_given else config.rollout.max_staleness,

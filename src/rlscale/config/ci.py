@@ -16,7 +16,8 @@ class CiConfig(ConfigGroup):
         bool,
         Field(
             description="Check after every rollout what must hold: engines have the newest weight version, trainer and "
-            "engine agree on logprobs, and the policy has no KL to its reference before the first step."
+            "engine agree on logprobs (`debug.logprob_diff_warn` is the bound), and before the first step the policy "
+            "has no KL to its reference."
         ),
     ] = False
     disable_kl_checker: Annotated[
@@ -28,7 +29,7 @@ class CiConfig(ConfigGroup):
         Field(
             min_length=1,
             description="Metric that must have reached `ci.metric_checker_threshold` at least once when the run ends, "
-            "e.g. `eval/reward`. None: none.",
+            "e.g. `eval/reward_mean`. None: none.",
         ),
     ] = None
     metric_checker_threshold: Annotated[

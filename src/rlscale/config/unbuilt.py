@@ -167,10 +167,6 @@ PARTS: tuple[Part, ...] = (
     Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
     Part(name="snapshots of CUDA memory", keys=("debug.memory_snapshot_dir",)),
     Part(
-        name="assertions about a run",
-        keys=("ci.enabled", "ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),
-    ),
-    Part(
         name="that optimiser",
         fix="set optim.name=adam",
         values={"optim.name": (OptimizerName.adam,)},

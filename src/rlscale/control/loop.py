@@ -23,7 +23,8 @@ from typing import Any
 
 from rlscale.checkpoint.groups import load_groups, save_groups
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig, LoggingConfig
+from rlscale.config import BatchConfig, CheckpointConfig, CiConfig, EvalConfig, LoggingConfig
+from rlscale.control.checks import check_logprobs, check_reference, check_versions
 from rlscale.control.extras import extra_metrics
 from rlscale.control.garbage import rare_full_collections
 from rlscale.control.metrics import rollout_metrics, train_metrics
@@ -37,7 +38,7 @@ from rlscale.observe.metrics import Timers
 from rlscale.observe.run import Observer
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rollout.pool import EnginePool
-from rlscale.types import StepPlan, TrainBatch, WeightVersion
+from rlscale.types import StepPlan, TrainBatch, TrainResult, WeightVersion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,8 @@ class LoopConfig:
     num_ranks: int  # data-parallel trainer ranks
     max_staleness: int
     logging: LoggingConfig = field(default_factory=LoggingConfig)  # which further metrics are wanted
+    ci: CiConfig = field(default_factory=CiConfig)
+    diff_limit: float = float("inf")  # with ci.enabled: mean |trainer - engine| logprob above which the run fails
     update_interval: int = 1  # rollouts from one update of the engines to the next, at most max_staleness + 1
     leave_out_truncated: bool = False  # train on no token of an answer that was cut off
     drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
@@ -211,10 +214,19 @@ class TrainingLoop:
             logprobs=result.logprobs,
         )
         self.progress.num_tokens += _response_tokens(batch)
+        self._check_result(result)
         await self._sync()
         measured = rollout_metrics(rollout.groups) | extra_metrics(rollout.groups, self._config.logging)
         self.progress.last_reward = measured.get("reward/mean")
         return measured | staleness | train_metrics(result)
+
+    def _check_result(self, result: TrainResult) -> None:
+        ci = self._config.ci
+        if not ci.enabled:
+            return
+        check_logprobs(result, limit=self._config.diff_limit)
+        if self.progress.version == 0 and not ci.disable_kl_checker:
+            check_reference(result)
 
     def _plan(self, rollout: FinishedRollout) -> tuple[TrainBatch, list[StepPlan], dict[str, float]]:
         batch = build_batch(
@@ -248,6 +260,8 @@ class TrainingLoop:
                 await pool.drain()
         with self._timers("sync"):
             await self._parts.trainers.sync_weights(self.progress.version)
+        if self._config.ci.enabled:
+            await check_versions(pool.engines, self.progress.version)
         if drains:
             pool.admit()
 

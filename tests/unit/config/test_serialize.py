@@ -21,4 +21,5 @@ def test_values_are_plain() -> None:
 
 
 def test_one_group_can_be_written() -> None:
-    assert to_yaml(load_config().reward) == "type: exact_match\ncustom_path: null\nmax_workers: 4\n"
+    text = "enabled: false\ndisable_kl_checker: false\nmetric_checker_key: null\nmetric_checker_threshold: null\n"
+    assert to_yaml(load_config().ci) == text
