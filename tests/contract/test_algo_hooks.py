@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
-from rlscale.config import AlgoConfig
+from rlscale.config import AlgoConfig, BatchConfig, RunConfig
+from rlscale.config.hooks import check_hooks
 from rlscale.errors import ConfigError
 from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.hooks import check_hooks
 from rlscale.training.objective import TokenInputs, token_losses
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"
@@ -172,6 +172,10 @@ def test_a_result_of_another_shape_is_named(name: str, told: str) -> None:
             advantages_of_rollout(AlgoConfig(**{name: "other_hooks_for_test:short"}), rollout())
 
 
+def config_of(**algo: Any) -> RunConfig:
+    return RunConfig(batch=BatchConfig(rollout_batch_size=1), algo=AlgoConfig(**algo))
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [
@@ -186,7 +190,7 @@ def test_a_result_of_another_shape_is_named(name: str, told: str) -> None:
     ],
 )
 def test_what_cannot_be_called_is_found_before_the_start(path: str, told: str) -> None:
-    (problem,) = check_hooks(AlgoConfig(**{**CUSTOM, "custom_loss_function_path": path}))
+    (problem,) = check_hooks(config_of(**{**CUSTOM, "custom_loss_function_path": path}))
     assert str(problem).startswith("algo.custom_loss_function_path must") and told in str(problem)
 
 
@@ -199,11 +203,11 @@ def test_what_cannot_be_called_is_found_before_the_start(path: str, told: str) -
     ],
 )
 def test_what_is_never_called_is_not_imported(algo: dict[str, Any]) -> None:
-    assert check_hooks(AlgoConfig(**algo)) == []
+    assert check_hooks(config_of(**algo)) == []
 
 
 def test_several_mistakes_are_found_at_once() -> None:
-    algo = AlgoConfig(custom_advantage_function_path="nowhere:f", custom_tis_function_path="nowhere:g", use_tis=True)
-    assert len(check_hooks(algo)) == 2
+    algo = {"custom_advantage_function_path": "nowhere:f", "custom_tis_function_path": "nowhere:g", "use_tis": True}
+    assert len(check_hooks(config_of(**algo))) == 2
     with pytest.raises(ConfigError, match=r"algo\.custom_tis_function_path"):
         losses(vector(0, 0, 0, 0), use_tis=True, custom_tis_function_path="nowhere:g")

@@ -52,24 +52,33 @@ class JobResult(Protocol):
 
 RunJob = Callable[[RunConfig], JobResult]
 Report = Callable[[RunConfig, Any], None]
+CheckJob = Callable[[RunConfig], Sequence[Problem]]
+
+
+def check_nothing(config: RunConfig) -> Sequence[Problem]:
+    """Finds everything right."""
+    return ()
 
 
 def no_report(config: RunConfig, result: Any) -> None:
     """Shows nothing."""
 
 
-def main_train(argv: Sequence[str], *, run_job: RunJob, report: Report = no_report) -> int:
+def main_train(
+    argv: Sequence[str], *, run_job: RunJob, report: Report = no_report, check_job: CheckJob = check_nothing
+) -> int:
     """Runs the command `rlscale-train`.
 
     Args:
         argv: the words after the command's name.
         run_job: runs one config; called only once every config of the command is right.
         report: shows the result of a single run; a sweep ends in a table instead.
+        check_job: tells what is wrong with a config that loads, before anything starts: with the user code it names.
 
     Returns: the exit code. 0: done. 1: the run, or a job of a sweep, failed. 2: the input is wrong. 130: interrupted.
     """
     try:
-        return _run(parse_arguments(argv), run_job, report)
+        return _run(parse_arguments(argv), run_job, report, check_job)
     except ConfigError as error:
         sys.stderr.write(mistakes_text("rlscale-train", error))
         return WRONG_INPUT
@@ -84,7 +93,7 @@ def main_train(argv: Sequence[str], *, run_job: RunJob, report: Report = no_repo
         return INTERRUPTED
 
 
-def _run(arguments: Arguments, run_job: RunJob, report: Report) -> int:
+def _run(arguments: Arguments, run_job: RunJob, report: Report, check_job: CheckJob) -> int:
     if arguments.help:
         sys.stdout.write(usage(ConfigFolders.find(arguments.config_dir).groups()))
         return OK
@@ -97,11 +106,13 @@ def _run(arguments: Arguments, run_job: RunJob, report: Report) -> int:
     if arguments.problems:
         raise ConfigError([*arguments.problems, *_problems_of(arguments)])
     if arguments.multirun:
-        return _run_sweep(arguments, run_job)
+        return _run_sweep(arguments, run_job, check_job)
     loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
     if arguments.show_config:
         sys.stdout.write(redact_yaml(to_yaml(loaded.config)))
         return OK
+    if problems := check_job(loaded.config):
+        raise ConfigError(problems)
     _tell_notes(loaded)
     report(loaded.config, run_job(loaded.config))
     return OK
@@ -131,7 +142,7 @@ def _tell_notes(loaded: Loaded) -> None:
     sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
 
 
-def _run_sweep(arguments: Arguments, run_job: RunJob) -> int:
+def _run_sweep(arguments: Arguments, run_job: RunJob, check_job: CheckJob) -> int:
     def run_loaded(index: int, loaded: Loaded) -> float | None:
         sys.stderr.write(f"\njob {index + 1}: {' '.join(loaded.overrides)}\n")
         _tell_notes(loaded)
@@ -147,7 +158,9 @@ def _run_sweep(arguments: Arguments, run_job: RunJob) -> int:
             sys.stderr.write(f"job {index + 1} failed:\n{traceback.format_exc()}")
             raise
 
-    result = run_sweep(arguments.overrides, run_loaded=run_loaded, config_dir=arguments.config_dir)
+    result = run_sweep(
+        arguments.overrides, run_loaded=run_loaded, config_dir=arguments.config_dir, check_config=check_job
+    )
     files = write_sweep(result)
     Console().print(make_table(result))
     sys.stdout.writelines(f"{line}\n" for line in closing_lines(result, files))

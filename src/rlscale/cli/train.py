@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
+from rlscale.config.hooks import check_hooks
 from rlscale.observe.provenance import is_secret
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of the package."""
     hide_secrets()
-    sys.exit(main_train(sys.argv[1:], run_job=run_training, report=report))
+    sys.exit(main_train(sys.argv[1:], run_job=run_training, report=report, check_job=check_hooks))
 
 
 def run_training(config: RunConfig) -> RunResult:

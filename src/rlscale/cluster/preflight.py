@@ -4,22 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
+from rlscale.cluster.external import check_servers
 from rlscale.config import Device, EngineKind, ModelConfig, RunConfig
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.hooks import check_hooks
 from rlscale.config.rules import uses_engines
 from rlscale.config.sglang_python import check_python
 from rlscale.data.paths import resolve_data_path
-from rlscale.data.source import check_source
 from rlscale.errors import ConfigError, Problem
 from rlscale.models import is_hf_folder, resolve_model
 from rlscale.observe.trackers import check_trackers
-from rlscale.rewards import load_reward
-from rlscale.training.hooks import check_hooks
 
 
 def check_files(config: RunConfig) -> list[Problem]:
     """Every data file, checkpoint folder, package and user function that is not there."""
-    problems = check_source(config)
+    problems: list[Problem] = []
     if config.data.rollout_global_dataset:
         problems += _check_data("data.prompt_data", config.data.prompt_data)
     problems += _check_eval_sets(config)
@@ -30,11 +29,8 @@ def check_files(config: RunConfig) -> list[Problem]:
         problems += _check_model("model.hf_checkpoint", config.model, config.model.hf_checkpoint)
     problems += check_trackers(config.logging)
     problems += _check_sglang(config)
-    try:
-        load_reward(config.reward, custom=config.custom)
-    except ConfigError as error:
-        problems += error.problems
-    return problems + check_hooks(config.algo)
+    problems += _check_external(config)
+    return problems + check_hooks(config)
 
 
 def _check_eval_sets(config: RunConfig) -> list[Problem]:
@@ -65,6 +61,14 @@ def _check_sglang(config: RunConfig) -> list[Problem]:
         return []
     on_cpu = config.cluster.device == Device.cpu
     return check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=on_cpu)
+
+
+def _check_external(config: RunConfig) -> list[Problem]:
+    """Servers that run already: whether they do."""
+    addresses = config.rollout.external_engine_addrs
+    if config.rollout.engine != EngineKind.external or addresses is None or not uses_engines(config):
+        return []
+    return check_servers(addresses)
 
 
 def _check_data(key: str, path: str | None) -> list[Problem]:

@@ -1,6 +1,6 @@
-"""Functions of the user that a key names by dotted path: imported, and checked against how they will be called.
+"""Functions and classes of the user that a key names by dotted path: imported, and checked against how they are called.
 
-The first moment that user code runs, so it comes after everything else is found to be right.
+The first moment that user code runs: after everything else is found to be right, and before anything starts.
 """
 
 from __future__ import annotations
@@ -9,54 +9,96 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
+from rlscale.config.algo import LossType, compares_policies
 from rlscale.config.custom import PARAMETER
+from rlscale.config.rules import uses_engines
+from rlscale.config.run import RunConfig
+from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 
 
-def import_named(path: str, *, key: str) -> Any:
-    """What `package.module:name` or `package.module.name` means. Modules in the working directory are found too.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hook:
+    """A key that names user code, and how it will be called."""
 
-    Raises:
-        ConfigError: it cannot be imported, or is not there; names `key`.
-    """
-    module_name, _, name = path.replace(":", ".").rpartition(".")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that it hides no installed module
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # user code raises what it likes; goes on as ConfigError
-        fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
-        raise _error(key, "name something that can be imported", path, fix) from error
-    if not hasattr(module, name):
-        fix = f"{module.__file__ or module_name} has no {name!r}"
-        raise _error(key, "name something that can be imported", path, fix)
-    return getattr(module, name)
+    key: str
+    arguments: tuple[str, ...]  # by position
+    is_called: Callable[[RunConfig], bool]
+    by_name: bool = False  # it may take the arguments by their names instead
+    makes: str = ""  # what a call makes, so that a class may stand for a function; empty: a class is a mistake
 
 
-def load_function(path: str, *, key: str, arguments: Sequence[str]) -> Callable[..., Any]:
-    """The function that `path` names.
+HOOKS: Mapping[str, Hook] = MappingProxyType(
+    {
+        hook.key: hook
+        for hook in (
+            Hook(
+                key="data.data_source_path",
+                arguments=("config", "tokenizer"),
+                is_called=lambda config: True,
+                makes="a source",
+            ),
+            Hook(key="reward.custom_path", arguments=("sample",), is_called=uses_engines, by_name=True),
+            Hook(
+                key="algo.custom_loss_function_path",
+                arguments=("lp", "tokens"),
+                is_called=lambda config: config.algo.loss_type == LossType.custom_loss,
+            ),
+            Hook(
+                key="algo.custom_advantage_function_path",
+                arguments=("rollout",),
+                is_called=lambda config: compares_policies(config.algo),
+            ),
+            Hook(
+                key="algo.custom_tis_function_path",
+                arguments=("tokens",),
+                is_called=lambda config: config.algo.use_tis and config.algo.loss_type == LossType.policy_loss,
+            ),
+        )
+    }
+)
+"""What user code is called with. The protocols of `rlscale.protocols` say what it gives."""
+
+
+def check_hooks(config: RunConfig) -> list[Problem]:
+    """All user code that this run would call and that cannot be imported, or cannot be called so."""
+    problems: list[Problem] = []
+    for hook in HOOKS.values():
+        path: str | None = attrgetter(hook.key)(config)
+        if path is None or not hook.is_called(config):
+            continue
+        try:
+            load_hook(hook.key, path)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def load_hook(key: str, path: str) -> Callable[..., Any]:
+    """What `path` names, for the key `key` of `HOOKS`.
 
     Args:
-        path: `package.module:name`.
-        key: of the configuration, for messages.
-        arguments: what it will be called with, by position.
+        path: `package.module:name` or `package.module.name`. Modules in the working directory are found too.
 
-    Raises:
-        ConfigError: it cannot be imported, or cannot be called so.
+    Raises: ConfigError, naming the key: it cannot be imported, or cannot be called as the key says.
     """
-    function = import_named(path, key=key)
-    if inspect.isclass(function):
+    hook, found = HOOKS[key], _import_named(path, key=key)
+    if inspect.isclass(found) and not hook.makes:
         raise _error(key, "name a function or an object", path, "it is a class; make an instance in the module")
-    if not callable(function):
-        raise _error(key, "name something that can be called", path, f"it is {type(function).__name__}")
-    signature = inspect.signature(function)
-    if not accepts(signature, *arguments):
-        rule = f"be callable with ({', '.join(arguments)})"
+    if not callable(found):
+        rule = f"name a class, or a function that makes {hook.makes}" if hook.makes else ""
+        raise _error(key, rule or "name something that can be called", path, f"it is {type(found).__name__}")
+    signature = _signature(found)
+    if signature is not None and not (accepts(signature, *hook.arguments) or _accepts_names(signature, hook)):
+        rule = f"be callable with ({', '.join(hook.arguments)})"
         raise _error(key, rule, path, f"its parameters are {signature}")
-    return function  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]
 
 
 def accepts(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
@@ -67,6 +109,35 @@ def accepts(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _accepts_names(signature: inspect.Signature, hook: Hook) -> bool:
+    return hook.by_name and accepts(signature, **dict.fromkeys(hook.arguments))
+
+
+def _signature(found: Callable[..., Any]) -> inspect.Signature | None:
+    """None for what does not tell, as some functions written in C; how it is called shows then when it is called."""
+    try:
+        return inspect.signature(found)
+    except (TypeError, ValueError):
+        return None
+
+
+def _import_named(path: str, *, key: str) -> Any:
+    module_name, _, name = path.replace(":", ".").rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that it hides no installed module
+    rule = "name something that can be imported"
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # user code raises what it likes; goes on as ConfigError
+        fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
+        raise _error(key, rule, path, fix) from error
+    if not hasattr(module, name):
+        near = nearest(name, [other for other in vars(module) if not other.startswith("_")])
+        fix = f"{module.__file__ or module_name} has no {name!r}"
+        raise _error(key, rule, path, f"{fix}; did you mean {near}?" if near else fix)
+    return getattr(module, name)
 
 
 def _error(key: str, rule: str, value: str, fix: str) -> ConfigError:

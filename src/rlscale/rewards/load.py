@@ -7,7 +7,7 @@ from typing import Any
 
 from rlscale.config import RewardConfig
 from rlscale.config.custom import with_custom
-from rlscale.config.hooks import accepts, import_named
+from rlscale.config.hooks import accepts, load_hook
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import Reward
 from rlscale.rewards.boxed_math import MathReward
@@ -31,7 +31,7 @@ def load_reward(config: RewardConfig, *, custom: Mapping[str, Any] | None = None
         ConfigError: it does not exist, cannot be imported, or cannot be called with a sample.
     """
     if config.custom_path is not None:
-        return _check(import_named(config.custom_path, key="reward.custom_path"), config.custom_path, custom or {})
+        return _users(config.custom_path, custom or {})
     if config.type in BUILTINS:
         return BUILTINS[config.type]()
     if config.type is None:
@@ -39,20 +39,11 @@ def load_reward(config: RewardConfig, *, custom: Mapping[str, Any] | None = None
     raise _error("type", f"be one of {', '.join(BUILTINS)}", config.type, "or set reward.custom_path to your own")
 
 
-def _check(reward: Any, path: str, custom: Mapping[str, Any]) -> Reward:
-    """`reward` as something that is called with one positional argument."""
-    if inspect.isclass(reward):
-        raise _error(
-            "custom_path", "name a function or an object", path, "it is a class; make an instance in the module"
-        )
-    if not callable(reward):
-        raise _error("custom_path", "name something that can be called", path, f"it is {type(reward).__name__}")
-    signature = inspect.signature(reward)
-    if accepts(signature, object()):
-        return with_custom(reward, custom)
-    if accepts(signature, sample=object()):
-        return partial(_call_by_keyword, with_custom(reward, custom))
-    raise _error("custom_path", "be callable with one sample", path, f"its parameters are {signature}")
+def _users(path: str, custom: Mapping[str, Any]) -> Reward:
+    """The user's own reward as something that is called with one positional argument."""
+    reward = load_hook("reward.custom_path", path)
+    filled = with_custom(reward, custom)
+    return filled if accepts(inspect.signature(reward), object()) else partial(_call_by_keyword, filled)
 
 
 def _call_by_keyword(reward: Callable[..., Any], sample: Any) -> Any:

@@ -10,8 +10,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rlscale.config import RunConfig, load_config
+from rlscale.config.hooks import check_hooks
 from rlscale.data.prompts import FilePromptSource
-from rlscale.data.source import check_source, open_prompts
+from rlscale.data.source import open_prompts
 from rlscale.errors import ConfigError
 
 MODULE = """
@@ -65,12 +66,12 @@ def test_a_source_of_the_user_gives_the_prompts(module: str, tokenizer: PreTrain
     source.take(1)
     source.load_state_dict(state)
     assert source.take(1)[0].text == "30+0="
-    assert check_source(config(module, "Counting")) == []
+    assert check_hooks(config(module, "Counting")) == []
 
 
 def test_without_one_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
     assert isinstance(open_prompts(load_config([]), tokenizer), FilePromptSource)
-    assert check_source(load_config([])) == []
+    assert check_hooks(load_config([])) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_without_one_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBa
     ],
 )
 def test_what_cannot_be_a_source_is_told_beforehand(module: str, name: str, told: str) -> None:
-    (problem,) = check_source(config(module, name))
+    (problem,) = check_hooks(config(module, name))
     assert str(problem).startswith(told)
 
 

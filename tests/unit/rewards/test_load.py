@@ -71,7 +71,7 @@ def test_users_own(name: str, value: float, separator: str, module: str, make_sa
         ("broken_for_test:score", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("{}:number", "must name something that can be called, got {}:number; it is int"),
         ("{}:Judge", "must name a function or an object, got {}:Judge; it is a class"),
-        ("{}:two", "must be callable with one sample, got {}:two; its parameters are (sample, group)"),
+        ("{}:two", "must be callable with (sample), got {}:two; its parameters are (sample, group)"),
     ],
 )
 def test_what_cannot_be_used(path: str, message: str, module: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from omegaconf import DictConfig
 
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.overrides import parse_command_line
+from rlscale.config.run import RunConfig
 from rlscale.config.sweep.records import JobRecord, Outcome, RecordFolder
 from rlscale.errors import ConfigError, Problem
 
 Groups = Mapping[str, Sequence[str]]
 """The options of every group."""
+
+CheckConfig = Callable[[RunConfig], Sequence[Problem]]
 
 DIED = "its process died; the log of the machine says why (out of memory?)"
 
@@ -26,8 +29,9 @@ DIED = "its process died; the log of the machine says why (out of memory?)"
 class JobChecker:
     """Loads jobs to find their mistakes before any of them runs; a job that was checked is not checked again."""
 
-    def __init__(self, config_dir: Path | None) -> None:
-        self._config_dir = config_dir
+    def __init__(self, config_dir: Path | None, check_config: CheckConfig | None = None) -> None:
+        """Args: check_config: tells what is wrong with a job that loads."""
+        self._config_dir, self._check_config = config_dir, check_config
         self.folders: dict[tuple[str, ...], str] = {}  # of the run, by the words of a job
 
     def check(self, jobs: Sequence[Sequence[str]], *, known: Sequence[Problem] = ()) -> None:
@@ -52,9 +56,12 @@ class JobChecker:
         if words in self.folders:
             return ()
         try:
-            folder = str(load_config_with_notes(words, config_dir=self._config_dir).config.run.dir)
+            config = load_config_with_notes(words, config_dir=self._config_dir).config
         except ConfigError as error:
             return error.problems
+        if self._check_config is not None and (problems := self._check_config(config)):
+            return tuple(problems)
+        folder = str(config.run.dir)
         taken = folder in self.folders.values()
         self.folders[words] = folder
         if not taken:

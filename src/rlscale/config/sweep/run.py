@@ -23,7 +23,7 @@ from rlscale.config.compose import make_loader
 from rlscale.config.folder import PRIMARY, ConfigFolders
 from rlscale.config.load import Loaded, load_config_with_notes
 from rlscale.config.overrides import CommandLine, parse_command_line
-from rlscale.config.sweep.launch import CheckedLauncher, JobChecker, typed
+from rlscale.config.sweep.launch import CheckConfig, CheckedLauncher, JobChecker, typed
 from rlscale.config.sweep.records import Direction, JobRecord, Outcome, RecordFolder, SweepResult
 from rlscale.config.sweep.search import TARGET, OptunaSweeper, register_sweeper
 from rlscale.config.sweep.words import all_jobs, hydra_problems, some_jobs, unlisted, wrong_values
@@ -35,7 +35,13 @@ RunLoaded = Callable[[int, Loaded], float | None]
 """Runs a job, given its 0-based number; returns its objective. Is pickled where jobs run in processes."""
 
 
-def run_sweep(words: Sequence[str], *, run_loaded: RunLoaded, config_dir: Path | None = None) -> SweepResult:
+def run_sweep(
+    words: Sequence[str],
+    *,
+    run_loaded: RunLoaded,
+    config_dir: Path | None = None,
+    check_config: CheckConfig | None = None,
+) -> SweepResult:
     """Runs every job that `words` stand for; a job that raises does not end the sweep, nor does one whose process dies.
 
     Args:
@@ -43,6 +49,7 @@ def run_sweep(words: Sequence[str], *, run_loaded: RunLoaded, config_dir: Path |
             which `hydra/launcher` and `hydra/sweeper` may be chosen.
         run_loaded: called once all jobs that are known beforehand are known to be right.
         config_dir: as in `load_config`.
+        check_config: tells what else is wrong with a job that loads, e.g. with the user code it names. None: nothing.
 
     Raises: ConfigError with the mistakes of all jobs, before the first one starts.
     """
@@ -50,7 +57,7 @@ def run_sweep(words: Sequence[str], *, run_loaded: RunLoaded, config_dir: Path |
     line = parse_command_line(words, folders.groups(), multirun=True)
     loader = make_loader(folders)
     register_sweeper()
-    checker = JobChecker(config_dir)
+    checker = JobChecker(config_dir, check_config)
     master = _compose(line, loader, checker)
     if searching := _searches(master):
         checker.check_some(some_jobs(line), known=[*line.problems, *wrong_values(line)])

@@ -1,0 +1,124 @@
+"""User code that a key names is imported and checked against how it is called, before anything starts."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+
+from rlscale.cli.app import main_train
+from rlscale.config.hooks import HOOKS, check_hooks
+from rlscale.config.patterns import DOTTED_PATH
+from rlscale.config.schema import keys
+from rlscale.config.unbuilt import unbuilt
+from tests.unit.config.test_rules import change
+
+MODULE = """
+class Source:
+    def __init__(self, config, tokenizer): ...
+
+class Empty: ...
+
+def source(config, tokenizer, custom=None): ...
+
+def score(sample): return 1.0
+
+def by_name(*, sample, custom): return 1.0
+
+def one(lp): ...
+
+def two(lp, tokens): ...
+
+number = 3
+judge = score
+"""
+SFT = {"algo.loss_type": "sft_loss"}
+LOSS = {"algo.loss_type": "custom_loss"}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "code_for_test.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "exits_for_test.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    (tmp_path / "wrong_for_test.py").write_text("def f(:", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != os.getcwd()])
+    monkeypatch.delitem(sys.modules, "code_for_test", raising=False)
+
+
+def told(key: str, path: str, **others: Any) -> list[str]:
+    return [str(problem) for problem in check_hooks(change({key: path, **others}))]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "others"),
+    [
+        ("data.data_source_path", "Source", {}),
+        ("data.data_source_path", "source", {}),
+        ("reward.custom_path", "score", {}),
+        ("reward.custom_path", "by_name", {}),
+        ("reward.custom_path", "judge", {}),
+        ("algo.custom_loss_function_path", "two", LOSS),
+        ("algo.custom_tis_function_path", "score", {"algo.use_tis": True}),
+        ("algo.custom_advantage_function_path", "score", {}),
+    ],
+)
+@pytest.mark.parametrize("separator", [":", "."])
+def test_what_can_be_called_is_right(key: str, name: str, others: dict[str, Any], separator: str) -> None:
+    assert told(key, f"code_for_test{separator}{name}", **others) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "others", "message"),
+    [
+        ("data.data_source_path", "code_for_test:Empty", {}, "be callable with (config, tokenizer), got"),
+        ("data.data_source_path", "code_for_test:number", {}, "name a class, or a function that makes a source, got"),
+        ("reward.custom_path", "code_for_test:two", {}, "be callable with (sample), got code_for_test:two; its"),
+        ("reward.custom_path", "code_for_test:Source", {}, "name a function or an object, got code_for_test:Source"),
+        ("algo.custom_loss_function_path", "code_for_test:one", LOSS, "be callable with (lp, tokens), got"),
+        ("algo.custom_loss_function_path", "code_for_test:number", LOSS, "name something that can be called, got"),
+        ("reward.custom_path", "code_for_test:scor", {}, "has no 'scor'; did you mean score?"),
+        ("reward.custom_path", "exits_for_test:f", {}, "importing 'exits_for_test' failed: SystemExit: 3"),
+        ("reward.custom_path", "wrong_for_test:f", {}, "importing 'wrong_for_test' failed: SyntaxError"),
+        ("reward.custom_path", "gone_for_test.deep:f", {}, "No module named 'gone_for_test'"),
+    ],
+)
+def test_what_cannot_be_called_is_told(key: str, path: str, others: dict[str, Any], message: str) -> None:
+    (found,) = told(key, path, **others)
+    assert found.startswith(f"{key} must ") and message in found
+
+
+@pytest.mark.parametrize(
+    ("key", "others"),
+    [
+        ("reward.custom_path", SFT),
+        ("algo.custom_loss_function_path", {}),
+        ("algo.custom_advantage_function_path", SFT),
+        ("algo.custom_tis_function_path", {}),
+    ],
+)
+def test_what_is_never_called_is_not_imported(key: str, others: dict[str, Any]) -> None:
+    assert told(key, "gone_for_test:f", **others) == []
+
+
+def test_every_key_with_a_dotted_path_has_a_hook_or_waits_for_its_part() -> None:
+    dotted = {
+        key.path
+        for key in keys().values()
+        if any(getattr(each, "pattern", None) == DOTTED_PATH for each in key.info.metadata)
+        or any(getattr(inner, "pattern", None) == DOTTED_PATH for inner in key.info.metadata)
+        or (get_origin(key.type) is list and get_args(key.type) == (str,) and key.name.endswith("_paths"))
+    }
+    assert {path for path in keys() if path.endswith(("_path", "_paths"))} - dotted == {"custom_config_path"}
+    assert dotted - unbuilt().keys() == HOOKS.keys()
+
+
+def test_the_command_tells_it_before_a_run_and_before_any_job_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[Any] = []
+    path = "reward.custom_path=code_for_test:two"
+    assert main_train([path], run_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
+    assert main_train(["-m", f"{path},code_for_test:score"], run_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
+    err = capsys.readouterr().err
+    assert err.count("reward.custom_path must be callable with (sample), got code_for_test:two") == 2
+    assert ran == []
