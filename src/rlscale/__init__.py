@@ -8,7 +8,6 @@ Example:
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +31,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _find_version() -> str:
+    # Imported here: it takes a twentieth of a second, and hardly anybody asks for the version.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("rlscale")
     except PackageNotFoundError:  # run from a source tree that is not installed

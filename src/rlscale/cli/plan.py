@@ -15,7 +15,7 @@ from rlscale.cli.arguments import parse_arguments
 from rlscale.cli.mistakes import mistakes_text
 from rlscale.config import Device, Loaded, RunConfig, load_config_with_notes
 from rlscale.errors import ConfigError, Problem
-from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan
+from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan, parts_not_built
 from rlscale.plan.report import print_plan
 
 DEFAULT_GPU = "h100"
@@ -97,7 +97,12 @@ def _show(loaded: Loaded, flags: Flags) -> None:
             response_tokens=flags.response_tokens,
         )
 
-    plan = replace(replan(loaded.config), derived=loaded.derived, warnings=loaded.warnings)
+    plan = replace(
+        replan(loaded.config),
+        derived=loaded.derived,
+        warnings=loaded.warnings,
+        not_built=parts_not_built(loaded.config, loaded.derived),
+    )
     fixes = find_fixes(loaded.config, plan, replan)
     if flags.json:
         text = {**plan.to_dict(), "fits": not plan.misfits, "fixes": [asdict(fix) for fix in fixes]}

@@ -5,6 +5,6 @@ Arithmetic on a resolved config alone; imports neither torch nor Ray.
 
 from rlscale.plan.fixes import Fix, find_fixes
 from rlscale.plan.hardware import HARDWARE, Hardware, hardware_named
-from rlscale.plan.plan import Plan, make_plan
+from rlscale.plan.plan import Plan, make_plan, parts_not_built
 
-__all__ = ["HARDWARE", "Fix", "Hardware", "Plan", "find_fixes", "hardware_named", "make_plan"]
+__all__ = ["HARDWARE", "Fix", "Hardware", "Plan", "find_fixes", "hardware_named", "make_plan", "parts_not_built"]

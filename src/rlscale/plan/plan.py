@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -179,8 +179,13 @@ def make_plan(
         demands=tuple(_demands(config, layout, trainer, engine, hardware)),
         sync=sync,
         floor=least_times(config, setting),
-        not_built=tuple(dict.fromkeys(str(problem) for problem in check_built(config))),
     )
+
+
+def parts_not_built(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
+    """What a run of this config would be refused for: values that were given, not derived, and wait for a part."""
+    found = {each.key for each in derived}
+    return tuple(str(problem) for problem in check_built(config) if problem.path not in found)
 
 
 def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlscale.cli.plan import main
+from rlscale.config.folder import ConfigFolders
 
 GRPO = ["experiment=qwen3_4b_grpo", "cluster.device=cuda"]
 
@@ -66,6 +67,20 @@ def test_a_run_of_many_nodes_that_is_not_built_is_planned(capsys: pytest.Capture
     found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda")
     assert any("train.backend" in line for line in found["not_built"])
     assert {place["node"] for place in found["places"]} == set(range(8))
+
+
+@pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
+def test_every_experiment_can_be_planned(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, f"experiment={experiment}")
+    assert found["experiment"] == experiment
+    assert found["fits"] or found["fixes"]
+    assert planned(capsys, f"experiment={experiment}", "on=cpu")["hardware"]["name"] == "cpu"
+
+
+def test_values_that_were_derived_are_no_parts_that_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(capsys)["not_built"] == []
+    (line,) = planned(capsys, "critic.lr=1e-5", "algo=ppo", "cluster.offload=true")["not_built"][:1]
+    assert "not built yet" in line
 
 
 def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

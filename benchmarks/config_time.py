@@ -1,0 +1,116 @@
+"""How long the configuration takes: `--cfg job`, `rlscale-plan` and a command with a mistake, beside a bare Hydra app.
+
+    python benchmarks/config_time.py [--repeats N]
+
+Every command is a fresh interpreter, from its start to its end. Writes results/config_time.md and .json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from machine import machine, sentence
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT_S = 1.0
+
+HYDRA_APP = """
+import hydra
+from dataclasses import dataclass
+from hydra.core.config_store import ConfigStore
+
+
+@dataclass
+class Config:
+    lr: float = 1e-3
+
+
+ConfigStore.instance().store(name="config", node=Config)
+
+
+@hydra.main(version_base="1.3", config_name="config", config_path=None)
+def main(config):
+    pass
+
+
+main()
+"""
+
+COMMANDS: Mapping[str, tuple[Sequence[str], int]] = {
+    "rlscale-train --cfg job": (["-m", "rlscale.cli.train", "--cfg", "job"], 0),
+    "rlscale-train experiment=qwen3_4b_grpo --cfg job": (
+        ["-m", "rlscale.cli.train", "experiment=qwen3_4b_grpo", "--cfg", "job"],
+        0,
+    ),
+    "rlscale-plan": (["-m", "rlscale.cli.plan"], 0),
+    "rlscale-plan experiment=qwen3_4b_grpo": (["-m", "rlscale.cli.plan", "experiment=qwen3_4b_grpo"], 0),
+    "rlscale-plan experiment=qwen3_4b_grpo model=qwen3_32b (does not fit)": (
+        ["-m", "rlscale.cli.plan", "experiment=qwen3_4b_grpo", "model=qwen3_32b", "cluster.device=cuda"],
+        0,
+    ),
+    "rlscale-train with three mistakes": (
+        ["-m", "rlscale.cli.train", "algo.eps_clp=0.1", "optim.lr=fast", "batch.global_batch_size=7"],
+        2,
+    ),
+}
+"""Arguments of the interpreter, and the exit code expected."""
+
+
+def run(arguments: Sequence[str], code: int, folder: Path) -> float:
+    """Seconds of one command."""
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, check=False)
+    seconds = time.perf_counter() - began
+    assert done.returncode == code, done.stderr.decode()
+    return seconds
+
+
+def heavy_modules(arguments: Sequence[str]) -> list[str]:
+    """Of torch and Ray, what the command imports: from the interpreter's own record of imports."""
+    done = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=False)
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    return sorted(names & {"torch", "ray"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "app.py").write_text(HYDRA_APP)
+        bare = "a bare Hydra app, --cfg job"
+        commands = {bare: (["app.py", "--cfg", "job"], 0), **COMMANDS}
+        for arguments, code in commands.values():
+            run(arguments, code, folder)  # compiles what is new
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        loads = []
+        for _ in range(repeats):
+            loads.append(os.getloadavg()[0])
+            for title, (arguments, code) in commands.items():
+                seconds[title].append(run(arguments, code, folder))
+    heavy = {title: heavy_modules(arguments) for title, (arguments, _) in COMMANDS.items()}
+    lines = ["| command | median s | least | most | imports of torch, Ray |", "|---|---|---|---|---|"]
+    for title, times in seconds.items():
+        numbers = (f"{number:.2f}" for number in (statistics.median(times), min(times), max(times)))
+        lines.append(f"| `{title}` | " + " | ".join(numbers) + f" | {', '.join(heavy.get(title, [])) or 'none'} |")
+    text = (
+        f"# Time of the configuration\n\n{sentence(loads)} {repeats} runs in turn, each a fresh interpreter. "
+        f"Limit: {LIMIT_S:.1f} s. Made by `python benchmarks/config_time.py`.\n\n" + "\n".join(lines) + "\n"
+    )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "config_time.md").write_text(text)
+    data = {"machine": machine(), "loads": loads, "seconds": seconds, "imports": heavy}
+    (RESULTS / "config_time.json").write_text(json.dumps(data, indent=1) + "\n")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
