@@ -136,7 +136,7 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
         warnings=tuple(observer.warnings),
     )
     folder.finish({name: _plain(value) for name, value in asdict(result).items()})
-    if config.ci.metric_checker_key is not None:
+    if config.ci.enabled:
         check_metric(config.ci, read_records(folder.metrics))
     return result
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.cluster.engines import RayEngines, cores_of
-from rlscale.cluster.launches import engine_client, engine_launch, make_router
+from rlscale.cluster.engines import RayEngines
+from rlscale.cluster.external import ExternalEngines, are_local
+from rlscale.cluster.launches import engine_client, make_engines, make_router
 from rlscale.cluster.plan import RunPlan
 from rlscale.cluster.router import RayRouter, RoutedRecovery
 from rlscale.cluster.session import Bundles, reserved
@@ -19,7 +20,7 @@ from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
 from rlscale.config import UpdateMode, WeightChannelName, uses_reference
 from rlscale.control.failures import run_guarded
-from rlscale.control.generate_only import generate_only
+from rlscale.control.generate_only import GenerationParts, generate_only
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import ConfigError, Problem, WorkerError
@@ -32,6 +33,8 @@ from rlscale.rollout.pool import EnginePool
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress
 from rlscale.weights.spec import ChannelSpec
+
+Engines = RayEngines | ExternalEngines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +82,7 @@ class Execution:
         plan = self._plan
         self._observer.phase("start")
         with reserved(plan.config.cluster, plan.layout) as bundles:
-            engines = RayEngines(
-                engine_launch(plan.config, model_path=plan.model_path, num_threads=cores_of(plan.layout)),
-                plan.layout,
-                bundles,
-                log_folder=self._folder.logs,
-                on_killed_start=self._allow_restart,
-            )
+            engines = make_engines(plan, bundles, log_folder=self._folder.logs, on_killed_start=self._allow_restart)
             self._router = make_router(plan.config, engines, log_folder=self._folder.logs)
             try:
                 if plan.config.debug.rollout_only:
@@ -96,7 +93,7 @@ class Execution:
                 if self._router is not None:
                     await asyncio.to_thread(self._router.kill)
 
-    async def _generate(self, engines: RayEngines, start: Start) -> Progress:
+    async def _generate(self, engines: Engines, start: Start) -> Progress:
         """Rollouts without a trainer: the engines keep the weights they start with."""
         router = [] if self._router is None else self._router.named_actors
         watched = [*engines.named_actors, *router]
@@ -106,18 +103,19 @@ class Execution:
             diagnose=lambda: find_dead_engine(watched),
         )
 
-    async def _generate_all(self, engines: RayEngines, start: Start) -> Progress:
+    async def _generate_all(self, engines: Engines, start: Start) -> Progress:
         async with self._pool(await engines.start()) as pool:
             with self._rewards() as rewards:
+                assert pool is not None, "generation needs engines"
                 source = self._generated(pool, rewards)
                 for rollout_id in range(start.progress.next_rollout):
                     source.take(rollout_id)
-                evaluator = self._evaluator(pool, rewards)
-                return await generate_only(
-                    self._loop_config(), source, evaluator=evaluator, observer=self._observer, progress=start.progress
+                parts = GenerationParts(
+                    source=source, evaluator=self._evaluator(pool, rewards), observer=self._observer, pool=pool
                 )
+                return await generate_only(self._loop_config(), parts, start.progress)
 
-    async def _attempts(self, bundles: Bundles, engines: RayEngines, first: Start) -> Progress:
+    async def _attempts(self, bundles: Bundles, engines: Engines, first: Start) -> Progress:
         start, prompts_at_first = first, self._plan.prompts.state_dict()
         while True:
             trainers = RayTrainers(
@@ -142,7 +140,7 @@ class Execution:
             raise failure
         self._restarts.take(failure, what=what or failure.worker)
 
-    async def _attempt(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
+    async def _attempt(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
         router = [] if self._router is None else self._router.named_actors
         watchers = [watch_trainers(trainers.named_actors)]
         if not self._tolerance.enabled:
@@ -153,7 +151,7 @@ class Execution:
             diagnose=lambda: find_dead_engine([*engines.named_actors, *router]),
         )
 
-    async def _story(self, trainers: RayTrainers, engines: RayEngines, start: Start) -> Progress:
+    async def _story(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
         _, addresses = await asyncio.gather(trainers.setup(), engines.start())
         async with self._pool(addresses) as pool:
             with self._rewards() as rewards:
@@ -186,8 +184,9 @@ class Execution:
             await parts.trainers.sync_weights(start.progress.version)
         return await loop.run()
 
-    def _recovery(self, trainers: RayTrainers, engines: RayEngines, pool: EnginePool | None) -> EngineRecovery | None:
-        if pool is None or not self._tolerance.enabled:
+    def _recovery(self, trainers: RayTrainers, engines: Engines, pool: EnginePool | None) -> EngineRecovery | None:
+        # Who started an engine restarts it.
+        if pool is None or not self._tolerance.enabled or isinstance(engines, ExternalEngines):
             return None
         checks = HealthChecks(
             ask=lambda index, limit_s: pool.engines[index].health(timeout_s=limit_s),
@@ -309,7 +308,7 @@ class Execution:
             world_size=self._plan.layout.num_trainers,
             backend=config.cluster.distributed_backend,
             timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
-            single_node=bundles.num_nodes == 1,
+            single_node=bundles.num_nodes == 1 and are_local(config.rollout.external_engine_addrs or []),
             channel=self._channel_spec(bundles),
         )
 

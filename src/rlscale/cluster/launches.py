@@ -1,16 +1,22 @@
 """Which server a config starts for an engine, and how it is talked to."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from rlscale.cluster.engines import RayEngines
+from rlscale.cluster.engines import RayEngines, cores_of
+from rlscale.cluster.external import ExternalEngines
+from rlscale.cluster.plan import RunPlan
 from rlscale.cluster.router import RayRouter
+from rlscale.cluster.session import Bundles
 from rlscale.config import EngineKind, RunConfig
+from rlscale.config.rules import uses_engines
 from rlscale.config.sglang_python import find_python
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.router import RouterLaunch
+from rlscale.errors import WorkerError
 from rlscale.types import EngineAddress
 
 
@@ -55,9 +61,25 @@ def engine_client(config: RunConfig, address: EngineAddress, *, router: EngineAd
     return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router)
 
 
-def make_router(config: RunConfig, engines: RayEngines, *, log_folder: Path) -> RayRouter | None:
+def make_engines(
+    plan: RunPlan, bundles: Bundles, *, log_folder: Path, on_killed_start: Callable[[WorkerError], None]
+) -> RayEngines | ExternalEngines:
+    """The engines of a run, not yet started: its own, or those that run already."""
+    config = plan.config
+    if config.rollout.engine == EngineKind.external and uses_engines(config):
+        return ExternalEngines(config.rollout.external_engine_addrs or [])
+    return RayEngines(
+        engine_launch(config, model_path=plan.model_path, num_threads=cores_of(plan.layout)),
+        plan.layout,
+        bundles,
+        log_folder=log_folder,
+        on_killed_start=on_killed_start,
+    )
+
+
+def make_router(config: RunConfig, engines: RayEngines | ExternalEngines, *, log_folder: Path) -> RayRouter | None:
     """The router of a run, not yet started; None where there shall be none."""
-    if not config.router.enabled or not engines.names:
+    if not config.router.enabled or not engines.names or isinstance(engines, ExternalEngines):
         return None
     launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=engines.api_key)
     return RayRouter(launch, engines, log_folder=log_folder)

@@ -145,6 +145,9 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
 def reserved(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
     """The placement group of a run; given back at the end."""
     resource = bundle_resource(config)
+    if layout.num_bundles == 0:
+        yield Bundles(None, resource)
+        return
     bundle = {resource: 1.0} | ({"CPU": 1.0} if resource == "GPU" else {})
     group = placement_group([dict(bundle) for _ in range(layout.num_bundles)], strategy="PACK")
     try:
@@ -161,11 +164,15 @@ def reserved(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
 class Bundles:
     """Bundles in an order in which neighbours share a node, so that ranks of one node are consecutive."""
 
-    def __init__(self, group: PlacementGroup, resource: str) -> None:
+    def __init__(self, group: PlacementGroup | None, resource: str) -> None:
+        """
+        Args:
+            group: None: a run of the driver alone, without trainers and with engines that run already.
+        """
         self.group, self.resource = group, resource
-        nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+        nodes: dict[int, str] = {} if group is None else placement_group_table(group)["bundles_to_node_id"]
         self._order = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))
-        self.num_nodes = len(set(nodes.values()))
+        self.num_nodes = len(set(nodes.values())) or 1
 
     def options(self, bundle: int, share: float) -> dict[str, object]:
         """Ray options that put an actor on a bundle, with `share` of what it holds."""
@@ -176,6 +183,7 @@ class Bundles:
             claim["num_cpus"] = share
         else:
             claim["resources"] = {self.resource: share}
+        assert self.group is not None, "there is no bundle"
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self.group, placement_group_bundle_index=self._order[bundle]
         )

@@ -13,7 +13,7 @@ _DERIVED = ("offload", "offload_train", "offload_rollout")  # by the warm-up for
 _OF_ENGINE = {EngineKind.sglang: ("sglang", "router")}
 _INHERITED_KEYS = {
     "train": ("backend", "dtype", "seed", "env_vars"),
-    "rollout": ("engine", "num_slots", "deterministic"),
+    "rollout": ("engine", "num_slots", "deterministic", "external_engine_addrs"),
     "logging": ("console",),
 }
 

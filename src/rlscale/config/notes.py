@@ -176,11 +176,6 @@ IGNORED: tuple[Ignored, ...] = (
         why="nothing is trained, by debug.rollout_only",
     ),
     Ignored(
-        names=("ci.disable_kl_checker",),
-        when=lambda config: not config.ci.enabled,
-        why="ci.enabled is false",
-    ),
-    Ignored(
         names=("reward.type",),
         when=lambda config: config.reward.custom_path is not None,
         why="reward.custom_path is set and wins",

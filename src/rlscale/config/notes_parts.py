@@ -6,7 +6,7 @@ from rlscale.config.algo import AdvantageEstimator, LossType, uses_reference
 from rlscale.config.cluster import OffloadMode
 from rlscale.config.notes_algo import Ignored
 from rlscale.config.reward import RewardType
-from rlscale.config.rules.servers import are_external
+from rlscale.config.rules.rule import are_external
 from rlscale.config.run import RunConfig
 
 
@@ -64,7 +64,14 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="rollout.engine is not external",
     ),
     Ignored(
-        names=("cluster.rollout_num_gpus", "cluster.rollout_num_gpus_per_engine", "fault_tolerance"),
+        names=(
+            "cluster.rollout_num_gpus",
+            "cluster.rollout_num_gpus_per_engine",
+            "fault_tolerance.health_check_first_wait_s",
+            "fault_tolerance.health_check_interval_s",
+            "fault_tolerance.health_check_timeout_s",
+            "router",
+        ),
         when=are_external,
         why="servers that run already are neither placed nor restarted",
     ),

@@ -150,7 +150,11 @@ def _optim(draft: Draft) -> None:
 
 def _placement(draft: Draft) -> None:
     cluster = draft.config.cluster
-    if cluster.colocate:
+    if draft.config.rollout.external:
+        draft.put("rollout.engine", EngineKind.external, "rollout.external is set")
+    if draft.config.rollout.engine == EngineKind.external:
+        draft.put("cluster.rollout_num_gpus", 0, "servers that run already have GPUs of their own")
+    elif cluster.colocate:
         number = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
         draft.fill("cluster.rollout_num_gpus", number, "the GPUs of the trainer, with cluster.colocate")
     elif not uses_engines(draft.config):

@@ -17,7 +17,6 @@ from rlscale.config.notes import ignored
 from rlscale.config.optim import LrDecayStyle, OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.reward import RewardType
-from rlscale.config.rollout import EngineKind
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
 from rlscale.config.train import TrainBackendName
@@ -114,12 +113,6 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(name="hooks into the trainer's batch", keys=("train.rollout_data_postprocess_path",)),
     Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
-    Part(
-        name="engines that run already",
-        fix="choose rollout=embedded or rollout=sglang",
-        values={"rollout.engine": (EngineKind.embedded, EngineKind.sglang)},
-    ),
-    Part(name="engines that run already", keys=("rollout.external", "rollout.external_engine_addrs")),
     Part(
         name="user code in the generation loop",
         keys=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.placement import uses_router
-from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
+from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.sglang_python import check_python
 from rlscale.errors import Problem
@@ -12,7 +12,7 @@ from rlscale.errors import Problem
 
 @rule(
     "sglang.python",
-    "rollout.engine",
+    *EXTERNAL,
     "router.enabled",
     "cluster.ray_address",
     "cluster.rollout_num_gpus",

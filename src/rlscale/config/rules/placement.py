@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlscale.config.algo import LossType
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
-from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
+from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, are_external, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
 from rlscale.errors import Problem
@@ -127,7 +127,7 @@ def _pipeline_problems(config: RunConfig) -> list[Problem]:
 
 USES_ROUTER = (
     "router.enabled",
-    "rollout.engine",
+    *EXTERNAL,
     "cluster.rollout_num_gpus",
     "cluster.rollout_num_gpus_per_engine",
     "cluster.actor_num_nodes",
@@ -139,7 +139,7 @@ USES_ROUTER = (
 
 def uses_router(config: RunConfig) -> bool:
     """Whether generation goes through sglang-router."""
-    if not uses_engines(config) or config.router.enabled is False:
+    if not uses_engines(config) or config.router.enabled is False or are_external(config):
         return False
     cluster = config.cluster
     number = cluster.rollout_num_gpus

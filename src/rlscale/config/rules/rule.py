@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlscale.config.algo import LossType
+from rlscale.config.rollout import EngineKind
 from rlscale.config.run import RunConfig
 from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
@@ -42,6 +43,15 @@ def uses_engines(config: RunConfig) -> bool:
     if config.debug.train_only or config.debug.load_rollout_data is not None:
         return False
     return config.algo.loss_type != LossType.sft_loss or config.eval.interval is not None
+
+
+EXTERNAL = ("rollout.external", "rollout.engine")
+"""Keys that `are_external` reads."""
+
+
+def are_external(config: RunConfig) -> bool:
+    """Whether engines run already; `rollout.external` says so too."""
+    return config.rollout.external or config.rollout.engine == EngineKind.external
 
 
 def uses_decoupled_loss(config: RunConfig) -> tuple[bool, str]:

@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 
 from rlscale.config.problems import show
-from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.placement import USES_ROUTER, uses_router
-from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
+from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, are_external, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
 _ADDRESS = re.compile(r"^(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+):\d{1,5}/?$")
-
-
-def are_external(config: RunConfig) -> bool:
-    """Whether engines run already; `rollout.external` says so too."""
-    return config.rollout.external or config.rollout.engine == EngineKind.external
-
-
-EXTERNAL = ("rollout.external", "rollout.engine")
 
 
 @rule(*EXTERNAL, "rollout.external_engine_addrs", *USES_ENGINES)

@@ -1,0 +1,70 @@
+"""Engines that run already: a run uses them, leaves them alive, and the next one finds them."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlscale.config import load_config
+from rlscale.models import resolve_model
+from tests.integration.conftest import SMALL, Command
+
+
+@contextmanager
+def served(model: str, log: Path) -> Iterator[str]:
+    """A server of its own process; its `host:port`."""
+    with log.open("w") as file:
+        command = [
+            sys.executable,
+            "-m",
+            "rlscale.cli.serve",
+            "--model-path",
+            model,
+            "--port",
+            "0",
+            "--num-threads",
+            "1",
+        ]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                found = re.search(r"http://(127\.0\.0\.1:\d+)", log.read_text())
+                if found:
+                    break
+            assert found, log.read_text()
+            yield found[1]
+            assert process.poll() is None, "the run must leave the server alive"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def test_a_run_uses_servers_that_run_already_and_leaves_them(
+    command: Command, cache: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLSCALE_CACHE", str(cache))
+    model = resolve_model(load_config(list(SMALL)).model)
+    own = Command(folder=tmp_path_factory.mktemp("own"), cache=cache)
+    with served(model, command.folder / "server.log") as address:
+        words = ("rollout=external", f'rollout.external_engine_addrs=["{address}"]')
+        for runner, given in ((command, words), (own, ())):
+            done = runner.run(*given)
+            assert done.code == 0, done.err
+        assert not list((command.run_dir / "logs").glob("engine*"))
+        names = ("train/loss", "reward/mean", "weights/version", "eval/reward_mean")
+        ours, theirs = ([[record.get(name) for name in names] for record in each.metrics()] for each in (command, own))
+        assert ours == theirs, "an engine is an engine, whoever started it"
+        again = Command(folder=tmp_path_factory.mktemp("again"), cache=cache)
+        done = again.run("rollout.external=true", *words[1:], "debug.rollout_only=true", "eval.interval=null")
+        assert done.code == 0, done.err
+        assert [record["step"] for record in again.metrics()] == [0, 1, 2]
+
+
+def test_a_server_that_does_not_answer_is_told_before_anything_starts(command: Command) -> None:
+    done = command.run("rollout=external", 'rollout.external_engine_addrs=["127.0.0.1:9"]')
+    assert done.code == 2
+    assert "rollout.external_engine_addrs must name servers that answer, got http://127.0.0.1:9 (" in done.err
