@@ -73,6 +73,15 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
     torch.testing.assert_close(*map(torch.tensor, losses), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_mixture_of_experts_learns(command: Command) -> None:
+    done = command.run("model=tiny_qwen3_moe", "checkpoint.save_interval=null", small=False, timeout_s=850)
+    assert done.code == 0, done.err
+    held_out = [m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m]
+    assert held_out[0] < 0.5 < 0.9 < held_out[-1]
+
+
 @pytest.mark.parametrize("channel", ["shared_memory", "disk", "delta"])
 def test_the_weight_channel_does_not_change_the_losses(
     command: Command, single: list[dict[str, float]], channel: str

@@ -54,6 +54,10 @@ IMPLIED: Mapping[str, Mapping[str, bool | int]] = MappingProxyType(
 """What the code of a family fixes, so that its `config.json` does not say it."""
 
 
+EMBEDDED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Values of `model_type` that the embedded engine runs."""
+
+
 def figures_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """The figures that a `config.json` gives, by key of the group `model`; those it leaves open are absent.
 

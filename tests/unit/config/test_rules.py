@@ -117,6 +117,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"model.hf_checkpoint": "/m", "model.build": None},
     ),
     (
+        "engine_runs_the_model",
+        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "glm4"},
+        "rollout.engine must be sglang or external with model.model_type=glm4, got embedded; choose rollout=sglang",
+        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "qwen3_moe"},
+    ),
+    (
         "experts_can_be_chosen",
         {"model.num_experts": 8, "model.num_experts_per_tok": 9},
         "model.num_experts_per_tok must be at most model.num_experts=8, got 9",

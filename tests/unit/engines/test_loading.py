@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlscale.engines.embedded.architecture import read_architecture
+from rlscale.config.figures import EMBEDDED_FAMILIES
+from rlscale.engines.embedded.architecture import MODEL_TYPES, read_architecture
 from rlscale.engines.embedded.loading import eos_ids, load_decoder
 from tests.tiny_model import EOS_ID
 from tests.unit.engines.conftest import no_transformers
@@ -105,6 +106,11 @@ def test_weights_of_experts_are_what_is_multiplied(tmp_path: Path) -> None:
     with torch.inference_mode():
         _, logits = decoder.prefill(ids, torch.tensor([8]))
         assert torch.allclose(logits[0], model(ids).logits[0, -1], atol=1e-5)
+
+
+def test_the_configuration_knows_which_families_it_runs() -> None:
+    # Two lists, because the server starts without the configuration, whose import takes longer than its own.
+    assert MODEL_TYPES == EMBEDDED_FAMILIES
 
 
 def test_unknown_weights_are_refused(model_path: Path) -> None:

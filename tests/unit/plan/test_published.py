@@ -54,7 +54,7 @@ MADE_HERE = {"tiny_qwen3", "tiny_qwen3_moe"}
 
 
 def architecture(name: str) -> Architecture:
-    words = [f"model={name}", "model.warmup_experiment=null"]
+    words = [f"model={name}", "rollout=sglang", "model.warmup_experiment=null"]
     return architecture_of(load_config_with_notes(words, to_run=False).config.model)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from rlscale.config.figures import EMBEDDED_FAMILIES
 from rlscale.config.problems import show
-from rlscale.config.rules.rule import rule
+from rlscale.config.rollout import EngineKind
+from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
@@ -28,6 +30,18 @@ def heads_divide(config: RunConfig) -> list[Problem]:
         return []
     rule = f"divide model.num_attention_heads={heads}"
     return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads))]
+
+
+@rule("rollout.engine", "model.model_type", "model.build", *USES_ENGINES)
+def engine_runs_the_model(config: RunConfig) -> list[Problem]:
+    model = config.model
+    if config.rollout.engine != EngineKind.embedded or model.build is not None or not uses_engines(config):
+        return []
+    if model.model_type is None or model.model_type in EMBEDDED_FAMILIES:
+        return []  # what is not known is told by the engine, when it reads the checkpoint
+    rule = f"be sglang or external with model.model_type={model.model_type}"
+    fix = f"choose rollout=sglang; the embedded engine runs {', '.join(EMBEDDED_FAMILIES)}"
+    return [Problem(path="rollout.engine", rule=rule, value=show(config.rollout.engine), fix=fix)]
 
 
 @rule("model.num_experts", "model.num_experts_per_tok", "model.n_group", "model.topk_group")
