@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlscale.config.suggest import nearest
 from rlscale.errors import Problem
+
+FLAGS = ("--help", "--version", "--multirun", "--cfg", "--shell-completion", "--config-dir")
+WITH_VALUE = ("--cfg", "--shell-completion", "--config-dir")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,8 +45,14 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
                 _expect_job(arguments, words.pop(0) if words else "nothing")
             case "-sc" | "--shell-completion":
                 arguments.completion = words.pop(0) if words else ""
-            case "--config-dir":
-                arguments.config_dir = Path(words.pop(0)) if words else None
+            case "--config-dir" if words:
+                arguments.config_dir = Path(words.pop(0))
+            case _ if flag := _meant_flag(word):
+                fix = f"did you mean {flag}?" if flag != word else f"write {flag} <value>"
+                rule = "be a known flag" if flag != word else "have a value"
+                arguments.problems.append(Problem(path=word, rule=rule, value=word, fix=fix))
+                if flag in WITH_VALUE and words and _is_value(words[0]):
+                    words.pop(0)
             case _ if word.startswith("--") and "=" not in word and words and _is_value(words[0]):
                 arguments.overrides.append(f"{word}={words.pop(0)}")
             case _:
@@ -54,14 +64,19 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 
 
 def _split(word: str) -> list[str]:
-    """`--cfg=job` as two words."""
+    """`--cfg=job` as two words, misspelt or not."""
     flag, equals, value = word.partition("=")
-    return [flag, value] if equals and flag in ("--cfg", "--config-dir", "--shell-completion") else [word]
+    return [flag, value] if equals and (flag in WITH_VALUE or _meant_flag(flag) in WITH_VALUE) else [word]
 
 
 def _expect_job(arguments: Arguments, what: str) -> None:
     if what != "job":
         arguments.problems.append(Problem(path="--cfg", rule="be job", value=what, fix="write --cfg job"))
+
+
+def _meant_flag(word: str) -> str | None:
+    """The flag that a word is, or is one letter away from; names of keys written as flags are left alone."""
+    return nearest(word, FLAGS, limit=1) if word.startswith("--") else None
 
 
 def _is_value(word: str) -> bool:

@@ -196,7 +196,7 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
 def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
     if path in nodes():
         return not_a_group(path, value, origin=COMMAND_LINE)
-    group = nearest(path, groups) if "." not in path else None
+    group = _near_group(path, groups)
     if group:
         fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
@@ -205,10 +205,17 @@ def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Prob
 
 def _meant(path: str, groups: Mapping[str, Sequence[str]]) -> str:
     """The key or group whose value is not known, because the word that should have set it was wrong."""
-    if owner_of(path) is None and "." in path:
+    group = _near_group(path, groups)
+    if owner_of(path) is None and "." in path and group is None:
         return nearest_key(path) or path
-    group = nearest(path, groups) if "." not in path else None
     return path if group is None else EVERYTHING if group in _APPENDED else group
+
+
+def _near_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """The group that a word without a key most likely stands for. A dot may be the one wrong letter."""
+    if "." not in path:
+        return nearest(path, groups)
+    return nearest(path, groups, limit=1) if owner_of(path) is None else None
 
 
 def _text(override: Override) -> str:

@@ -9,13 +9,16 @@ from rapidfuzz.distance import OSA
 from rlscale.config.schema import keys
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
+def nearest(word: str, candidates: Iterable[str], *, limit: int | None = None) -> str | None:
     """The candidate with the fewest edits from `word`, transpositions counting as one; None when all are far.
 
     Upper case, and the ending of a YAML file, are no edits.
+
+    Args:
+        limit: edits that are not too far. None: a third of the letters.
     """
     word = word.lower().removesuffix(".yaml")
-    limit = max(1, len(word) // 3)
+    limit = limit or max(1, len(word) // 3)
     scored = [(OSA.distance(word, candidate, score_cutoff=limit), candidate) for candidate in candidates]
     best = min(scored, default=(limit + 1, ""), key=lambda pair: pair[0])
     return best[1] if best[0] <= limit else None

@@ -25,3 +25,18 @@ def test_an_unknown_flag_keeps_its_value() -> None:
         "--use-tis",
         "--kl-coef=1",
     ]
+
+
+def test_a_misspelt_flag_is_told_and_takes_its_value_along() -> None:
+    arguments = parse_arguments(["--hlep", "--cgf", "job", "--config-dr=/c", "optim.lr=1"])
+    assert [str(problem) for problem in arguments.problems] == [
+        "--hlep must be a known flag, got --hlep; did you mean --help?",
+        "--cgf must be a known flag, got --cgf; did you mean --cfg?",
+        "--config-dr must be a known flag, got --config-dr; did you mean --config-dir?",
+    ]
+    assert arguments.overrides == ["optim.lr=1"]
+
+
+def test_a_flag_without_its_value_is_told() -> None:
+    (problem,) = parse_arguments(["--config-dir"]).problems
+    assert str(problem) == "--config-dir must have a value, got --config-dir; write --config-dir <value>"

@@ -1,39 +1,76 @@
 """A misspelt key or option gets the right advice."""
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
 from string import ascii_lowercase
 
 import pytest
 
+from rlscale.cli.arguments import FLAGS, parse_arguments
 from rlscale.config.folder import ConfigFolders
+from rlscale.config.overrides import parse_command_line
 from rlscale.config.schema import keys
 from rlscale.config.suggest import nearest, nearest_key
 
-
-def single_edits(word: str, seed: int) -> Iterator[str]:
-    """One deletion, replacement, insertion and transposition, at random places."""
-    draw = random.Random(f"{word}{seed}")
-    place, letter = draw.randrange(len(word) - 1), draw.choice(ascii_lowercase)
-    yield word[:place] + word[place + 1 :]
-    yield word[:place] + letter + word[place + 1 :]
-    yield word[:place] + letter + word[place:]
-    yield word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+GROUPS = ConfigFolders.find().groups()
 
 
-def test_single_typos_of_keys_are_recognised() -> None:
-    typos = [
-        (path, typo) for path in keys() for seed in range(8) for typo in single_edits(path, seed) if typo not in keys()
+def typos(word: str, number: int) -> list[str]:
+    """Some of all words that are one deletion, replacement, insertion or transposition away."""
+    found = set()
+    for i in range(len(word)):
+        found.add(word[:i] + word[i + 1 :])
+        found.add(word[:i] + word[i + 1 : i + 2] + word[i] + word[i + 2 :])
+        for letter in ascii_lowercase + "_.0":
+            found |= {word[:i] + letter + word[i + 1 :], word[:i] + letter + word[i:]}
+    return random.Random(word).sample(sorted(found - {word}), number)
+
+
+def advice(word: str) -> str | None:
+    """What a command line with this word is told that it might mean; an empty text when the word is right."""
+    problems = parse_command_line([word], GROUPS).problems
+    if not problems:
+        return ""
+    found = re.search("did you mean ([^?=]+)", problems[0].fix)
+    return found.group(1) if found else None
+
+
+def share_right(pairs: Iterable[tuple[str, str]]) -> float:
+    """The share of words whose advice is what was meant; words that are right by chance do not count."""
+    told = [(advice(word), meant) for word, meant in pairs]
+    told = [(given, meant) for given, meant in told if given != ""]
+    return sum(given == meant for given, meant in told) / len(told)
+
+
+def test_typos_of_keys_are_recognised() -> None:
+    assert share_right((f"{typo}=1", path) for path in keys() for typo in typos(path, 4)) >= 0.95
+
+
+def test_typos_of_groups_are_recognised() -> None:
+    words = ((f"{typo}={GROUPS[group][0]}", group) for group in GROUPS for typo in typos(group, 60))
+    assert share_right(words) >= 0.95
+
+
+def test_typos_of_options_are_recognised() -> None:
+    words = [(f"{group}={typo}", name) for group in GROUPS for name in GROUPS[group] for typo in typos(name, 10)]
+    assert share_right(words) >= 0.95
+
+
+def test_typos_of_choices_are_recognised() -> None:
+    words = [(f"{key.path}={typo}", one) for key in keys().values() for one in key.choices for typo in typos(one, 10)]
+    assert share_right(words) >= 0.95
+
+
+def test_typos_of_flags_are_recognised() -> None:
+    told = [
+        (arguments.problems[0].fix, flag)
+        for flag in FLAGS
+        for typo in typos(flag[2:], 20)
+        if (arguments := parse_arguments([f"--{typo}", "job"])).problems
     ]
-    right = sum(nearest_key(typo) == path for path, typo in typos)
-    assert right / len(typos) >= 0.95
-
-
-def test_single_typos_of_options_are_recognised() -> None:
-    for group, options in ConfigFolders.find().groups().items():
-        typos = [(name, typo) for name in options for seed in range(8) for typo in single_edits(name, seed)]
-        right = sum(nearest(typo, options) == name for name, typo in typos)
-        assert right / len(typos) >= 0.95, group
+    right = sum(fix == f"did you mean {flag}?" for fix, flag in told)
+    assert len(told) > 10 * len(FLAGS) and right / len(told) >= 0.95
 
 
 @pytest.mark.parametrize(
