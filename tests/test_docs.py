@@ -16,6 +16,7 @@ from rlscale.config import RewardConfig, RunConfig
 from rlscale.engines.fake import FakeServer
 from rlscale.rewards import load_reward
 from rlscale.types import Prompt, Sample
+from tests.unit.config.interpreters import fake_interpreter
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -31,17 +32,19 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(name: str = "rlscale-train") -> list[list[str]]:
-    """Arguments of every use of a command in a shell block."""
+    """Arguments of every use of a command in a shell block, be it typed or what a job runs."""
     lines = [
         line for page in PAGES for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()
     ]
     words = [shlex.split(line, comments=True) for line in lines]
-    return [line[1:] for line in words if line and line[0] == name]
+    return [line[line.index(name) + 1 :] for line in words if name in line]
 
 
 @pytest.mark.parametrize("argv", commands(), ids=" ".join)
 def test_every_command_is_accepted(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    python = str(fake_interpreter(tmp_path / "sglang"))
+    argv = [word.replace("/opt/sglang/bin/python", python) for word in argv]
     jobs: list[RunConfig] = []
 
     def run_job(config: RunConfig) -> Any:
