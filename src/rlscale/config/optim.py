@@ -72,12 +72,16 @@ class OptimConfig(ConfigGroup):
         float | None, Field(ge=0, description="Peak learning rate of the matrices inside layers. None: `optim.lr`.")
     ] = None
     embedding_lr: Annotated[
-        float | None, Field(ge=0, description="Peak learning rate of the embedding. None: `optim.lr`.")
+        float | None,
+        Field(
+            ge=0,
+            description="Peak learning rate of the embedding, tied or not. None: `optim.lr`.",
+        ),
     ] = None
     unembedding_lr: Annotated[
         float | None, Field(ge=0, description="Peak learning rate of the output layer. None: `optim.lr`.")
     ] = None
     init_lr_frac: Annotated[
         float | None,
-        Field(gt=0, le=1, description="All learning rates start at this share of their peak. None: at the peak."),
+        Field(gt=0, le=1, description="All learning rates are this share of what is given, from the start. None: 1."),
     ] = None

@@ -131,7 +131,7 @@ class TrainConfig(ConfigGroup):
         Field(
             ge=-1,
             description="Tokens whose logits over the whole vocabulary are in memory at once when logprobs and entropy "
-            "are taken. -1: all of a micro-batch, or the backend's own choice.",
+            "are taken; fewer need less memory. -1 or 0: by the size of the vocabulary.",
         ),
     ] = -1
     only_train_params: Annotated[

@@ -109,7 +109,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         name="a choice of how the loss saves memory",
         fix="leave it out; lower batch.max_tokens_per_gpu to save memory",
-        keys=("train.recompute_loss_function", "train.log_probs_chunk_size"),
+        keys=("train.recompute_loss_function",),
     ),
     Part(name="hooks into the trainer's batch", keys=("train.rollout_data_postprocess_path",)),
     Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
@@ -163,11 +163,6 @@ PARTS: tuple[Part, ...] = (
         name="that optimiser",
         fix="set optim.name=adam",
         values={"optim.name": (OptimizerName.adam,)},
-    ),
-    Part(
-        name="learning rates by kind of parameter",
-        fix="leave it out; optim.lr is for all parameters",
-        keys=("optim.matrix_lr", "optim.embedding_lr", "optim.unembedding_lr", "optim.init_lr_frac"),
     ),
     Part(
         name="that schedule",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlscale.algo.head import HeadOptions, head_logprobs
+from rlscale.errors import ConfigError, Problem
 from rlscale.training.linear import OneDnnLinear, product
 
 MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
@@ -42,13 +43,14 @@ class LogprobHead(OneDnnLinear):
     """
 
     asked: Asked | None = None
+    chunk_tokens: int | None = None  # None: by CHUNK_ELEMENTS
 
     def forward(self, input: Tensor) -> Tensor:
         if self.asked is None:
             return super().forward(input)
         asked, (vocab_size, _) = self.asked, self.weight.shape
         options = HeadOptions(
-            chunk_tokens=max(1, CHUNK_ELEMENTS // vocab_size),
+            chunk_tokens=self.chunk_tokens or max(1, CHUNK_ELEMENTS // vocab_size),
             temperature=asked.temperature,
             entropy_grad=asked.entropy_grad,
             product=product,
@@ -66,14 +68,30 @@ class LogprobHead(OneDnnLinear):
             self.asked = None
 
 
-def use_logprob_head(model: PreTrainedModel) -> bool:
-    """Turns the output layer of a model with a large vocabulary into a LogprobHead, in place; whether it did."""
-    head = output_layer(model)
-    if not isinstance(head, nn.Linear) or getattr(head, "bias", None) is not None:
+def use_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
+    """Turns the output layer of a model into a LogprobHead, in place; whether it did.
+
+    Args:
+        chunk_tokens: tokens whose logits exist at a time. Not above 0: a model with a small vocabulary keeps its layer,
+            and with a large one it depends on that.
+
+    Raises:
+        ConfigError: logits of this model cannot be made in chunks, and it was asked for.
+    """
+    head, is_asked = output_layer(model), chunk_tokens > 0
+    plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None
+    if not plain or model.config.model_type not in MODEL_TYPES:
+        if is_asked:
+            rule = f"be -1 with a model of the type {model.config.model_type}"
+            fix = "its logits are more than the product of its output layer; lower batch.max_tokens_per_gpu instead"
+            problem = Problem(path="train.log_probs_chunk_size", rule=rule, value=str(chunk_tokens), fix=fix)
+            raise ConfigError([problem])
         return False
-    if model.config.model_type not in MODEL_TYPES or head.weight.shape[0] < MIN_VOCABULARY:
+    assert isinstance(head, nn.Linear)
+    if head.weight.shape[0] < MIN_VOCABULARY and not is_asked:
         return False
     head.__class__ = LogprobHead
+    head.chunk_tokens = chunk_tokens if is_asked else None  # type: ignore[assignment]  # now a LogprobHead
     return True
 
 

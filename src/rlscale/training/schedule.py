@@ -37,10 +37,11 @@ class LrSchedule:
         """`total_steps` are the optimiser steps of the whole run. `optim.lr` must be resolved."""
         assert optim.lr is not None, "optim.lr is set when the config is resolved"
         assert optim.lr_decay_style in _DECAYS, f"the config refuses optim.lr_decay_style={optim.lr_decay_style}"
+        peak = optim.lr if optim.init_lr_frac is None else optim.lr * optim.init_lr_frac
         constant = optim.lr_decay_style == LrDecayStyle.constant
         return cls(
-            peak=optim.lr,
-            floor=0.0 if constant else min(optim.min_lr, optim.lr),
+            peak=peak,
+            floor=0.0 if constant else min(optim.min_lr, peak),
             warmup_steps=optim.lr_warmup_iters or math.ceil(total_steps * optim.warmup_ratio),
             decay_steps=optim.lr_decay_iters or total_steps,
             style=optim.lr_decay_style,

@@ -56,6 +56,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"rollout.engine": EngineKind.embedded, "sglang.python": "/no/such/python"},
     ),
     (
+        "rates_by_kind_have_a_base",
+        {"optim.lr": 0.0, "optim.matrix_lr": 0.02},
+        "optim.lr must be above 0 with optim.matrix_lr, got 0; they follow its schedule",
+        {"optim.lr": 0.1, "optim.matrix_lr": 0.02},
+    ),
+    (
         "variables_have_names",
         {"train.env_vars": {"NCCL-DEBUG": "INFO"}},
         "train.env_vars must hold names of variables, got NCCL-DEBUG; use letters",

@@ -538,3 +538,44 @@ def test_a_frozen_model_saves_and_goes_on(model_path: str, tmp_path: Path) -> No
 def test_a_choice_that_cannot_be_meant_is_told(model_path: str, choice: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         backend(model_path, **choice)
+
+
+def moved(model_path: str, **changes: Any) -> dict[str, float]:
+    """The largest change of each weight in one step of Adam, which is about its learning rate."""
+    trainer = backend(model_path, **changes)
+    before = weights(trainer)
+    train(trainer)
+    return {name: float((weight - before[name]).abs().max()) for name, weight in weights(trainer).items()}
+
+
+def test_kinds_of_parameters_have_learning_rates_of_their_own(model_path: str) -> None:
+    plain = moved(model_path, lr=1e-3)
+    chosen = moved(model_path, lr=1e-3, matrix_lr=4e-3, embedding_lr=0.0)
+    for name, change in chosen.items():
+        factor = 0.0 if "embed_tokens" in name else 1.0 if "norm" in name else 4.0
+        assert change == pytest.approx(factor * plain[name], rel=0.05), name
+
+
+def test_all_rates_are_the_share_that_is_asked_for(model_path: str) -> None:
+    whole, half = moved(model_path, lr=1e-3), moved(model_path, lr=1e-3, init_lr_frac=0.5)
+    for name, change in half.items():
+        assert change == pytest.approx(0.5 * whole[name], rel=0.05), name
+
+
+def test_rates_of_kinds_survive_a_checkpoint(model_path: str, tmp_path: Path) -> None:
+    rates = {"lr": 1e-3, "matrix_lr": 4e-3}
+    first = backend(model_path, **rates)
+    train(first)
+    first.save(tmp_path)
+    again = backend(model_path, **rates)
+    again.load(tmp_path)
+    train(first)
+    train(again)
+    assert all(torch.equal(weight, weights(again)[name]) for name, weight in weights(first).items())
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10_000])
+def test_the_loss_is_the_same_with_logits_in_chunks(model_path: str, chunk: int) -> None:
+    whole, chunked = train(backend(model_path)), train(backend(model_path, log_probs_chunk_size=chunk))
+    assert chunked.steps[0]["loss"] == pytest.approx(whole.steps[0]["loss"], rel=1e-5)
+    assert chunked.steps[0]["grad_norm"] == pytest.approx(whole.steps[0]["grad_norm"], rel=1e-4)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlscale.config import ComputeDtype, ModelBuild, ModelConfig
+from rlscale.errors import ConfigError
 from rlscale.models import load_causal_lm, resolve_model
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -53,6 +54,12 @@ def test_a_small_vocabulary_and_unknown_architectures_keep_their_logits(model_pa
     unknown = load_causal_lm(large_vocabulary, dtype=torch.float32)
     unknown.config.model_type = "one_that_scales_its_logits"
     assert not use_logprob_head(unknown)
+    asked = load_causal_lm(model_path, dtype=torch.float32)
+    assert use_logprob_head(asked, chunk_tokens=5)
+    head = output_layer(asked)
+    assert isinstance(head, LogprobHead) and head.chunk_tokens == 5
+    with pytest.raises(ConfigError, match=r"train\.log_probs_chunk_size must be -1 with a model of the type"):
+        use_logprob_head(unknown, chunk_tokens=5)
 
 
 @pytest.mark.usefixtures("world")

@@ -36,3 +36,16 @@ def _decay_after_warmup(optim: OptimConfig) -> list[Problem]:
         return []
     rule = f"be more than optim.lr_warmup_iters={optim.lr_warmup_iters}"
     return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters))]
+
+
+BY_KIND = ("matrix_lr", "embedding_lr", "unembedding_lr")
+
+
+@rule("optim.lr", *(f"optim.{name}" for name in BY_KIND))
+def rates_by_kind_have_a_base(config: RunConfig) -> list[Problem]:
+    """The schedule is that of `optim.lr`; the others are multiples of it."""
+    given = [name for name in BY_KIND if getattr(config.optim, name) is not None]
+    if not given or config.optim.lr != 0:
+        return []
+    fix = "they follow its schedule; to train one kind alone use train.only_train_params"
+    return [Problem(path="optim.lr", rule=f"be above 0 with optim.{given[0]}", value="0", fix=fix)]

@@ -88,14 +88,12 @@ class FsdpBackend:
             use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
         torch.manual_seed(spec.train.seed + rank)
         mesh = data_mesh(self._device)
-        self._model = load_sharded(spec.model_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, train=spec.train)
+        self._model = load_sharded(spec.model_path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=True)
         self._reference: PreTrainedModel | None = None
         if spec.ref_path is not None and uses_reference(spec.algo):
-            self._reference = load_sharded(
-                spec.ref_path, mesh=mesh, dtype=spec.train.dtype, fsdp=spec.fsdp, train=None
-            )
+            self._reference = load_sharded(spec.ref_path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
             self._check_reference(self._reference)
-        self._optimizer = make_optimizer(self._model.parameters(), optim=spec.optim)
+        self._optimizer = make_optimizer(self._model, optim=spec.optim)
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps)
         self._num_steps, self._num_rollouts = 0, 0
 

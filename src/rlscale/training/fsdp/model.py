@@ -19,7 +19,7 @@ DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.flo
 
 
 def load_sharded(
-    path: str, *, mesh: DeviceMesh, dtype: ComputeDtype, fsdp: FsdpConfig, train: TrainConfig | None
+    path: str, *, mesh: DeviceMesh, fsdp: FsdpConfig, train: TrainConfig, is_trained: bool
 ) -> PreTrainedModel:
     """Loads a model on every rank and keeps this rank's shard of it, in float32.
 
@@ -28,26 +28,26 @@ def load_sharded(
     Args:
         path: Hugging Face folder or hub id.
         mesh: one axis with all ranks.
-        dtype: of the computation; weights and gradient reductions are float32 in any case.
         fsdp: attention kernel and gradient checkpointing.
-        train: says which parameters are trained. None: a model that only scores.
+        train: number format of the computation (weights and gradient reductions are float32 in any case), chosen
+            parameters, and tokens whose logits exist at a time.
+        is_trained: False for a model that only scores.
     """
-    trainable = train is not None
     kernel = attention_kernel(fsdp.attn_implementation, device_type=mesh.device_type)
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
-    model.requires_grad_(trainable)
-    if train is not None:
+    model.requires_grad_(is_trained)
+    if is_trained:
         choose_parameters(model, train)
     _switch_off_dropout(model)
-    if trainable and fsdp.gradient_checkpointing:
+    if is_trained and fsdp.gradient_checkpointing:
         model.activation_checkpointing_enable()
-    model.train(trainable)
+    model.train(is_trained)
     if mesh.device_type == "cpu":
         use_onednn(model)
-    use_logprob_head(model)
+    use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
     policy = MixedPrecisionPolicy()
-    if dtype != ComputeDtype.float32:
-        policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
+    if train.dtype != ComputeDtype.float32:
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[train.dtype], reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
