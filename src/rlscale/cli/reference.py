@@ -1,7 +1,7 @@
 """Writes the reference pages: `python -m rlscale.cli.reference <folder>`.
 
-One page for each group of the configuration, from its dataclasses, and one of the algorithms, from their docstrings;
-beside them the JSON schemas of the YAML files, which editors read.
+One page for each group of the configuration, from its dataclasses, one of the algorithms and one of the rules between
+keys, from their docstrings; beside them the JSON schemas of the YAML files, which editors read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from rlscale.cli.algorithms import make_page
+from rlscale.cli.rules import make_rules_page
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.problems import show
 from rlscale.config.schema import Key, keys
@@ -23,7 +24,7 @@ _TABLE = ("| key | type | default | description |", "|---|---|---|---|")
 
 
 def make_pages() -> dict[str, str]:
-    """The text of every file by name: a page per group, that of the algorithms, an index, and the schemas."""
+    """The text of every file by name: a page per group, those of algorithms and rules, an index, and the schemas."""
     by_group: dict[str, list[Key]] = {}
     for key in keys().values():
         if key.group:
@@ -35,6 +36,7 @@ def make_pages() -> dict[str, str]:
     ]
     table = "\n".join(["| group | what it holds | keys |", "|---|---|---|", *rows])
     pages["algorithms.md"] = f"{_GENERATED}\n\n{make_page()}"
+    pages["rules.md"] = f"{_GENERATED}\n\n{make_rules_page()}"
     rows = [_row(key) for key in keys().values() if not key.group]
     beside = "\n".join(["Keys beside the groups:", "", *_TABLE, *rows])
     pages["index.md"] = f"{_GENERATED}\n\n# Configuration reference\n\n{table}\n\n{beside}\n"

@@ -6,6 +6,7 @@ from rlscale.algo.advantages import ESTIMATORS
 from rlscale.cli.algorithms import GOLDEN
 from rlscale.cli.reference import make_pages, write_pages
 from rlscale.config.folder import ConfigFolders
+from rlscale.config.rules import RULES
 from rlscale.config.schema import keys
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
@@ -30,6 +31,15 @@ def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:
     assert all(f"| `algo={option}` |" in page for option in ConfigFolders.find().groups()["algo"])
     unnamed = [path for path in keys() if path.startswith("algo.") and f"`{path}`" not in page]
     assert unnamed == ["algo.use_routing_replay"]
+
+
+def test_the_page_of_rules_names_every_rule_and_what_it_reads() -> None:
+    page = make_pages()["rules.md"]
+    for rule in RULES:
+        (row,) = [
+            line for line in page.splitlines() if line.startswith(f"| {rule.name.replace('_', ' ').capitalize()}. ")
+        ]
+        assert all(f"`{path}`" in row for path in rule.reads)
 
 
 def test_the_tests_that_the_page_names_exist() -> None:

@@ -48,3 +48,14 @@ def reward_address_is_a_url(config: RunConfig) -> list[Problem]:
     return [
         Problem(path="reward.url", rule="begin with http:// or https://", value=show(url), fix=f"write http://{url}")
     ]
+
+
+@rule("reward.type", "reward.custom_path", "reward.key", *USES_ENGINES)
+def single_rewards_have_no_key(config: RunConfig) -> list[Problem]:
+    """Of a reward that is one number, none can be chosen by name."""
+    reward = config.reward
+    several = (None, RewardType.dapo, RewardType.remote_rm)
+    if reward.key is None or reward.custom_path is not None or reward.type in several or not uses_engines(config):
+        return []
+    rule, fix = f"be null with reward.type={reward.type}", "it gives one number; leave it out"
+    return [Problem(path="reward.key", rule=rule, value=reward.key, fix=fix)]
