@@ -15,7 +15,7 @@ from pathlib import Path
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.execute import Execution, Start
-from rlscale.cluster.plan import RunPlan, layout_of, plan_run
+from rlscale.cluster.plan import RunPlan, plan_run
 from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
@@ -32,6 +32,7 @@ from rlscale.observe.provenance import redact, redact_yaml, write_provenance
 from rlscale.observe.rollouts import RolloutLog, TokenTexts
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.observe.trackers import TrackedRun, open_trackers
+from rlscale.plan.placement import layout_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from rlscale.data.source import open_prompts
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
 from rlscale.models import load_tokenizer
-from rlscale.plan.placement import Layout, plan_layout
+from rlscale.plan.placement import Layout, layout_of
 from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
 from rlscale.rollout.generate import eval_params
@@ -56,12 +56,6 @@ class RunPlan:
         batch = self.config.batch
         assert batch.num_steps_per_rollout is not None, "set by the resolve step"
         return self.num_rollouts * batch.num_steps_per_rollout
-
-
-def layout_of(config: RunConfig) -> Layout:
-    """Who gets which GPU; without a trainer, engines share with nobody."""
-    layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
-    return replace(layout, num_trainers=0, colocate=False) if config.debug.rollout_only else layout
 
 
 def plan_run(config: RunConfig, model_path: str) -> RunPlan:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlscale.config import ComputeDtype, EngineKind, LossType, RunConfig, TrainBackendName, compares_policies
+from rlscale.config import (
+    ComputeDtype,
+    EngineKind,
+    LossType,
+    RunConfig,
+    TisType,
+    TrainBackendName,
+    compares_policies,
+)
 from rlscale.plan.activations import FLOAT32
 from rlscale.plan.architecture import Architecture
 from rlscale.plan.batches import Batches, Lengths
@@ -79,9 +87,10 @@ class Setting:
 
 def least_times(config: RunConfig, setting: Setting) -> Floor:
     """The floor of one rollout of a resolved config."""
-    parts = [] if config.algo.loss_type == LossType.sft_loss else _generation(config, setting)
-    parts += _training(config, setting)
-    if setting.layout.num_engines:
+    generates = config.algo.loss_type != LossType.sft_loss and setting.engine is not None
+    parts = _generation(config, setting) if generates else []
+    parts += _training(config, setting) if setting.layout.num_trainers else []
+    if setting.sync_bytes:
         parts.append(Part(name="weight sync", seconds=setting.sync_bytes / setting.link, bound="bandwidth of the link"))
     return Floor(parts=tuple(parts), overlaps=config.rollout.max_staleness > 0)
 
@@ -179,5 +188,6 @@ def needs_old_logprobs(config: RunConfig) -> bool:
     algo = config.algo
     if not compares_policies(algo) or algo.use_rollout_logprobs:
         return False
+    normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
     several = (config.batch.num_steps_per_rollout or 1) > 1
-    return several or algo.kl_coef > 0 or not config.train.reuse_logprobs
+    return several or normalized or algo.kl_coef > 0 or not config.train.reuse_logprobs

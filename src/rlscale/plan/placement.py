@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlscale.config import ClusterConfig
+from rlscale.config import ClusterConfig, RunConfig
+from rlscale.config.rules import uses_engines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,12 @@ def plan_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
         gpus_per_engine=config.rollout_num_gpus_per_engine,
         colocate=config.colocate,
     )
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """Who gets which GPU in a run; without a trainer, engines share with nobody."""
+    layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
+    return replace(layout, num_trainers=0, colocate=False) if config.debug.rollout_only else layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

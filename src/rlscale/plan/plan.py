@@ -28,7 +28,7 @@ from rlscale.plan.floor import Floor, Setting, least_times
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron import Parallel, megatron_memory
 from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
-from rlscale.plan.placement import Layout, Place, places, plan_layout
+from rlscale.plan.placement import Layout, Place, layout_of, places
 
 LONGEST_MATRIX = 64
 """Samples up to this length are attended to by plain products on a CPU (training/attention.py)."""
@@ -73,10 +73,10 @@ class Plan:
     batches: Batches
     layout: Layout
     places: tuple[Place, ...]
-    trainer: TrainerMemory
-    trainer_otherwise: TrainerMemory  # with activations recomputed if they are kept, and the other way round
+    trainer: TrainerMemory | None  # None: there is no trainer
+    trainer_otherwise: TrainerMemory | None  # with activations recomputed if they are kept, and the other way round
     recompute: bool
-    engine: EngineMemory | None
+    engine: EngineMemory | None  # None: nothing is generated, or by servers that run already
     demands: tuple[Demand, ...]
     sync: Sync | None
     floor: Floor
@@ -112,7 +112,9 @@ class Plan:
         }
 
 
-def _memory(memory: TrainerMemory) -> dict[str, Any]:
+def _memory(memory: TrainerMemory | None) -> dict[str, Any] | None:
+    if memory is None:
+        return None
     totals = {name: getattr(memory, name) for name in ("steady", "step", "peak", "peak_moment")}
     return {**asdict(memory), **totals}
 
@@ -138,17 +140,18 @@ def make_plan(
     a = architecture_of(config.model)
     reference = reference_of(config.model, a) if uses_reference(config.algo) else None
     lengths = assumed_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
-    layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
+    layout = layout_of(config)
     batches = _batches(config, lengths, layout)
     recompute = _recomputes(config)
     trainer, otherwise = (
-        _trainer(_with_recompute(config, each), a, reference, batches, lengths) for each in (recompute, not recompute)
+        _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None
+        for each in (recompute, not recompute)
     )
     dtype_bytes = DTYPE_BYTES[config.train.dtype]
     engine = None
     if layout.num_engines:
         engine = engine_memory(config, a, lengths, dtype_bytes=dtype_bytes, hardware=hardware)
-    sync = _sync(config, a) if engine is not None else None
+    sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
     setting = Setting(
         a=a,
         reference=reference,
@@ -192,7 +195,7 @@ def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
     if config.train.backend == TrainBackendName.megatron:
         parallel = Parallel.of(config.megatron, layout.num_trainers)
         return batches_of(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
-    return batches_of(config.batch, lengths, ranks=layout.num_trainers)
+    return batches_of(config.batch, lengths, ranks=max(1, layout.num_trainers))
 
 
 def _recomputes(config: RunConfig) -> bool:
@@ -244,10 +247,14 @@ def _sync(config: RunConfig, a: Architecture) -> Sync:
 
 
 def _demands(
-    config: RunConfig, layout: Layout, trainer: TrainerMemory, engine: EngineMemory | None, hardware: Hardware
+    config: RunConfig,
+    layout: Layout,
+    trainer: TrainerMemory | None,
+    engine: EngineMemory | None,
+    hardware: Hardware,
 ) -> list[Demand]:
     """What has to fit where: per GPU, or on a CPU, whose memory all share, per node."""
-    training = _trainer_parts(config, trainer)
+    training = {} if trainer is None else _trainer_parts(config, trainer)
     serving = {} if engine is None else {"engine": engine.total}
     if config.cluster.device == Device.cpu:
         per_node = config.cluster.num_gpus_per_node
@@ -259,9 +266,11 @@ def _demands(
         return [Demand(where=where, parts=parts, available=hardware.memory_bytes)]
     runtime = {"runtime": hardware.reserve_bytes}
     available = hardware.memory_bytes
-    if layout.colocate and engine is not None:
+    if layout.colocate and trainer is not None and engine is not None:
         return [_shared_demand(config, training, _engine_parts(engine), runtime, available)]
-    found = [Demand(where="GPU of a trainer rank", parts=training | runtime, available=available)]
+    found = []
+    if trainer is not None:
+        found.append(Demand(where="GPU of a trainer rank", parts=training | runtime, available=available))
     if engine is not None:
         found.append(Demand(where="GPU of an engine", parts=_engine_parts(engine) | runtime, available=available))
     return found

@@ -28,7 +28,8 @@ def _parts(plan: Plan, fixes: Sequence[Fix]) -> Iterator[RenderableType]:
     yield _head(plan)
     yield _batches(plan)
     yield _placement(plan)
-    yield _memory_of_trainer(plan)
+    if plan.trainer is not None and plan.trainer_otherwise is not None:
+        yield _memory_of_trainer(plan, [plan.trainer, plan.trainer_otherwise])
     if plan.engine is not None:
         yield _memory_of_engine(plan)
     yield _fit(plan, fixes)
@@ -48,6 +49,8 @@ def _head(plan: Plan) -> RenderableType:
         f"hardware  {plan.hardware.name}: {plan.hardware.title}, {_size(plan.hardware.memory_bytes)}",
         f"lengths   {_lengths(plan.lengths)}",
     ]
+    if plan.engine is None and plan.sync is not None:
+        lines.append("engines   run already; their memory and their time are not planned")
     return Text("\n".join(lines))
 
 
@@ -118,16 +121,15 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _memory_of_trainer(plan: Plan) -> RenderableType:
+def _memory_of_trainer(plan: Plan, both: Sequence[TrainerMemory]) -> RenderableType:
     names = ("activations recomputed", "activations kept")
     title = "memory of a trainer rank"
     table = _table(title, "part", names[not plan.recompute] + " (this run)", names[plan.recompute])
-    sides = [_trainer_parts(plan.trainer), _trainer_parts(plan.trainer_otherwise)]
+    sides = [_trainer_parts(each) for each in both]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
         table.add_row(name, *[_size(side[name]) if name in side else "" for side in sides])
-    peaks = [plan.trainer, plan.trainer_otherwise]
-    table.add_row("most at once", *[_size(each.peak) for each in peaks], style="bold")
-    table.add_row("when", *[each.peak_moment for each in peaks])
+    table.add_row("most at once", *[_size(each.peak) for each in both], style="bold")
+    table.add_row("when", *[each.peak_moment for each in both])
     if plan.backend == TrainBackendName.megatron:
         return Group(table, Text("An estimate: it has not been compared with what Megatron-core allocates."))
     return table

@@ -25,15 +25,17 @@ def plan(*words: str, experiment: str = "qwen3_4b_grpo", **lengths: int) -> Plan
 
 def test_weights_and_optimizer_are_sharded_in_float32() -> None:
     found = plan()
+    assert found.trainer is not None
     assert found.trainer.weights == pytest.approx(4 * found.model.parameters / 4, rel=1e-6)
     assert found.trainer.optimizer == 2 * found.trainer.weights
     assert found.trainer.reference == found.trainer.weights
     alone = plan("algo.use_kl_loss=false")
-    assert alone.trainer.reference == 0
+    assert alone.trainer is not None and alone.trainer.reference == 0
 
 
 def test_recomputing_saves_activations_and_costs_operations() -> None:
     kept, recomputed = plan("fsdp.gradient_checkpointing=false"), plan("fsdp.gradient_checkpointing=true")
+    assert recomputed.trainer is not None and kept.trainer is not None
     assert recomputed.trainer.peak < kept.trainer.peak / 2
     assert kept.trainer_otherwise == recomputed.trainer
     assert recomputed.floor.seconds > kept.floor.seconds
@@ -79,8 +81,25 @@ def test_a_colocated_gpu_holds_both_and_a_separate_one_does_not() -> None:
     assert {"weights", "engine weights"} <= demand.parts.keys()
 
 
+def test_servers_that_run_already_are_left_out() -> None:
+    found = plan("rollout=external", "rollout.external_engine_addrs=['10.0.0.1:30000']")
+    assert found.engine is None
+    assert {actor for place in found.places for actor in place.actors} == {f"actor rank {i}" for i in range(4)}
+    assert found.sync is not None and found.sync.num_bytes == 2 * found.model.parameters
+    assert "weight sync" in [part.name for part in found.floor.parts]
+
+
+def test_a_run_without_a_trainer_has_engines_only() -> None:
+    found = plan("debug.rollout_only=true")
+    assert found.trainer is None and found.sync is None
+    assert [demand.where for demand in found.demands] == ["GPU of an engine"]
+    assert [part.name for part in found.floor.parts] == ["read prompts", "write responses"]
+    assert found.to_dict()["trainer"] is None
+
+
 def test_a_critic_is_beside_the_policy() -> None:
     found = plan(experiment="qwen3_4b_ppo")
+    assert found.trainer is not None
     assert found.places[3].actors[:2] == ("actor rank 3", "critic rank 3")
     assert found.demands[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
 
@@ -133,6 +152,7 @@ def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
     whole = plan(*words, "megatron.use_distributed_optimizer=false")
     spread = plan(*words)
     cut = plan(*words, "megatron.tensor_model_parallel_size=4", "megatron.use_distributed_optimizer=false")
+    assert whole.trainer is not None and spread.trainer is not None and cut.trainer is not None
     assert whole.trainer.weights == 2 * whole.model.parameters
     assert spread.trainer.optimizer == whole.trainer.optimizer / 8
     assert cut.trainer.weights == whole.trainer.weights / 4
@@ -164,3 +184,21 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
     layout = Layout(num_trainers=4, num_engines=4, gpus_per_engine=1, colocate=False)
     rows: list[Any] = list(placement_rows(places(layout, gpus_per_node=8)))
     assert rows == [("0", "0-3", "actor ranks 0-3"), ("0", "4-7", "engines 0-3")]
+
+
+def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
+    from rlscale.algo import head as algo_head
+    from rlscale.engines.embedded.lanes import MIN_LENGTH
+    from rlscale.engines.embedded.scheduler import SchedulerOptions
+    from rlscale.engines.launch_sglang import ON_CPU
+    from rlscale.plan import activations, engine, plan
+    from rlscale.training import attention, head
+
+    assert activations.CHUNK_ELEMENTS == head.CHUNK_ELEMENTS
+    assert activations.MIN_CHUNKED_VOCABULARY == head.MIN_VOCABULARY
+    assert activations.CHUNKED_MODELS - {None} == head.MODEL_TYPES
+    assert activations.BLOCK_CHUNKS == algo_head.BLOCK_CHUNKS
+    assert plan.LONGEST_MATRIX == attention._MAX_SHORT
+    assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_LANE, engine.MAX_CACHED_TOKENS)
+    assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]
+    assert ON_CPU["max_total_tokens"] == engine.SGLANG_CPU_TOKENS
