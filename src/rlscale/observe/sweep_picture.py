@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rlscale.config.sweep import JobRecord, SweepResult
 
 MAX_COLUMNS = 3
-LOG_SPAN = 20.0
+LOG_SPAN = 10.0
 """Positive numbers that span this factor are drawn on a logarithmic axis."""
 
 _DOT, _BEST, _FAILED, _MEAN = "#4477aa", "#228833", "#cc3311", "#bbbbbb"

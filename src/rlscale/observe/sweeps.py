@@ -44,9 +44,10 @@ def make_table(result: SweepResult) -> Table:
     """One row per job: what it had of its own, its objective or its error, and its folder; the best one is marked."""
     table = Table(title=f"{len(result.jobs)} jobs, {result.folder}", title_justify="left")
     for heading in ("job", *result.swept, "objective", "seconds", "run folder or error"):
-        table.add_column(heading, justify="right" if heading in ("job", "objective", "seconds") else "left")
+        is_number = heading in ("job", "objective", "seconds")
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for job in result.jobs:
-        own = [Text(job.values.get(name, "")) for name in result.swept]
+        own = [Text(_short(job.values.get(name, ""))) for name in result.swept]
         last = Text(_first_line(job.error) or job.run_dir)
         best = "bold green" if job is result.best else ""
         table.add_row(str(job.index + 1), *own, _objective(job, result), f"{job.seconds:.1f}", last, style=best)
@@ -57,7 +58,7 @@ def closing_lines(result: SweepResult, files: Sequence[Path]) -> list[str]:
     """Which job was best, and where the files are."""
     lines = []
     if result.best is not None:
-        own = " ".join(f"{name}={result.best.values.get(name, '')}" for name in result.swept)
+        own = " ".join(f"{name}={_short(result.best.values.get(name, ''))}" for name in result.swept)
         lines.append(f"best: job {result.best.index + 1}, objective {result.best.objective:.4g}  {own}".rstrip())
     return [*lines, *map(str, files)]
 
@@ -67,6 +68,14 @@ def _objective(job: JobRecord, result: SweepResult) -> str:
         return "failed"
     text = "-" if job.objective is None else f"{job.objective:.4g}"
     return f"* {text}" if job is result.best else text
+
+
+def _short(value: str) -> str:
+    """A number with many digits, as a sweeper chooses it, with four of them."""
+    try:
+        return f"{float(value):.4g}" if len(value) > 8 else value
+    except ValueError:
+        return value
 
 
 def _first_line(error: str | None) -> str:

@@ -16,14 +16,22 @@ try:
     main()
 except SystemExit as end:
     code = end.code
-heavy = [name for name in ("torch", "ray", "transformers", "numpy") if name in sys.modules]
+heavy = [name for name in ("torch", "ray", "transformers", "numpy", "optuna", "joblib") if name in sys.modules]
 assert not heavy, heavy
 sys.exit(code)
 """
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["--cfg", "job"], 0), (["algo.eps_clp=1"], 2), (["--help"], 0), (["--version"], 0)]
+    ("words", "code"),
+    [
+        (["--cfg", "job"], 0),
+        (["algo.eps_clp=1"], 2),
+        (["--help"], 0),
+        (["--version"], 0),
+        (["-sc", "install=bash"], 0),
+        (["-m", "algo.eps_clip=0.1,-1"], 2),
+    ],
 )
 def test_the_front_loads_nothing_heavy(words: list[str], code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT.format(words=words)]
@@ -66,3 +74,38 @@ def test_the_package_offers_its_entry_points_lazily() -> None:
         "assert 'torch' not in sys.modules; assert not hasattr(rlscale, 'nothing')",
     ]
     subprocess.run(command, env={"PYTHONPATH": str(SOURCE)}, timeout=60, check=True)
+
+
+LOOK = """
+import sys
+from rlscale.cli.config import main
+code = main({words!r})
+heavy = [name for name in ("torch", "ray", "transformers", "numpy") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["help", "algo"], 0),
+        (["explain", "algo.eps_clip", "algo=gspo"], 0),
+        (["diff", "quickstart", "qwen3_4b_grpo"], 0),
+        (["minimize", "quickstart"], 0),
+        (["schema"], 0),
+        (["explain", "algo.eps_clp"], 2),
+    ],
+)
+def test_looking_loads_nothing_heavy(words: list[str], code: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK.format(words=words)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())

@@ -47,6 +47,17 @@ def test_the_shown_table_marks_the_best(tmp_path: Path) -> None:
     assert worst.startswith("best: job 1, objective 0.1")
 
 
+def test_numbers_with_many_digits_are_shown_short_and_written_in_full(tmp_path: Path) -> None:
+    words = ("optim.lr=0.0001575132049977", "model.hf_checkpoint=/models/long/enough")
+    jobs = tuple(
+        JobRecord(index=i, overrides=(word,), seconds=0.0, run_dir="", objective=1.0) for i, word in enumerate(words)
+    )
+    result = SweepResult(folder=tmp_path, jobs=jobs)
+    assert closing_lines(result, [])[0].endswith("optim.lr=0.0001575 model.hf_checkpoint=")
+    table, _ = write_sweep(result)
+    assert "0.0001575132049977" in table.read_text() and "/models/long/enough" in table.read_text()
+
+
 def test_a_sweep_without_objective_has_no_picture(tmp_path: Path) -> None:
     jobs = (JobRecord(index=0, overrides=("a=1",), seconds=0.0, run_dir="", error="gone"),)
     assert [file.name for file in write_sweep(SweepResult(folder=tmp_path, jobs=jobs))] == ["results.csv"]
