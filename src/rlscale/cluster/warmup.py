@@ -9,7 +9,6 @@ from rlscale.errors import ConfigError
 from rlscale.models import cache_root
 
 _INHERITED = ("model", "cluster", "fsdp")
-_DERIVED = ("offload", "offload_train", "offload_rollout")  # by the warm-up for itself, from cluster.colocate
 _OF_ENGINE = {EngineKind.sglang: ("sglang", "router")}
 _INHERITED_KEYS = {
     "train": ("backend", "dtype", "seed", "env_vars"),
@@ -28,7 +27,7 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
     values = to_dict(config)
     overrides = [f"+experiment={config.model.warmup_experiment}"]
     for group in (*_INHERITED, *_OF_ENGINE.get(config.rollout.engine, ())):
-        overrides += [_override(group, key, value) for key, value in values[group].items() if key not in _DERIVED]
+        overrides += [_override(group, key, value) for key, value in values[group].items()]
     for group, keys in _INHERITED_KEYS.items():
         overrides += [_override(group, key, values[group][key]) for key in keys]
     overrides += ["model.warmup_experiment=null"]

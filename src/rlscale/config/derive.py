@@ -77,3 +77,7 @@ def derive_passes(draft: Draft) -> None:
     """Which policy gives the old logprobs."""
     if draft.config.train.keep_old_actor:
         draft.put("train.reuse_logprobs", False, "train.keep_old_actor gives the old policy's logprobs")
+
+
+DERIVATIONS = (derive_sources, derive_passes, derive_offloading, derive_critic, derive_megatron)
+"""Every step of this module. They hold for any config, also for one that breaks a rule."""

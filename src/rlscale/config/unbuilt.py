@@ -5,7 +5,8 @@ Building a part means deleting its lines here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -13,9 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.config.algo import AdvantageEstimator
+from rlscale.config.derive import DERIVATIONS
 from rlscale.config.notes import ignored
 from rlscale.config.optim import LrDecayStyle, OptimizerName
 from rlscale.config.problems import show
+from rlscale.config.resolve import Draft
 from rlscale.config.reward import RewardType
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
@@ -189,15 +192,29 @@ def unbuilt() -> Mapping[str, Built]:
 def check_built(config: RunConfig) -> list[Problem]:
     """One problem for each key whose value names a part that is not there yet.
 
-    A key that has no effect in this run anyway is none: it is reported as ignored, for the reason that matters.
+    A key that has no effect in this run anyway is none: it is reported as ignored, for the reason that matters. Nor is
+    a value that is derived where none is given, so that a resolved config can be read back.
     """
+    wanting = [path for path, built in unbuilt().items() if attrgetter(path)(config) not in built.values]
+    derived = _derived(config, wanting) if wanting else {}
     problems = []
-    for path, built in unbuilt().items():
-        value = attrgetter(path)(config)
-        if value in built.values or ignored(config, [path]):
+    for path in wanting:
+        value, built = attrgetter(path)(config), unbuilt()[path]
+        if derived.get(path, built) == value or ignored(config, [path]):
             continue
         works = ", ".join(show(item) for item in built.values)
         rule = f"be {works}" if len(built.values) == 1 else f"be one of {works}"
         rule += f" (not built yet: {built.waits_for})"
         problems.append(Problem(path=path, rule=rule, value=show(value), fix=built.fix))
     return problems
+
+
+def _derived(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:
+    """What the keys would be if none of them were given."""
+    draft = Draft(config=deepcopy(config))
+    for path in paths:
+        group, _, name = path.rpartition(".")
+        setattr(attrgetter(group)(draft.config) if group else draft.config, name, keys()[path].default)
+    for step in DERIVATIONS:
+        step(draft)
+    return {each.key: each.value for each in draft.derived}

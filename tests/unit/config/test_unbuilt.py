@@ -50,3 +50,12 @@ def test_every_entry_gives_values_of_its_key() -> None:
         kind: Any = dict if key.is_mapping else list if key.type in (list[str], list[int]) else key.type
         assert key.default in built.values or path == "train.backend", path
         assert all(value is None or isinstance(value, kind) for value in built.values), path
+
+
+def test_a_value_that_would_be_derived_is_none_that_was_chosen() -> None:
+    assert mistakes("cluster.offload_train=false", "sampling.over_sampling_batch_size=48") == []
+    assert mistakes("cluster.colocate=true", "cluster.rollout_num_gpus=1", "cluster.offload_train=true") == []
+    (told,) = mistakes("cluster.offload_train=true")
+    assert told.startswith("cluster.offload_train must be null (not built yet: offloading of trainer and engines)")
+    (told,) = mistakes("sampling.over_sampling_batch_size=49")
+    assert told.startswith("sampling.over_sampling_batch_size must be null (not built yet: over-sampling and filters)")
