@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from rlscale.cluster.warmup import warmup_config
 from rlscale.config import load_config
+from rlscale.errors import ConfigError
+from tests.unit.config.interpreters import fake_interpreter
 
 
 def test_it_takes_model_and_seed_from_the_run() -> None:
@@ -16,8 +20,9 @@ def test_it_takes_model_and_seed_from_the_run() -> None:
     assert other is not None and other.run.dir != warmup.run.dir
 
 
-def test_it_generates_with_the_servers_of_the_run() -> None:
-    words = ["rollout=sglang", "sglang.python=/opt/python", "sglang.page_size=16", "router.policy=random"]
+def test_it_generates_with_the_servers_of_the_run(tmp_path: Path) -> None:
+    python = f"sglang.python={fake_interpreter(tmp_path)}"
+    words = ["rollout=sglang", python, "sglang.page_size=16", "router.policy=random"]
     nested = "sglang.cuda_graph_config={decode:{max_bs:8}}"
     config = load_config(["+experiment=quickstart", *words, nested, "cluster.rollout_num_gpus=2"])
     warmup = warmup_config(config)
@@ -41,3 +46,12 @@ def test_its_experiment_may_lie_in_the_users_folder(tmp_path: Path) -> None:
 
 def test_there_may_be_none() -> None:
     assert warmup_config(load_config(["+experiment=quickstart", "model.warmup_experiment=null"])) is None
+
+
+def test_a_mistake_of_the_warm_up_is_told_as_one() -> None:
+    config = load_config(["+experiment=quickstart", "cluster.actor_num_gpus_per_node=3", "cluster.num_gpus_per_node=8"])
+    with pytest.raises(ConfigError) as told:
+        warmup_config(config)
+    (problem,) = told.value.problems
+    assert problem.path == "batch.global_batch_size"
+    assert problem.origin == "in the warm-up, model.warmup_experiment=quickstart_warmup"
