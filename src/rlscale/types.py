@@ -276,6 +276,7 @@ class WeightGroup:
     world_size: int
     backend: str  # "gloo" | "nccl"
     timeout_s: float
+    num_links: int = 1  # connections between two members, used in turn; more than one: gloo, between our own servers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,7 +286,8 @@ class WeightBucket:
     names: list[str]
     dtypes: list[str]  # "float32", "bfloat16"
     shapes: list[list[int]]
-    checksums: list[str]
+    checksums: list[str]  # empty where they travel with the bytes
+    load_format: str = "flattened_bucket"  # | "tensor_blocks"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,6 +158,7 @@ class HttpEngine:
             "group_name": group.name,
             "backend": group.backend,
             "timeout_s": group.timeout_s,
+            "num_links": group.num_links,
         }
         await self._call("POST", "/init_weights_update_group", body)
 
@@ -175,7 +176,7 @@ class HttpEngine:
             "shapes": bucket.shapes,
             "checksums": bucket.checksums,
             "group_name": group_name,
-            "load_format": "flattened_bucket",
+            "load_format": bucket.load_format,
             "flush_cache": self._flush_on_update,
         }
         await self._call("POST", "/update_weights_from_distributed", body)

@@ -34,6 +34,7 @@ MAX_BODY_BYTES = 256 * 2**20
 PAUSE_MODES = ("abort", "retract", "in_place")
 MEMORY_TAGS = ("weights", "kv_cache")
 DEFAULT_GROUP_TIMEOUT_S = 300.0
+BUCKET_FORMATS = ("flattened_bucket", "tensor_blocks")
 TENSOR_FORMATS = ("shared_memory", "cuda_ipc")
 FOLDER_FORMATS = (None, "auto", "safetensors", "delta")
 
@@ -285,6 +286,7 @@ class _Routes:
             world_size=_get(body, "world_size", int),
             backend=_get(body, "backend", str, "nccl"),
             timeout_s=_get(body, "timeout_s", float, DEFAULT_GROUP_TIMEOUT_S),
+            num_links=_get(body, "num_links", int, 1),
         )
         await self._service.join_group(group, _get(body, "rank_offset", int))
         return _success("Succeeded to initialize custom process group.")
@@ -300,13 +302,15 @@ class _Routes:
     async def receive(self, request: web.Request) -> web.Response:
         body = await _body(request)
         load_format = body.get("load_format")
-        if load_format != "flattened_bucket":
-            raise BadRequest("load_format", "be 'flattened_bucket' on this server", load_format)
+        if load_format not in BUCKET_FORMATS:
+            known = " or ".join(repr(name) for name in BUCKET_FORMATS)
+            raise BadRequest("load_format", f"be {known} on this server", load_format)
         bucket = WeightBucket(
             names=_get(body, "names", list),
             dtypes=_get(body, "dtypes", list),
             shapes=_get(body, "shapes", list),
             checksums=_get(body, "checksums", list, []),
+            load_format=load_format,
         )
         num = len(bucket.names)
         for field in ("dtypes", "shapes", "checksums"):

@@ -14,6 +14,8 @@ Bytes = npt.NDArray[np.uint8]
 BLOCK_BYTES = 1 << 19
 """Of the blocks a checksum is made of. Half of a usual L2 cache: a block that was just copied is hashed at no cost."""
 
+DIGEST_BYTES = 8
+
 _MASK = 2**64 - 1
 _ROW_WORDS = 1 << 14  # 128 KiB: a row and its products stay in cache
 _SLAB_ROWS = 128

@@ -4,23 +4,30 @@ trainer rank 0                                       every engine
   for each bucket: announce    ── HTTP ──────────>   joins the broadcast
                    broadcast   ══ gloo / nccl ══>    compares checksums, writes
                    wait        <── HTTP ──────────   200, or which tensor is wrong
+
+Engines on a CPU that know how get tensors as they lie in memory (see blocks); SGLang and GPUs one packed buffer a
+bucket.
 """
 
 import itertools
 import uuid
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightGroup, WeightVersion
-from rlscale.weights.buckets import PackedBucket, Staging, cut, pack
+from rlscale.types import WeightBucket, WeightGroup, WeightVersion
+from rlscale.weights.blocks import LOAD_FORMAT as BLOCKS
+from rlscale.weights.blocks import BlockSender
+from rlscale.weights.buckets import Named, PackedBucket, Staging, cut, layout_of, pack
 from rlscale.weights.calls import in_thread
 from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
-from rlscale.weights.group import join_group, leave_group, open_store, start_broadcast
+from rlscale.weights.group import Group, join_group, leave_group, open_store, start_broadcast
+
+NUM_LINKS = 4
 
 STAGED_BYTES = 64 * 2**20
 """Largest bucket over gloo: packing one, sending another and checking a third go on at once."""
@@ -55,9 +62,12 @@ class ProcessGroupChannel(EngineChannel):
         master_address: str = "127.0.0.1",
     ) -> None:
         super().__init__(make_engine=make_engine, rank=rank, timeout_s=timeout_s)
-        self._backend, self._master_address = backend, master_address
-        self._bucket_bytes = bucket_bytes if backend == "nccl" else min(bucket_bytes, STAGED_BYTES)
+        self._backend, self._master_address, self._bucket_bytes = backend, master_address, bucket_bytes
         self._link: _Link | None = None
+
+    @property
+    def _in_blocks(self) -> bool:
+        return self._backend == "gloo" and not self._engines_by_format(BLOCKS)[1]
 
     def _open(self) -> None:
         store = open_store(self._master_address, timeout_s=self._timeout_s)
@@ -69,6 +79,7 @@ class ProcessGroupChannel(EngineChannel):
             world_size=1 + sum(address.num_ranks for address in addresses),
             backend=self._backend,
             timeout_s=self._timeout_s,
+            num_links=NUM_LINKS if self._in_blocks else 1,
         )
         first_ranks = itertools.accumulate((address.num_ranks for address in addresses[:-1]), initial=1)
         joins = [
@@ -78,44 +89,46 @@ class ProcessGroupChannel(EngineChannel):
         # In a thread of its own: when an engine refuses, nobody waits for the group that cannot come about.
         own = in_thread(lambda: join_group(group, 0, store=store))
         self._calls.settle([*joins, own])
-        self._link = _Link(group=group, process_group=own.result(), store=store, staging=(Staging(), Staging()))
+        self._link = _Link(group=group, process_group=own.result(), store=store, way=self._make_way(own.result()))
+
+    def _make_way(self, process_group: Group) -> "PackedWay | BlockWay":
+        if self._in_blocks:
+            return BlockWay(BlockSender(process_group))
+        return PackedWay(process_group, on_gpu=self._backend == "nccl")
 
     def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
         link = self._link
         assert link is not None, "a connected channel has its group"
-        device = torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else torch.device("cpu")
         num_buckets = num_bytes = 0
         with self._paused(version):
             self._calls.on_all(lambda engine: engine.begin_weight_update())
             in_flight: _InFlight | None = None
-            for named in cut(weights, self._bucket_bytes):
-                # Packed, and before that gathered, while the last bucket travels.
-                packed = pack(named, device, staging=link.staging[num_buckets % 2])
+            for named in cut(weights, link.way.limit(self._bucket_bytes)):
+                # Prepared, and before that gathered, while the last bucket travels.
+                ready = link.way.prepare(named)
                 if in_flight is not None:
                     self._finish(in_flight)
-                in_flight = self._send(packed, link, version)
-                num_buckets, num_bytes = num_buckets + 1, num_bytes + packed.flat.nbytes
+                in_flight = self._send(ready, link, version)
+                num_buckets, num_bytes = num_buckets + 1, num_bytes + sum(tensor.nbytes for _, tensor in named)
             if in_flight is not None:
                 self._finish(in_flight)
             self._calls.on_all(lambda engine: engine.end_weight_update(version))
         return num_buckets, num_bytes
 
-    def _send(self, packed: PackedBucket, link: "_Link", version: WeightVersion) -> "_InFlight":
+    def _send(self, ready: "_Ready", link: "_Link", version: WeightVersion) -> "_InFlight":
         calls = self._calls.start_all(
-            lambda engine: engine.receive_bucket(packed.bucket, group_name=link.group.name, version=version)
+            lambda engine: engine.receive_bucket(ready.bucket, group_name=link.group.name, version=version)
         )
-        return _InFlight(packed=packed, calls=calls, work=self._broadcast(link.process_group, packed))
-
-    def _broadcast(self, process_group: dist.ProcessGroup, packed: PackedBucket) -> dist.Work:
-        return start_broadcast(process_group, packed.flat)
+        return _InFlight(ready=ready, calls=calls, sent=ready.send())
 
     def _finish(self, in_flight: "_InFlight") -> None:
         # First the engines' answers: one that refuses never joins the broadcast, which would then only time out.
         self._calls.settle(in_flight.calls)
+        self._calls.settle(in_flight.sent.under_way)
         try:
-            in_flight.work.wait()
+            in_flight.sent.wait()
         except RuntimeError as e:
-            raise WeightSyncError(f"the broadcast of {in_flight.packed.bucket.names[0]} failed: {e}") from e
+            raise WeightSyncError(f"the broadcast of {in_flight.ready.bucket.names[0]} failed: {e}") from e
 
     def _abandon(self) -> None:
         # Leaving a group that hangs can wait for its timeout, which only a thread can afford.
@@ -131,15 +144,65 @@ class ProcessGroupChannel(EngineChannel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A bucket on its way: its bytes have left once nothing is `under_way` and `wait` has returned."""
+
+    under_way: Sequence["Future[None]"] = ()
+    wait: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """A bucket that can leave at once; `send` keeps its bytes while they travel."""
+
+    bucket: WeightBucket
+    send: Callable[[], Sent]
+
+
+class PackedWay:
+    """Bytes end to end in one buffer, with checksums announced."""
+
+    def __init__(self, process_group: Group, *, on_gpu: bool) -> None:
+        self._process_group, self._on_gpu = process_group, on_gpu
+        self._staging = itertools.cycle((Staging(), Staging()))  # one travels while the other is filled
+
+    def limit(self, bucket_bytes: int) -> int:
+        return bucket_bytes if self._on_gpu else min(bucket_bytes, STAGED_BYTES)
+
+    def prepare(self, named: Sequence[Named]) -> _Ready:
+        device = torch.device("cuda", torch.cuda.current_device()) if self._on_gpu else torch.device("cpu")
+        packed = pack(named, device, staging=next(self._staging))
+        return _Ready(bucket=packed.bucket, send=lambda: self._send(packed))
+
+    def _send(self, packed: PackedBucket) -> Sent:
+        return Sent(wait=start_broadcast(self._process_group, packed.flat).wait)
+
+
+class BlockWay:
+    """Tensors as they lie in memory, each in pieces, with the digests of their blocks behind."""
+
+    def __init__(self, sender: BlockSender) -> None:
+        self._sender = sender
+
+    def limit(self, bucket_bytes: int) -> int:
+        return bucket_bytes
+
+    def prepare(self, named: Sequence[Named]) -> _Ready:
+        bucket = replace(layout_of(named), load_format=BLOCKS)
+        tensors = [tensor for _, tensor in named]
+        return _Ready(bucket=bucket, send=lambda: Sent(under_way=[in_thread(lambda: self._sender.send(tensors))]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
     group: WeightGroup
-    process_group: dist.ProcessGroup
+    process_group: Group
     store: TCPStore  # lives as long as the group: engines may still read from it
-    staging: tuple[Staging, Staging]  # in turn: one travels while the other is filled
+    way: PackedWay | BlockWay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
-    packed: PackedBucket  # keeps the bytes while they travel
+    ready: _Ready
     calls: list["Future[None]"]
-    work: dist.Work
+    sent: Sent

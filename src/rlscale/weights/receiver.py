@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup, WeightVersion
+from rlscale.weights.blocks import LOAD_FORMAT as BLOCKS
+from rlscale.weights.blocks import BlockWeights
 from rlscale.weights.buckets import Staging, empty_flat, sizes_of
 from rlscale.weights.cuda_ipc import CudaIpcWeights
 from rlscale.weights.delta import DeltaIndex, DeltaWeights
 from rlscale.weights.folders import FolderWeights
-from rlscale.weights.group import join_group, leave_group, start_broadcast
+from rlscale.weights.group import Group, join_group, leave_group, start_broadcast
 from rlscale.weights.incoming import BroadcastWeights, RingWeights, decode_payload
 from rlscale.weights.ring import RingReader
 
@@ -28,7 +29,7 @@ class ProcessGroupReceiver:
 
     def __init__(self, *, device: str = "cpu") -> None:
         self._device = torch.device(device)
-        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._groups: dict[str, Group] = {}
         self._staging = Staging()
 
     def join(self, group: WeightGroup, rank: int) -> None:
@@ -48,6 +49,8 @@ class ProcessGroupReceiver:
         group = self._groups.get(group_name)
         if group is None:
             raise self._unknown(group_name)
+        if bucket.load_format == BLOCKS:
+            return BlockWeights(bucket, group, group_name=group_name)
         num_bytes = sum(sizes_of(bucket))
         flat = self._staging.take(num_bytes) if self._device.type == "cpu" else empty_flat(bucket, self._device)
         try:
@@ -78,7 +81,7 @@ class EngineReceiver(ProcessGroupReceiver):
     @property
     def formats(self) -> list[str]:
         """The forms of weights beyond SGLang's own that this receiver reads."""
-        return ["shared_memory", "delta", *(["cuda_ipc"] if self._device.type == "cuda" else [])]
+        return ["shared_memory", "delta", "cuda_ipc" if self._device.type == "cuda" else BLOCKS]
 
     def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         """See ProcessGroupReceiver."""

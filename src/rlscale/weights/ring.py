@@ -20,11 +20,10 @@ from collections.abc import Callable
 import numpy as np
 
 from rlscale.errors import WeightSyncError
-from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest
+from rlscale.weights.checksum import BLOCK_BYTES, DIGEST_BYTES, Bytes, block_digest
 
 NUM_BLOCKS = 16
 NUM_POLLS = 100
-DIGEST_BYTES = 8
 FREE = b"."
 _GEOMETRY = struct.Struct("<II")  # blocks, bytes of a block
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid

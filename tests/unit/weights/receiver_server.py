@@ -1,6 +1,7 @@
 """A fake engine with a real weight receiver, as a process: prints its URL, then serves until its stdin closes.
 
-Usage: python receiver_server.py [fault]    with fault one of: stale_version, refuse_buckets, dies_on_bucket, deaf
+Usage: python receiver_server.py [fault]
+with fault one of: stale_version, refuse_buckets, dies_on_bucket, deaf, packed
 """
 
 import os
@@ -32,9 +33,17 @@ class DeafReceiver(EngineReceiver):
         raise AssertionError("unreachable")
 
 
+class PackedReceiver(EngineReceiver):
+    """Reads SGLang's form alone."""
+
+    @property
+    def formats(self) -> list[str]:
+        return []
+
+
 def main() -> None:
     fault = sys.argv[1] if len(sys.argv) > 1 else ""
-    kinds = {"dies_on_bucket": DyingReceiver, "deaf": DeafReceiver}
+    kinds = {"dies_on_bucket": DyingReceiver, "deaf": DeafReceiver, "packed": PackedReceiver}
     with FakeServer(receiver=kinds.get(fault, EngineReceiver)()) as fake:
         fake.faults.stale_version = fault == "stale_version"
         fake.faults.refuse_buckets = fault == "refuse_buckets"

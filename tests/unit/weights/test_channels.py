@@ -11,12 +11,13 @@ from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, WeightVersion
-from rlscale.weights.buckets import PackedBucket
+from rlscale.weights.blocks import BlockSender
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
 from rlscale.weights.checksum import Bytes, checksum
 from rlscale.weights.delta import DeltaReader, delta_path
-from rlscale.weights.process_group import ProcessGroupChannel
+from rlscale.weights.group import Group
+from rlscale.weights.process_group import BlockWay, ProcessGroupChannel
 from rlscale.weights.ring import RingWriter
 from rlscale.weights.shared_memory import SharedMemoryChannel
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
@@ -67,13 +68,18 @@ class FlippingMemory(SharedMemoryChannel):
 class FlippingGroup(ProcessGroupChannel):
     """Changes one bit of a tensor after its checksum was taken."""
 
-    def _broadcast(self, process_group: dist.ProcessGroup, packed: PackedBucket) -> dist.Work:
-        start = 0
-        for name, shape in zip(packed.bucket.names, packed.bucket.shapes, strict=True):
-            if name == VICTIM:
-                packed.flat[start + 5] ^= 16
-            start += 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        return super()._broadcast(process_group, packed)
+    def _make_way(self, process_group: Group) -> BlockWay:
+        return BlockWay(FlippingSender(process_group))
+
+
+class FlippingSender(BlockSender):
+    """Sends another tensor than it computes the digests of."""
+
+    def _start(self, piece: Tensor) -> dist.Work:
+        if bytes(piece.numpy()) == some_weights()[VICTIM].numpy().tobytes():
+            piece = piece.clone()
+            piece[5] ^= 16
+        return super()._start(piece)
 
 
 def flip_in_file(path: Path, place: int) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.engines.http import HttpEngine
@@ -13,7 +12,8 @@ from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress
 from rlscale.weights.buckets import PackedBucket
 from rlscale.weights.checksum import checksum
-from rlscale.weights.process_group import ProcessGroupChannel
+from rlscale.weights.group import Group
+from rlscale.weights.process_group import PackedWay, ProcessGroupChannel, Sent
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
 SHORT_TIMEOUT_S = 3.0
@@ -38,24 +38,32 @@ def make_channel(
     )
 
 
-class FlippingChannel(ProcessGroupChannel):
+class FlippingWay(PackedWay):
     """Changes one bit of one tensor after its checksum was taken."""
 
     victim = "model.layers.1.weight"
 
-    def _broadcast(self, process_group: dist.ProcessGroup, packed: PackedBucket) -> dist.Work:
+    def _send(self, packed: PackedBucket) -> Sent:
         start = 0
         for name, shape in zip(packed.bucket.names, packed.bucket.shapes, strict=True):
             if name == self.victim:
                 packed.flat[start + 5] ^= 16
             start += 4 * torch.Size(shape).numel()
-        return super()._broadcast(process_group, packed)
+        return super()._send(packed)
 
 
+class FlippingChannel(ProcessGroupChannel):
+    """To an engine that reads packed buckets alone."""
+
+    def _make_way(self, process_group: Group) -> PackedWay:
+        return FlippingWay(process_group, on_gpu=False)
+
+
+@pytest.mark.parametrize("second", ["", "packed"])  # an engine that reads packed buckets alone has all get them
 def test_weights_arrive_on_every_engine(
-    healthy: EngineAddress, start_engine: StartEngine, channel: ProcessGroupChannel
+    healthy: EngineAddress, start_engine: StartEngine, channel: ProcessGroupChannel, second: str
 ) -> None:
-    addresses = [healthy, start_engine("engine 1")]
+    addresses = [healthy, start_engine("engine 1", second)]
     weights = some_weights()
     channel.connect(addresses)
     for version in (1, 2):

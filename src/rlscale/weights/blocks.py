@@ -1,0 +1,136 @@
+"""Tensors sent over gloo as they lie in memory, block by block, straight to where they belong (`tensor_blocks`).
+
+    trainer                                       engine
+      piece i+1 leaves    ══ gloo ═══════════>    piece i+1 arrives in the live tensor
+      digests of piece i                          digests of piece i
+      all digests         ══ gloo ═══════════>    compared
+
+Neither side copies, and both compute digests while bytes travel. What arrived changed has been written by then: the
+engine must not be used until it is sent again.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.errors import WeightSyncError
+from rlscale.types import WeightBucket
+from rlscale.weights.buckets import sizes_of
+from rlscale.weights.checksum import BLOCK_BYTES, DIGEST_BYTES, block_digest, bytes_of, digest_of
+from rlscale.weights.group import Group, start_broadcast
+from rlscale.weights.incoming import changed, landing
+
+LOAD_FORMAT = "tensor_blocks"
+PIECE_BYTES = 16 * BLOCK_BYTES
+"""Of one broadcast. Large enough that starting one costs little, small enough to be in cache when it is hashed."""
+
+IN_FLIGHT = 6
+
+
+class BlockSender:
+    """Rank 0 of a group whose other members read `tensor_blocks`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def send(self, tensors: Iterable[Tensor]) -> None:
+        """Sends the bytes of tensors to all members of the group, then the digests of their blocks.
+
+        Raises WeightSyncError when a member does not take part.
+        """
+        try:
+            self._send(tensors)
+        except RuntimeError as e:
+            raise WeightSyncError(f"the broadcast of a bucket failed: {e}") from e
+
+    def _send(self, tensors: Iterable[Tensor]) -> None:
+        works: deque[dist.Work] = deque()
+        digests: list[bytes] = []
+        for tensor in tensors:
+            for piece in _pieces(torch.from_numpy(bytes_of(tensor.cpu()))):
+                works.append(self._start(piece))
+                digests += _digests(piece)
+                if len(works) >= IN_FLIGHT:
+                    works.popleft().wait()
+        if digests:
+            works.append(self._start(torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)))
+        for work in works:
+            work.wait()
+
+    def _start(self, piece: Tensor) -> dist.Work:
+        return start_broadcast(self._group, piece)
+
+
+class BlockWeights:
+    """One bucket on its way in."""
+
+    def __init__(self, layout: WeightBucket, group: Group, *, group_name: str) -> None:
+        self.layout, self._group, self._group_name = layout, group, group_name
+
+    def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
+        """See IncomingWeights."""
+        layout = self.layout
+        places = targets if targets is not None else [None] * len(layout.names)
+        arriving = [
+            _Arriving.at(*place) for place in zip(layout.names, places, layout.dtypes, layout.shapes, strict=True)
+        ]
+        try:
+            sent = self._receive(arriving)
+        except RuntimeError as e:
+            raise WeightSyncError(f"weight group {self._group_name!r} failed at {layout.names[0]}: {e}") from e
+        checksums = {}
+        for tensor, size in zip(arriving, sizes_of(layout), strict=True):
+            expected = [next(sent) for _ in tensor.digests]
+            checksums[tensor.name] = digest_of(tensor.digests, size)
+            if tensor.digests != expected:
+                raise changed(tensor.name, digest_of(expected, size), checksums[tensor.name])
+            tensor.finish()
+        return checksums
+
+    def _receive(self, arriving: Sequence["_Arriving"]) -> Iterator[bytes]:
+        """Fills the tensors and their digests; returns those that were sent."""
+        under_way: deque[tuple[dist.Work, _Arriving, Tensor]] = deque()
+
+        def land() -> None:
+            work, tensor, piece = under_way.popleft()
+            work.wait()
+            tensor.digests += _digests(piece)
+
+        for tensor in arriving:
+            for piece in _pieces(tensor.flat):
+                under_way.append((start_broadcast(self._group, piece), tensor, piece))
+                if len(under_way) > IN_FLIGHT:
+                    land()
+        while under_way:
+            land()
+        sent = torch.empty(DIGEST_BYTES * sum(len(tensor.digests) for tensor in arriving), dtype=torch.uint8)
+        if sent.numel():
+            start_broadcast(self._group, sent).wait()
+        joined = bytes(bytes_of(sent))
+        return (joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Arriving:
+    name: str
+    flat: Tensor  # [bytes] where the bytes land
+    finish: Callable[[], None]
+    digests: list[bytes]
+
+    @classmethod
+    def at(cls, name: str, target: Tensor | None, dtype: str, shape: Sequence[int]) -> "_Arriving":
+        into, finish = landing(target, dtype, shape)
+        return cls(name=name, flat=torch.from_numpy(into), finish=finish, digests=[])
+
+
+def _pieces(flat: Tensor) -> Iterator[Tensor]:
+    return iter(torch.split(flat, PIECE_BYTES)) if flat.numel() else iter(())
+
+
+def _digests(piece: Tensor) -> list[bytes]:
+    data = bytes_of(piece)
+    return [block_digest(data[start : start + BLOCK_BYTES]) for start in range(0, data.size, BLOCK_BYTES)]
