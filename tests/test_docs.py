@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlscale.cli.app import main_train
+from rlscale.cli.config import main as main_config
 from rlscale.cli.plan import main as main_plan
 from rlscale.config import RewardConfig, RunConfig
 from rlscale.engines.fake import FakeServer
@@ -63,6 +64,19 @@ def test_every_command_is_accepted(argv: list[str], tmp_path: Path, monkeypatch:
 def test_every_plan_is_made(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main_plan(argv) == 0
     assert "does it fit" in capsys.readouterr().out
+
+
+def looks() -> list[list[str]]:
+    """What the pages have a reader ask `rlscale-config`, as far as it needs no run."""
+    lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "$ rlscale-config" in line]
+    return [line[1:] for line in words if not any(word.startswith(("runs/", "mine")) for word in line)]
+
+
+@pytest.mark.parametrize("argv", looks(), ids=" ".join)
+def test_every_look_at_a_config_answers(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_config(argv) == 0
+    assert capsys.readouterr().out
 
 
 def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
