@@ -134,6 +134,40 @@ CASES = (
     ),
 )
 
+OTHERS: dict[str, Any] = {
+    "hidden_size": 224,
+    "intermediate_size": 600,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 7,
+    "num_key_value_heads": 7,
+    "head_dim": 32,
+    "vocab_size": 1800,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+MIXTURE = {
+    "n_routed_experts": 10,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 88,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 2,
+    "use_qk_norm": True,
+}
+CASES += (
+    Case(name="Llama, float32", words=work(5, 8192), prompt=30, response=150, family="llama", figures=OTHERS),
+    Case(name="GLM-4, bfloat16", words=[HALF, *work(5, 8192)], prompt=30, response=150, family="glm4", figures=OTHERS),
+    Case(
+        name="GLM-4.5 with experts, bfloat16",
+        words=[HALF, *work(6, 8192)],
+        prompt=50,
+        response=110,
+        family="glm4_moe",
+        figures={**OTHERS, **MIXTURE},
+    ),
+)
+
 
 def predict(case: Case) -> Measured:
     """The same parts by the plan."""

@@ -7,24 +7,31 @@ allocations, less what was freed, since the step began.
 """
 
 import gc
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlscale.config import RunConfig, load_config, uses_reference
 from rlscale.data.schedule import plan_steps
-from rlscale.models import resolve_model
+from rlscale.models import cache_root, resolve_model
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
+
+REPLAY = "debug.load_rollout_data='{rollout_id}.jsonl'"
+"""Nothing is generated: the embedded engine does not run every family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +42,25 @@ class Case:
     words: Sequence[str]
     prompt: int
     response: int
+    family: str | None = None  # of a model that rlscale does not make itself, by transformers' `model_type`
+    figures: Mapping[str, Any] = field(default_factory=dict)  # its config.json
 
     def config(self) -> RunConfig:
         base = ["experiment=quickstart", "model.warmup_experiment=null", "eval.stop_reward=null"]
         limits = [f"rollout.max_prompt_len={self.prompt}", f"rollout.max_response_len={self.response}"]
-        return load_config([*base, "model.max_position_embeddings=4096", *limits, *self.words])
+        model = ["model.max_position_embeddings=4096"]
+        if self.family is not None:
+            model = ["model=hf", f"model.hf_checkpoint={self._folder()}", "debug.train_only=true", REPLAY]
+        return load_config([*base, *model, *limits, *self.words])
+
+    def _folder(self) -> Path:
+        """The model, written once with random weights."""
+        key = hashlib.sha256(json.dumps([self.family, self.figures], sort_keys=True).encode()).hexdigest()[:12]
+        folder = cache_root(None) / "memory_model" / f"{self.family}-{key}"
+        if not (folder / "config.json").exists():
+            assert self.family is not None
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(self.family, **self.figures)).save_pretrained(folder)
+        return folder
 
 
 @dataclass(frozen=True, kw_only=True)
