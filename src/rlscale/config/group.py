@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import FrozenInstanceError, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict
 
@@ -12,7 +13,7 @@ class ConfigGroup:
     """Base of the dataclasses that make up a RunConfig.
 
     A group is writable until `freeze` (Hydra and pydantic have to fill it) and read-only after it; a copy made with
-    `dataclasses.replace` is writable again.
+    `dataclasses.replace` or `copy.deepcopy` is writable again.
     """
 
     # Without it pydantic drops keys it does not know in silence.
@@ -29,6 +30,18 @@ class ConfigGroup:
             )
         super().__setattr__(name, value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(**{field.name: deepcopy(getattr(self, field.name), memo) for field in fields(self)})  # type: ignore[arg-type]
+
+    def writable(self) -> Self:
+        """A copy of this group, and of the groups and values in it, that may be written again."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        copies = {
+            name: value.writable() if isinstance(value, ConfigGroup) else deepcopy(value)
+            for name, value in values.items()
+        }
+        return type(self)(**copies)
+
     def freeze(self) -> None:
         """Makes this group, and the groups in it, read-only."""
         for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
@@ -36,3 +49,15 @@ class ConfigGroup:
             if isinstance(value, ConfigGroup):
                 value.freeze()
         self.__dict__["_frozen"] = True
+
+    def writable_copy(self) -> Self:
+        """A deep copy that may be written, also of a group that is read-only."""
+        copy = deepcopy(self)
+        copy._thaw()
+        return copy
+
+    def _thaw(self) -> None:
+        self.__dict__.pop("_frozen", None)
+        for value in vars(self).values():
+            if isinstance(value, ConfigGroup):
+                value._thaw()

@@ -40,7 +40,7 @@ def _told(
         if name.lstrip("+~") != path:
             continue
         wrong = value if listed else path
-        found = nearest(wrong, candidates)
+        found = nearest(wrong, candidates, limit=2)
         fix = f"did you mean {found}?" if found else ""
         fix += f"{' ' if fix else ''}options: {', '.join(candidates)}" if listed and candidates else ""
         return word, Problem(path=path, rule=rule, value=show(value), fix=fix, origin=COMMAND_LINE)

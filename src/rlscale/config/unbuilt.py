@@ -6,7 +6,6 @@ Building a part means deleting its lines here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -211,7 +210,7 @@ def check_built(config: RunConfig) -> list[Problem]:
 
 def _derived(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:
     """What the keys would be if none of them were given."""
-    draft = Draft(config=deepcopy(config))
+    draft = Draft(config=config.writable_copy())
     for path in paths:
         group, _, name = path.rpartition(".")
         setattr(attrgetter(group)(draft.config) if group else draft.config, name, keys()[path].default)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from copy import deepcopy
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -35,6 +36,14 @@ def test_a_loaded_config_is_read_only() -> None:
         config.batch = BatchConfig(rollout_batch_size=1)
 
 
+def test_a_deep_copy_is_writable_in_every_group() -> None:
+    config = load_config()
+    copied = deepcopy(config)
+    assert copied == config
+    copied.algo.mis.low = 0.5
+    assert config.algo.mis.low is None
+
+
 def test_a_copy_may_differ_and_leaves_the_original() -> None:
     config = load_config()
     other = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro_batch_size=7))
@@ -54,3 +63,11 @@ def test_groups_can_be_made_by_hand() -> None:
     config = RunConfig(batch=BatchConfig(rollout_batch_size=4))
     config.batch.n_samples_per_prompt = 2
     assert config.algo == AlgoConfig()
+
+
+def test_a_writable_copy_of_a_frozen_config_changes_alone() -> None:
+    config = load_config([])
+    copy = config.writable_copy()
+    copy.algo.mis.low = 0.25
+    assert config.algo.mis.low is None
+    assert config == load_config([])
