@@ -265,8 +265,7 @@ def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records
             pool=pool,
             rewards=rewards,
             config=RolloutConfig(max_staleness=setting.staleness),
-            num_prompts=setting.num_prompts,
-            num_samples=setting.num_samples,
+            batch=BatchConfig(rollout_batch_size=setting.num_prompts, n_samples_per_prompt=setting.num_samples),
         )
         parts = Parts(
             source=source,

@@ -263,8 +263,7 @@ class Execution:
             pool=pool,
             rewards=rewards,
             config=config.rollout,
-            num_prompts=config.batch.rollout_batch_size,
-            num_samples=config.batch.n_samples_per_prompt,
+            batch=config.batch,
             reward_key=config.reward.key,
         )
 

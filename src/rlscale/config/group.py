@@ -33,15 +33,6 @@ class ConfigGroup:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)(**{field.name: deepcopy(getattr(self, field.name), memo) for field in fields(self)})  # type: ignore[arg-type]
 
-    def writable(self) -> Self:
-        """A copy of this group, and of the groups and values in it, that may be written again."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        copies = {
-            name: value.writable() if isinstance(value, ConfigGroup) else deepcopy(value)
-            for name, value in values.items()
-        }
-        return type(self)(**copies)
-
     def freeze(self) -> None:
         """Makes this group, and the groups in it, read-only."""
         for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses

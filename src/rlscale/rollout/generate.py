@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlscale.config import EvalConfig, RolloutConfig
+from rlscale.config import BatchConfig, EvalConfig, RolloutConfig
 from rlscale.protocols import PromptSource
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.groups import generate_group
@@ -28,16 +28,15 @@ class GeneratedRollouts:
         pool: EnginePool,
         rewards: RewardRunner,
         config: RolloutConfig,
-        num_prompts: int,
-        num_samples: int,
+        batch: BatchConfig,
         reward_key: str | None = None,
     ) -> None:
         self._prompts, self._pool, self._rewards, self._reward_key = prompts, pool, rewards, reward_key
-        self._num_prompts, self._num_samples = num_prompts, num_samples
+        self._num_prompts, self._num_samples = batch.rollout_batch_size, batch.n_samples_per_prompt
         self._params = sampling_params(config)
 
     def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
-        """The next `num_prompts` prompts with the indices of their groups."""
+        """The next `batch.rollout_batch_size` prompts with the indices of their groups."""
         first = rollout_id * self._num_prompts
         return list(enumerate(self._prompts.take(self._num_prompts), start=first))
 

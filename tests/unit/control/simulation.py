@@ -226,8 +226,7 @@ def simulation(
             pool=pool,
             rewards=rewards,
             config=rollout,
-            num_prompts=NUM_PROMPTS,
-            num_samples=NUM_SAMPLES,
+            batch=config.batch,
         )
         evaluator = None
         if "eval_prompts" in values:
