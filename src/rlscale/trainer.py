@@ -78,7 +78,8 @@ class Trainer:
             raise ConfigError(problems)
         with ExitStack() as stack:
             try:
-                stack.enter_context(ray_session(config.cluster, layout))
+                at_once = config.rollout.max_staleness > 0
+                stack.enter_context(ray_session(config.cluster, layout, at_once=at_once))
             except ConfigError as error:
                 raise ConfigError([*problems, *error.problems]) from None
             if problems:

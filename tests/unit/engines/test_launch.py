@@ -15,8 +15,16 @@ from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.types import EngineAddress
+from tests.unit.config.interpreters import fake_interpreter
 
-PYTHON = Path("/opt/sglang/bin/python")
+PYTHON = Path()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _interpreter(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An interpreter that has SGLang as far as the configuration looks."""
+    global PYTHON
+    PYTHON = fake_interpreter(tmp_path_factory.mktemp("interpreter"))
 
 
 def launch_of(*words: str, device: str | None = None) -> EngineLaunch:
@@ -33,7 +41,7 @@ def arguments_of(*words: str, device: str | None = None) -> dict[str, Any]:
 
 def test_the_engine_of_the_config_is_launched() -> None:
     assert isinstance(launch_of(), EmbeddedLaunch)
-    assert isinstance(launch_of("rollout=sglang"), SglangLaunch)
+    assert isinstance(launch_of("rollout=sglang", f"sglang.python={PYTHON}"), SglangLaunch)
 
 
 def test_embedded_command(tmp_path: Path) -> None:
