@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.model import ModelBuild
+from rlscale.config.model import ModelBuild, ModelConfig
 
 CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -110,3 +113,29 @@ def figures_of_build(build: ModelBuild) -> dict[str, Any]:
     """The figures of a model made on the spot, with those that its family fixes, where the config sets none."""
     kind = str(build).removeprefix("tiny_")
     return {"model_type": kind, "attention_bias": False, **IMPLIED[kind], **BUILD_FIGURES[build]}
+
+
+def known_figures(model: ModelConfig) -> dict[str, Any]:
+    """What the config says, and where it says nothing the model made on the spot or the checkpoint's `config.json`."""
+    found = figures_of_build(model.build) if model.build is not None else read_figures(model.hf_checkpoint)
+    return {**found, **{name: value for name, value in vars(model).items() if value is not None}}
+
+
+def read_figures(checkpoint: str | None) -> dict[str, Any]:
+    """What `config.json` of a folder, or of a hub id whose files are in the local cache, says; empty without one."""
+    for file in _config_files(checkpoint):
+        if file.is_file():
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError:
+                return {}  # who loads the model says what is wrong with the file
+            return figures_of(content) if isinstance(content, dict) else {}
+    return {}
+
+
+def _config_files(checkpoint: str | None) -> list[Path]:
+    if checkpoint is None:
+        return []
+    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    cached = Path(hub).expanduser() / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
+    return [Path(checkpoint).expanduser() / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]

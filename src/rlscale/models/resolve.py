@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.config import ModelConfig
-from rlscale.config.figures import figures_of
+from rlscale.config.figures import figures_of, read_figures
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.tiny import build_model
-from rlscale.plan.architecture import read_figures
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 

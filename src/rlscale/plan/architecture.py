@@ -5,17 +5,14 @@ Shape legend: H hidden width, I width of an MLP, E experts, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from rlscale.config import ModelConfig
-from rlscale.config.figures import IMPLIED, figures_of, figures_of_build
+from rlscale.config.figures import IMPLIED, known_figures, read_figures
 from rlscale.errors import ConfigError, Problem
 
 Shape = tuple[int, ...]
@@ -181,9 +178,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
     Raises:
         ConfigError: figures are missing, and there is no `config.json` on this machine to read them from.
     """
-    found = figures_of_build(model.build) if model.build is not None else read_figures(model.hf_checkpoint)
-    given = {name: value for name, value in vars(model).items() if value is not None}
-    figures = {**found, **given}
+    figures = known_figures(model)
     missing = [name for name in NEEDED if name not in figures]
     if missing:
         fix = "choose a model whose figures are known (model=qwen3_4b), set it, or give a checkpoint on this machine"
@@ -197,23 +192,6 @@ def reference_of(model: ModelConfig, policy: Architecture) -> Architecture:
     """The architecture of the reference model: that of `model.ref_load` where it can be read, else the policy's."""
     figures = read_figures(model.ref_load)
     return _from_figures(figures) if all(name in figures for name in NEEDED) else policy
-
-
-def read_figures(checkpoint: str | None) -> dict[str, Any]:
-    """What `config.json` of a folder, or of a hub id whose files are in the local cache, says; empty without one."""
-    for file in _config_files(checkpoint):
-        if file.is_file():
-            content = json.loads(file.read_text(encoding="utf-8"))
-            return figures_of(content) if isinstance(content, dict) else {}
-    return {}
-
-
-def _config_files(checkpoint: str | None) -> list[Path]:
-    if checkpoint is None:
-        return []
-    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
-    cached = Path(hub).expanduser() / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
-    return [Path(checkpoint).expanduser() / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]
 
 
 def _from_figures(given: Mapping[str, Any]) -> Architecture:

@@ -28,7 +28,7 @@ from tests.unit.config import rule_cases
 def good() -> RunConfig:
     """A config that keeps every rule."""
     return RunConfig(
-        model=ModelConfig(build=ModelBuild.tiny_qwen3),
+        model=ModelConfig(build=ModelBuild.tiny_qwen3, max_position_embeddings=4096),
         data=DataConfig(prompt_data="train.jsonl", label_key="label", num_rollout=3),
         batch=BatchConfig(rollout_batch_size=16, n_samples_per_prompt=16),
         reward=RewardConfig(type=RewardType.exact_match),
@@ -217,6 +217,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2049},
         "rollout.max_context_len must be at most model.max_position_embeddings=2048, got 2049",
         {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2048},
+    ),
+    (
+        "lengths_fit",  # a model made on the spot has its own limit
+        {"model.max_position_embeddings": None, "rollout.max_response_len": 512},
+        "rollout.max_response_len must fit model.max_position_embeddings=512 after a prompt of 1 tokens, got 512",
+        {"model.max_position_embeddings": None, "rollout.max_response_len": 511},
     ),
     ("top_k_is_off_or_positive", {"eval.top_k": 0}, "eval.top_k must be -1 (off) or at least 1", {"eval.top_k": 1}),
     (

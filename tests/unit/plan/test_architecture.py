@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlscale.config import ModelBuild, ModelConfig
-from rlscale.config.figures import figures_of
+from rlscale.config.figures import figures_of, read_figures
 from rlscale.errors import ConfigError
-from rlscale.plan.architecture import Architecture, architecture_of, read_figures, reference_of
+from rlscale.plan.architecture import Architecture, architecture_of, reference_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.figures import EMBEDDED_FAMILIES
+from rlscale.config.figures import EMBEDDED_FAMILIES, known_figures
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
@@ -65,11 +65,13 @@ def experts_can_be_chosen(config: RunConfig) -> list[Problem]:
     "rollout.max_response_len",
     "rollout.max_context_len",
     "model.max_position_embeddings",
+    "model.build",
+    "model.hf_checkpoint",
     "eval.max_response_len",
 )
 def lengths_fit(config: RunConfig) -> list[Problem]:
     """The longest prompt with the longest response fits the context, and the context fits the model."""
-    rollout, positions = config.rollout, config.model.max_position_embeddings
+    rollout, positions = config.rollout, known_figures(config.model).get("max_position_embeddings")
     limits = {"rollout.max_context_len": rollout.max_context_len, "model.max_position_embeddings": positions}
     responses = {
         "rollout.max_response_len": rollout.max_response_len,
