@@ -19,6 +19,8 @@ defaults:
   - override /cluster: cpu
 data:
   num_rollout: 1
+rollout:
+  max_response_len: 8
 batch:
   rollout_batch_size: 4
   n_samples_per_prompt: 4
@@ -54,15 +56,15 @@ def test_mistakes_in_a_file_are_told_with_their_line(folder: Path) -> None:
     file = write(folder, MINE + "algo:\n  eps_clp: 0.1\n  eps_clip: abc\noptim:\n  lr: -1\n")
     assert mistakes("experiment=mine", "train.sed=3", config_dir=folder) == [
         "train.sed must be a known key, got 3; did you mean train.seed? (command line)",
-        f"algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? ({file}:15)",
-        f"algo.eps_clip must be a number, got abc ({file}:16)",
-        f"optim.lr must be >= 0, got -1.0 ({file}:18)",
+        f"algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? ({file}:17)",
+        f"algo.eps_clip must be a number, got abc ({file}:18)",
+        f"optim.lr must be >= 0, got -1.0 ({file}:20)",
     ]
 
 
 def test_a_rule_points_to_the_file_that_set_the_key(folder: Path) -> None:
     file = write(folder, MINE + "  global_batch_size: 5\n")
-    assert only_mistake(["experiment=mine"], config_dir=folder).endswith(f"({file}:14)")
+    assert only_mistake(["experiment=mine"], config_dir=folder).endswith(f"({file}:16)")
     typed = only_mistake(["experiment=mine", "batch.global_batch_size=6"], config_dir=folder)
     assert typed.endswith("(command line)")
 
@@ -120,7 +122,7 @@ def test_several_files_that_cannot_be_used(folder: Path) -> None:
     found = mistakes("experiment=mine", "algo=mine", "batch.global_batch_size=3", config_dir=folder)
     assert [text.split(" ")[0] for text in found] == ["model", str(other), "algo.eps_clp", "algo.eps_clip"]
     assert f"({file}:3)" in found[0] and f"({other}:2)" in found[1]
-    assert f"({file}:15)" in found[2] and f"({file}:16)" in found[3]
+    assert f"({file}:17)" in found[2] and f"({file}:18)" in found[3]
 
 
 def test_rules_are_asked_although_a_file_names_no_option(folder: Path) -> None:
@@ -157,7 +159,7 @@ def test_an_option_may_start_from_another(folder: Path) -> None:
 def test_a_rule_tells_where_both_values_come_from(folder: Path) -> None:
     file = write(folder, MINE + "algo:\n  use_rollout_logprobs: true\n")
     found = only_mistake(["experiment=mine", "algo.use_tis=true"], config_dir=folder)
-    assert found.endswith(f"(command line; algo.use_rollout_logprobs: {file}:15)")
+    assert found.endswith(f"(command line; algo.use_rollout_logprobs: {file}:17)")
     assert only_mistake(["experiment=mine", "cluster.rollout_num_gpus=null"], config_dir=folder)
     (default,) = mistakes("experiment=mine", "algo.loss_type=custom_loss", config_dir=folder)
     assert default.endswith("(default; algo.loss_type: command line)")

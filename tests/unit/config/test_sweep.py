@@ -18,6 +18,7 @@ ALONE = (
     "data=arithmetic",
     "data.num_rollout=1",
     "rollout=embedded",
+    "rollout.max_response_len=8",
     "reward=exact_match",
     "cluster=cpu",
     "train=fsdp",
@@ -88,6 +89,12 @@ def test_a_mistake_of_all_jobs_is_told_once() -> None:
 def test_two_jobs_never_share_a_folder() -> None:
     with pytest.raises(ConfigError, match=r"run\.dir must differ between the jobs of a sweep, got runs/x"):
         sweep("algo.eps_clip=0.1,0.2", "run.name=x")
+
+
+def test_the_last_word_for_a_key_counts() -> None:
+    result, ran = sweep("run.dir=runs/x", "algo.eps_clip=0.1,0.2", "run.dir=null")
+    assert [loaded.config.algo.eps_clip for loaded in ran] == [0.1, 0.2]
+    assert len({job.run_dir for job in result.jobs}) == 2
 
 
 def test_the_folder_can_be_chosen(tmp_path: Path) -> None:

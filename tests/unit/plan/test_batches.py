@@ -65,8 +65,8 @@ def test_lengths_are_the_limits_unless_given() -> None:
 
 
 def test_an_unlimited_prompt_is_guessed_and_said_to_be() -> None:
-    config: RunConfig = load_config(["experiment=quickstart", "rollout.max_response_len=600"])
+    config: RunConfig = load_config(["experiment=quickstart", "rollout.max_response_len=300"])
     assert config.rollout.max_prompt_len is None
-    found = assumed_lengths(config, positions=1000)
-    assert found.prompt == 400  # what the model has room for
+    found = assumed_lengths(config, positions=500)
+    assert found.prompt == 200  # what the model has room for
     assert "guess" in found.prompt_from

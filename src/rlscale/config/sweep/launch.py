@@ -32,7 +32,7 @@ class JobChecker:
     def __init__(self, config_dir: Path | None, check_config: CheckConfig | None = None) -> None:
         """Args: check_config: tells what is wrong with a job that loads."""
         self._config_dir, self._check_config = config_dir, check_config
-        self.folders: dict[tuple[str, ...], str] = {}  # of the run, by the words of a job
+        self.folders: dict[frozenset[str], str] = {}  # of the run, by the words of a job in whatever order
 
     def check(self, jobs: Sequence[Sequence[str]], *, known: Sequence[Problem] = ()) -> None:
         """Raises ConfigError with `known` and every problem of every job, each once."""
@@ -53,7 +53,7 @@ class JobChecker:
 
     def problems_of(self, words: tuple[str, ...]) -> tuple[Problem, ...]:
         """What is wrong with one job; that its folder is another one's counts too."""
-        if words in self.folders:
+        if frozenset(words) in self.folders:
             return ()
         try:
             config = load_config_with_notes(words, config_dir=self._config_dir).config
@@ -63,7 +63,7 @@ class JobChecker:
             return tuple(problems)
         folder = str(config.run.dir)
         taken = folder in self.folders.values()
-        self.folders[words] = folder
+        self.folders[frozenset(words)] = folder
         if not taken:
             return ()
         fix = "leave run.dir and run.name out, and give each value once"
@@ -123,7 +123,7 @@ class CheckedLauncher(Launcher):
         return record
 
     def _failed(self, index: int, words: tuple[str, ...], error: str) -> JobRecord:
-        folder = self._checker.folders.get(words, "")
+        folder = self._checker.folders.get(frozenset(words), "")
         record = JobRecord(index=index, overrides=words, seconds=0.0, run_dir=folder, error=error)
         self.files.write(record)
         return record
@@ -133,9 +133,12 @@ class CheckedLauncher(Launcher):
 
 
 def typed(words: Any) -> tuple[str, ...]:
-    """Words as a user would type them, without the `+` that Hydra wants; the experiment is always among them."""
+    """Words as a user would type them, without the `+` that Hydra wants; the experiment is always among them.
+
+    Of several words for a key the last one counts, and is the only one here.
+    """
     assert isinstance(words, Sequence) and not isinstance(words, Mapping)
-    plain = tuple(str(word).lstrip("+") for word in words)
+    plain = tuple({word.partition("=")[0]: word for word in (str(word).lstrip("+") for word in words)}.values())
     return plain if any(word.startswith("experiment=") for word in plain) else ("experiment=null", *plain)
 
 
