@@ -78,8 +78,7 @@ class Trainer:
             raise ConfigError(problems)
         with ExitStack() as stack:
             try:
-                at_once = config.rollout.max_staleness > 0
-                stack.enter_context(ray_session(config.cluster, layout, at_once=at_once))
+                stack.enter_context(ray_session(config.cluster, layout))
             except ConfigError as error:
                 raise ConfigError([*problems, *error.problems]) from None
             if problems:

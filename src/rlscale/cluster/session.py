@@ -22,22 +22,19 @@ SLOT = "rlscale_slot"
 
 PLACEMENT_TIMEOUT_S = 120.0
 
-TAKE_TURNS = {"GOMP_SPINCOUNT": "20000"}
-SHARE_CORES = {"OMP_WAIT_POLICY": "passive"}
-"""Environment of every actor, and through it of every engine; OpenMP reads it when torch is loaded.
-
-Between two operations its threads wait for each other. Where trainers and engines take turns they spin for a moment
-first: on two cores the step of a model of a million parameters took 0.7 of the time. Where they compute at once a
-thread that spins holds the core that the other process needs: the same step took 2.7 times as long.
-"""
+WORKER_VARIABLES = {
+    # OpenMP reads it when torch is loaded. Threads that wait by spinning make a step ten times as long as soon as
+    # another process wants their core, and trainers, engines and driver share cores all the time. On a machine that
+    # does nothing else, with trainers and engines in turn, to spin for a moment (GOMP_SPINCOUNT=20000) takes 0.7 of the
+    # time of a step of a million parameters; with anything beside, it takes several times as long.
+    "OMP_WAIT_POLICY": "passive",
+}
+"""Environment of every actor, and through it of every engine."""
 
 
 @contextmanager
-def ray_session(config: ClusterConfig, layout: Layout, *, at_once: bool) -> Iterator[None]:
+def ray_session(config: ClusterConfig, layout: Layout) -> Iterator[None]:
     """Ray for the duration of a run; a session that was already there is used and left alone.
-
-    Args:
-        at_once: trainers and engines compute at the same time.
 
     Raises:
         ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
@@ -47,7 +44,7 @@ def ray_session(config: ClusterConfig, layout: Layout, *, at_once: bool) -> Iter
         yield
         return
     with guarded_session():
-        _start(config, layout, SHARE_CORES if at_once else TAKE_TURNS)
+        _start(config, layout)
         try:
             _check_capacity(config, layout)
             yield
@@ -55,7 +52,7 @@ def ray_session(config: ClusterConfig, layout: Layout, *, at_once: bool) -> Iter
             ray.shutdown()
 
 
-def _start(config: ClusterConfig, layout: Layout, variables: Mapping[str, str]) -> None:
+def _start(config: ClusterConfig, layout: Layout) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Without this Ray hides the GPUs from actors that claim none, and warns that it will stop doing so.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -65,14 +62,14 @@ def _start(config: ClusterConfig, layout: Layout, variables: Mapping[str, str]) 
         "logging_level": logging.ERROR,
     }
     if address is not None:
-        options |= {"runtime_env": {"env_vars": dict(variables)}}
+        options |= {"runtime_env": {"env_vars": WORKER_VARIABLES}}
     else:
         # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     try:
-        with _inherited(variables):
+        with _inherited(WORKER_VARIABLES):
             ray.init(address=address, **options)
         if threading.current_thread() is threading.main_thread():
             # A scheduler ends jobs with SIGTERM. Ray's own handler dies with a stack trace; this one ends like Ctrl-C.

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlscale.cluster.session import SHARE_CORES, _inherited
+from rlscale.cluster.session import WORKER_VARIABLES, _inherited
 
 
 def test_the_driver_imports_neither_torch_nor_transformers() -> None:
@@ -16,12 +16,12 @@ def test_the_driver_imports_neither_torch_nor_transformers() -> None:
 
 
 def test_variables_for_workers_are_there_while_ray_starts_and_then_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    (name, value), *_ = SHARE_CORES.items()
+    (name, value), *_ = WORKER_VARIABLES.items()
     monkeypatch.delenv(name, raising=False)
-    with _inherited(SHARE_CORES):
+    with _inherited(WORKER_VARIABLES):
         assert os.environ[name] == value
     assert name not in os.environ
     monkeypatch.setenv(name, "another")
-    with _inherited(SHARE_CORES):
+    with _inherited(WORKER_VARIABLES):
         assert os.environ[name] == value
     assert os.environ[name] == "another"
