@@ -29,6 +29,7 @@ PIECE_BYTES = 16 * BLOCK_BYTES
 """Of one broadcast. Large enough that starting one costs little, small enough to be in cache when it is hashed."""
 
 IN_FLIGHT = 6
+"""Broadcasts under way at once: more than the links of a group, so that none waits for a digest."""
 
 
 class BlockSender:
