@@ -87,10 +87,10 @@ def measure(case: Case, *, rank: int = 0, num_ranks: int = 1) -> Measured:
     backend.train(batch, steps)
     gc.collect()
     step = peak_bytes(lambda: backend.train(batch, steps))
-    reference = [] if backend._reference is None else backend._reference.parameters()
-    states = (state for per_weight in backend._optimizer.state.values() for state in per_weight.values())
+    reference = [] if backend.reference is None else backend.reference.model.parameters()
+    states = (state for per_weight in backend.policy.optimizer.state.values() for state in per_weight.values())
     return Measured(
-        weights=held(backend._model.parameters()),
+        weights=held(backend.policy.model.parameters()),
         optimizer=held(states),
         reference=held(reference),
         step=step,

@@ -64,8 +64,8 @@ def loss_and_gradient(trainer: FsdpBackend, batch_seed: int, cut: list[list[int]
     batch = make_batch([(3, 2), (2, 7), (5, 20), (1, 1), (4, 66), (2, 0), (3, 5), (6, 2)], seed=batch_seed)
     result = trainer.train(batch, [plan(batch, [cut])]).steps[0]
     # With beta1 = 0 Adam's first moment is the gradient of the step.
-    named = trainer._model.named_parameters()
-    gradients = {name: trainer._optimizer.state[p]["exp_avg"].full_tensor().clone() for name, p in named}
+    named = trainer.policy.model.named_parameters()
+    gradients = {name: trainer.policy.optimizer.state[p]["exp_avg"].full_tensor().clone() for name, p in named}
     return gradients | {"loss": torch.tensor(result["loss"]), "entropy": torch.tensor(result["entropy"])}
 
 

@@ -93,7 +93,7 @@ def test_a_step_changes_every_weight_and_reports_itself(model_path: str) -> None
     assert step["grad_norm"] > 0
     assert step["ratio_mean"] == 1.0
     assert step["kl"] == 0.0
-    assert 0 < step["entropy"] <= np.log(trainer._model.config.vocab_size)
+    assert 0 < step["entropy"] <= np.log(trainer.policy.model.config.vocab_size)
     assert set(result.seconds) == {"optimize"}  # no extra pass
 
 
@@ -208,7 +208,7 @@ def test_bfloat16_runs_close_to_float32_on_float32_weights(model_path: str) -> N
     a, b = train(low).steps[0], train(full).steps[0]
     assert a["entropy"] == pytest.approx(b["entropy"], rel=0.02)
     assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=0.1)
-    assert {p.dtype for p in low._model.parameters()} == {torch.float32}
+    assert {p.dtype for p in low.policy.model.parameters()} == {torch.float32}
 
 
 def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> None:
@@ -236,15 +236,17 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(model_path: str)
     free, bound = backend(model_path, clip_grad=0.0), backend(model_path, clip_grad=1e-3)
     norm = train(free).steps[0]["grad_norm"]
     assert train(bound).steps[0]["grad_norm"] == norm > 1e-3
-    for (name, a), (_, b) in zip(free._model.named_parameters(), bound._model.named_parameters(), strict=True):
-        moment, clipped = free._optimizer.state[a]["exp_avg"], bound._optimizer.state[b]["exp_avg"]
+    for (name, a), (_, b) in zip(
+        free.policy.model.named_parameters(), bound.policy.model.named_parameters(), strict=True
+    ):
+        moment, clipped = free.policy.optimizer.state[a]["exp_avg"], bound.policy.optimizer.state[b]["exp_avg"]
         torch.testing.assert_close(clipped, moment * (1e-3 / norm), msg=name, rtol=1e-3, atol=1e-9)
 
 
 def test_a_nan_loss_stops_every_rank_and_names_step_and_rank(model_path: str) -> None:
     trainer = backend(model_path)
     train(trainer)
-    dict(trainer._model.named_parameters())["model.norm.weight"].data.mul_(float("nan"))
+    dict(trainer.policy.model.named_parameters())["model.norm.weight"].data.mul_(float("nan"))
     with pytest.raises(WorkerError, match=r"rank 0: the loss of optimiser step 1 must be finite, got nan"):
         train(trainer)
 
@@ -257,10 +259,12 @@ def test_a_nan_gradient_names_the_parameter_and_changes_no_weight(model_path: st
         WorkerError, match=r"gradient norm of optimiser step 5 .* got nan .*first is model\.embed_tokens"
     ):
         optimizer_step(
-            trainer._model,
-            trainer._optimizer,
+            trainer.policy.model,
+            trainer.policy.optimizer,
             micros=[batch],
-            loss_of=lambda micro: (logits_of(trainer._model, micro) * 0).abs().sum().sqrt(),  # 0, with gradient 0 * inf
+            loss_of=lambda micro: (
+                (logits_of(trainer.policy.model, micro) * 0).abs().sum().sqrt()
+            ),  # 0, with gradient 0 * inf
             metrics=MetricSums(torch.device("cpu")),
             settings=StepSettings(number=5, lr=1.0, max_grad_norm=1.0),
         )

@@ -66,7 +66,7 @@ def test_a_small_vocabulary_and_unknown_architectures_keep_their_logits(model_pa
 @pytest.mark.parametrize("dtype", [ComputeDtype.float32, ComputeDtype.bfloat16])
 def test_a_sharded_model_trains_with_it(large_vocabulary: str, dtype: ComputeDtype) -> None:
     trainer = FsdpBackend(spec(large_vocabulary, dtype=dtype, lr=1e-3), rank=0, world_size=1)
-    assert isinstance(output_layer(trainer._model), LogprobHead)
+    assert isinstance(output_layer(trainer.policy.model), LogprobHead)
     result = trainer.train(BATCH, [plan(BATCH, [[[*range(8)]]])])
     assert result.steps[0]["grad_norm"] > 0
     assert result.steps[0]["entropy"] == pytest.approx(torch.tensor(MIN_VOCABULARY).log().item(), abs=0.1)

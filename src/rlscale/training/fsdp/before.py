@@ -1,0 +1,77 @@
+"""What a rollout needs before its first optimiser step: which passes, the advantages, the scale of the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.algo.ragged import TokenLayout
+from rlscale.config import AlgoConfig
+from rlscale.training.advantages import RolloutInputs, advantages_of_rollout, kl_of_rollout
+from rlscale.training.fsdp.rollout import Rollout, everywhere, pick
+from rlscale.training.spec import TrainerSpec
+from rlscale.training.weighing import engine_weights, normalizes_weights
+
+
+def needs_old_pass(spec: TrainerSpec, *, num_steps: int) -> bool:
+    """Whether the policy scores the rollout before it is trained.
+
+    It need not where the first training pass gives the same numbers just as early: with one optimiser step, and nothing
+    that asks for them before the loss.
+    """
+    algo, several_steps = spec.algo, num_steps > 1
+    if algo.use_rollout_logprobs:
+        return algo.use_rollout_entropy and several_steps
+    before_loss = algo.kl_coef > 0 or normalizes_weights(algo)
+    return several_steps or before_loss or not spec.train.reuse_logprobs
+
+
+def rollout_advantages(rollout: Rollout, spec: TrainerSpec, *, device: torch.device) -> Tensor:
+    """Of every trainable token of the whole rollout, on every rank: rewards are few. A collective. [T]"""
+    algo, batch = spec.algo, rollout.batch
+    trainable = np.flatnonzero(batch.loss_mask)
+    rows = torch.from_numpy(trainable)
+    samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
+    assert rollout.gen is not None
+    if algo.kl_coef or algo.custom_advantage_function_path is not None:
+        # Each rank scored its own samples; here it needs those of the others.
+        if rollout.old is not rollout.gen:
+            rollout.old = everywhere(rollout.old, device=device)
+        rollout.ref = everywhere(rollout.ref, device=device)
+    inputs = RolloutInputs(
+        rewards_S=torch.tensor(batch.rewards),
+        group_ids_S=torch.tensor(batch.group_ids),
+        response_lens_S=torch.from_numpy(batch.lengths - batch.prompt_lens),
+        max_response_len=spec.max_response_len,
+        layout=TokenLayout(
+            mask_T=torch.ones(len(trainable), dtype=torch.bool),
+            sample_ids_T=torch.from_numpy(samples.astype(np.int64)),
+            num_samples=batch.num_samples,
+        ),
+        gen_T=rollout.gen[rows],
+        old_T=None if rollout.old is None else rollout.old[rows],
+        ref_T=None if rollout.ref is None else rollout.ref[rows],
+    )
+    kl_T = kl_of_rollout(algo, inputs)
+    if kl_T is not None:  # the same on every rank, so their mean is the mean
+        rollout.metrics.add({"rollout/kl": inputs.layout.sum_and_count(kl_T)})
+    column = torch.zeros(len(batch.tokens))
+    column[rows] = advantages_of_rollout(algo, inputs)
+    return column
+
+
+def weight_scale(rollout: Rollout, algo: AlgoConfig, *, device: torch.device) -> float:
+    """What makes the mean weight of the rollout 1, over all ranks; a collective. 1 where that is not asked for."""
+    if not normalizes_weights(algo):
+        return 1.0
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for micro in rollout.flat:
+        old, gen = pick(rollout.old, micro), pick(rollout.gen, micro)
+        assert old is not None and gen is not None
+        _, parts = engine_weights(algo, old=old, gen=gen, layout=micro.layout)
+        sums += torch.stack(parts["mis_weight"]).double()
+    dist.all_reduce(sums)
+    total, count = sums.tolist()
+    return count / total if total > 0 else 1.0

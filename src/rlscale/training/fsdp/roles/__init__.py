@@ -1,0 +1,1 @@
+"""The models of one trainer rank, one module for each part they play."""

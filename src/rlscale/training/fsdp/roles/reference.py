@@ -1,0 +1,49 @@
+"""The reference model: what the KL terms measure the policy against."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from rlscale.config import uses_reference
+from rlscale.errors import ConfigError, Problem
+from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
+from rlscale.training.fsdp.rollout import Rollout
+from rlscale.training.fsdp.step import score
+from rlscale.training.spec import TrainerSpec
+
+
+class Reference:
+    """A model that only scores. With `algo.ref_update_interval` it follows the policy, and is part of a checkpoint."""
+
+    def __init__(self, spec: TrainerSpec, path: str, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
+        self._temperature, self._interval = spec.temperature, spec.algo.ref_update_interval
+        self.model = load_sharded(path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
+        if self._interval is not None and not has_shapes_of(policy, self.model):
+            rule = "be null with a reference model of another shape than the policy's"
+            fix = "set model.ref_load to a checkpoint of the same model"
+            raise ConfigError([Problem(path="algo.ref_update_interval", rule=rule, value=str(self._interval), fix=fix)])
+
+    @classmethod
+    def of(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> Reference | None:
+        """None where the loss needs none. Raises ConfigError for one that cannot follow the policy as it should."""
+        if spec.ref_path is None or not uses_reference(spec.algo):
+            return None
+        return cls(spec, spec.ref_path, mesh=mesh, policy=policy)
+
+    @property
+    def state(self) -> PreTrainedModel | None:
+        """What a checkpoint has to hold; None: it is what it was loaded from."""
+        return None if self._interval is None else self.model
+
+    def score(self, rollout: Rollout) -> None:
+        """Fills `ref`; a collective."""
+        with rollout.timed("ref_logprobs"):
+            rollout.ref = score(
+                self.model, rollout.flat, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
+            )
+
+    def follow(self, policy: PreTrainedModel, *, num_rollouts: int) -> None:
+        """Takes the policy's weights if it is time, after `num_rollouts` have been trained on."""
+        if self._interval is not None and num_rollouts % self._interval == 0:
+            copy_weights(policy, self.model)
