@@ -8,6 +8,7 @@ import pytest
 from tests.contract.conftest import Wire
 
 PROMPT = [5, 9, 33, 7]
+LEFT_WITHIN_S = 30
 
 
 def shape(answer: dict[str, Any]) -> tuple[list[int], list[float]]:
@@ -257,10 +258,7 @@ async def test_client_that_leaves_does_not_disturb(wire: Wire) -> None:
     task = await start_long(wire, "leaver")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    for _ in range(100):
-        load = (await wire.get("/v1/loads"))[1]["loads"][0]
-        if load["num_running_reqs"] + load["num_waiting_reqs"] == 0:
-            break
-        await asyncio.sleep(0.01)
-    assert load["num_running_reqs"] == 0
+    async with asyncio.timeout(LEFT_WITHIN_S):  # a busy machine may take seconds to tell the server
+        while (load := (await wire.get("/v1/loads"))[1]["loads"][0])["num_running_reqs"] + load["num_waiting_reqs"]:
+            await asyncio.sleep(0.01)
     assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2

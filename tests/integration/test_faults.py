@@ -11,6 +11,7 @@ import pytest
 from tests.integration.conftest import Command
 
 GONE_WITHIN_S = 30
+EXACT = ("train/loss", "train/grad_norm", "reward/mean", "response_len/mean")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -42,6 +43,25 @@ def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, 
     assert any("the run failed" in line and named in line for line in err.splitlines()), err
     assert "Traceback" not in err
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+
+
+def test_a_trainer_that_dies_before_the_first_checkpoint_repeats_the_run_from_its_beginning(command: Command) -> None:
+    survives = ("checkpoint.save_interval=null", "fault_tolerance.enabled=true", "algo.entropy_coef=0.01")
+    process = command.start("data.num_rollout=120", "eval.interval=null", *survives)
+    wait_for_training(command, process)
+    pid = next(pid for pid, words in command.processes().items() if "TrainActor" in words)
+    os.kill(pid, signal.SIGKILL)
+    killed_at, before = time.time(), command.metrics()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "restarting the trainers from the beginning" in out
+    after = [record for record in command.metrics() if "train/loss" in record]
+    assert [record["step"] for record in after] == list(range(120))
+    assert min(record["time"] for record in after) > killed_at
+    repeated = [record for record in before if "train/loss" in record]
+    assert repeated
+    for first, second in zip(repeated, after, strict=False):
+        assert {key: second[key] for key in EXACT} == {key: first[key] for key in EXACT}
 
 
 def test_nothing_outlives_a_killed_driver(command: Command) -> None:

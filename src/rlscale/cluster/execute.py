@@ -126,7 +126,8 @@ class Execution:
             except WorkerError as error:
                 if not error.died or error.worker not in trainers.names:
                     raise
-                self._allow_restart(error, what="the trainers from the last checkpoint")
+                place = "last checkpoint" if self._store.latest() else "beginning"
+                self._allow_restart(error, what=f"the trainers from the {place}")
             finally:
                 await asyncio.to_thread(trainers.kill)
             newest = self._store.latest()
@@ -169,7 +170,8 @@ class Execution:
         return progress
 
     async def _drive(self, parts: Parts, addresses: list[EngineAddress], start: Start) -> Progress:
-        loop = TrainingLoop(self._loop_config(), parts, start.progress)
+        # The loop moves its progress on; after a death before the first checkpoint `start` must still be the beginning.
+        loop = TrainingLoop(self._loop_config(), parts, replace(start.progress))
         if start.moved:
             for rollout_id in range(start.progress.next_rollout):
                 parts.source.take(rollout_id)
@@ -299,6 +301,7 @@ class Execution:
             max_response_len=config.rollout.max_response_len,
             total_steps=self._plan.total_steps,
             device=config.cluster.device,
+            custom=config.custom,
         )
 
     def _world_spec(self, bundles: Bundles) -> WorldSpec:
