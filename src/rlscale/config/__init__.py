@@ -28,7 +28,7 @@ from rlscale.config.megatron import MegatronConfig
 from rlscale.config.mis import MisConfig, MisLevel, MisMode
 from rlscale.config.model import ModelBuild, ModelConfig
 from rlscale.config.network import NetworkConfig
-from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName
+from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
 from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
 from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode
@@ -94,6 +94,7 @@ __all__ = [
     "WandbConfig",
     "WandbMode",
     "WeightChannelName",
+    "WsdDecayStyle",
     "changed_keys",
     "compares_policies",
     "config_hash",

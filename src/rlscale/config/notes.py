@@ -10,7 +10,7 @@ from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
 from rlscale.config.notes_algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
 from rlscale.config.notes_parts import IGNORED_OF_PARTS
-from rlscale.config.optim import LrDecayStyle
+from rlscale.config.optim import LrDecayStyle, OptimizerName
 from rlscale.config.rollout import EngineKind, UpdateMode
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
@@ -184,6 +184,21 @@ IGNORED: tuple[Ignored, ...] = (
         names=("optim.min_lr", "optim.lr_decay_iters"),
         when=lambda config: config.optim.lr_decay_style == LrDecayStyle.constant,
         why="optim.lr_decay_style is constant",
+    ),
+    Ignored(
+        names=("optim.lr_decay_power",),
+        when=lambda config: config.optim.lr_decay_style != LrDecayStyle.polynomial,
+        why="optim.lr_decay_style is not polynomial",
+    ),
+    Ignored(
+        names=("optim.lr_wsd_decay_iters", "optim.lr_wsd_decay_style"),
+        when=lambda config: config.optim.lr_decay_style != LrDecayStyle.wsd,
+        why="optim.lr_decay_style is not wsd",
+    ),
+    Ignored(
+        names=("optim.muon_momentum",),
+        when=lambda config: config.optim.name != OptimizerName.muon,
+        why="optim.name is not muon",
     ),
     Ignored(
         names=("data.prompt_data",),

@@ -28,12 +28,26 @@ class LrDecayStyle(StrEnum):
     wsd = "wsd"
 
 
+class WsdDecayStyle(StrEnum):
+    """Shapes of the last part of the schedule `wsd`."""
+
+    linear = "linear"
+    cosine = "cosine"
+    exponential = "exponential"
+    minus_sqrt = "minus_sqrt"
+
+
 @dataclass(kw_only=True)
 class OptimConfig(ConfigGroup):
     """Optimiser and learning-rate schedule."""
 
     name: Annotated[
-        OptimizerName, Field(description="Optimiser. `adam` decays weights apart from the gradient (AdamW).")
+        OptimizerName,
+        Field(
+            description="Optimiser. `adam`: AdamW, fused. `deepspeed_cpu_adam`: the same with its moments in host "
+            "memory and its step on the CPU, for GPUs that are too small. `muon`: Muon for the matrices inside layers, "
+            "AdamW for embedding, output layer and vectors."
+        ),
     ] = OptimizerName.adam
     lr: Annotated[
         float | None,
@@ -58,6 +72,20 @@ class OptimConfig(ConfigGroup):
         int | None,
         Field(gt=0, description="Optimiser steps, warm-up included, after which `optim.min_lr` is reached. None: all."),
     ] = None
+    lr_decay_power: Annotated[
+        float, Field(gt=0, description="Exponent of the schedule `polynomial`: 1 is a straight line.")
+    ] = 2.0
+    lr_wsd_decay_iters: Annotated[
+        int | None,
+        Field(
+            gt=0,
+            description="Last optimiser steps of the schedule `wsd`, in which the rate falls; before it stays at the "
+            "peak. None: a tenth of the decay.",
+        ),
+    ] = None
+    lr_wsd_decay_style: Annotated[WsdDecayStyle, Field(description="Course of the fall at the end of `wsd`.")] = (
+        WsdDecayStyle.minus_sqrt
+    )
     min_lr: Annotated[
         float, Field(ge=0, description="The decay ends at this learning rate. Ignored with a constant one.")
     ] = 0.0
@@ -65,6 +93,9 @@ class OptimConfig(ConfigGroup):
     adam_beta2: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the squared gradient.")] = 0.95
     adam_eps: Annotated[float, Field(gt=0, description="Added to Adam's denominator.")] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay per step, times the rate.")] = 0.0
+    muon_momentum: Annotated[
+        float, Field(ge=0, lt=1, description="Muon's decay of the gradient mean; Nesterov's step looks ahead by it.")
+    ] = 0.95
     clip_grad: Annotated[
         float, Field(ge=0, description="Largest norm of the whole gradient; a longer one is scaled down. 0: off.")
     ] = 1.0

@@ -15,7 +15,6 @@ from typing import Any
 from rlscale.config.algo import AdvantageEstimator
 from rlscale.config.derive import DERIVATIONS
 from rlscale.config.notes import ignored
-from rlscale.config.optim import LrDecayStyle, OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.resolve import Draft
 from rlscale.config.reward import RewardType
@@ -108,11 +107,6 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(name="context parallelism", keys=("fsdp.context_parallel_size",)),
     Part(name="kernels that trainer and engines share", keys=("train.true_on_policy_mode",)),
-    Part(
-        name="a choice of how the loss saves memory",
-        fix="leave it out; lower batch.max_tokens_per_gpu to save memory",
-        keys=("train.recompute_loss_function",),
-    ),
     Part(name="hooks into the trainer's batch", keys=("train.rollout_data_postprocess_path",)),
     Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
     Part(
@@ -161,16 +155,6 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
     Part(name="snapshots of CUDA memory", keys=("debug.memory_snapshot_dir",)),
-    Part(
-        name="that optimiser",
-        fix="set optim.name=adam",
-        values={"optim.name": (OptimizerName.adam,)},
-    ),
-    Part(
-        name="that schedule",
-        fix="choose optim=constant, optim=linear or optim=cosine",
-        values={"optim.lr_decay_style": (LrDecayStyle.constant, LrDecayStyle.linear, LrDecayStyle.cosine)},
-    ),
     Part(name="a teacher model", values={"algo.opd_kl_coef": (0.0,)}),
     Part(name="replay of expert routing", values={"algo.use_routing_replay": (False,)}),
 )

@@ -1,7 +1,7 @@
 """Memory of a trainer rank of the FSDP2 backend: what is always there, and the largest moment of a step.
 
 weights ─ all the time                          4 N / R     float32, sharded over R ranks
-Adam    ─ all the time                          8 N / R
+Adam    ─ all the time                          8 N / R     (Muon: 4 for matrices; on the host: none on the GPU)
 forward ─ gathered weights of a layer or two, and activations, which grow layer by layer
 backward ─ activations shrink, gradients grow   4 N / R     N whole ones as soon as several micro-batches are summed up
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from rlscale.config.optim import OptimizerName
 from rlscale.plan.activations import (
     FLOAT32,
     Pass,
@@ -34,6 +35,8 @@ class TrainerWork:
     num_microbatches: int  # of this rank in a step
     recompute: bool  # activations of layers
     largest: Pass
+    optimizer: OptimizerName = OptimizerName.adam
+    on_cpu: bool = False  # the device is the host, which what is offloaded does not leave
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +83,22 @@ def trainer_memory(a: Architecture, work: TrainerWork, *, reference: Architectur
     shard = _whole_shard(a, work.num_ranks)
     return TrainerMemory(
         weights=FLOAT32 * shard,
-        optimizer=2 * FLOAT32 * shard,
+        optimizer=_optimizer(a, work, shard=shard),
         reference=0 if reference is None else FLOAT32 * _whole_shard(reference, work.num_ranks),
         moments=dict(_moments(a, work)),
     )
+
+
+def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
+    """Adam keeps two numbers a parameter; Muon one for the matrices inside layers."""
+    if work.optimizer == OptimizerName.deepspeed_cpu_adam and not work.on_cpu:
+        return 0
+    numbers = 2 * shard
+    if work.optimizer == OptimizerName.muon:
+        for layer, number in a.kinds.items():
+            matrices = tuple(shape for shape in a.layer_shapes(layer) if len(shape) > 1)
+            numbers -= sharded(matrices, work.num_ranks) * number
+    return FLOAT32 * numbers
 
 
 def _whole_shard(a: Architecture, num_ranks: int) -> int:

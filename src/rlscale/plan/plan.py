@@ -228,7 +228,14 @@ def _trainer(
     if config.train.backend == TrainBackendName.megatron:
         return megatron_memory(a, config.megatron, micro, num_ranks=num_ranks, num_microbatches=number)
     recompute = config.fsdp.gradient_checkpointing
-    work = TrainerWork(num_ranks=num_ranks, num_microbatches=number, recompute=recompute, largest=micro)
+    work = TrainerWork(
+        num_ranks=num_ranks,
+        num_microbatches=number,
+        recompute=recompute,
+        largest=micro,
+        optimizer=config.optim.name,
+        on_cpu=config.cluster.device == Device.cpu,
+    )
     return trainer_memory(a, work, reference=reference)
 
 

@@ -62,6 +62,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"optim.lr": 0.1, "optim.matrix_lr": 0.02},
     ),
     (
+        "fall_is_part_of_the_decay",
+        {"optim.lr_decay_style": "wsd", "optim.lr_decay_iters": 10, "optim.lr_wsd_decay_iters": 11},
+        "optim.lr_wsd_decay_iters must be at most optim.lr_decay_iters=10, got 11; the fall is the end of the decay",
+        {"optim.lr_decay_style": "wsd", "optim.lr_decay_iters": 10, "optim.lr_wsd_decay_iters": 10},
+    ),
+    (
         "variables_have_names",
         {"train.env_vars": {"NCCL-DEBUG": "INFO"}},
         "train.env_vars must hold names of variables, got NCCL-DEBUG; use letters",

@@ -11,8 +11,6 @@ from tests.unit.config.mistakes import mistakes, only_mistake
 
 CASES = [
     ("train=megatron", "train.backend must be fsdp (not built yet: the Megatron-core backend), got megatron; choose"),
-    ("optim.name=muon", "optim.name must be adam (not built yet: that optimiser), got muon"),
-    ("optim.lr_decay_style=wsd", "optim.lr_decay_style must be one of constant, linear, cosine (not built yet: that"),
     ("algo=ppo", "algo.advantage_estimator must be one of grpo, gspo, cispo, rloo, reinforce_plus_plus"),
     ("algo.opd_kl_coef=0.1", "algo.opd_kl_coef must be 0.0 (not built yet: a teacher model), got 0.1"),
     ("reward.type=f1", "reward.type must be one of null, exact_match, math, random (not built yet: that reward)"),

@@ -33,6 +33,15 @@ def test_weights_and_optimizer_are_sharded_in_float32() -> None:
     assert alone.trainer is not None and alone.trainer.reference == 0
 
 
+def test_optimisers_keep_what_they_keep() -> None:
+    adam, host, muon = (plan(f"optim.name={name}").trainer for name in ("adam", "deepspeed_cpu_adam", "muon"))
+    assert adam is not None and host is not None and muon is not None
+    assert host.optimizer == 0 and host.weights == adam.weights
+    # Qwen3-4B: 4,022,468,096 parameters, of them 3,633,315,840 in matrices inside layers; 4 ranks.
+    matrices = 36 * (2560 * (4096 + 2 * 1024) + 4096 * 2560 + 3 * 2560 * 9728)
+    assert adam.optimizer - muon.optimizer == 4 * matrices / 4
+
+
 def test_recomputing_saves_activations_and_costs_operations() -> None:
     kept, recomputed = plan("fsdp.gradient_checkpointing=false"), plan("fsdp.gradient_checkpointing=true")
     assert recomputed.trainer is not None and kept.trainer is not None

@@ -38,6 +38,16 @@ def _decay_after_warmup(optim: OptimConfig) -> list[Problem]:
     return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters))]
 
 
+@rule("optim.lr_decay_style", "optim.lr_decay_iters", "optim.lr_wsd_decay_iters")
+def fall_is_part_of_the_decay(config: RunConfig) -> list[Problem]:
+    optim = config.optim
+    steps, fall = optim.lr_decay_iters, optim.lr_wsd_decay_iters
+    if optim.lr_decay_style != LrDecayStyle.wsd or steps is None or fall is None or fall <= steps:
+        return []
+    rule, fix = f"be at most optim.lr_decay_iters={steps}", "the fall is the end of the decay"
+    return [Problem(path="optim.lr_wsd_decay_iters", rule=rule, value=show(fall), fix=fix)]
+
+
 BY_KIND = ("matrix_lr", "embedding_lr", "unembedding_lr")
 
 

@@ -1,8 +1,9 @@
 """Saving and loading a trainer without pickle: tensors as safetensors, everything else as JSON.
 
 <folder>/trainer.json            ranks, optimiser steps and rollouts made
-<folder>/tensors/*.safetensors   model.<name>, exp_avg.<name>, exp_avg_sq.<name>: each rank's shards, with offsets;
-                                 and reference.<name> where the reference follows the policy
+<folder>/tensors/*.safetensors   model.<name> and the optimiser's <moment>.<name> (Adam: exp_avg, exp_avg_sq; Muon:
+                                 momentum_buffer): each rank's shards, with offsets; and reference.<name> where the
+                                 reference follows the policy
 <folder>/random/rank_<r>.json    states of the random generators of a rank
 """
 
@@ -24,9 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
+from rlscale.training.optim import fill_state, moments_of
 
 FORMAT = 1
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +51,7 @@ def save_state(
     Args:
         folder: seen by all ranks.
         model: sharded, or not.
-        optimizer: Adam over the model's parameters.
+        optimizer: over the model's parameters.
         reference: the reference model if it changes; None: it is what it was loaded from.
         position: what was done.
     """
@@ -80,7 +81,8 @@ def load_state(
     if about["format"] != FORMAT:
         raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it anew with this version")
     reader = HuggingFaceStorageReader(str(folder / "tensors"))
-    tensors = _tensors(model, _with_moments(optimizer, num_steps=about["num_steps"]), reference)
+    fill_state(optimizer, num_steps=about["num_steps"])
+    tensors = _tensors(model, optimizer, reference)
     _check_names(folder, found=reader.read_metadata().state_dict_metadata, wanted=tensors)
     load(tensors, storage_reader=reader)
     if about["world_size"] == dist.get_world_size():
@@ -119,24 +121,11 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.M
     named = dict(model.named_parameters())
     tensors: dict[str, Any] = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
     for name, parameter in named.items():
-        for moment in _MOMENTS:
-            if moment in optimizer.state.get(parameter, {}):
-                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+        for moment, value in moments_of(optimizer, parameter).items():
+            tensors[f"{moment}.{name}"] = value
     if reference is not None:
         tensors |= {f"reference.{name}": parameter.detach() for name, parameter in reference.named_parameters()}
     return tensors
-
-
-def _with_moments(optimizer: torch.optim.Optimizer, *, num_steps: int) -> torch.optim.Optimizer:
-    """Gives every parameter the state that Adam would have made at its first step; none before the first step."""
-    optimizer.state.clear()
-    for group in optimizer.param_groups if num_steps else ():
-        for parameter in group["params"]:
-            # A tensor each: the fused kernel counts up in place. It lives where the parameter does.
-            step = torch.tensor(float(num_steps), device=parameter.device)
-            moments = {moment: torch.zeros_like(parameter) for moment in _MOMENTS}
-            optimizer.state[parameter] = {"step": step, **moments}
-    return optimizer
 
 
 def _check_names(folder: Path, *, found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -1,0 +1,186 @@
+"""Muon for matrices that are sharded over ranks, AdamW for everything else.
+
+Jordan et al., "Muon: An optimizer for hidden layers in neural networks"; the scale of the rate is theirs. torch's own
+Muon knows neither shards nor stacks of experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NUM_ITERATIONS = 5
+EPS = 1e-7
+MUON = "muon"
+"""Entry of a group of parameters: whether Muon steps it."""
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Steps the groups with `MUON` by Muon and the others by AdamW. All of them have `lr` and `weight_decay`.
+
+    With G the gradient of a matrix W [rows, columns] and B its mean: B = mu B + (1 - mu) G, U = (1 - mu) G + mu B
+    (Nesterov), W = (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonalize(U). A parameter of three dimensions is
+    a stack of matrices.
+
+    Invariant: `step` is a collective over the ranks that share the parameters. A matrix is orthogonalised whole, on one
+    rank, so that the number of ranks changes nothing but rounding; ranks take turns in the order of the parameters.
+
+    Example:
+        MuonAdamW([{"params": matrices, "muon": True}, {"params": rest, "muon": False}], momentum=0.95, adam={})
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], *, momentum: float, adam: dict[str, Any]) -> None:
+        """`adam` are the arguments of torch's AdamW."""
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
+        self._momentum = momentum
+        self._adam: torch.optim.AdamW | None = None
+        others = [group for group in self.param_groups if not group[MUON]]
+        if others:
+            self._adam = torch.optim.AdamW(others, **adam)
+            # The same groups and the same state: who sets a rate or saves a moment sees one optimiser.
+            self._adam.param_groups = others
+            self._adam.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # gives no loss
+        """One step of every parameter with a gradient."""
+        assert closure is None, "the gradient is there already"
+        if self._adam is not None:
+            self._adam.step()
+        for group in self.param_groups:
+            if not group[MUON]:
+                continue
+            parameters = [p for p in group["params"] if p.grad is not None]
+            updates = orthogonalize_all(parameters, [self._direction(p) for p in parameters])
+            for parameter, update in zip(parameters, updates, strict=True):
+                rows, columns = parameter.shape[-2:]
+                weight = local(parameter)
+                weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+                weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
+
+    def _direction(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's rows of what is to be orthogonalised."""
+        state = self.state[parameter]
+        if not state:
+            state.update(muon_state(parameter))
+        assert parameter.grad is not None, "parameters without a gradient are left out"
+        grad, mean = local(parameter.grad), local(state["momentum_buffer"])
+        mean.lerp_(grad, 1.0 - self._momentum)
+        return grad.lerp(mean, self._momentum)
+
+
+def muon_state(parameter: Tensor) -> dict[str, Tensor]:
+    """The state of a matrix before its first step."""
+    return {"momentum_buffer": torch.zeros_like(parameter)}
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """About U V^T of the singular value decomposition U S V^T of each matrix, by a quintic Newton-Schulz iteration.
+
+    The coefficients are Jordan's: in few iterations they bring singular values to between 0.7 and 1.2, not to 1.
+
+    Args:
+        matrices: one, or a stack. [..., rows, columns] float32
+
+    Returns:
+        The same shape and type. Computed in bfloat16 on a GPU, where that is several times as fast.
+    """
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=EPS)
+    a, b, c = COEFFICIENTS
+    for _ in range(NUM_ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    result: Tensor = x.mT if is_tall else x
+    return result.to(matrices.dtype)
+
+
+def orthogonalize_all(parameters: Sequence[Tensor], shards: Sequence[Tensor]) -> list[Tensor]:
+    """`orthogonalize` for matrices of which each rank has some rows; a collective.
+
+    Args:
+        parameters: say how each is sharded.
+        shards: this rank's rows of what is to be orthogonalised; of a stack, its matrices.
+
+    Returns:
+        This rank's rows of the results.
+    """
+    results: dict[int, Tensor] = {}
+    cut = []
+    for i, (parameter, shard) in enumerate(zip(parameters, shards, strict=True)):
+        if _shard_group(parameter) is not None and parameter.dim() == 2:
+            cut.append(i)
+        else:
+            results[i] = orthogonalize(shard) if shard.numel() else shard
+    group = _shard_group(parameters[cut[0]]) if cut else None
+    num_ranks = 1 if group is None else dist.get_world_size(group)
+    for start in range(0, len(cut), num_ranks):
+        assert group is not None, "matrices are cut over ranks"
+        turn = cut[start : start + num_ranks]
+        shapes = [tuple(parameters[i].shape) for i in turn]
+        whole = _gather_own(group, shapes, [shards[i] for i in turn])
+        own = whole if not whole.numel() else orthogonalize(whole)
+        results.update(zip(turn, _give_back(group, shapes, own), strict=True))
+    return [results[i] for i in range(len(parameters))]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _shard_group(parameter: Tensor) -> dist.ProcessGroup | None:
+    """The ranks that share the rows of a parameter; None: it is whole here."""
+    if not isinstance(parameter, DTensor):
+        return None
+    cut = [axis for axis, placement in enumerate(parameter.placements) if isinstance(placement, Shard)]
+    assert len(cut) <= 1 and all(p.dim == 0 for p in parameter.placements if isinstance(p, Shard)), "rows are sharded"
+    if not cut or parameter.device_mesh.size(cut[0]) == 1:
+        return None
+    return parameter.device_mesh.get_group(cut[0])
+
+
+def _rows_of(num_rows: int, num_ranks: int) -> list[int]:
+    """Rows of each rank, as FSDP cuts them."""
+    most = -(-num_rows // num_ranks)
+    return [min(max(num_rows - rank * most, 0), most) for rank in range(num_ranks)]
+
+
+def _sizes(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """Numbers this rank sends to the owner of each matrix (owner i: rank i), and gets of its own one from each rank."""
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    sent = [_rows_of(rows, num_ranks)[rank] * columns for rows, columns in shapes]
+    received = [0] * num_ranks
+    if rank < len(shapes):
+        rows, columns = shapes[rank]
+        received = [count * columns for count in _rows_of(rows, num_ranks)]
+    return sent + [0] * (num_ranks - len(shapes)), received
+
+
+def _gather_own(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]], shards: Sequence[Tensor]) -> Tensor:
+    """The matrix this rank owns, in full; an empty one where there are fewer matrices than ranks."""
+    sent, received = _sizes(group, shapes)
+    flat = torch.cat([shard.flatten() for shard in shards])
+    out = flat.new_empty(sum(received))
+    dist.all_to_all_single(out, flat, output_split_sizes=received, input_split_sizes=sent, group=group)
+    rank = dist.get_rank(group)
+    return out.view(shapes[rank]) if rank < len(shapes) else out
+
+
+def _give_back(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]], own: Tensor) -> list[Tensor]:
+    """This rank's rows of all the matrices, from their owners: `_gather_own` the other way."""
+    received, sent = _sizes(group, shapes)
+    out = own.new_empty(sum(received))
+    flat = own.flatten().contiguous()
+    dist.all_to_all_single(out, flat, output_split_sizes=received, input_split_sizes=sent, group=group)
+    parts = out.split(received[: len(shapes)])  # type: ignore[no-untyped-call]
+    return [part.view(-1, columns) for part, (_, columns) in zip(parts, shapes, strict=True)]
