@@ -1,9 +1,11 @@
 """Logprobs and entropy from hidden states and the output layer, without the logits of all tokens at once.
 
-Shape legend: T tokens, V vocabulary, H hidden width, C tokens of a chunk.
+Shape legend: T tokens, V vocabulary (of this rank, where it is sharded), H hidden width, C columns of a tile.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +16,30 @@ from torch import Tensor
 from rlscale.algo.ragged import check_shape
 
 Product = Callable[[Tensor, Tensor], Tensor]
-"""x [C, H], weight [V, H] -> x @ weight.T [C, V]"""
+"""x [M, K], w [N, K] -> x @ w.T [M, N], as a tensor that nobody else holds"""
 
-BLOCK_CHUNKS = 8
-"""Chunks whose gradients are multiplied at once: each product of the weight's gradient passes over all of it."""
+_EVEN_COLUMNS = 64
+"""Tiles are multiples of it, where they are that wide: matrix products are made for even shapes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabShard:
+    """The part of a vocabulary that this rank holds. Both reductions are in place, over the ranks that hold parts."""
+
+    first: int  # token id of the first row
+    reduce_max: Callable[[Tensor], None]
+    reduce_sum: Callable[[Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions:
     """What `head_logprobs` is to compute, and how."""
 
-    chunk_tokens: int  # rows of logits that exist at a time
+    chunk_tokens: int  # tokens whose logits take as much memory as the tile that exists at a time
     temperature: float = 1.0  # that of sampling
     entropy_grad: bool = False  # the entropy is part of the loss; False leaves it without gradient
     product: Product = F.linear
+    shard: VocabShard | None = None  # None: the weight is the whole vocabulary
 
     def __post_init__(self) -> None:
         if self.temperature <= 0 or self.chunk_tokens < 1:
@@ -39,21 +51,26 @@ class HeadOptions:
 def head_logprobs(
     hidden_TH: Tensor, weight_VH: Tensor, *, targets_T: Tensor, options: HeadOptions
 ) -> tuple[Tensor, Tensor]:
-    """`logprobs_and_entropy` of the logits hidden @ weight.T, of which only a chunk of rows exists at a time.
+    """`logprobs_and_entropy` of the logits hidden @ weight.T, of which only a tile of columns exists at a time.
 
-    With x = logits / temperature: log p(y) = x_y - log sum exp x and H = -sum p log p. The backward pass computes the
-    logits anew, chunk by chunk: d/dx log p(y) = onehot(y) - p, d/dx H = -p (log p + H). Memory beyond the results is
-    three chunks in float32, eight in the weight's type, and in bfloat16 a float32 gradient of the weight; there is one
-    product of this size more than in the plain way.
+    With x = logits / temperature: log p(y) = x_y - log sum exp x and H = -sum p log p. The sums run over tiles with the
+    largest x so far taken out of them (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax",
+    arXiv:1805.02867): with s = sum exp(x - m) and e = sum exp(x - m) (x - m), a rise of m to n makes s exp(m - n) of s
+    and (e + (m - n) s) exp(m - n) of e; at the end H = log s - e / s. The backward pass computes each tile anew:
+    d/dx log p(y) = onehot(y) - p, d/dx H = -p (log p + H). So a row of the weight gets its gradient from one product
+    over all tokens, in the weight's own type, and there is one product of [T, V] more than in the plain way.
+
+    On ranks that share a vocabulary (`options.shard`) hidden states and targets are the same everywhere, and so are the
+    results and the gradient of the hidden states; both passes are collectives.
 
     Args:
-        hidden_TH: input of the output layer, float32 or bfloat16. [T, H]
+        hidden_TH: input of the output layer: float32, float64 or bfloat16. [T, H]
         weight_VH: the output layer, of the same type; it has no bias. [V, H]
         targets_T: token ids. [T] int64
         options: see there.
 
     Returns:
-        Logprobs and entropies, float32. [T], [T]
+        Logprobs and entropies, float32 (float64 stays). [T], [T]
     """
     check_shape("targets_T", targets_T, tuple(hidden_TH.shape[:1]))
     if hidden_TH.shape[1] != weight_VH.shape[1] or hidden_TH.dtype != weight_VH.dtype:
@@ -61,8 +78,18 @@ def head_logprobs(
             f"hidden_TH and weight_VH must agree in width and type, got {tuple(hidden_TH.shape)} {hidden_TH.dtype} and "
             f"{tuple(weight_VH.shape)} {weight_VH.dtype}"
         )
+    _check_targets(targets_T, num_columns=len(weight_VH), options=options)
     logprobs_T, entropy_T = _Head.apply(hidden_TH, weight_VH, targets_T, options)  # type: ignore[no-untyped-call]
     return logprobs_T, entropy_T if options.entropy_grad else entropy_T.detach()
+
+
+def _check_targets(targets_T: Tensor, *, num_columns: int, options: HeadOptions) -> None:
+    """On a CPU only: a GPU would have to wait for the answer. Other ranks know their own part of a vocabulary only."""
+    if options.shard is not None or targets_T.is_cuda or not len(targets_T):
+        return
+    low, high = (int(each) for each in targets_T.aminmax())
+    if low < 0 or high >= num_columns:
+        raise ValueError(f"targets_T must be token ids from 0 to {num_columns - 1}, got {low} to {high}")
 
 
 class _Head(torch.autograd.Function):
@@ -70,19 +97,15 @@ class _Head(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, options: HeadOptions
     ) -> tuple[Tensor, Tensor]:
+        sums = _sums_over_tiles(hidden_TH, weight_VH, targets_T=targets_T, options=options)
+        if options.shard is not None:
+            sums = _merged(sums, options.shard)
+        logs_T = sums.total_T.log()
+        entropy_T = logs_T - sums.weighted_T / sums.total_T
         ctx.options = options
-        num_tokens = len(targets_T)
-        logprobs_T, entropy_T, norms_T = (hidden_TH.new_empty(num_tokens, dtype=torch.float32) for _ in range(3))
-        for start in range(0, num_tokens, options.chunk_tokens):
-            rows = slice(start, start + options.chunk_tokens)
-            x_CV = _scaled(options.product(hidden_TH[rows], weight_VH), options.temperature)
-            norms_T[rows] = torch.logsumexp(x_CV, dim=1)
-            x_CV -= norms_T[rows, None]
-            logprobs_T[rows] = x_CV.gather(1, targets_T[rows, None]).squeeze(1)
-            entropy_T[rows] = -torch.linalg.vecdot(x_CV.exp(), x_CV)
-        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, norms_T, entropy_T)
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, sums.largest_T + logs_T, entropy_T)
         ctx.set_materialize_grads(False)
-        return logprobs_T, entropy_T
+        return sums.target_T - sums.largest_T - logs_T, entropy_T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -90,45 +113,94 @@ class _Head(torch.autograd.Function):
         of_logprobs, of_entropy = grads
         options: HeadOptions = ctx.options
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        grad_hidden = torch.empty_like(hidden_TH) if need_hidden else None
-        grad_weight = torch.zeros_like(weight_VH, dtype=torch.float32) if need_weight else None
-        num_tokens, num_block = len(targets_T), BLOCK_CHUNKS * options.chunk_tokens
-        d_BV = weight_VH.new_empty(min(num_block, num_tokens), weight_VH.shape[0])
-        for first in range(0, num_tokens, num_block):
-            block = slice(first, min(first + num_block, num_tokens))
-            for start in range(first, block.stop, options.chunk_tokens):
-                rows = slice(start, min(start + options.chunk_tokens, block.stop))
-                log_p = _scaled(options.product(hidden_TH[rows], weight_VH), options.temperature)
-                log_p -= norms_T[rows, None]
-                d_CV = log_p.exp()
-                wanted_C1 = norms_T.new_zeros(d_CV.shape[0], 1) if of_logprobs is None else of_logprobs[rows, None]
-                if of_entropy is None:
-                    d_CV *= -wanted_C1
-                else:
-                    log_p += entropy_T[rows, None]
-                    d_CV *= log_p.mul_(of_entropy[rows, None]).add_(wanted_C1).neg_()
-                d_CV.scatter_add_(1, targets_T[rows, None], wanted_C1)
-                d_BV[start - first : rows.stop - first] = (
-                    d_CV if options.temperature == 1.0 else d_CV.div_(options.temperature)
-                )
-            of_block = d_BV[: block.stop - first]
+        grad_hidden = torch.zeros_like(hidden_TH, dtype=norms_T.dtype) if need_hidden else None
+        grad_weight = torch.empty_like(weight_VH) if need_weight else None
+        wanted_T1 = (norms_T.new_zeros(len(norms_T)) if of_logprobs is None else of_logprobs)[:, None]
+        wanted_T1 = wanted_T1 / options.temperature
+        for columns in _tiles(hidden_TH, weight_VH, options):
+            d_TC = _logits(hidden_TH, weight_VH[columns], options).sub_(norms_T[:, None])
+            if of_entropy is None:
+                d_TC.exp_().mul_(-wanted_T1)
+            else:
+                p_TC = d_TC.exp()
+                d_TC.add_(entropy_T[:, None]).mul_(of_entropy[:, None] / options.temperature).add_(wanted_T1).neg_()
+                d_TC.mul_(p_TC)
+                del p_TC
+            places_T, is_here_T = _places(targets_T, columns, options.shard)
+            d_TC.scatter_add_(1, places_T[:, None], wanted_T1 * is_here_T[:, None])
+            d_TC = d_TC.to(weight_VH.dtype)
             if grad_hidden is not None:
-                torch.mm(of_block, weight_VH, out=grad_hidden[block])
+                grad_hidden += options.product(d_TC, weight_VH[columns].t())
             if grad_weight is not None:
-                _add_product(grad_weight, of_block.t(), hidden_TH[block])
-        if grad_weight is not None:
-            grad_weight = grad_weight.to(weight_VH.dtype)
+                grad_weight[columns] = options.product(d_TC.t(), hidden_TH.t())
+        if grad_hidden is not None:
+            if options.shard is not None:
+                options.shard.reduce_sum(grad_hidden)
+            grad_hidden = grad_hidden.to(hidden_TH.dtype)
         return grad_hidden, grad_weight, None, None
 
 
-def _scaled(logits_CV: Tensor, temperature: float) -> Tensor:
-    """The logits in float32, which the caller may write to."""
-    x_CV = logits_CV.float()
-    return x_CV if temperature == 1.0 else x_CV.div_(temperature)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sums:
+    """Of one row x of scaled logits each. [T]"""
+
+    largest_T: Tensor  # m = max x
+    total_T: Tensor  # sum exp(x - m)
+    weighted_T: Tensor  # sum exp(x - m) (x - m)
+    target_T: Tensor  # x_y; 0 where y is not among these columns
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b  # summed in float32: a weight's gradient has parts from every chunk
+def _sums_over_tiles(hidden_TH: Tensor, weight_VH: Tensor, *, targets_T: Tensor, options: HeadOptions) -> _Sums:
+    dtype = torch.promote_types(hidden_TH.dtype, torch.float32)
+    total_T, weighted_T, target_T = (hidden_TH.new_zeros(len(targets_T), dtype=dtype) for _ in range(3))
+    largest_T = torch.full_like(total_T, torch.finfo(dtype).min)
+    for columns in _tiles(hidden_TH, weight_VH, options):
+        x_TC = _logits(hidden_TH, weight_VH[columns], options)
+        places_T, is_here_T = _places(targets_T, columns, options.shard)
+        target_T = torch.where(is_here_T, x_TC.gather(1, places_T[:, None]).squeeze(1), target_T)
+        before_T, largest_T = largest_T, torch.maximum(largest_T, x_TC.amax(dim=1))
+        x_TC.sub_(largest_T[:, None])
+        p_TC = x_TC.exp()
+        fall_T = before_T - largest_T
+        weighted_T = (weighted_T + fall_T * total_T) * fall_T.exp() + torch.linalg.vecdot(p_TC, x_TC)
+        total_T = total_T * fall_T.exp() + p_TC.sum(dim=1)
+        del x_TC, p_TC  # before the next tile is made
+    return _Sums(largest_T=largest_T, total_T=total_T, weighted_T=weighted_T, target_T=target_T)
+
+
+def _merged(sums: _Sums, shard: VocabShard) -> _Sums:
+    """The sums over all parts of the vocabulary; a collective."""
+    largest_T = sums.largest_T.clone()
+    shard.reduce_max(largest_T)
+    fall_T = sums.largest_T - largest_T
+    weighted_T = sums.weighted_T + fall_T * sums.total_T
+    parts_3T = torch.stack((sums.total_T * fall_T.exp(), weighted_T * fall_T.exp(), sums.target_T))
+    shard.reduce_sum(parts_3T)
+    total_T, weighted_T, target_T = parts_3T
+    return _Sums(largest_T=largest_T, total_T=total_T, weighted_T=weighted_T, target_T=target_T)
+
+
+def _tiles(hidden_TH: Tensor, weight_VH: Tensor, options: HeadOptions) -> Iterator[slice]:
+    """Columns of the logits, tile by tile."""
+    num_tokens, num_columns = max(len(hidden_TH), 1), len(weight_VH)
+    width = max(1, min(options.chunk_tokens * num_columns // num_tokens, num_columns))
+    if _EVEN_COLUMNS <= width < num_columns:
+        width -= width % _EVEN_COLUMNS
+    for start in range(0, num_columns, width):
+        yield slice(start, min(start + width, num_columns))
+
+
+def _logits(hidden_TH: Tensor, weight_CH: Tensor, options: HeadOptions) -> Tensor:
+    """Scaled logits in float32 (float64 stays), which the caller may write to. [T, C]"""
+    logits_TC = options.product(hidden_TH, weight_CH)
+    x_TC = logits_TC.to(torch.promote_types(logits_TC.dtype, torch.float32))
+    return x_TC if options.temperature == 1.0 else x_TC.div_(options.temperature)
+
+
+def _places(targets_T: Tensor, columns: slice, shard: VocabShard | None) -> tuple[Tensor, Tensor]:
+    """The column of each target in a tile (any one where it is in another), and whether it is in this one. [T], [T]"""
+    first = columns.start + (0 if shard is None else shard.first)
+    places_T = targets_T - first
+    last = columns.stop - columns.start - 1
+    is_here_T = (places_T >= 0) & (places_T <= last)
+    return places_T.clamp(0, last), is_here_T

@@ -13,9 +13,8 @@ from rlscale.plan.architecture import Architecture
 
 FLOAT32 = 4
 
-CHUNK_ELEMENTS = 2**22
-"""Logits that exist at a time where the output layer works by chunks (training/head.py)."""
-BLOCK_CHUNKS = 8
+TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
+"""Logits that exist at a time where the output layer works by tiles (training/head.py)."""
 MIN_CHUNKED_VOCABULARY = 4096
 CHUNKED_MODELS = frozenset({None, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
@@ -37,6 +36,8 @@ class Pass:
     sample_len: int  # longest sample
     dtype_bytes: int  # of a number of the computation
     kernel: Kernel = Kernel.fused
+    device: str = "cpu"
+    chunk_tokens: int = 0  # tokens whose logits exist at a time, where the user says so; not above 0: TILE_ELEMENTS
 
 
 def norm(width: float, b: int) -> float:
@@ -107,18 +108,18 @@ def stem(a: Architecture, work: Pass) -> float:
     return work.tokens * (norm(a.hidden_size, b) + 2 * b * head + stream) + work.logit_rows * b * a.hidden_size
 
 
-def is_chunked(a: Architecture) -> bool:
-    """Whether logits exist for a chunk of rows only."""
-    return a.vocab_size >= MIN_CHUNKED_VOCABULARY and a.model_type in CHUNKED_MODELS
+def is_chunked(a: Architecture, work: Pass) -> bool:
+    """Whether only a tile of the logits exists at a time."""
+    is_large = a.vocab_size >= MIN_CHUNKED_VOCABULARY or work.chunk_tokens > 0
+    return is_large and a.model_type in CHUNKED_MODELS
 
 
 def head_forward(a: Architecture, work: Pass) -> float:
-    """Logits, their logarithms and the entropy; or a chunk of them."""
+    """Logits, their logarithms and the entropy; or a tile of them."""
     b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
-    if not is_chunked(a):
+    if not is_chunked(a, work):
         return rows * vocabulary * (b + 3 * FLOAT32)
-    chunk = min(rows, _chunk_rows(a)) * vocabulary
-    return chunk * (3 * FLOAT32 + (b if b < FLOAT32 else 0))
+    return _tile(a, work) * 2 * FLOAT32  # scaled logits and their exponentials
 
 
 def head_backward(a: Architecture, work: Pass) -> float:
@@ -126,13 +127,14 @@ def head_backward(a: Architecture, work: Pass) -> float:
     b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
     table = vocabulary * a.hidden_size
     cast = b if b < FLOAT32 else 0
-    if not is_chunked(a):
+    if not is_chunked(a, work):
         return rows * vocabulary * (3 * FLOAT32 + cast) + b * table
-    chunk = min(rows, _chunk_rows(a)) * vocabulary
-    block = min(rows, BLOCK_CHUNKS * _chunk_rows(a)) * vocabulary * b
-    within = max(chunk * (3 * FLOAT32 + cast), chunk * 2 * FLOAT32 + cast * table)
-    return block + within + FLOAT32 * table + rows * b * a.hidden_size
+    tile = _tile(a, work) * (2 * FLOAT32 + cast)
+    of_rows = rows * a.hidden_size * (FLOAT32 + b)  # the sum over tiles, and what one adds
+    return tile + b * table + of_rows
 
 
-def _chunk_rows(a: Architecture) -> int:
-    return max(1, CHUNK_ELEMENTS // a.vocab_size)
+def _tile(a: Architecture, work: Pass) -> int:
+    """Logits that exist at a time where they are made by tiles."""
+    tokens = work.chunk_tokens if work.chunk_tokens > 0 else max(1, TILE_ELEMENTS[work.device] // a.vocab_size)
+    return min(work.logit_rows, tokens) * a.vocab_size

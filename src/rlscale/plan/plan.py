@@ -222,6 +222,8 @@ def _trainer(
         sample_len=lengths.sample,
         dtype_bytes=DTYPE_BYTES[config.train.dtype],
         kernel=_kernel(config, lengths),
+        device="cpu" if config.cluster.device == Device.cpu else "cuda",
+        chunk_tokens=config.train.log_probs_chunk_size,
     )
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     number = batches.microbatches_per_rank

@@ -23,8 +23,8 @@ MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "q
 MIN_VOCABULARY = 4096
 """Below it the logits of a micro-batch are small, and the plain way is the faster one."""
 
-CHUNK_ELEMENTS = 2**22
-"""Logits that exist at a time: 16 MB in float32, most of which stay in the cache."""
+TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
+"""Logits that exist at a time: 16 MB in float32, most of which stay in a CPU's cache; on a GPU enough to occupy it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +43,14 @@ class LogprobHead(OneDnnLinear):
     """
 
     asked: Asked | None = None
-    chunk_tokens: int | None = None  # None: by CHUNK_ELEMENTS
+    chunk_tokens: int | None = None  # None: by TILE_ELEMENTS
 
     def forward(self, input: Tensor) -> Tensor:
         if self.asked is None:
             return super().forward(input)
         asked, (vocab_size, _) = self.asked, self.weight.shape
         options = HeadOptions(
-            chunk_tokens=self.chunk_tokens or max(1, CHUNK_ELEMENTS // vocab_size),
+            chunk_tokens=self.chunk_tokens or max(1, TILE_ELEMENTS[input.device.type] // vocab_size),
             temperature=asked.temperature,
             entropy_grad=asked.entropy_grad,
             product=product,
@@ -72,11 +72,11 @@ def use_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
     """Turns the output layer of a model into a LogprobHead, in place; whether it did.
 
     Args:
-        chunk_tokens: tokens whose logits exist at a time. Not above 0: a model with a small vocabulary keeps its layer,
-            and with a large one it depends on that.
+        chunk_tokens: tokens whose logits take the memory of the tile that exists at a time. Not above 0: a model with a
+            small vocabulary keeps its layer, and with a large one it depends on that.
 
     Raises:
-        ConfigError: logits of this model cannot be made in chunks, and it was asked for.
+        ConfigError: logits of this model cannot be made by tiles, and it was asked for.
     """
     head, is_asked = output_layer(model), chunk_tokens > 0
     plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None

@@ -1,4 +1,4 @@
-"""Logprobs in chunks are those of the plain computation, and so are their gradients."""
+"""Logprobs by tiles are those of the plain computation, and so are their gradients."""
 
 import pytest
 import torch
@@ -65,11 +65,59 @@ def test_the_entropy_alone_and_a_frozen_weight() -> None:
     assert weight.grad is None
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_tokens", [2, 100])
+def test_gradients_are_those_of_finite_differences(temperature: float, chunk_tokens: int) -> None:
+    hidden, weight, targets = (x.detach() for x in inputs(torch.float64))
+    options = HeadOptions(chunk_tokens=chunk_tokens, temperature=temperature, entropy_grad=True)
+
+    def both(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return head_logprobs(hidden, weight, targets_T=targets, options=options)
+
+    assert torch.autograd.gradcheck(both, (hidden.requires_grad_(), weight.requires_grad_()))
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e-3])
+def test_logits_far_from_zero_and_close_to_it(scale: float) -> None:
+    hidden, weight, targets = inputs()
+    hidden = (scale * hidden).detach().requires_grad_()
+    plain = logprobs_and_entropy((hidden @ weight.t()).double(), targets_T=targets)
+    found = head_logprobs(hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=2))
+    torch.testing.assert_close([each.double() for each in found], list(plain), atol=1e-5, rtol=1e-5)
+    found[0].sum().backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
+
+
+def test_no_tile_is_larger_than_asked_for() -> None:
+    hidden, weight, targets = inputs()
+    sizes: list[int] = []
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        out = torch.nn.functional.linear(x, w)
+        sizes.append(out.numel())
+        return out
+
+    logprobs, _ = head_logprobs(hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=3, product=product))
+    assert max(sizes) <= 3 * V and sum(sizes) == T * V
+    logprobs.sum().backward()
+    assert max(sizes) <= max(3 * V, T * H)
+
+
+def test_no_tokens() -> None:
+    hidden, weight, targets = inputs()
+    logprobs, entropy = head_logprobs(hidden[:0], weight, targets_T=targets[:0], options=HeadOptions(chunk_tokens=3))
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
+
+
 def test_what_does_not_fit_is_named() -> None:
     hidden, weight, targets = inputs()
     with pytest.raises(ValueError, match="targets_T must"):
         head_logprobs(hidden, weight, targets_T=targets[:3], options=HeadOptions(chunk_tokens=4))
     with pytest.raises(ValueError, match="agree in width and type"):
         head_logprobs(hidden, weight.bfloat16(), targets_T=targets, options=HeadOptions(chunk_tokens=4))
+    with pytest.raises(ValueError, match=f"targets_T must be token ids from 0 to {V - 1}, got 0 to {V}"):
+        head_logprobs(hidden, weight, targets_T=torch.arange(T) * V // (T - 1), options=HeadOptions(chunk_tokens=4))
     with pytest.raises(ValueError, match="above 0"):
         HeadOptions(chunk_tokens=0)

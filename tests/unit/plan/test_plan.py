@@ -50,6 +50,13 @@ def test_recomputing_saves_activations_and_costs_operations() -> None:
     assert recomputed.floor.seconds > kept.floor.seconds
 
 
+def test_a_tile_of_logits_is_as_large_as_asked_for() -> None:
+    of_512, of_8192 = (plan(f"train.log_probs_chunk_size={n}").trainer for n in (512, 8192))
+    assert of_512 is not None and of_8192 is not None
+    logits = of_8192.moments["logits"]["logits"] - of_512.moments["logits"]["logits"]
+    assert logits == 8 * (8192 - 512) * 151_936  # two numbers in float32 for each
+
+
 def test_several_micro_batches_sum_whole_gradients_up() -> None:
     a = plan().model
     work = Pass(tokens=1000, logit_rows=900, sample_len=1000, dtype_bytes=2, kernel=Kernel.fused)
@@ -196,17 +203,15 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
 
 
 def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
-    from rlscale.algo import head as algo_head
     from rlscale.engines.embedded.lanes import MIN_LENGTH
     from rlscale.engines.embedded.scheduler import SchedulerOptions
     from rlscale.engines.launch_sglang import ON_CPU
     from rlscale.plan import activations, engine, plan
     from rlscale.training import attention, head
 
-    assert activations.CHUNK_ELEMENTS == head.CHUNK_ELEMENTS
+    assert activations.TILE_ELEMENTS == head.TILE_ELEMENTS
     assert activations.MIN_CHUNKED_VOCABULARY == head.MIN_VOCABULARY
     assert activations.CHUNKED_MODELS - {None} == head.MODEL_TYPES
-    assert activations.BLOCK_CHUNKS == algo_head.BLOCK_CHUNKS
     assert plan.LONGEST_MATRIX == attention._MAX_SHORT
     assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_LANE, engine.MAX_CACHED_TOKENS)
     assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]
