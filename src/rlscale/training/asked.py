@@ -44,8 +44,11 @@ class AskedLogprobs:
         if len(kept):
             self._found.append((places[kept], logprobs.detach()[torch.from_numpy(kept).to(logprobs.device)]))
 
-    def gather(self, device: torch.device) -> dict[int, Float32]:
-        """The logprobs of every asked sample by its index, NaN where nothing was added; a collective."""
+    def gather(self, device: torch.device, *, group: dist.ProcessGroup | None = None) -> dict[int, Float32]:
+        """The logprobs of every asked sample by its index, NaN where nothing was added; a collective.
+
+        `group` are ranks that have all samples between them, each once; None: all ranks.
+        """
         if not self._rows:
             return {}
         lengths = [len(rows) for rows in self._rows.values()]
@@ -54,7 +57,7 @@ class AskedLogprobs:
             both[0, torch.from_numpy(places)] = logprobs.float().cpu()
             both[1, torch.from_numpy(places)] = 1.0
         both = both.to(device)
-        dist.all_reduce(both)  # every sample is on one rank, the others add zeros
+        dist.all_reduce(both, group=group)  # every sample is on one rank, the others add zeros
         values, known = both.cpu().numpy()
         values[known == 0] = np.nan
         return dict(zip(self._rows, np.split(values, np.cumsum(lengths)[:-1]), strict=True))

@@ -6,7 +6,7 @@ heads, K key/value heads, D head width, L longest sample of a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,6 +37,21 @@ class LengthBucket:
     max_len: int
     slots: Tensor | None  # [stop - start] where each row goes, in num_samples * max_len; None: all are max_len long
     rows: Tensor | None  # [num_samples * max_len] the row in each slot, relative to start; any row where there is none
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """Its part of packed rows [T, H, D], each sample filled up on the right. [num_samples, H, max_len, D]"""
+        rows = rows[self.start : self.stop]
+        if self.slots is not None:
+            rows = _Reindex.apply(rows, self.rows, self.slots)  # type: ignore[no-untyped-call]
+        return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """The inverse of `pad`, from [num_samples, H, max_len, D]. [stop - start, H, D]"""
+        rows = padded.transpose(1, 2).flatten(0, 1)
+        if self.slots is None:
+            return rows
+        unpadded: Tensor = _Reindex.apply(rows, self.slots, self.rows)  # type: ignore[no-untyped-call]
+        return unpadded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +100,8 @@ def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPromp
     assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S)))
     buckets = []
-    for first, last in _similar_lengths(lengths_S):
-        buckets.append(_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
+    for first, last in similar_lengths(lengths_S):
+        buckets.append(length_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
     return PackedLayout(
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
         max_len=int(lengths_S[-1]),
@@ -95,7 +110,7 @@ def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPromp
     )
 
 
-def _similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
+def similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
     """Ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than one more call."""
     first = 0
     while first < len(lengths_S):
@@ -105,8 +120,9 @@ def _similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
-    num_samples, max_len, num_rows = len(lengths_S), int(lengths_S[-1]), int(lengths_S.sum())
+def length_bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
+    """Runs of rows that lie end to end from `start` on."""
+    num_samples, max_len, num_rows = len(lengths_S), int(lengths_S.max()), int(lengths_S.sum())
     slots = rows = None
     if num_rows != num_samples * max_len:
         starts = np.cumsum(lengths_S) - lengths_S
@@ -148,9 +164,7 @@ def packed_attention(
         ValueError: the model asks for a feature only `fsdp.attn_implementation=eager` has.
     """
     assert attention_mask is None, "packed attention takes no mask"
-    for name in ("softcap", "s_aux", "position_bias"):
-        if options.get(name) is not None:
-            raise ValueError(f"fsdp.attn_implementation must be eager for a model whose attention has {name}, got sdpa")
+    refuse_unknown(options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
@@ -168,6 +182,13 @@ def packed_attention(
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises ValueError where a layer asks for what no attention of this package computes."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise ValueError(f"fsdp.attn_implementation must be eager for a model whose attention has {name}, got sdpa")
 
 
 def _varlen(
@@ -193,20 +214,8 @@ def _attend_bucket(
     q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, bucket: LengthBucket, scale: float, window: int | None
 ) -> Tensor:
     """Attention of the rows of one bucket. [stop - start, H, D]"""
-
-    def pad(rows: Tensor) -> Tensor:
-        rows = rows[bucket.start : bucket.stop]
-        if bucket.slots is not None:
-            rows = _Reindex.apply(rows, bucket.rows, bucket.slots)  # type: ignore[no-untyped-call]
-        return rows.reshape(bucket.num_samples, bucket.max_len, *rows.shape[1:]).transpose(1, 2)
-
     # Padding lies right of every sample, so the causal rule alone keeps real queries away from it.
-    out_SHLD = _causal(pad(q_THD), pad(k_TKD), pad(v_TKD), scale=scale, window=window)
-    out = out_SHLD.transpose(1, 2).reshape(bucket.num_samples * bucket.max_len, *q_THD.shape[1:])
-    if bucket.slots is None:
-        return out
-    unpadded: Tensor = _Reindex.apply(out, bucket.slots, bucket.rows)  # type: ignore[no-untyped-call]
-    return unpadded
+    return bucket.unpad(_causal(bucket.pad(q_THD), bucket.pad(k_TKD), bucket.pad(v_TKD), scale=scale, window=window))
 
 
 class _Expand(torch.autograd.Function):

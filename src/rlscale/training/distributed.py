@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -12,7 +13,34 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-DATA_AXIS = "data"
+from rlscale.training.context import ContextGroup
+
+DATA_AXIS, CONTEXT_AXIS = "data", "context"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankGrid:
+    """The ranks as a grid: those of a row share their samples, those of a column have different ones.
+
+    Parameters and gradients are sharded over all of them (`data_mesh`).
+    """
+
+    data_index: int  # row of this rank: which share of a step's samples it has
+    data_group: dist.ProcessGroup | None = None  # its column; None: all ranks
+    context: ContextGroup | None = None  # its row; None: it is alone in it
+
+    @classmethod
+    def of(cls, device: torch.device, *, context_size: int) -> RankGrid:
+        """A collective. Ranks that follow each other make a row: they lie on one machine, and exchange the most."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if context_size == 1:
+            return cls(data_index=rank)
+        assert world_size % context_size == 0, f"a rule lets {context_size} divide {world_size} ranks"
+        shape = (world_size // context_size, context_size)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA_AXIS, CONTEXT_AXIS))
+        data_index, index = divmod(rank, context_size)
+        context = ContextGroup(index=index, size=context_size, group=mesh.get_group(CONTEXT_AXIS))
+        return cls(data_index=data_index, data_group=mesh.get_group(DATA_AXIS), context=context)
 
 
 def join_world(

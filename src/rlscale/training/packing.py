@@ -18,6 +18,8 @@ from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
 from rlscale.training.attention import PackedLayout, packed_layout, shared_prompts
+from rlscale.training.context import TokenShard
+from rlscale.training.context_attention import SpanLayout
 from rlscale.types import Int64, TrainBatch
 
 
@@ -27,63 +29,114 @@ class Microbatch:
 
     A micro-batch without trainable tokens holds one masked entry, so that every rank computes the same graph and takes
     part in the same collectives; its loss and gradient are exactly 0.
+
+    With context parallelism T and `targets` are this rank's share of the tokens; everything that is [R] without it
+    stays so, and `shard` makes [R] of what the model gives for the share.
     """
 
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T] in their sample, from 0
-    packing: PackedLayout
+    packing: PackedLayout | SpanLayout
     logit_rows: Tensor  # [R] packed position whose logits predict the token; a shared one comes more than once
     targets: Tensor  # [R]
     layout: TokenLayout  # of the R tokens
     sample_indices: Int64  # [S] into the batch, in packed order
     batch_rows: Int64  # [R] of each token in the columns of the batch
+    shard: TokenShard | None = None
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that compute the same loss of this micro-batch."""
+        return 1 if self.shard is None else self.shard.context.size
+
+    def whole(self, entries: Tensor) -> Tensor:
+        """What the model gave for `logit_rows` as a column of the R tokens; a collective with context parallelism."""
+        return entries if self.shard is None else self.shard.gather(entries)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Samples end to end, in order of ascending length."""
+
+    indices: Int64  # [S] into the batch
+    lengths: Int64  # [S]
+    starts: Int64  # [S] in E
+    prompt_lens: Int64  # [S]
+    positions: Int64  # [E] in their sample
+    tokens: Int64  # [E]
+    batch_rows: Int64  # [E]
+    trainable: Int64  # [R] in E; one entry where there is none
+    mask: npt.NDArray[np.bool_]  # [R]
+    originals: Int64  # [E] the first row with the same token of the same prompt, where prompts are shared; else itself
+
+    def layout(self, device: torch.device) -> TokenLayout:
+        """Of the R tokens."""
+        sample_of_row = np.repeat(np.arange(len(self.indices)), self.lengths)
+        ids, mask = to_device(sample_of_row[self.trainable], device), to_device(self.mask, device)
+        return TokenLayout(mask_T=mask, sample_ids_T=ids, num_samples=len(self.indices))
 
 
 def pack(
-    batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.device, share_prompts: bool = False
+    batch: TrainBatch,
+    sample_indices: Sequence[int],
+    *,
+    device: torch.device,
+    share_prompts: bool = False,
 ) -> Microbatch:
     """Packs some samples of a batch, ordered by length (then by the order given).
 
     `share_prompts` lays equal prompts down once, which only `packed_attention` can read.
     """
-    if not sample_indices:
-        return _empty(device)
-    indices = np.asarray(sample_indices, dtype=np.int64)
-    lengths = np.diff(batch.offsets)[indices]
+    rows = lay_down(batch, sample_indices, share_prompts=share_prompts)
+    logit_rows, kept, shared = np.maximum(rows.trainable - 1, 0), np.arange(len(rows.tokens)), None
+    if (rows.originals != kept).any():
+        kept, shared = np.flatnonzero(rows.originals == kept), shared_prompts(rows.originals, device=device)
+        logit_rows = np.searchsorted(kept, rows.originals[logit_rows])
+    return Microbatch(
+        input_ids=to_device(rows.tokens[kept][None], device),
+        position_ids=to_device(rows.positions[kept][None], device),
+        packing=packed_layout(rows.lengths, device=device, shared=shared),
+        logit_rows=to_device(logit_rows, device),
+        targets=to_device(rows.tokens[rows.trainable], device),
+        layout=rows.layout(device),
+        sample_indices=rows.indices,
+        batch_rows=rows.batch_rows[rows.trainable],
+    )
+
+
+def lay_down(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> Rows:
+    """The rows of some samples. None at all are laid down as the first token of the batch, with the mask off."""
+    is_empty = not len(sample_indices)
+    indices = np.asarray([0] if is_empty else sample_indices, dtype=np.int64)
+    lengths = np.ones(1, dtype=np.int64) if is_empty else np.diff(batch.offsets)[indices]
     order = np.argsort(lengths, kind="stable")
     indices, lengths_S = indices[order], lengths[order].astype(np.int64)
     starts = np.cumsum(lengths_S) - lengths_S
-    rows = np.arange(int(lengths_S.sum()), dtype=np.int64)
-    positions = rows - np.repeat(starts, lengths_S)
+    positions = np.arange(int(lengths_S.sum()), dtype=np.int64) - np.repeat(starts, lengths_S)
     batch_rows = positions + np.repeat(batch.offsets[indices], lengths_S)
     tokens = batch.tokens[batch_rows].astype(np.int64)
-    trainable = np.flatnonzero(batch.loss_mask[batch_rows])
+    trainable = np.flatnonzero(batch.loss_mask[batch_rows] * (not is_empty))
     assert (positions[trainable] > 0).all(), "the first token of a sample has nothing to be predicted from"
     mask = np.ones(len(trainable), dtype=bool)
     if not len(trainable):
         trainable, mask = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
-    sample_of_row = np.repeat(np.arange(len(indices)), lengths_S)
-    logit_rows, kept, shared = np.maximum(trainable - 1, 0), rows, None
-    if share_prompts:
-        originals = _originals(tokens, starts, batch.prompt_lens[indices])
-        if (originals != rows).any():
-            kept, shared = np.flatnonzero(originals == rows), shared_prompts(originals, device=device)
-            logit_rows = np.searchsorted(kept, originals[logit_rows])
-    return Microbatch(
-        input_ids=_to(tokens[kept][None], device),
-        position_ids=_to(positions[kept][None], device),
-        packing=packed_layout(lengths_S, device=device, shared=shared),
-        logit_rows=_to(logit_rows, device),
-        targets=_to(tokens[trainable], device),
-        layout=TokenLayout(
-            mask_T=_to(mask, device), sample_ids_T=_to(sample_of_row[trainable], device), num_samples=len(indices)
-        ),
-        sample_indices=indices,
-        batch_rows=batch_rows[trainable],
+    prompt_lens = batch.prompt_lens[indices].astype(np.int64)
+    shares = share_prompts and not is_empty
+    return Rows(
+        indices=indices,
+        lengths=lengths_S,
+        starts=starts,
+        prompt_lens=prompt_lens,
+        positions=positions,
+        tokens=tokens,
+        batch_rows=batch_rows,
+        trainable=trainable,
+        mask=mask,
+        originals=_originals(tokens, starts, prompt_lens) if shares else np.arange(len(tokens)),
     )
 
 
-def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: npt.NDArray[np.int32]) -> Int64:
+def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: Int64) -> Int64:
     """For each row of samples end to end the first row with the same token of the same prompt; most are their own."""
     originals = np.arange(len(tokens_E))
     first: dict[bytes, int] = {}
@@ -94,19 +147,6 @@ def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: npt.NDArray[np.i
     return originals
 
 
-def _empty(device: torch.device) -> Microbatch:
-    zero = np.zeros(1, dtype=np.int64)
-    return Microbatch(
-        input_ids=_to(zero[None], device),
-        position_ids=_to(zero[None], device),
-        packing=packed_layout(np.ones(1, dtype=np.int64), device=device),
-        logit_rows=_to(zero, device),
-        targets=_to(zero, device),
-        layout=TokenLayout(mask_T=_to(zero.astype(bool), device), sample_ids_T=_to(zero, device), num_samples=1),
-        sample_indices=zero,  # any sample does: nothing of it is used where the mask is off
-        batch_rows=zero,
-    )
-
-
-def _to(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """As a tensor, on its way to `device`."""
     return torch.from_numpy(array).to(device, non_blocking=True)

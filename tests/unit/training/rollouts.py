@@ -104,3 +104,17 @@ def plan(batch: TrainBatch, microbatches: Sequence[Sequence[Sequence[int]]]) -> 
 
 RAGGED = [(3, 2), (5, 1), (2, 9), (4, 4), (3, 30), (6, 70), (2, 2), (4, 4)]
 """Lengths on both sides of the limits inside the packed attention."""
+
+SHARED = [(5, 3), (5, 9), (5, 0), (5, 70), (7, 2), (7, 4), (3, 6), (90, 5), (90, 5)]
+PROMPT_OF = [0, 0, 0, 0, 4, 4, 6, 7, 7]
+"""The first sample with the same prompt: groups of four, two and one, and one whose samples have equal lengths."""
+
+
+def with_equal_prompts(*, seed: int = 0) -> TrainBatch:
+    """A batch of `SHARED`."""
+    batch = make_batch(SHARED, seed=seed)
+    tokens = batch.tokens.copy()
+    for i, first in enumerate(PROMPT_OF):
+        start, source, length = batch.offsets[i], batch.offsets[first], batch.prompt_lens[i]
+        tokens[start : start + length] = tokens[source : source + length]
+    return replace(batch, tokens=tokens)

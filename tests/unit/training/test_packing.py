@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from rlscale.training.attention import PACKED_ATTENTION, packed_attention, packe
 from rlscale.training.fsdp.step import logits_of
 from rlscale.training.packing import Microbatch, pack
 from rlscale.types import TrainBatch
-from tests.unit.training.rollouts import RAGGED, make_batch
+from tests.unit.training.rollouts import PROMPT_OF, RAGGED, SHARED, make_batch, with_equal_prompts
 
 CPU = torch.device("cpu")
 
@@ -121,20 +120,6 @@ def test_a_trainable_first_token_is_refused() -> None:
     batch.loss_mask[0] = 1
     with pytest.raises(AssertionError, match="first token"):
         pack(batch, [0], device=CPU)
-
-
-SHARED = [(5, 3), (5, 9), (5, 0), (5, 70), (7, 2), (7, 4), (3, 6), (90, 5), (90, 5)]
-PROMPT_OF = [0, 0, 0, 0, 4, 4, 6, 7, 7]
-"""The first sample with the same prompt: groups of four, two and one, and one whose samples have equal lengths."""
-
-
-def with_equal_prompts() -> TrainBatch:
-    batch = make_batch(SHARED)
-    tokens = batch.tokens.copy()
-    for i, first in enumerate(PROMPT_OF):
-        start, source, length = batch.offsets[i], batch.offsets[first], batch.prompt_lens[i]
-        tokens[start : start + length] = tokens[source : source + length]
-    return replace(batch, tokens=tokens)
 
 
 @pytest.mark.parametrize("chosen", [range(len(SHARED)), [8, 2, 7], [0, 1, 6], [7, 8]])
