@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.config import LossType, RunConfig
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.figures import read_figures
 from rlscale.config.rules import uses_engines
 from rlscale.data.prompts import load_prompts
 from rlscale.data.sft import SftSource
@@ -65,7 +66,9 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         ConfigError, DataError: something that the config names cannot be used.
     """
     tokenizer = load_tokenizer(model_path)
-    prompts = open_prompts(config, tokenizer)
+    # Where nothing is generated no room for a response is needed.
+    positions = read_figures(model_path).get("max_position_embeddings") if uses_engines(config) else None
+    prompts = open_prompts(config, tokenizer, positions=positions)
     is_sft = config.algo.loss_type == LossType.sft_loss
     return RunPlan(
         config=config,
@@ -76,7 +79,7 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         sft=SftSource(prompts, tokenizer, rollout_batch_size=config.batch.rollout_batch_size) if is_sft else None,
         replay=_replay(config),
         reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
-        eval_sets=tuple(_eval_sets(config, tokenizer)),
+        eval_sets=tuple(_eval_sets(config, tokenizer, positions=positions)),
         num_rollouts=_num_rollouts(config, prompts),
     )
 
@@ -106,7 +109,7 @@ def _num_rollouts(config: RunConfig, prompts: PromptSource) -> int:
     return per_epoch * config.data.num_epoch
 
 
-def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[EvalSet]:
+def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None) -> list[EvalSet]:
     if config.eval.interval is None or not uses_engines(config):
         return []
     sets = []
@@ -117,12 +120,14 @@ def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Ev
             input_key=each.eval.input_key or config.data.input_key,
             label_key=each.eval.label_key or config.data.label_key,
         )
-        prompts = load_prompts(keys, config.rollout, tokenizer)
+        params = eval_params(each.eval, config.rollout)
+        lengths = replace(config.rollout, max_response_len=params.max_new_tokens)
+        prompts = load_prompts(keys, lengths, tokenizer, positions=positions)
         sets.append(
             EvalSet(
                 name=each.name,
                 prompts=prompts[: each.eval.max_examples],
-                params=eval_params(each.eval, config.rollout),
+                params=params,
                 num_samples=each.eval.n_samples_per_prompt,
                 reward_key=each.eval.reward_key,
             )

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-def load_prompts(config: DataConfig, rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Every prompt of `config.prompt_data` that is not longer than `rollout.max_prompt_len`, in the order of the file.
+def load_prompts(
+    config: DataConfig, rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None = None
+) -> list[Prompt]:
+    """Every prompt of `config.prompt_data` that is not too long, in the order of the file.
 
-    How many were dropped is logged as a warning.
+    Too long is what exceeds `rollout.max_prompt_len`, or, where that is not set, what would leave no room for
+    `rollout.max_response_len` in the model's `positions`. How many were dropped is logged as a warning.
 
     Raises:
         DataError: a broken row, which the message names, or no prompt is left.
@@ -32,20 +35,29 @@ def load_prompts(config: DataConfig, rollout: RolloutConfig, tokenizer: PreTrain
     # A chat template writes the special tokens itself.
     token_ids = _tokenize(texts, rows, tokenizer, add_special_tokens=not config.apply_chat_template)
     prompts = [_prompt(*parts, config=config) for parts in zip(rows, texts, token_ids, strict=True)]
-    limit = rollout.max_prompt_len
+    limit, limit_name = _longest(rollout, positions)
     kept = [p for p in prompts if limit is None or len(p.token_ids) <= limit]
     if len(kept) < len(prompts):
         _logger.warning(
-            "%d of %d prompts of %s are longer than rollout.max_prompt_len (%d tokens) and were dropped",
+            "%d of %d prompts of %s are longer than %s (%d tokens) and were dropped",
             len(prompts) - len(kept),
             len(prompts),
             config.prompt_data,
+            limit_name,
             limit,
         )
     if not kept:
-        reason = f"all {len(prompts)} are longer than rollout.max_prompt_len ({limit})" if prompts else "it has no rows"
+        reason = f"all {len(prompts)} are longer than {limit_name} ({limit})" if prompts else "it has no rows"
         raise DataError(f"{config.prompt_data} must have at least one usable prompt, got none; {reason}")
     return kept
+
+
+def _longest(rollout: RolloutConfig, positions: int | None) -> tuple[int | None, str]:
+    """Most tokens of a prompt, and what to call that limit."""
+    if rollout.max_prompt_len is not None or positions is None:
+        return rollout.max_prompt_len, "rollout.max_prompt_len"
+    room = f"what {rollout.max_response_len} tokens of a response leave of the model's {positions} positions"
+    return positions - rollout.max_response_len, room
 
 
 class FilePromptSource:
@@ -60,8 +72,15 @@ class FilePromptSource:
         state = source.state_dict()  # {"epoch": 0, "position": 16, "num_prompts": 9744}
     """
 
-    def __init__(self, config: DataConfig, rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._prompts = load_prompts(config, rollout, tokenizer)
+    def __init__(
+        self,
+        config: DataConfig,
+        rollout: RolloutConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        positions: int | None = None,
+    ) -> None:
+        self._prompts = load_prompts(config, rollout, tokenizer, positions=positions)
         self._seed, self._shuffle = rollout.seed, rollout.shuffle
         self._epoch, self._position = 0, 0
         self._order = self._order_of(0)

@@ -18,15 +18,19 @@ KEY = "data.data_source_path"
 METHODS = ("take", "state_dict", "load_state_dict")
 
 
-def open_prompts(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
+def open_prompts(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None = None
+) -> PromptSource:
     """The source of training prompts; one of the user's own is made with the whole config and the tokenizer.
+
+    Prompts that leave no room for a response in the model's `positions` are left out, where that is given.
 
     Raises:
         ConfigError, DataError: it cannot be made from what the config names.
     """
     path = config.data.data_source_path
     if path is None:
-        return FilePromptSource(config.data, config.rollout, tokenizer)
+        return FilePromptSource(config.data, config.rollout, tokenizer, positions=positions)
     source: Any = with_custom(load_hook(KEY, path), config.custom)(config, tokenizer)
     missing = [name for name in METHODS if not callable(getattr(source, name, None))]
     if missing:

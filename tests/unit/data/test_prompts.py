@@ -85,6 +85,18 @@ def test_long_prompts_are_dropped_and_counted(
     assert "2 of 3 prompts of" in caplog.text and "max_prompt_len (4 tokens)" in caplog.text
 
 
+def test_prompts_that_leave_no_room_for_a_response_are_dropped_and_counted(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_jsonl({"input": "1234"}, {"input": "12345"})
+    with caplog.at_level(logging.WARNING):
+        prompts = load_prompts(config(path), rollout(max_response_len=6), tokenizer, positions=10)
+    assert [p.text for p in prompts] == ["1234"]
+    assert "1 of 2" in caplog.text and "6 tokens of a response leave of the model's 10 positions" in caplog.text
+    assert len(load_prompts(config(path), rollout(max_response_len=5), tokenizer, positions=10)) == 2
+    assert len(load_prompts(config(path), rollout(max_prompt_len=4), tokenizer, positions=99)) == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [

@@ -9,8 +9,8 @@ from rlscale.plan.architecture import Architecture, architecture_of
 
 FOLDER = Path(__file__).parents[3] / "conf" / "model"
 
-# In billions, as the model card or report says, or as the safetensors files on the hub hold them: without the layers
-# that predict further tokens, and a tied output layer once.
+# In billions, as the model card or report says, or as llama.cpp counts the released weights: without the layers that
+# predict further tokens, and a tied output layer once.
 PUBLISHED = {
     "qwen3_0_6b": 0.596,
     "qwen3_1_7b": 1.721,
@@ -33,11 +33,11 @@ PUBLISHED = {
     "llama32_1b": 1.236,
     "llama32_3b": 3.213,
     "glm4_9b": 9.400,
-    "glm45_106b_a12b": 106.0,
+    "glm45_106b_a12b": 106.85,
     "glm45_355b_a32b": 355.0,
-    "deepseek_v3": 671.0,
-    "deepseek_r1": 671.0,
-    "kimi_k2": 1026.0,  # our own count: its card says no more than "1T", so this row only holds it where it is
+    "deepseek_v3": 671.03,
+    "deepseek_r1": 671.03,
+    "kimi_k2": 1026.41,  # of the weights; the card says "1T", the report rounds to 1.04 T
 }
 ACTIVE = {
     "qwen3_30b_a3b": 3.3,
