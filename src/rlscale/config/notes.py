@@ -22,6 +22,9 @@ def _is_sft(config: RunConfig) -> bool:
     return config.algo.loss_type == LossType.sft_loss
 
 
+MOST_LINES = 3
+"""Of a group, for one reason; an overlay that moves a recipe makes dozens of its keys idle at once."""
+
 EVAL_DATA = ("eval.prompt_data", "eval.config")
 
 IGNORED: tuple[Ignored, ...] = (
@@ -262,13 +265,23 @@ def warnings_of(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
 
 
 def ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
-    """Keys that were set and have no effect in this run."""
-    lines: dict[str, str] = {}
+    """Keys that were set and have no effect in this run; one line for many of a group with one reason."""
+    reasons: dict[str, str] = {}
     for path in sorted(set_keys):
         for entry in IGNORED:
             if any(path == name or path.startswith(f"{name}.") for name in entry.names) and entry.when(config):
-                lines.setdefault(path, f"{path} is ignored: {entry.why}")
-    return list(lines.values())
+                reasons.setdefault(path, entry.why)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for path, why in reasons.items():
+        alike.setdefault((path.rpartition(".")[0], why), []).append(path)
+    return [line for (group, why), paths in alike.items() for line in _lines(group, why, paths)]
+
+
+def _lines(group: str, why: str, paths: list[str]) -> list[str]:
+    if len(paths) <= MOST_LINES:
+        return [f"{path} is ignored: {why}" for path in paths]
+    names = ", ".join(path.removeprefix(f"{group}.") for path in paths)
+    return [f"{len(paths)} keys of {group} are ignored: {why} ({names})"]
 
 
 def doubtful(config: RunConfig) -> list[str]:

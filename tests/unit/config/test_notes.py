@@ -186,3 +186,12 @@ def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any])
 def test_entries_name_keys_or_groups() -> None:
     known = set(keys()) | nodes()
     assert all(name in known for entry in IGNORED for name in entry.names)
+
+
+def test_many_keys_of_a_group_with_one_reason_share_a_line() -> None:
+    names = sorted(path for path in keys() if path.startswith("eval."))[:5]
+    few, many = (ignored(change({"eval.prompt_data": None, "eval.config": None}), names[:count]) for count in (3, 5))
+    assert [line.partition(" is ignored: ")[0] for line in few] == names[:3]
+    (line,) = many
+    assert line.startswith("5 keys of eval are ignored: neither eval.prompt_data")
+    assert all(name.removeprefix("eval.") in line for name in names)
