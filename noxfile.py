@@ -12,14 +12,19 @@ nox.options.error_on_missing_interpreters = False
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
 
-def _python(session: nox.Session, *args: str) -> None:
-    session.run(sys.executable, "-m", *args, external=True)
+def _python(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
+    session.run(sys.executable, "-m", *args, env=env, external=True)
+
+
+# Tests of several processes mostly wait for them to start, so one worker a core pays; more would only need more memory.
+WORKERS = str(min(os.cpu_count() or 1, 4))
 
 
 def _pytest(session: nox.Session, markers: str, *args: str) -> None:
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    session.run(sys.executable, "-m", "pytest", "-q", "-m", markers, *args, *session.posargs, env=env, external=True)
+    workers = ("-n", WORKERS, "--dist", "loadgroup")
+    _python(session, "pytest", "-q", "-m", markers, *workers, *args, *session.posargs, env=env)
 
 
 @nox.session
@@ -56,7 +61,7 @@ def slow(session: nox.Session) -> None:
 @nox.session
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device."""
-    _pytest(session, "gpu", "--timeout=1800")
+    _pytest(session, "gpu", "--timeout=1800", "-n", "0")
 
 
 @nox.session

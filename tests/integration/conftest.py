@@ -1,10 +1,13 @@
 """Runs of the real command in a process of its own, with a cache and a run folder of the test."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +78,12 @@ class Command:
                 found[int(folder.name)] = words
         return found
 
+    def kill(self) -> None:
+        """Ends what a failed test left behind."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
@@ -92,5 +101,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(tmp_path: Path, cache: Path) -> Command:
-    return Command(folder=tmp_path, cache=cache)
+def command(tmp_path: Path, cache: Path) -> Iterator[Command]:
+    command = Command(folder=tmp_path, cache=cache)
+    yield command
+    command.kill()
