@@ -24,6 +24,7 @@ from rlscale.engines.lifetime import die_with_parent
 from rlscale.engines.service import make_app
 from rlscale.engines.serving import API_KEY_VARIABLE, Server, is_loopback
 from rlscale.engines.wire import Limits
+from rlscale.models.shapes import MAX_CACHED_TOKENS
 from rlscale.weights.checksum import checksum
 from rlscale.weights.receiver import EngineReceiver
 
@@ -48,7 +49,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", help="torch device: auto, cpu, cuda, cuda:1, ...")
     add("--num-slots", type=int, default=64, help="sequences decoded at once per length class")
     add(
-        "--max-cached-tokens", type=int, default=65536, help="cache of one length class; long sequences get fewer slots"
+        "--max-cached-tokens",
+        type=int,
+        default=MAX_CACHED_TOKENS,
+        help="cache of one length class; long sequences get fewer slots",
     )
     add("--max-context-len", type=int, default=None, help="prompt and answer together; default: the model's limit")
     add("--num-threads", type=int, default=None, help="torch threads of the decode loop; default: torch's own")

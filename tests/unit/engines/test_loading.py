@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlscale.config.figures import EMBEDDED_FAMILIES
-from rlscale.engines.embedded.architecture import MODEL_TYPES, read_architecture
 from rlscale.engines.embedded.loading import eos_ids, load_decoder
+from rlscale.models.architecture import MODEL_TYPES, read_architecture
 from tests.tiny_model import EOS_ID
 from tests.unit.engines.conftest import no_transformers
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.engines.embedded.products import Product
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.wire import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
+from rlscale.models.products import Product
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver

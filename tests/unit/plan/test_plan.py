@@ -80,8 +80,8 @@ def test_a_wider_engine_has_more_room_for_its_cache() -> None:
 
 
 def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
-    from rlscale.engines.embedded.lanes import lane_length
     from rlscale.engines.embedded.scheduler import SchedulerOptions
+    from rlscale.models.shapes import lane_length
 
     found = plan("rollout=embedded", "rollout.num_slots=16", response_tokens=1000)
     assert found.engine is not None
@@ -203,9 +203,9 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
 
 
 def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
-    from rlscale.engines.embedded.lanes import MIN_LENGTH
     from rlscale.engines.embedded.scheduler import SchedulerOptions
     from rlscale.engines.launch_sglang import ON_CPU
+    from rlscale.models.shapes import MIN_LENGTH
     from rlscale.plan import activations, engine, plan
     from rlscale.training import attention, head
 

@@ -4,22 +4,13 @@ Shape legend: N tokens (of any number of rows), H hidden width, I width of an ex
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlscale.engines.embedded.products import Product
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Routing:
-    """How the experts of a token are chosen."""
-
-    num_experts: int
-    num_per_token: int
-    normalized: bool  # the weights of the chosen ones sum to one
+from rlscale.models.architecture import Routing
+from rlscale.models.products import Product
 
 
 class ExpertMlp:

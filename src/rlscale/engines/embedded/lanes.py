@@ -9,13 +9,7 @@ from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
 from rlscale.engines.embedded.sequences import Sequence
 
-MIN_LENGTH = 32
 GROWTH = 32  # positions by which the cache of a compacted lane grows
-
-
-def lane_length(total_len: int) -> int:
-    """Cache length for a request of `total_len` tokens: the next power of two, so that few lanes serve all."""
-    return max(MIN_LENGTH, 1 << (total_len - 1).bit_length())
 
 
 class Lane:

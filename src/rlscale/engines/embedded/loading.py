@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rlscale.engines.embedded.architecture import read_architecture
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.engines.embedded.lanes import lane_length
+from rlscale.models.architecture import read_architecture
+from rlscale.models.shapes import lane_length
 
 LoadModel = Callable[[str], tuple[Mapping[str, Any], Mapping[str, Tensor]]]
 

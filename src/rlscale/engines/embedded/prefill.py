@@ -7,23 +7,9 @@ import torch
 
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.sequences import Job
+from rlscale.models.shapes import fixed_rows, padded_len
 
-PAD_STEP = 16
-FIXED_TOKENS = 128
 MAX_TOKENS = 1024  # more at once is no faster, and the memory it takes is given back and taken anew each time
-
-
-def padded_len(length: int) -> int:
-    """Length to which a prompt is padded: it follows from the prompt alone."""
-    return -(-length // PAD_STEP) * PAD_STEP if length <= FIXED_TOKENS else length
-
-
-def fixed_rows(padded: int) -> int:
-    """Rows of every deterministic prefill at this padded length, filled or not: about `FIXED_TOKENS` tokens in all.
-
-    The last bits of a row change with the number of rows, so it may not follow from how many prompts are waiting.
-    """
-    return max(1, FIXED_TOKENS // padded)
 
 
 class Prefiller:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.engines.embedded.lanes import Lane, lane_length
+from rlscale.engines.embedded.lanes import Lane
 from rlscale.engines.embedded.prefill import Prefiller
 from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
 from rlscale.engines.embedded.sequences import Job, Listener, Sequence, Ticket
@@ -27,6 +27,7 @@ from rlscale.engines.embedded.updates import UNUSABLE_STATUS, LiveWeights
 from rlscale.engines.service import Load
 from rlscale.engines.stopping import Decode
 from rlscale.engines.wire import Answer, GenerateRequest, Refused
+from rlscale.models.shapes import MAX_CACHED_TOKENS, lane_length, slots_of
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class SchedulerOptions:
     """Figures of the decode loop. Answers depend on them only in their last bits."""
 
     num_slots: int = 64  # rows of a lane
-    max_cached_tokens: int = 65536  # a lane of long sequences has fewer rows, so that its cache stays below this
+    max_cached_tokens: int = MAX_CACHED_TOKENS  # of a lane: with long sequences it has fewer rows
     deterministic: bool = True
     num_threads: int | None = None  # of torch, in the decode thread; None: torch's default
     seed: int = 0  # of the seeds drawn for requests that bring none
@@ -48,7 +49,7 @@ class SchedulerOptions:
 
     def slots_of(self, length: int) -> int:
         """Rows of the lane of this cache length: fixed by the options alone."""
-        return max(1, min(self.num_slots, self.max_cached_tokens // length))
+        return slots_of(length, num_slots=self.num_slots, max_cached_tokens=self.max_cached_tokens)
 
 
 class Scheduler:

@@ -1,4 +1,4 @@
-"""What the decoder must know of a model: read from a Hugging Face config, so that any Llama-like model runs."""
+"""What a decoder must know of a model: read from a Hugging Face config, so that any Llama-like model runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +6,17 @@ from typing import Any
 
 import torch
 
-from rlscale.engines.embedded.experts import Routing
-
 ELSEWHERE = "this model needs rollout.engine=sglang"
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """How the experts of a token are chosen."""
+
+    num_experts: int
+    num_per_token: int
+    normalized: bool  # the weights of the chosen ones sum to one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

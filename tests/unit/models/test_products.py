@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlscale.engines.embedded.products import Product
+from rlscale.models.products import Product
 
 DTYPES = [torch.float32, torch.bfloat16]
 

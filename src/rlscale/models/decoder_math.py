@@ -1,0 +1,72 @@
+"""What a decoder layer computes beside its products with weights: one text for the embedded engine and the trainer.
+
+Where both shall get the same bits they must call the same operators in the same shapes; see `shapes`.
+
+Shape legend: N tokens, P prompts, T tokens of a padded prompt, B rows, S cached positions, H query heads, K key-value
+heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlscale.models.architecture import Architecture
+
+
+def normed(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """RMS norm over the last axis."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def heads_of(
+    qkv: Tensor, a: Architecture, *, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [N, H, D], keys and values [N, K, D] of the product [N, (H + 2K) D], normed and rotated.
+
+    Args:
+        qkv: queries, keys and values side by side.
+        a: figures of the model.
+        norms: weights of the norms of queries and keys, for models that have them. [D] each
+        cos, sin: of each token's position. [N, 1, D]
+    """
+    qkv = qkv.view(-1, a.num_heads + 2 * a.num_kv_heads, a.head_dim)
+    qk, v = torch.split(qkv, [a.num_heads + a.num_kv_heads, a.num_kv_heads], dim=1)
+    if norms is not None:
+        # Queries and keys in one go: a kernel's start costs more than its work on few rows.
+        weights = (norms[0].expand(a.num_heads, -1), norms[1].expand(a.num_kv_heads, -1))
+        qk = F.rms_norm(qk, (a.head_dim,), eps=a.norm_eps) * torch.cat(weights)
+    q, k = torch.split(_rotate(qk, cos, sin), [a.num_heads, a.num_kv_heads], dim=1)
+    return q, k, v
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of the two side by side."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def attend_prompts(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention of padded prompts. [P, H, T, D] from queries of that shape, keys and values [P, K, T, D]"""
+    group_size = queries.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
+    return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+
+
+def attend_cached(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention of one token a row over the cache. [B K, H / K, D]
+
+    Args:
+        queries: those that share a key head are rows of one matrix. [B K, H / K, D]
+        keys, values: [B K, S, D]
+        mask: added to the scores, 0 or -inf. [B K, 1, S]
+    """
+    # Two batched products are 2 to 3 times as fast here as SDPA on a CPU.
+    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=queries.shape[-1] ** -0.5)
+    return torch.bmm(torch.softmax(scores, dim=-1), values)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
