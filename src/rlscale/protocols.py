@@ -23,6 +23,7 @@ from rlscale.types import (
     Sample,
     SamplingParams,
     StepPlan,
+    StepSamples,
     TokenColumns,
     TrainBatch,
     TrainResult,
@@ -74,6 +75,8 @@ class Reward(Protocol):
 class LossFunction(Protocol):
     """`algo.custom_loss_function_path`: a loss that takes the place of `policy_loss`. Called by position.
 
+    A parameter `custom`, here and in the four functions below, is filled with the config's node of that name.
+
     Gives the loss at every token, of which the trainer makes the loss of the step, so that no cut into micro-batches
     and ranks can change it. What it gives where the mask is false is not used.
 
@@ -111,6 +114,34 @@ class WeightFunction(Protocol):
     """
 
     def __call__(self, tokens: TokenColumns, /) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
+
+
+class ReducerFunction(Protocol):
+    """`algo.custom_reducer_function_path`: what a token of each sample weighs in the loss of an optimiser step.
+
+    The loss of the step is the sum over its samples of weight * (sum of the sample's losses by token), KL loss and
+    entropy bonus included. So the weights hold the denominators, and no cut into micro-batches and ranks can change the
+    result. Must be deterministic, as every rank computes it for itself.
+
+    Returns:
+        The weight of each sample, finite. [S]
+    """
+
+    def __call__(self, step: StepSamples, /) -> Tensor: ...
+
+
+class PostprocessFunction(Protocol):
+    """`train.rollout_data_postprocess_path`: a last look at a rollout before training, and a chance to change it.
+
+    Called once a rollout on every rank, after advantages, with the samples that this rank trains on (maybe none). What
+    it gives takes the place of `old`, `gen`, `ref` and `advantages`; mask and sample ids stay, since denominators
+    were made of them, and so does a None: to take a token out of the policy loss, give it the advantage 0.
+
+    Returns:
+        The columns to train with, and {metric: (sum, count)}: the same names on every rank.
+    """
+
+    def __call__(self, rollout: RolloutColumns, /) -> tuple[TokenColumns, Mapping[str, tuple[Tensor, Tensor]]]: ...
 
 
 class Engine(Protocol):

@@ -222,11 +222,22 @@ class TokenColumns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutColumns:
-    """A whole rollout as a user's advantage function sees it, the same on every rank. S samples."""
+    """Samples of a rollout as a user's function sees them: all of them on every rank, or those of a rank. S samples."""
 
     rewards: "Tensor"  # [S]
     group_ids: "Tensor"  # [S] int64; samples with the same one belong to one prompt
     tokens: TokenColumns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSamples:
+    """The samples of one optimiser step over all ranks, as a user's reducer sees them, the same on every rank."""
+
+    num_trainable: "Tensor"  # [S] int64: trainable tokens
+    execution_ids: "Tensor"  # [S] int64; samples of one execution (a fan-out) have the same one
+    group_ids: "Tensor"  # [S] int64; samples with the same one belong to one prompt
+    rewards: "Tensor"  # [S]
+    max_response_len: int  # tokens that a response may have at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a user's loss, advantage and weight functions are given and must give back; the examples of the docs keep it."""
+"""What functions of the user that train are given and must give back; the examples of the docs keep it."""
 
 import re
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,13 +16,18 @@ from rlscale.config import AlgoConfig, BatchConfig, RunConfig
 from rlscale.config.hooks import check_hooks
 from rlscale.errors import ConfigError
 from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.objective import TokenInputs, token_losses
+from rlscale.training.objective import TokenInputs, custom_weights, reduction, step_denominators, token_losses
+from rlscale.training.postprocess import postprocess
+from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"
+EXAMPLES = ["my_loss", "my_advantages", "my_weights", "my_reducer", "my_postprocess"]
 NAN = float("nan")
 LAYOUT = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([3, 1]))
 
 OTHERS = """
+from dataclasses import replace
+
 import torch
 
 def shifted(lp, tokens):
@@ -39,6 +45,44 @@ def nan_where_masked(tokens):
 
 def short(rollout):
     return rollout.rewards
+
+def as_the_default(step):
+    totals = torch.zeros(len(step.num_trainable)).index_add(0, step.execution_ids, step.num_trainable.float())
+    return 1 / (totals[step.execution_ids].clamp(min=1) * (totals > 0).sum())
+
+def infinite(step):
+    return 1.0 / torch.zeros(len(step.rewards))
+
+def other_number(step):
+    return torch.ones(1)
+
+def in_place(rollout):
+    rollout.tokens.advantages.mul_(2)
+    return rollout.tokens, {}
+
+def without_old(rollout):
+    return replace(rollout.tokens, old=None), {}
+
+def invented(rollout):
+    return replace(rollout.tokens, ref=rollout.tokens.gen), {}
+
+def unmasked(rollout):
+    return replace(rollout.tokens, mask=~rollout.tokens.mask), {}
+
+def cut_off(rollout):
+    return replace(rollout.tokens, gen=rollout.tokens.gen[:-1]), {}
+
+def scaled_loss(lp, tokens, custom):
+    return -custom["scale"] * lp, {}
+
+def scaled_advantages(rollout, custom):
+    return custom["scale"] * rollout.tokens.gen
+
+def scaled_weights(tokens, *, custom):
+    return torch.full_like(tokens.old, custom["scale"]), {}
+
+def scaled_reducer(step, custom):
+    return torch.full((len(step.rewards),), custom["scale"])
 
 def from_old(rollout):
     assert rollout.tokens.ref is None
@@ -60,13 +104,13 @@ def vector(*values: float) -> Tensor:
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The examples of the page, as modules of their names, and some more."""
     texts = re.findall(r"```python\n(# (\w+)\.py.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [name for _, name in texts] == ["my_loss", "my_advantages", "my_weights"]
+    assert [name for _, name in texts] == EXAMPLES
     for text, name in [*texts, (OTHERS, "other_hooks_for_test")]:
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
-    for name in ("my_loss", "my_advantages", "my_weights", "other_hooks_for_test"):
+    for name in (*EXAMPLES, "other_hooks_for_test"):
         sys.modules.pop(name, None)
 
 
@@ -170,6 +214,113 @@ def test_a_result_of_another_shape_is_named(name: str, told: str) -> None:
             losses(vector(0, 0, 0, 0), loss_type="custom_loss", **{name: "other_hooks_for_test:shifted"})
         else:
             advantages_of_rollout(AlgoConfig(**{name: "other_hooks_for_test:short"}), rollout())
+
+
+STEP = StepSamples(
+    num_trainable=torch.tensor([2, 0, 4, 1]),
+    execution_ids=torch.tensor([0, 0, 0, 3]),
+    group_ids=torch.tensor([7, 7, 7, 5]),
+    rewards=vector(1, 0, 1, 0),
+    max_response_len=8,
+)
+
+
+def test_the_average_of_the_page() -> None:
+    # Two prompts, of 6 tokens and of 1.
+    torch.testing.assert_close(custom_weights("my_reducer:by_prompt", STEP), vector(1 / 12, 1 / 12, 1 / 12, 1 / 2))
+
+
+def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
+    layout = TokenLayout.from_lengths(torch.ones(7, dtype=torch.bool), lengths_S=STEP.num_trainable)
+    values = torch.arange(7.0).requires_grad_()
+    plan = StepPlan(microbatches=((),), num_executions=2, num_tokens=7)
+    denominators = step_denominators(
+        counts_S=STEP.num_trainable, execution_ids_S=STEP.execution_ids, in_step_S=torch.arange(4)
+    )
+    shares, gradients = [], []
+    for weights in (None, custom_weights("other_hooks_for_test:as_the_default", STEP)):
+        reduce = reduction(AlgoConfig(), plan=plan, layout=layout, denominators_S=denominators, weights_S=weights)
+        share = reduce(values)
+        shares.append(share.detach())
+        gradients.append(torch.autograd.grad(share, values)[0])
+    torch.testing.assert_close(shares[1], shares[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("other_number", "the weights of other_hooks_for_test:other_number must have shape (4,), got (1,)"),
+        ("infinite", "the weights of other_hooks_for_test:infinite must be finite, got inf for sample 0 of the step"),
+    ],
+)
+def test_weights_that_cannot_be_summed_are_named(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        custom_weights(f"other_hooks_for_test:{name}", STEP)
+
+
+BATCH = TrainBatch(
+    tokens=np.zeros(7, dtype=np.int32),
+    loss_mask=np.array([0, 1, 1, 0, 1, 0, 1], dtype=np.uint8),
+    rollout_logprobs=np.zeros(7, dtype=np.float32),
+    weight_versions=np.zeros(7, dtype=np.int32),
+    offsets=np.array([0, 3, 5, 7]),
+    prompt_lens=np.ones(3, dtype=np.int32),
+    rewards=np.array([1, 0, 0.5], dtype=np.float32),
+    group_ids=np.array([3, 3, 4]),
+    execution_ids=np.arange(3),
+    version=0,
+)
+COLUMNS = {"old": None, "gen": torch.arange(7.0), "ref": None, "advantages": vector(0, 4, -1, 0, 1, 0, -9)}
+ROWS = np.array([1, 2, 6])  # a rank with the first and the last sample
+
+
+def test_the_last_look_of_the_page() -> None:
+    path, custom = "my_postprocess:bounded", {"max_advantage": 2}
+    changed, sums = postprocess(path, COLUMNS, batch=BATCH, rows=ROWS, custom=custom)
+    assert {name: column.tolist() for name, column in changed.items()} == {"advantages": [0, 2, -1, 0, 1, 0, -2]}
+    assert [float(each) for each in sums["bounded"]] == [2.0, 3.0]
+    assert COLUMNS["advantages"].tolist() == [0, 4, -1, 0, 1, 0, -9]
+
+
+def test_a_rank_without_samples_looks_too() -> None:
+    changed, sums = postprocess("my_postprocess:bounded", COLUMNS, batch=BATCH, rows=ROWS[:0])
+    assert changed == {} and [float(each) for each in sums["bounded"]] == [0.0, 0.0]
+
+
+def test_what_is_changed_in_place_counts_as_well() -> None:
+    changed, _ = postprocess("other_hooks_for_test:in_place", COLUMNS, batch=BATCH, rows=ROWS)
+    assert changed["advantages"].tolist() == [0, 8, -2, 0, 1, 0, -18] and changed.keys() == {"advantages"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("without_old", "old of the columns of other_hooks_for_test:without_old must stay a tensor, got None"),
+        ("invented", "ref of the columns of other_hooks_for_test:invented must stay None, got a tensor"),
+        ("unmasked", "the columns of other_hooks_for_test:unmasked must keep mask and sample_ids"),
+        ("cut_off", "gen of the columns of other_hooks_for_test:cut_off must have shape (3,), got (2,)"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        postprocess(f"other_hooks_for_test:{name}", {**COLUMNS, "old": torch.zeros(7)}, batch=BATCH, rows=ROWS)
+
+
+def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
+    custom, module = {"scale": 2.0}, "other_hooks_for_test"
+    inputs = TokenInputs(old=vector(-1, 0, -1, -2), gen=vector(-1, 0, -3, -1), advantages=vector(1, 0, 1, -2))
+    lp = vector(-1, 0, -1, -2)
+    loss = AlgoConfig(loss_type="custom_loss", custom_loss_function_path=f"{module}:scaled_loss")
+    losses, _ = token_losses(loss, lp=lp, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    assert losses.tolist() == [2.0, 0.0, 2.0, 4.0]
+    weights = AlgoConfig(use_tis=True, custom_tis_function_path=f"{module}:scaled_weights")
+    losses, _ = token_losses(weights, lp=lp, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    assert losses.tolist() == [-2.0, 0.0, -2.0, 4.0]
+    algo = AlgoConfig(custom_advantage_function_path=f"{module}:scaled_advantages")
+    advantages = advantages_of_rollout(algo, rollout(gen_T=vector(1, NAN, 2, 3)), custom=custom)
+    assert advantages.tolist() == [2.0, 0.0, 4.0, 6.0]
+    assert custom_weights(f"{module}:scaled_reducer", STEP, custom=custom).tolist() == [2.0] * 4
 
 
 def config_of(**algo: Any) -> RunConfig:

@@ -58,6 +58,21 @@ def mean_per_token(values_T: Tensor, *, layout: TokenLayout, num_tokens: int) ->
     return layout.sum_per_sample(values_T).sum() / max(num_tokens, 1)
 
 
+def weighted_sum(values_T: Tensor, *, layout: TokenLayout, weights_S: Tensor) -> Tensor:
+    """This micro-batch's share of a sum in which every sample has a weight of its own: sum_i w_i sum_t x m.
+
+    What every reduction of this module is with the right weights; for those of a user.
+
+    Args:
+        values_T: a loss per token. [T]
+        layout: samples and trainable tokens of this micro-batch.
+        weights_S: w of the samples of this micro-batch. [S]
+    """
+    check_vectors(values_T=values_T, mask_T=layout.mask_T)
+    check_shape("weights_S", weights_S, (layout.num_samples,))
+    return (layout.sum_per_sample(values_T) * weights_S).sum()
+
+
 def mean_per_length(values_T: Tensor, *, layout: TokenLayout, num_executions: int, length: int) -> Tensor:
     """This micro-batch's share of the sum over trainable tokens by a constant: sum_t x m / (N C).
 

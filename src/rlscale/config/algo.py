@@ -209,6 +209,15 @@ class AlgoConfig(ConfigGroup):
             "number of tokens. Excludes `algo.calculate_per_token_loss`."
         ),
     ] = False
+    custom_reducer_function_path: Annotated[
+        str | None,
+        Field(
+            pattern=DOTTED_PATH,
+            description="Your own average, `package.module:name`, a `ReducerFunction` of `rlscale.protocols`: what a "
+            "token of each sample weighs in the loss of a step. None: the mean over samples, or as "
+            "`algo.calculate_per_token_loss` and `algo.divide_by_max_response_len` say.",
+        ),
+    ] = None
     opsm_delta: Annotated[
         float | None,
         Field(

@@ -50,7 +50,10 @@ def merge_custom_file(values: dict[str, Any], words: Sequence[str]) -> list[Prob
 
 def with_custom(function: Callable[..., Any], custom: Mapping[str, Any]) -> Callable[..., Any]:
     """`function`, with its parameter `custom` filled in if it has one."""
-    parameter = inspect.signature(function).parameters.get(PARAMETER)
+    try:
+        parameter = inspect.signature(function).parameters.get(PARAMETER)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return function
     if parameter is None or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
         return function
     return partial(function, **{PARAMETER: dict(custom)})

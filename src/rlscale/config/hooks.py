@@ -60,6 +60,12 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
                 arguments=("tokens",),
                 is_called=lambda config: config.algo.use_tis and config.algo.loss_type == LossType.policy_loss,
             ),
+            Hook(key="algo.custom_reducer_function_path", arguments=("step",), is_called=lambda config: True),
+            Hook(
+                key="train.rollout_data_postprocess_path",
+                arguments=("rollout",),
+                is_called=lambda config: compares_policies(config.algo),
+            ),
         )
     }
 )

@@ -81,7 +81,7 @@ IGNORED_OF_ALGO: tuple[Ignored, ...] = (
         why="algo.loss_type is not policy_loss",
     ),
     Ignored(
-        names=OF_ADVANTAGES,
+        names=(*OF_ADVANTAGES, "train.rollout_data_postprocess_path"),
         when=lambda config: not compares_policies(config.algo),
         why="no advantages are computed: algo.loss_type is sft_loss, or algo.compute_advantages_and_returns is false",
     ),
@@ -134,6 +134,11 @@ IGNORED_OF_ALGO: tuple[Ignored, ...] = (
         names=_algo("rewards_normalization", "grpo_std_normalization", "gamma", "lambd", "kl_coef"),
         when=lambda config: config.algo.custom_advantage_function_path is not None,
         why="algo.custom_advantage_function_path is set and wins",
+    ),
+    Ignored(
+        names=_algo("calculate_per_token_loss", "divide_by_max_response_len"),
+        when=lambda config: config.algo.custom_reducer_function_path is not None,
+        why="algo.custom_reducer_function_path is set and wins",
     ),
     Ignored(
         names=_algo("grpo_std_normalization"),

@@ -161,7 +161,7 @@ class TrainConfig(ConfigGroup):
         str | None,
         Field(
             pattern=DOTTED_PATH,
-            description="Your own function, `package.module:name`, called on each rank with its part of the batch "
-            "once it has advantages. None: none.",
+            description="Your own function, `package.module:name`, a `PostprocessFunction` of `rlscale.protocols`, "
+            "called on each rank with its part of the batch once it has advantages; it may change them. None: none.",
         ),
     ] = None

@@ -107,7 +107,6 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(name="context parallelism", keys=("fsdp.context_parallel_size",)),
     Part(name="kernels that trainer and engines share", keys=("train.true_on_policy_mode",)),
-    Part(name="hooks into the trainer's batch", keys=("train.rollout_data_postprocess_path",)),
     Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
     Part(
         name="user code in the generation loop",

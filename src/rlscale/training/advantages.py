@@ -5,7 +5,9 @@ Every rank computes all of them: rewards are few. Shape legend: T trainable toke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from rlscale.algo.overlong import overlong_penalty
 from rlscale.algo.ragged import TokenLayout, at_least_float32, check_shape, zero_masked
 from rlscale.algo.whitening import whiten
 from rlscale.config import AlgoConfig
-from rlscale.training.hooks import advantage_function
+from rlscale.training.hooks import NO_CUSTOM, advantage_function
 from rlscale.types import RolloutColumns, TokenColumns
 
 
@@ -33,11 +35,14 @@ class RolloutInputs:
     ref_T: Tensor | None = None
 
 
-def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
-    """Advantages of the trainable tokens of a whole rollout, whitened where the config asks for it. [T]"""
+def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
+    """Advantages of the trainable tokens of a whole rollout, whitened where the config asks for it. [T]
+
+    `custom` is the config's node of that name, for a function of the user.
+    """
     layout = inputs.layout
     if algo.custom_advantage_function_path is not None:
-        advantages = _custom(algo.custom_advantage_function_path, algo, inputs)
+        advantages = _custom(algo.custom_advantage_function_path, algo, inputs, custom=custom)
     else:
         estimator = ESTIMATORS[algo.advantage_estimator]
         advantages = estimator.compute(
@@ -75,7 +80,7 @@ def _rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
     return rewards_S + algo.overlong_penalty * penalty_S
 
 
-def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
+def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any]) -> Tensor:
     layout = inputs.layout
     tokens = TokenColumns(
         mask=layout.mask_T,
@@ -85,7 +90,7 @@ def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
         gen=inputs.gen_T,
         ref=inputs.ref_T,
     )
-    advantages = advantage_function(path)(
+    advantages = advantage_function(path, custom)(
         RolloutColumns(rewards=_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)
     )
     check_shape(f"the advantages of {path}", advantages, tuple(layout.mask_T.shape))

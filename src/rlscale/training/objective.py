@@ -5,8 +5,9 @@ Knows neither model nor backend. Shape legend: T tokens of the batch, R trainabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +18,17 @@ from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.off_policy import off_policy_mask
 from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape, zero_masked
-from rlscale.algo.reduce import mean_per_execution, mean_per_length, mean_per_token, tokens_per_execution
+from rlscale.algo.reduce import (
+    mean_per_execution,
+    mean_per_length,
+    mean_per_token,
+    tokens_per_execution,
+    weighted_sum,
+)
 from rlscale.config import AdvantageEstimator, AlgoConfig, LossType
-from rlscale.training.hooks import loss_function
+from rlscale.training.hooks import NO_CUSTOM, loss_function, reducer_function
 from rlscale.training.weighing import engine_weights
-from rlscale.types import StepPlan, TokenColumns
+from rlscale.types import StepPlan, StepSamples, TokenColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +53,16 @@ def step_denominators(*, counts_S: Tensor, execution_ids_S: Tensor, in_step_S: T
     return denominators_S
 
 
+def custom_weights(path: str, step: StepSamples, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
+    """The weight of each sample of a step by the user's reducer, without gradient. [S]"""
+    weights_S = reducer_function(path, custom)(step)
+    check_shape(f"the weights of {path}", weights_S, tuple(step.num_trainable.shape))
+    if not torch.isfinite(weights_S).all():
+        bad = int((~torch.isfinite(weights_S)).nonzero()[0])
+        raise ValueError(f"the weights of {path} must be finite, got {weights_S[bad]} for sample {bad} of the step")
+    return weights_S.detach()
+
+
 def reduction(
     algo: AlgoConfig,
     *,
@@ -53,11 +70,16 @@ def reduction(
     layout: TokenLayout,
     denominators_S: Tensor,
     max_response_len: int | None = None,
+    weights_S: Tensor | None = None,
 ) -> Reduce:
     """How the loss of this micro-batch enters the loss of the step.
 
-    `max_response_len` is needed for `algo.divide_by_max_response_len` only.
+    `max_response_len` is needed for `algo.divide_by_max_response_len` only. `weights_S` are those of `custom_weights`,
+    of the samples of this micro-batch; None: the config asks for no reducer of the user's.
     """
+    if weights_S is not None:
+        weights = weights_S
+        return lambda values: weighted_sum(values, layout=layout, weights_S=weights.to(values.dtype))
     if algo.calculate_per_token_loss:
         return lambda values: mean_per_token(values, layout=layout, num_tokens=plan.num_tokens)
     if algo.divide_by_max_response_len:
@@ -70,7 +92,13 @@ def reduction(
 
 
 def token_losses(
-    algo: AlgoConfig, *, lp: Tensor, entropy: Tensor | None, inputs: TokenInputs, layout: TokenLayout
+    algo: AlgoConfig,
+    *,
+    lp: Tensor,
+    entropy: Tensor | None,
+    inputs: TokenInputs,
+    layout: TokenLayout,
+    custom: Mapping[str, Any] = NO_CUSTOM,
 ) -> tuple[Tensor, Sums]:
     """The loss at every trainable token, and the sums of the metrics.
 
@@ -84,6 +112,7 @@ def token_losses(
         entropy: of the policy; None: not computed. [R]
         inputs: the other columns.
         layout: of the R tokens.
+        custom: the config's node `custom`, for functions of the user.
 
     Returns:
         Losses [R], and the sums of the parts' metrics, kl_loss and entropy.
@@ -91,9 +120,9 @@ def token_losses(
     if algo.loss_type == LossType.sft_loss:
         losses, sums = sft_loss(lp, layout=layout), Sums()
     elif algo.loss_type == LossType.custom_loss:
-        losses, sums = _custom_loss(algo, lp=lp, entropy=entropy, inputs=inputs, layout=layout)
+        losses, sums = _custom_loss(algo, lp=lp, entropy=entropy, inputs=inputs, layout=layout, custom=custom)
     else:
-        losses, sums = _policy_loss(algo, lp=lp, inputs=inputs, layout=layout)
+        losses, sums = _policy_loss(algo, lp=lp, inputs=inputs, layout=layout, custom=custom)
     if inputs.ref is not None and algo.use_kl_loss:
         kl = _kl(algo, lp=lp, inputs=inputs, layout=layout)
         sums["kl_loss"] = layout.sum_and_count(kl)
@@ -106,7 +135,9 @@ def token_losses(
     return losses, sums
 
 
-def _policy_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout) -> tuple[Tensor, Sums]:
+def _policy_loss(
+    algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout, custom: Mapping[str, Any]
+) -> tuple[Tensor, Sums]:
     assert inputs.advantages is not None, "a policy loss needs advantages"
     old = _old(lp, inputs=inputs)
     policy_loss = POLICY_LOSSES[ESTIMATORS[algo.advantage_estimator].policy_loss]
@@ -120,7 +151,7 @@ def _policy_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: T
         sums |= weight_sums
     if algo.use_tis:
         assert inputs.gen is not None, "off-policy correction needs the logprobs of the engine"
-        weights, weight_sums = engine_weights(algo, old=old, gen=inputs.gen, layout=layout)
+        weights, weight_sums = engine_weights(algo, old=old, gen=inputs.gen, layout=layout, custom=custom)
         losses = losses * (weights * inputs.weight_scale)
         sums |= weight_sums
     if algo.opsm_delta is not None:
@@ -134,7 +165,13 @@ def _policy_loss(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: T
 
 
 def _custom_loss(
-    algo: AlgoConfig, *, lp: Tensor, entropy: Tensor | None, inputs: TokenInputs, layout: TokenLayout
+    algo: AlgoConfig,
+    *,
+    lp: Tensor,
+    entropy: Tensor | None,
+    inputs: TokenInputs,
+    layout: TokenLayout,
+    custom: Mapping[str, Any],
 ) -> tuple[Tensor, Sums]:
     path = algo.custom_loss_function_path
     assert path is not None, "a rule asks for it"
@@ -148,7 +185,7 @@ def _custom_loss(
         advantages=inputs.advantages,
         entropy=entropy,
     )
-    losses, sums = loss_function(path)(lp, tokens)
+    losses, sums = loss_function(path, custom)(lp, tokens)
     check_shape(f"the loss of {path}", losses, tuple(lp.shape))
     return zero_masked(at_least_float32(losses), mask_T=layout.mask_T), dict(sums)
 

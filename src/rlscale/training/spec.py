@@ -1,6 +1,8 @@
 """What a trainer rank needs to know."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlscale.config import AlgoConfig, FsdpConfig, OptimConfig, TrainConfig
 
@@ -24,3 +26,4 @@ class TrainerSpec:
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
     ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none
+    custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user

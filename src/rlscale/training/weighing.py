@@ -5,13 +5,16 @@ Shape legend: R trainable tokens of a micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from rlscale.algo.corrections import truncated_importance_weights
 from rlscale.algo.off_policy import Band, Correction, importance_weights
 from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape, zero_masked
 from rlscale.config import AlgoConfig, LossType, MisConfig, TisType
-from rlscale.training.hooks import weight_function
+from rlscale.training.hooks import NO_CUSTOM, weight_function
 from rlscale.types import TokenColumns
 
 
@@ -21,7 +24,9 @@ def normalizes_weights(algo: AlgoConfig) -> bool:
     return algo.loss_type == LossType.policy_loss and algo.use_tis and is_mis and algo.mis.normalize
 
 
-def engine_weights(algo: AlgoConfig, *, old: Tensor, gen: Tensor, layout: TokenLayout) -> tuple[Tensor, Sums]:
+def engine_weights(
+    algo: AlgoConfig, *, old: Tensor, gen: Tensor, layout: TokenLayout, custom: Mapping[str, Any] = NO_CUSTOM
+) -> tuple[Tensor, Sums]:
     """The factors of the policy loss with `algo.use_tis`, before normalisation, and their metrics.
 
     Args:
@@ -29,12 +34,13 @@ def engine_weights(algo: AlgoConfig, *, old: Tensor, gen: Tensor, layout: TokenL
         old: logprobs by the trainer of the policy that is improved. [R]
         gen: logprobs the engine reported. [R]
         layout: of the R tokens.
+        custom: the config's node `custom`, for a function of the user.
 
     Returns:
         Factors without gradient, 0 where not trainable. [R]
     """
     if algo.custom_tis_function_path is not None:
-        return _custom(algo.custom_tis_function_path, old=old, gen=gen, layout=layout)
+        return _custom(algo.custom_tis_function_path, old=old, gen=gen, layout=layout, custom=custom)
     if algo.tis_type == TisType.tis:
         return truncated_importance_weights(old, gen_T=gen, layout=layout, low=algo.tis_clip_low, high=algo.tis_clip)
     return importance_weights(old, gen_T=gen, layout=layout, correction=_correction(algo))
@@ -58,7 +64,9 @@ def _rejection(mis: MisConfig, *, high: float) -> Band | None:
     return Band(level=mis.reject_level, low=mis.reject_low, high=high if mis.reject_high is None else mis.reject_high)
 
 
-def _custom(path: str, *, old: Tensor, gen: Tensor, layout: TokenLayout) -> tuple[Tensor, Sums]:
+def _custom(
+    path: str, *, old: Tensor, gen: Tensor, layout: TokenLayout, custom: Mapping[str, Any]
+) -> tuple[Tensor, Sums]:
     tokens = TokenColumns(
         mask=layout.mask_T,
         sample_ids=layout.sample_ids_T,
@@ -66,6 +74,6 @@ def _custom(path: str, *, old: Tensor, gen: Tensor, layout: TokenLayout) -> tupl
         old=old.detach(),
         gen=gen.detach(),
     )
-    weights, sums = weight_function(path)(tokens)
+    weights, sums = weight_function(path, custom)(tokens)
     check_shape(f"the weights of {path}", weights, tuple(old.shape))
     return zero_masked(at_least_float32(weights.detach()), mask_T=layout.mask_T), dict(sums)

@@ -62,6 +62,8 @@ def told(key: str, path: str, **others: Any) -> list[str]:
         ("algo.custom_loss_function_path", "two", LOSS),
         ("algo.custom_tis_function_path", "score", {"algo.use_tis": True}),
         ("algo.custom_advantage_function_path", "score", {}),
+        ("algo.custom_reducer_function_path", "score", {}),
+        ("train.rollout_data_postprocess_path", "one", {}),
     ],
 )
 @pytest.mark.parametrize("separator", [":", "."])
@@ -78,6 +80,8 @@ def test_what_can_be_called_is_right(key: str, name: str, others: dict[str, Any]
         ("reward.custom_path", "code_for_test:Source", {}, "name a function or an object, got code_for_test:Source"),
         ("algo.custom_loss_function_path", "code_for_test:one", LOSS, "be callable with (lp, tokens), got"),
         ("algo.custom_loss_function_path", "code_for_test:number", LOSS, "name something that can be called, got"),
+        ("algo.custom_reducer_function_path", "code_for_test:two", {}, "be callable with (step), got"),
+        ("train.rollout_data_postprocess_path", "code_for_test:two", {}, "be callable with (rollout), got"),
         ("reward.custom_path", "code_for_test:scor", {}, "has no 'scor'; did you mean score?"),
         ("reward.custom_path", "exits_for_test:f", {}, "importing 'exits_for_test' failed: SystemExit: 3"),
         ("reward.custom_path", "wrong_for_test:f", {}, "importing 'wrong_for_test' failed: SyntaxError"),
@@ -95,6 +99,7 @@ def test_what_cannot_be_called_is_told(key: str, path: str, others: dict[str, An
         ("reward.custom_path", SFT),
         ("algo.custom_loss_function_path", {}),
         ("algo.custom_advantage_function_path", SFT),
+        ("train.rollout_data_postprocess_path", SFT),
         ("algo.custom_tis_function_path", {}),
     ],
 )

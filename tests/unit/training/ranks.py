@@ -25,6 +25,7 @@ from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
+from tests.unit.training.user_functions import ALL, HERE
 
 NUM_STEPS = 3
 BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(NUM_STEPS)]
@@ -60,6 +61,12 @@ def whole_rollout_spec(model_path: str, **changes: Any) -> TrainerSpec:
         "use_rollout_entropy": True,
     }
     return spec(model_path, algo=algo, adam_eps=1e-4, **changes)
+
+
+def user_spec(model_path: str, **changes: Any) -> TrainerSpec:
+    """Functions of the user wherever there may be one."""
+    more = {"custom": {"scale": 0.5, "bound": 0.1}, "rollout_data_postprocess_path": f"{HERE}:bounded"}
+    return spec(model_path, algo=ALL, adam_eps=1e-4, **more, **changes)
 
 
 def train(backend: FsdpBackend, batch: TrainBatch, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
@@ -103,6 +110,8 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
 
     whole = FsdpBackend(whole_rollout_spec(model_path, ref_path=str(folder / "hf")), rank=rank, world_size=2)
 
+    users = FsdpBackend(user_spec(model_path), rank=rank, world_size=2)
+
     low = FsdpBackend(full_spec(model_path, dtype=ComputeDtype.bfloat16), rank=rank, world_size=2)
     bfloat16 = [train(low, batch, TWO_RANKS) for batch in BATCHES]
     report = {
@@ -114,6 +123,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "asked": {str(i): values.tolist() for i, values in asked.logprobs.items()},
         "asking_changes_nothing": {**asked.steps[0], **asked.metrics} == steps[0],
         "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],
+        "user_functions": [train(users, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "threads": torch.get_num_threads(),
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
-from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train, whole_rollout_spec
+from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train, user_spec, whole_rollout_spec
 from tests.unit.training.rollouts import plan
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -85,6 +85,14 @@ def test_what_needs_the_whole_rollout_is_the_same_on_two_ranks(folder: Path, mod
     for rank in range(2):
         for two, one in zip(report(folder, rank)["whole_rollout"], expected, strict=True):
             assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
+
+
+def test_functions_of_the_user_give_the_same_on_two_ranks(folder: Path, model_path: str) -> None:
+    backend = FsdpBackend(user_spec(model_path), rank=0, world_size=1)
+    expected = [train(backend, batch, ONE_RANK) for batch in BATCHES[:2]]
+    assert 0 < expected[0]["rollout/bounded"] < 1 and expected[0]["factor"] < 1
+    for two, one in zip(report(folder, 0)["user_functions"], expected, strict=True):
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:

@@ -21,7 +21,7 @@ from rlscale.config import LossType, compares_policies
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.fsdp.before import needs_old_pass, rollout_advantages, weight_scale
+from rlscale.training.fsdp.before import last_look, needs_old_pass, rollout_advantages, weight_scale
 from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES
 from rlscale.training.fsdp.roles.policy import Policy
@@ -126,6 +126,7 @@ class FsdpBackend:
         if self.reference is not None:
             self.reference.score(rollout)
         rollout.advantages = rollout_advantages(rollout, self._spec, device=self._device)
+        last_look(rollout, self._spec)
         rollout.weight_scale = weight_scale(rollout, algo, device=self._device)
         return rollout
 

@@ -11,6 +11,7 @@ from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
 from rlscale.training.advantages import RolloutInputs, advantages_of_rollout, kl_of_rollout
 from rlscale.training.fsdp.rollout import Rollout, everywhere, pick
+from rlscale.training.postprocess import NAMES, postprocess
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.weighing import engine_weights, normalizes_weights
 
@@ -58,7 +59,7 @@ def rollout_advantages(rollout: Rollout, spec: TrainerSpec, *, device: torch.dev
     if kl_T is not None:  # the same on every rank, so their mean is the mean
         rollout.metrics.add({"rollout/kl": inputs.layout.sum_and_count(kl_T)})
     column = torch.zeros(len(batch.tokens))
-    column[rows] = advantages_of_rollout(algo, inputs)
+    column[rows] = advantages_of_rollout(algo, inputs, custom=spec.custom)
     return column
 
 
@@ -75,3 +76,17 @@ def weight_scale(rollout: Rollout, algo: AlgoConfig, *, device: torch.device) ->
     dist.all_reduce(sums)
     total, count = sums.tolist()
     return count / total if total > 0 else 1.0
+
+
+def last_look(rollout: Rollout, spec: TrainerSpec) -> None:
+    """Hands this rank's tokens to `train.rollout_data_postprocess_path`, where it is set, and takes what it changed."""
+    path = spec.train.rollout_data_postprocess_path
+    if path is None:
+        return
+    rows = np.sort(np.concatenate([micro.batch_rows for micro in rollout.flat]))
+    rows = rows[rollout.batch.loss_mask[rows] > 0]  # a micro-batch without samples holds one entry of a prompt
+    columns = {name: getattr(rollout, name) for name in NAMES}
+    changed, sums = postprocess(path, columns, batch=rollout.batch, rows=rows, custom=spec.custom)
+    for name, column in changed.items():
+        setattr(rollout, name, column)
+    rollout.metrics.add(sums, prefix="rollout/")

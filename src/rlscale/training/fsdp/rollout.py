@@ -16,7 +16,7 @@ from rlscale.training.asked import AskedLogprobs
 from rlscale.training.metrics import MetricSums
 from rlscale.training.objective import step_denominators
 from rlscale.training.packing import Microbatch
-from rlscale.types import StepPlan, TrainBatch
+from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,13 +42,27 @@ class Rollout:
 
     def denominators(self, plan: StepPlan) -> Tensor:
         """Of every sample of the batch. [S]"""
-        samples = np.searchsorted(self.batch.offsets, np.flatnonzero(self.batch.loss_mask), side="right") - 1
-        counts_S = torch.from_numpy(np.bincount(samples, minlength=self.batch.num_samples).astype(np.int64))
         return step_denominators(
-            counts_S=counts_S,
+            counts_S=self._num_trainable(),
             execution_ids_S=torch.tensor(self.batch.execution_ids),
             in_step_S=torch.tensor(sorted(plan.sample_indices), dtype=torch.int64),
         )
+
+    def step_samples(self, plan: StepPlan, *, max_response_len: int) -> tuple[Tensor, StepSamples]:
+        """The samples of a step over all ranks: which of the batch they are [S], and what is known of them."""
+        indices_S = torch.tensor(sorted(plan.sample_indices), dtype=torch.int64)
+        return indices_S, StepSamples(
+            num_trainable=self._num_trainable()[indices_S],
+            execution_ids=torch.tensor(self.batch.execution_ids)[indices_S],
+            group_ids=torch.tensor(self.batch.group_ids)[indices_S],
+            rewards=torch.tensor(self.batch.rewards)[indices_S],
+            max_response_len=max_response_len,
+        )
+
+    def _num_trainable(self) -> Tensor:
+        """Trainable tokens of each sample of the batch. [S]"""
+        samples = np.searchsorted(self.batch.offsets, np.flatnonzero(self.batch.loss_mask), side="right") - 1
+        return torch.from_numpy(np.bincount(samples, minlength=self.batch.num_samples).astype(np.int64))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from rlscale.training.fsdp.model import load_sharded
 from rlscale.training.fsdp.rollout import Rollout, pick
 from rlscale.training.fsdp.step import MicrobatchLoss, StepSettings, optimizer_step, policy_terms, score
 from rlscale.training.metrics import MetricSums
-from rlscale.training.objective import TokenInputs, reduction, token_losses
+from rlscale.training.objective import TokenInputs, custom_weights, reduction, token_losses
 from rlscale.training.optim import make_optimizer
 from rlscale.training.packing import Microbatch
 from rlscale.training.schedule import LrSchedule
@@ -77,6 +77,7 @@ class Policy:
     def _loss(self, rollout: Rollout, *, plan: StepPlan, metrics: MetricSums, is_first: bool) -> MicrobatchLoss:
         algo = self._spec.algo
         denominators_S = rollout.denominators(plan).to(self._device)
+        weights_S = self._reducer_weights(rollout, plan=plan)
         # Without a pass for old logprobs, those of the policy count as long as no weight has changed.
         unchanged = is_first and (rollout.old is None or rollout.old is rollout.gen)
         compare = unchanged and rollout.gen is not None
@@ -94,7 +95,9 @@ class Policy:
                 advantages=pick(rollout.advantages, micro),
                 weight_scale=rollout.weight_scale,
             )
-            losses, sums = token_losses(algo, lp=lp, entropy=entropy, inputs=inputs, layout=micro.layout)
+            losses, sums = token_losses(
+                algo, lp=lp, entropy=entropy, inputs=inputs, layout=micro.layout, custom=self._spec.custom
+            )
             metrics.add(sums)
             if compare:
                 _compare(rollout, micro, trainer=lp)
@@ -109,10 +112,21 @@ class Policy:
                 layout=micro.layout,
                 denominators_S=denominators_S[samples],
                 max_response_len=self._spec.max_response_len,
+                weights_S=None if weights_S is None else weights_S[samples],
             )
             return reduce(losses)
 
         return loss_of
+
+    def _reducer_weights(self, rollout: Rollout, *, plan: StepPlan) -> Tensor | None:
+        """Of every sample of the batch, where a function of the user's averages; 0 outside of this step. [S]"""
+        path = self._spec.algo.custom_reducer_function_path
+        if path is None:
+            return None
+        indices_S, samples = rollout.step_samples(plan, max_response_len=self._spec.max_response_len)
+        weights_S = torch.zeros(rollout.batch.num_samples)
+        weights_S[indices_S] = custom_weights(path, samples, custom=self._spec.custom).float().cpu()
+        return weights_S.to(self._device)
 
 
 def _compare(rollout: Rollout, micro: Microbatch, *, trainer: Tensor | None) -> None:

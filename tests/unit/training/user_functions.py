@@ -1,0 +1,54 @@
+"""Functions of a user for the tests of the trainer. No test in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlscale.algo.ragged import Sums, TokenLayout
+from rlscale.types import RolloutColumns, StepSamples, TokenColumns
+
+HERE = "tests.unit.training.user_functions"
+ALL = {
+    "custom_advantage_function_path": f"{HERE}:advantages",
+    "custom_tis_function_path": f"{HERE}:weights",
+    "custom_reducer_function_path": f"{HERE}:by_token",
+    "use_tis": True,
+}
+"""Keys of `algo` for those that go with the policy loss."""
+
+
+def loss(lp: Tensor, tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
+    assert tokens.advantages is not None
+    return -custom["scale"] * tokens.advantages * lp, {"seen": TokenLayout.of(tokens).sum_and_count(lp)}
+
+
+def advantages(rollout: RolloutColumns, custom: Mapping[str, Any]) -> Tensor:
+    return TokenLayout.of(rollout.tokens).spread(custom["scale"] * (rollout.rewards - rollout.rewards.mean()))
+
+
+def weights(tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
+    assert tokens.old is not None and tokens.gen is not None
+    factor = (custom["scale"] * (tokens.old - tokens.gen)).exp().clamp(max=2.0)
+    return factor, {"factor": TokenLayout.of(tokens).sum_and_count(factor)}
+
+
+def by_token(step: StepSamples) -> Tensor:
+    """`algo.calculate_per_token_loss`, said otherwise."""
+    return torch.full((len(step.rewards),), 1.0 / float(step.num_trainable.sum()))
+
+
+def bounded(rollout: RolloutColumns, custom: Mapping[str, Any]) -> tuple[TokenColumns, Sums]:
+    tokens = rollout.tokens
+    assert tokens.advantages is not None
+    kept = tokens.advantages.clamp(-custom["bound"], custom["bound"])
+    changed = (kept != tokens.advantages).float()
+    return replace(tokens, advantages=kept), {"bounded": TokenLayout.of(tokens).sum_and_count(changed)}
+
+
+def nothing(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
+    return rollout.tokens, {}
