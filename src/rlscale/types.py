@@ -250,6 +250,8 @@ class StepPlan:
     microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
     num_executions: int  # with at least one trainable token
     num_tokens: int  # trainable
+    # The same samples on the same ranks, for passes without gradient; None: as `microbatches`
+    scoring: tuple[tuple[tuple[int, ...], ...], ...] | None = None
 
     @property
     def sample_indices(self) -> Iterator[int]:

@@ -1,5 +1,7 @@
 """Whatever the lengths, a schedule holds every sample once, within its limits, and is the same every time."""
 
+from itertools import chain
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +38,7 @@ def batch_of(lengths: list[int], executions: list[int], seed: int) -> TrainBatch
     is_dynamic=st.booleans(),
     balance=st.booleans(),
     limit=st.integers(1, 100),
+    scoring_limit=st.none() | st.integers(1, 200),
     fan_out=st.integers(1, 3),
     seed=st.integers(0, 2**31),
 )
@@ -46,6 +49,7 @@ def test_schedule(
     is_dynamic: bool,
     balance: bool,
     limit: int,
+    scoring_limit: int | None,
     fan_out: int,
     seed: int,
 ) -> None:
@@ -55,6 +59,7 @@ def test_schedule(
         global_batch_size=global_batch_size,
         use_dynamic_batch_size=is_dynamic,
         max_tokens_per_gpu=limit,
+        log_probs_max_tokens_per_gpu=scoring_limit,
         micro_batch_size=limit,
         balance_data=balance,
     )
@@ -75,6 +80,11 @@ def test_schedule(
         for micro in (micro for rank in step.microbatches for micro in rank):
             assert len(micro) <= (len(micro) if is_dynamic else limit)
             assert not is_dynamic or len(micro) <= 1 or sum(lengths[i] for i in micro) <= limit
+        if step.scoring is not None:
+            assert len({len(rank) for rank in step.scoring}) == 1
+            for scored, trained in zip(step.scoring, step.microbatches, strict=True):
+                assert sorted(chain(*scored)) == sorted(chain(*trained))
+                assert all(len(micro) <= 1 or sum(lengths[i] for i in micro) <= scoring_limit for micro in scored)
         if len(list(step.sample_indices)) >= num_ranks:
             assert all(any(micro for micro in rank) for rank in step.microbatches)
 

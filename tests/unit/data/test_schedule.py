@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rlscale.config import BatchConfig
+from rlscale.data.balance import flops, spread_over_ranks
 from rlscale.data.partition import divide_evenly, first_fit_decreasing
 from rlscale.data.schedule import plan_steps
 from rlscale.types import TrainBatch
@@ -98,6 +101,35 @@ def test_long_sequences_weigh_more_than_their_tokens() -> None:
     )
     ranks = [{i for micro in rank for i in micro} for rank in step.microbatches]
     assert all(len(rank) == 3 for rank in ranks)
+
+
+def test_samples_go_to_ranks_by_tokens_and_flops_before_they_are_packed() -> None:
+    # The 8 and the 7 are half of all tokens. The 6 joins the 7 and the 5 the 8; then squares decide: the 4 joins 7 + 6.
+    (step,) = plan_steps(batch_of([4, 8, 6, 7, 5]), dynamic(5, 9, balance_data=True), num_ranks=2, hidden_size=100)
+    assert step.microbatches == (((1,), (4,), ()), ((3,), (2,), (0,)))
+
+
+@pytest.mark.parametrize("num_ranks", [8, 64])
+def test_neither_tokens_nor_flops_of_a_rank_are_far_above_the_mean(num_ranks: int) -> None:
+    lengths_S = np.minimum(np.random.default_rng(0).lognormal(6.0, 1.2, 8000).astype(np.int64) + 16, 16_384)
+    shares = spread_over_ranks(lengths_S.tolist(), num_ranks=num_ranks, hidden_size=1024)
+    assert sorted(i for share in shares for i in share) == list(range(len(lengths_S)))
+    for sizes_S in (lengths_S, flops(lengths_S, hidden_size=1024)):
+        loads = [sizes_S[share].sum() for share in shares]
+        assert max(loads) <= 1.02 * np.mean(loads)
+
+
+def test_passes_without_gradient_have_micro_batches_of_their_own() -> None:
+    batch = batch_of([3, 12, 5, 7, 4, 6])
+    (same,) = plan_steps(batch, replace(dynamic(6, 10), log_probs_max_tokens_per_gpu=10), num_ranks=1)
+    assert same.scoring is None
+    (larger,) = plan_steps(batch, replace(dynamic(6, 10), log_probs_max_tokens_per_gpu=25), num_ranks=1)
+    assert larger.microbatches == same.microbatches
+    assert larger.scoring == (((1, 3, 5), (0, 2, 4)),)
+    (two,) = plan_steps(batch, replace(dynamic(6, 10), log_probs_max_tokens_per_gpu=25), num_ranks=2)
+    assert two.scoring is not None and len({len(rank) for rank in two.scoring}) == 1
+    for scoring, training in zip(two.scoring, two.microbatches, strict=True):
+        assert sorted(sum(scoring, ())) == sorted(sum(training, ()))
 
 
 def test_one_step_where_no_size_is_given() -> None:
