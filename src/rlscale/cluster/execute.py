@@ -271,6 +271,7 @@ class Execution:
 
     def _loop_config(self) -> LoopConfig:
         config = self._plan.config
+        context_ranks = config.fsdp.context_parallel_size
         # Labels and files do not age: there is nothing to make ahead, and no engine to update.
         is_given = self._plan.sft is not None or self._plan.replay is not None
         return LoopConfig(
@@ -281,7 +282,8 @@ class Execution:
             ci=config.ci,
             diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
             num_rollouts=self._plan.num_rollouts,
-            num_ranks=self._plan.layout.num_trainers,
+            num_ranks=max(1, self._plan.layout.num_trainers // context_ranks),
+            context_ranks=context_ranks,
             max_staleness=0 if is_given else config.rollout.max_staleness,
             update_interval=1 if is_given else config.train.update_weights_interval,
             leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,

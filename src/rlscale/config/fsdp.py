@@ -33,5 +33,10 @@ class FsdpConfig(ConfigGroup):
         Field(gt=0, description="Threads torch uses in each rank on a CPU. None: cores of the node / its ranks."),
     ] = None
     context_parallel_size: Annotated[
-        int, Field(gt=0, description="Ranks that share a sequence (context parallelism).")
+        int,
+        Field(
+            gt=0,
+            description="Ranks that share each sample (context parallelism): every one computes its part of the tokens "
+            "and attends to the keys of all. A micro-batch holds as many times `batch.max_tokens_per_gpu`.",
+        ),
     ] = 1

@@ -44,6 +44,11 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="reward.post_process_path is set and wins",
     ),
     Ignored(
+        names=("fsdp.attn_implementation",),
+        when=lambda config: config.fsdp.context_parallel_size > 1,
+        why="fsdp.context_parallel_size brings an attention of its own",
+    ),
+    Ignored(
         names=("cluster.offload_train_mode", "train.memory_margin_bytes"),
         when=lambda config: not _offloads_trainer(config),
         why="the trainer is not offloaded",

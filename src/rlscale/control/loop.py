@@ -50,6 +50,7 @@ class LoopConfig:
     checkpoint: CheckpointConfig
     num_rollouts: int
     num_ranks: int  # data-parallel trainer ranks
+    context_ranks: int = 1  # trainer ranks that share a sample
     max_staleness: int
     logging: LoggingConfig = field(default_factory=LoggingConfig)  # which further metrics are wanted
     ci: CiConfig = field(default_factory=CiConfig)
@@ -237,7 +238,10 @@ class TrainingLoop:
         )
         batch = replace(batch, asked=self._parts.observer.asked(rollout.groups))
         staleness = check_bound(batch, rollout.groups, max_staleness=self._config.max_staleness)
-        return batch, plan_steps(batch, self._config.batch, num_ranks=self._config.num_ranks), staleness
+        steps = plan_steps(
+            batch, self._config.batch, num_ranks=self._config.num_ranks, context_ranks=self._config.context_ranks
+        )
+        return batch, steps, staleness
 
     async def _sync(self) -> None:
         """Brings the new weights to the engines if it is time; their version counts training rollouts."""

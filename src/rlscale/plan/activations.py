@@ -38,6 +38,12 @@ class Pass:
     kernel: Kernel = Kernel.fused
     device: str = "cpu"
     chunk_tokens: int = 0  # tokens whose logits exist at a time, where the user says so; not above 0: TILE_ELEMENTS
+    context_ranks: int = 1  # that share each sample; `tokens` and `logit_rows` are one rank's
+
+    @property
+    def keys_per_token(self) -> float:
+        """Keys that attention has for each token, over the tokens of a rank: those of the others, up to its own."""
+        return 1.0 if self.context_ranks == 1 else self.context_ranks + 0.5
 
 
 def norm(width: float, b: int) -> float:
@@ -56,7 +62,13 @@ def attention(a: Architecture, work: Pass) -> float:
         kept = b * a.head_dim * (both + a.num_kv_heads)
         if a.qk_norm:
             kept += both * ((FLOAT32 + b) * a.head_dim + FLOAT32)
+    kept += b * (work.keys_per_token - 1) * _key_width(a)
     return kept + b * heads * a.value_width + heads * _scores(work)
+
+
+def _key_width(a: Architecture) -> float:
+    """Numbers of a token's keys and values."""
+    return a.num_heads * (a.query_width + a.value_dim) if a.is_latent else 2 * a.head_dim * a.num_kv_heads
 
 
 def _scores(work: Pass) -> float:
@@ -102,10 +114,13 @@ def layer_input(a: Architecture, work: Pass) -> float:
 
 
 def stem(a: Architecture, work: Pass) -> float:
-    """Outside of the layers: rotary tables, the final norm, and the rows whose logits are computed."""
+    """Outside of the layers: rotary tables, the final norm, the rows whose logits are computed, and masks."""
     b, head = work.dtype_bytes, a.rope_dim if a.is_latent else a.head_dim
     stream = 2 * b * a.hidden_size if b < FLOAT32 else 0
-    return work.tokens * (norm(a.hidden_size, b) + 2 * b * head + stream) + work.logit_rows * b * a.hidden_size
+    stem = norm(a.hidden_size, b) + 2 * b * head + stream
+    if work.context_ranks > 1 and work.device == "cpu":
+        stem += b * work.sample_len * work.keys_per_token / (2 * work.context_ranks)
+    return work.tokens * stem + work.logit_rows * b * a.hidden_size
 
 
 def is_chunked(a: Architecture, work: Pass) -> bool:

@@ -195,7 +195,8 @@ def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
     if config.train.backend == TrainBackendName.megatron:
         parallel = Parallel.of(config.megatron, layout.num_trainers)
         return batches_of(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
-    return batches_of(config.batch, lengths, ranks=max(1, layout.num_trainers))
+    context = config.fsdp.context_parallel_size
+    return batches_of(config.batch, lengths, ranks=max(1, layout.num_trainers // context), context_ranks=context)
 
 
 def _recomputes(config: RunConfig) -> bool:
@@ -229,6 +230,10 @@ def _trainer(
     number = batches.microbatches_per_rank
     if config.train.backend == TrainBackendName.megatron:
         return megatron_memory(a, config.megatron, micro, num_ranks=num_ranks, num_microbatches=number)
+    context = config.fsdp.context_parallel_size
+    if context > 1:
+        shares = {name: math.ceil(getattr(micro, name) / context) for name in ("tokens", "logit_rows")}
+        micro = replace(micro, **shares, kernel=Kernel.fused, context_ranks=context)
     recompute = config.fsdp.gradient_checkpointing
     work = TrainerWork(
         num_ranks=num_ranks,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class SpanBucket:
     positions: Tensor  # [S, Q] of each query in its sample; of padding, that of the last query
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SpanLayout:
     """The spans of this rank, whose rows lie end to end, and their keys. Made by `span_layout`."""
 
@@ -113,7 +114,8 @@ def context_attention(
     k_KJD, v_KJD = both[..., : key.shape[-1]], both[..., key.shape[-1] :]
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         return _varlen(q_THD, k_KJD, v_KJD, packing=packing, scale=scale, window=window).unsqueeze(0), None
-    parts = [_attend(q_THD, k_KJD, v_KJD, bucket=b, scale=scale, window=window) for b in packing.buckets]
+    masks = zip(packing.buckets, _masks(packing, window, query.dtype), strict=True)
+    parts = [_attend(q_THD, k_KJD, v_KJD, bucket=bucket, mask=mask, scale=scale) for bucket, mask in masks]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
@@ -140,24 +142,24 @@ def _varlen(
     return out
 
 
-def _attend(
-    q_THD: Tensor, k_KJD: Tensor, v_KJD: Tensor, *, bucket: SpanBucket, scale: float, window: int | None
-) -> Tensor:
+@lru_cache(maxsize=2)  # all layers share those of the micro-batch at hand
+def _masks(packing: SpanLayout, window: int | None, dtype: torch.dtype) -> list[Tensor]:
+    """For each bucket 0 where a query may look and -inf where not. [S, 1, Q, L]"""
+    masks = []
+    for bucket in packing.buckets:
+        own, at_L = bucket.positions[..., None], torch.arange(bucket.keys.max_len, device=bucket.positions.device)
+        hidden_SQL = at_L > own
+        if window is not None:
+            hidden_SQL |= at_L <= own - window
+        zeros = torch.zeros(hidden_SQL.shape, dtype=dtype, device=at_L.device)
+        masks.append(zeros.masked_fill_(hidden_SQL, float("-inf"))[:, None])
+    return masks
+
+
+def _attend(q_THD: Tensor, k_KJD: Tensor, v_KJD: Tensor, *, bucket: SpanBucket, mask: Tensor, scale: float) -> Tensor:
     """Attention of the rows of one bucket. [rows, H, D]"""
-    keys, positions_SQ = bucket.keys, bucket.positions
-    at_L = torch.arange(keys.max_len, device=positions_SQ.device)
-    seen_SQL = at_L <= positions_SQ[..., None]
-    if window is not None:
-        seen_SQL &= at_L > positions_SQ[..., None] - window
-    out_SHQD = F.scaled_dot_product_attention(
-        bucket.queries.pad(q_THD),
-        keys.pad(k_KJD),
-        keys.pad(v_KJD),
-        attn_mask=seen_SQL[:, None],
-        scale=scale,
-        enable_gqa=True,
-    )
-    return bucket.queries.unpad(out_SHQD)
+    q, k, v = bucket.queries.pad(q_THD), bucket.keys.pad(k_KJD), bucket.keys.pad(v_KJD)
+    return bucket.queries.unpad(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True))
 
 
 def _int32(array: Int64, device: torch.device) -> Tensor:

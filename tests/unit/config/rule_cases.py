@@ -29,6 +29,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {**EIGHT, "train.backend": "fsdp", "fsdp.context_parallel_size": 4, TENSOR: 3},
     ),
     (
+        "shared_samples_have_their_attention",
+        {**EIGHT, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "eager"},
+        "fsdp.attn_implementation must not be eager with fsdp.context_parallel_size=2, got eager; leave it out",
+        {**EIGHT, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "sdpa"},
+    ),
+    (
         "batch_divides_among_ranks",
         {"cluster.actor_num_gpus_per_node": 3, "batch.global_batch_size": 64},
         "batch.global_batch_size must be a multiple of the number of data-parallel ranks, 3, got 64; nearest are "

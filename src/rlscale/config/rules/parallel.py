@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import PARALLEL, num_trainer_ranks, ranks_per_model, rule, samples_per_step
@@ -49,6 +50,17 @@ def parallel_sizes_divide_the_trainer(config: RunConfig) -> list[Problem]:
     rule = f"divide {of}, together with pipeline and context"
     value = f"{product} = {each}"
     return [Problem(path="megatron.tensor_model_parallel_size", rule=rule, value=value, fix=fix)]
+
+
+@rule("train.backend", "fsdp.context_parallel_size", "fsdp.attn_implementation")
+def shared_samples_have_their_attention(config: RunConfig) -> list[Problem]:
+    """Ranks that share a sample attend by a function of rlscale, on any device."""
+    fsdp = config.fsdp
+    is_alone = config.train.backend != TrainBackendName.fsdp or fsdp.context_parallel_size == 1
+    if is_alone or fsdp.attn_implementation != AttnImplementation.eager:
+        return []
+    rule, fix = f"not be eager with fsdp.context_parallel_size={fsdp.context_parallel_size}", "leave it out"
+    return [Problem(path="fsdp.attn_implementation", rule=rule, value="eager", fix=fix)]
 
 
 @rule(*STEP, *PARALLEL)

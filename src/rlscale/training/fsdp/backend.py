@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from rlscale.config import LossType, compares_policies
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
-from rlscale.training.distributed import data_mesh, local_ranks, pick_device, use_threads
+from rlscale.training.context_attention import CONTEXT_ATTENTION
+from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.fsdp.before import last_look, needs_old_pass, rollout_advantages, weight_scale
 from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES
@@ -30,6 +31,7 @@ from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.state import Position, load_state, save_state
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import Microbatch, pack
+from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch, TrainResult
 
@@ -56,6 +58,7 @@ class FsdpBackend:
         if self._device.type == "cpu":
             use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
         torch.manual_seed(spec.train.seed + rank)
+        self._grid = RankGrid.of(self._device, context_size=spec.fsdp.context_parallel_size)
         mesh = data_mesh(self._device)
         self.policy = Policy(spec, mesh=mesh, device=self._device)
         self.reference = Reference.of(spec, mesh=mesh, policy=self.policy.model)
@@ -73,7 +76,10 @@ class FsdpBackend:
             self.reference.follow(self.policy.model, num_rollouts=self._num_rollouts)
         metrics, _ = rollout.metrics.gather()
         return TrainResult(
-            steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=rollout.asked.gather(self._device)
+            steps=results,
+            metrics=metrics,
+            seconds=rollout.seconds,
+            logprobs=rollout.asked.gather(self._device, group=self._grid.data_group),
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -111,9 +117,15 @@ class FsdpBackend:
 
     def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
         """Packs this rank's micro-batches and computes the columns that the loss needs."""
-        rank, algo = dist.get_rank(), self._spec.algo
-        micros = [[self._pack(batch, samples) for samples in plan.microbatches[rank]] for plan in steps]
-        rollout = Rollout(batch=batch, micros=micros, metrics=MetricSums(self._device), asked=AskedLogprobs(batch))
+        grid, algo = self._grid, self._spec.algo
+        micros = [[self._pack(batch, samples) for samples in plan.microbatches[grid.data_index]] for plan in steps]
+        rollout = Rollout(
+            batch=batch,
+            micros=micros,
+            metrics=MetricSums(self._device),
+            asked=AskedLogprobs(batch),
+            data_group=grid.data_group,
+        )
         if algo.loss_type == LossType.sft_loss:
             return rollout
         rollout.gen = torch.tensor(batch.rollout_logprobs)
@@ -131,5 +143,8 @@ class FsdpBackend:
         return rollout
 
     def _pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
-        shares = self._spec.train.share_prompts and self.policy.model.config._attn_implementation == PACKED_ATTENTION
-        return pack(batch, samples, device=self._device, share_prompts=shares)
+        kernel, context = self.policy.model.config._attn_implementation, self._grid.context
+        shares = self._spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
+        if context is None:
+            return pack(batch, samples, device=self._device, share_prompts=shares)
+        return pack_share(batch, samples, device=self._device, context=context, share_prompts=shares)

@@ -39,8 +39,8 @@ def rollout_advantages(rollout: Rollout, spec: TrainerSpec, *, device: torch.dev
     if algo.kl_coef or algo.custom_advantage_function_path is not None:
         # Each rank scored its own samples; here it needs those of the others.
         if rollout.old is not rollout.gen:
-            rollout.old = everywhere(rollout.old, device=device)
-        rollout.ref = everywhere(rollout.ref, device=device)
+            rollout.old = everywhere(rollout.old, device=device, group=rollout.data_group)
+        rollout.ref = everywhere(rollout.ref, device=device, group=rollout.data_group)
     inputs = RolloutInputs(
         rewards_S=torch.tensor(batch.rewards),
         group_ids_S=torch.tensor(batch.group_ids),

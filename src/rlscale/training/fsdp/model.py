@@ -12,6 +12,7 @@ from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, TrainCo
 from rlscale.models import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.chosen import choose_parameters
+from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
 
@@ -33,7 +34,7 @@ def load_sharded(
             parameters, and tokens whose logits exist at a time.
         is_trained: False for a model that only scores.
     """
-    kernel = attention_kernel(fsdp.attn_implementation, device_type=mesh.device_type)
+    kernel = attention_kernel(fsdp, device_type=mesh.device_type)
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
     model.requires_grad_(is_trained)
     if is_trained:
@@ -54,8 +55,12 @@ def load_sharded(
     return model
 
 
-def attention_kernel(choice: AttnImplementation, *, device_type: str) -> str:
+def attention_kernel(fsdp: FsdpConfig, *, device_type: str) -> str:
     """The name transformers knows the chosen attention by: packed unless flash attention brings that itself."""
+    choice = fsdp.attn_implementation
+    if fsdp.context_parallel_size > 1:
+        assert choice != AttnImplementation.eager, "a rule refuses eager attention over several ranks"
+        return CONTEXT_ATTENTION
     if choice == AttnImplementation.flash_attention_2 and device_type == "cuda":
         return str(choice)
     return str(choice) if choice == AttnImplementation.eager else PACKED_ATTENTION

@@ -33,6 +33,7 @@ class Rollout:
     has_entropy: bool = False  # whether its metric has been added
     metrics: MetricSums
     asked: AskedLogprobs
+    data_group: dist.ProcessGroup | None = None  # ranks that have all samples between them, each once; None: all ranks
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
 
     @property
@@ -79,10 +80,10 @@ def pick(column: Tensor | None, micro: Microbatch) -> Tensor | None:
     return column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
 
 
-def everywhere(column: Tensor | None, *, device: torch.device) -> Tensor | None:
-    """A column with the values of all ranks; a collective. Every sample is on one rank, the others have zeros."""
+def everywhere(column: Tensor | None, *, device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor | None:
+    """A column with the values of all ranks; a collective. Every sample is on one rank of `group` (None: of all)."""
     if column is None:
         return None
     column = column.to(device)
-    dist.all_reduce(column)
+    dist.all_reduce(column, group=group)  # the others have zeros
     return column.cpu()

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
 from rlscale.errors import WorkerError
 from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.context_attention import SpanLayout
 from rlscale.training.fsdp.model import as_fsdp
 from rlscale.training.head import Asked, LogprobHead, output_layer
 from rlscale.training.metrics import MetricSums
@@ -39,9 +40,9 @@ MicrobatchLoss = Callable[[Microbatch], Tensor]
 
 
 def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
-    """Logits of the positions that predict a trainable token, and of no others. [R, V]"""
+    """Logits of the positions that predict a trainable token, and of no others: of this rank's share. [R, V]"""
     layout = micro.packing
-    if model.config._attn_implementation == PACKED_ATTENTION:
+    if isinstance(layout, SpanLayout) or model.config._attn_implementation == PACKED_ATTENTION:
         packing: dict[str, object] = {"packing": layout}
     else:  # flash attention takes these; eager reads the samples off position_ids
         packing = {
@@ -64,7 +65,21 @@ def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
 def policy_terms(
     model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32."""
+    """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.
+
+    With context parallelism of all R tokens on each rank of the group, which must compute the same loss of them.
+    """
+    terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad)
+    if micro.shard is None:
+        return terms
+    logprobs, entropy = micro.whole(torch.stack(terms, dim=-1)).unbind(dim=-1)
+    return logprobs, entropy if entropy_grad else entropy.detach()
+
+
+def _share_terms(
+    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """`policy_terms` of this rank's share."""
     head = output_layer(model)
     if isinstance(head, LogprobHead):
         with head.asking(Asked(targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad)):
@@ -77,7 +92,7 @@ def policy_terms(
 def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:
     if isinstance(output_layer(model), LogprobHead):
         return policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
-    return logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature)
+    return micro.whole(logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature))
 
 
 @torch.no_grad()
@@ -139,8 +154,9 @@ def optimizer_step(
     for i, micro in enumerate(micros):
         sharded.set_requires_gradient_sync(i == len(micros) - 1)
         loss = loss_of(micro)
-        metrics.add_share("loss", loss)
-        (loss * world_size).backward()  # type: ignore[no-untyped-call]  # FSDP averages over ranks; the shares add up
+        metrics.add_share("loss", loss / micro.num_shards)
+        # FSDP averages over ranks; the shares add up, and so do the gradients by each rank's tokens.
+        (loss * world_size).backward()  # type: ignore[no-untyped-call]
     result, shares_by_rank = metrics.gather(keep_empty=True)
     _check_loss(shares_by_rank["loss"], step=settings.number)
     result["grad_norm"] = clip_gradient(list(model.parameters()), max_norm=settings.max_grad_norm)

@@ -1,0 +1,145 @@
+"""What the ranks of context groups do for `test_context_ranks.py`, which starts this file as a program.
+
+python -m tests.unit.training.context_ranks <model> <folder> <port of two ranks> <port of four>
+
+One process imports everything and then forks the ranks: that takes the time of one start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from rlscale.config import MisConfig, MisLevel
+from rlscale.training.distributed import join_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import TrainBatch
+from tests.unit.training.rollouts import plan, spec, with_equal_prompts
+
+BATCHES = [replace(with_equal_prompts(seed=seed), asked=(0, 3, 8)) for seed in range(2)]
+CUTS: dict[int, Any] = {  # by data-parallel ranks; the second of one rank has too few tokens for two, the last none
+    1: [[[0, 1, 3, 4, 7], [2], [5, 6, 8], []]],
+    2: [[[0, 1, 3], [6, 8]], [[2, 4, 5, 7], []]],
+}
+POLICY = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"algo": {**POLICY, "use_tis": True}},
+    "whole_prompts": {"algo": {**POLICY, "calculate_per_token_loss": True}, "share_prompts": False},
+    "gspo": {"algo": {**POLICY, "advantage_estimator": "gspo", "use_rollout_logprobs": True, "opsm_delta": 0.05}},
+    "whole_rollout": {
+        "algo": {
+            "advantage_estimator": "reinforce_plus_plus",
+            "normalize_advantages": True,
+            "kl_coef": 0.5,
+            "kl_loss_type": "k2",
+            "gamma": 0.9,
+            "use_tis": True,
+            "tis_type": "mis",
+            "mis": MisConfig(level=MisLevel.geometric, normalize=True, veto=0.05),
+            "use_rollout_entropy": True,
+        }
+    },
+    "recomputed": {
+        "algo": POLICY,
+        "gradient_checkpointing": True,
+        "reuse_logprobs": False,
+        "log_probs_chunk_size": 8,
+    },
+}
+
+
+WORLDS = {2: {2: list(CASES)}, 4: {2: ["whole_rollout"], 4: ["gspo"]}}
+"""Cases by ranks and by those that share a sample."""
+
+
+def case_spec(name: str, model_path: str, *, context_size: int = 1) -> TrainerSpec:
+    """No clipping and no first moment: `exp_avg` is the gradient."""
+    changes = {"clip_grad": 0.0, "adam_beta1": 0.0, "adam_eps": 1e-4, **CASES[name]}
+    return spec(model_path, ref_path=model_path, context_parallel_size=context_size, **changes)
+
+
+def play(backend: FsdpBackend, batches: list[TrainBatch], *, num_data_ranks: int) -> list[dict[str, Any]]:
+    """Trains; what each rollout gave."""
+    results = [backend.train(batch, [plan(batch, CUTS[num_data_ranks])]) for batch in batches]
+    return [
+        {
+            "numbers": {**result.steps[0], **result.metrics},
+            "asked": {str(i): values.tolist() for i, values in result.logprobs.items()},
+        }
+        for result in results
+    ]
+
+
+def rank_main(rank: int, world_size: int, port: int, model_path: str, folder: Path) -> None:
+    join_world(rank, world_size, "127.0.0.1", port, "gloo", 60.0)
+    for context_size, names in WORLDS[world_size].items():
+        for name in names:
+            report = one_case(name, rank, world_size, context_size, model_path, folder)
+            (folder / f"{name}_{world_size}_{context_size}_{rank}.json").write_text(json.dumps(report))
+
+
+def one_case(name: str, rank: int, world_size: int, context_size: int, model_path: str, folder: Path) -> dict[str, Any]:
+    """Trains and saves after the first rollout; gspo goes on from there a second time."""
+    case, num_data_ranks = case_spec(name, model_path, context_size=context_size), world_size // context_size
+    backend = FsdpBackend(case, rank=rank, world_size=world_size)
+    saved = folder / f"{name}_{world_size}_{context_size}"
+    if rank == 0:
+        saved.mkdir()
+    torch.distributed.barrier()
+    first = play(backend, BATCHES[:1], num_data_ranks=num_data_ranks)
+    backend.save(saved)
+    second = play(backend, BATCHES[1:], num_data_ranks=num_data_ranks)
+    backend.export_hf(saved / "hf")
+    weights = dict(backend.weights())
+    if rank == 0:
+        save_file(weights, saved / "final.safetensors")
+    report: dict[str, Any] = {"rollouts": [*first, *second]}
+    if name == "gspo":
+        resumed = FsdpBackend(case, rank=rank, world_size=world_size)
+        resumed.load(saved)
+        again = play(resumed, BATCHES[1:], num_data_ranks=num_data_ranks)
+        same = all(torch.equal(weight, weights[key]) for key, weight in resumed.weights())
+        report["resumed_exactly"] = again == second and same
+    return report
+
+
+def fork(run: Callable[[], None]) -> int:
+    """Runs a function in a child and returns its process id; the child ends with 1 where the function raises."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        run()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    # Threads of torch.distributed now and then abort an interpreter that winds down.
+    os._exit(0)
+
+
+def main(model_path: str, folder: Path, ports: list[int]) -> int:
+    for world_size, port in zip(WORLDS, ports, strict=True):
+        ranks = {fork(partial(rank_main, rank, world_size, port, model_path, folder)) for rank in range(world_size)}
+        while ranks:
+            child, status = os.wait()
+            ranks.discard(child)
+            if status:
+                for other in ranks:
+                    os.kill(other, signal.SIGKILL)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(word) for word in sys.argv[3:]]))

@@ -1,0 +1,108 @@
+"""Context parallelism on two and four ranks against one rank: the same losses, gradients, weights and checkpoints."""
+
+import json
+import socket
+import subprocess
+import sys
+from functools import cache as once
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlscale.training.fsdp.backend import FsdpBackend
+from tests.unit.training.context_ranks import BATCHES, CASES, WORLDS, case_spec, play
+
+pytestmark = pytest.mark.usefixtures("world")
+ROOT = Path(__file__).parents[3]
+SHAPES = [(ranks, size, name) for ranks, sizes in WORLDS.items() for size, names in sizes.items() for name in names]
+
+
+@pytest.fixture(scope="module")
+def folder(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all worlds left behind; they run once for all tests of this module."""
+    folder = tmp_path_factory.mktemp("context")
+    with socket.socket() as first, socket.socket() as second:
+        for probe in (first, second):
+            probe.bind(("127.0.0.1", 0))
+        ports = [str(probe.getsockname()[1]) for probe in (first, second)]
+    command = [sys.executable, "-m", "tests.unit.training.context_ranks", model_path, str(folder), *ports]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(world: None, model_path: str) -> Any:
+    """One rank with the same micro-batches, by case: gradients of the first rollout, numbers of both, final weights."""
+
+    @once
+    def run(name: str) -> tuple[dict[str, Tensor], list[dict[str, Any]], dict[str, Tensor]]:
+        backend = FsdpBackend(case_spec(name, model_path), rank=0, world_size=1)
+        first = play(backend, BATCHES[:1], num_data_ranks=1)
+        gradients = gradient(backend)
+        second = play(backend, BATCHES[1:], num_data_ranks=1)
+        return gradients, [*first, *second], {key: weight.clone() for key, weight in backend.weights()}
+
+    return run
+
+
+def gradient(backend: FsdpBackend) -> dict[str, Tensor]:
+    """That of the last step: without a first moment Adam keeps it as it is."""
+    policy = backend.policy
+    return {name: policy.optimizer.state[p]["exp_avg"].clone() for name, p in policy.model.named_parameters()}
+
+
+def reports(folder: Path, ranks: int, size: int, name: str) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}_{ranks}_{size}_{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "size", "name"), SHAPES)
+def test_losses_and_metrics_are_those_of_one_rank(folder: Path, alone: Any, ranks: int, size: int, name: str) -> None:
+    got, expected = reports(folder, ranks, size, name), alone(name)[1]
+    for rollout, other in zip(got[0]["rollouts"], expected, strict=True):
+        assert rollout["numbers"].keys() == other["numbers"].keys()
+        for metric, value in other["numbers"].items():
+            assert rollout["numbers"][metric] == pytest.approx(value, abs=1e-6, rel=1e-6), metric
+        assert rollout["asked"].keys() == other["asked"].keys()
+        for sample, values in other["asked"].items():
+            assert rollout["asked"][sample] == pytest.approx(values, abs=1e-6, rel=1e-6)
+    assert all(report == got[0] for report in got[1:]), "every rank reports the same"
+
+
+@pytest.mark.parametrize(("ranks", "size", "name"), SHAPES)
+def test_gradients_are_those_of_one_rank(
+    folder: Path, alone: Any, model_path: str, ranks: int, size: int, name: str
+) -> None:
+    backend = FsdpBackend(case_spec(name, model_path), rank=0, world_size=1)
+    backend.load(folder / f"{name}_{ranks}_{size}")  # a checkpoint of several ranks loads on one
+    expected = alone(name)[0]
+    assert max(float(value.abs().max()) for value in expected.values()) > 1e-2
+    for key, value in gradient(backend).items():
+        torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=1e-6, msg=lambda text, k=key: f"{k}: {text}")
+
+
+@pytest.mark.parametrize(("ranks", "size", "name"), SHAPES)
+def test_weights_go_out_whole(folder: Path, alone: Any, ranks: int, size: int, name: str) -> None:
+    made = folder / f"{name}_{ranks}_{size}"
+    final, exported = load_file(made / "final.safetensors"), AutoModelForCausalLM.from_pretrained(made / "hf")
+    assert all(torch.equal(weight, final[key]) for key, weight in exported.named_parameters())
+    for key, weight in alone(name)[2].items():
+        torch.testing.assert_close(final[key], weight, atol=1e-5, rtol=1e-5, msg=lambda text, k=key: f"{k}: {text}")
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(2, 2), (4, 4)])
+def test_a_loaded_trainer_continues_bit_for_bit(folder: Path, ranks: int, size: int) -> None:
+    assert all(report["resumed_exactly"] for report in reports(folder, ranks, size, "gspo"))
+
+
+def test_the_cases_do_what_they_are_there_for(alone: Any) -> None:
+    numbers = {name: alone(name)[1][0]["numbers"] for name in CASES}
+    assert numbers["gspo"]["opsm_maskfrac"] > 0
+    assert 0 < numbers["whole_rollout"]["mis_vetofrac"] < 1
+    # The reference is where the policy began.
+    assert alone("whole_rollout")[1][1]["numbers"]["rollout/kl"] > 1e-4
