@@ -13,8 +13,10 @@ from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.algo.reduce import tokens_per_execution
 from rlscale.config import AlgoConfig, MisConfig
 from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.objective import TokenInputs, reduction, token_losses
-from rlscale.types import StepPlan
+from rlscale.training.objective import TokenInputs, custom_weights, reduction, token_losses
+from rlscale.types import StepPlan, StepSamples
+from tests.unit.training.user_functions import ALL as USER_FUNCTIONS
+from tests.unit.training.user_functions import HERE
 
 MIS = {"use_tis": True, "tis_type": "mis", "tis_clip": 1.5}
 WHITE = {"normalize_advantages": True, "kl_coef": 0.1, "kl_loss_type": "k3", "gamma": 0.9}
@@ -39,6 +41,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "mis token": {**MIS, "mis": MisConfig(reject_level="sequence", reject_high=8.0)},  # type: ignore[arg-type]
     "decoupled": {"decoupled_loss": True},
     "opsm": {"opsm_delta": 0.05},
+    "user functions": USER_FUNCTIONS,
+    "user loss": {"loss_type": "custom_loss", "custom_loss_function_path": f"{HERE}:loss", "entropy_coef": 0.1},
 }
 MAX_RESPONSE_LEN = 6
 
@@ -105,30 +109,60 @@ def advantages(algo: AlgoConfig, rollout: Rollout) -> Tensor:
         old_T=rollout.columns["old"],
         ref_T=rollout.columns["ref"],
     )
-    return advantages_of_rollout(algo, inputs)
+    return advantages_of_rollout(algo, inputs, custom={"scale": 0.5})
 
 
-def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) -> tuple[Tensor, Tensor, Sums]:
-    """The loss of one step, its gradient and its metrics, in micro-batches of the samples in `parts`."""
+def share_of(
+    name: str, rollout: Rollout, part: list[int], *, lp: Tensor, entropy: Tensor, advantages_T: Tensor
+) -> tuple[Tensor, Sums]:
+    """What a micro-batch of the samples in `part` adds to the loss of the step, and its metrics.
+
+    `lp`, `entropy` and `advantages_T` are of all tokens of the rollout.
+    """
     algo = AlgoConfig(**ALGORITHMS[name])
     counts = rollout.layout.counts_per_sample()
     denominators = tokens_per_execution(counts, execution_ids_S=rollout.execution_ids)
     num_executions = len(rollout.execution_ids[counts > 0].unique())
     plan = StepPlan(microbatches=((),), num_executions=num_executions, num_tokens=int(counts.sum()))
-    columns = rollout.columns | {"advantages": advantages(algo, rollout)}
-    lp = columns["lp"].clone().requires_grad_()
-    entropy = columns["entropy"].clone().requires_grad_()
+    rows, columns = rollout.rows(part), rollout.columns | {"advantages": advantages_T}
+    layout = TokenLayout.from_lengths(
+        rollout.mask[rows], lengths_S=torch.tensor([rollout.lengths[i] for i in part], dtype=torch.int64)
+    )
+    inputs = TokenInputs(**{key: columns[key][rows] for key in ("old", "gen", "ref", "advantages")})
+    losses, sums = token_losses(
+        algo, lp=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout, custom={"scale": 0.5}
+    )
+    weights = None
+    if algo.custom_reducer_function_path is not None:
+        weights = custom_weights(
+            algo.custom_reducer_function_path,
+            StepSamples(
+                num_trainable=counts,
+                execution_ids=rollout.execution_ids,
+                group_ids=rollout.group_ids,
+                rewards=rollout.rewards,
+                max_response_len=MAX_RESPONSE_LEN,
+            ),
+        )[part]
+    reduce = reduction(
+        algo,
+        plan=plan,
+        layout=layout,
+        denominators_S=denominators[part],
+        max_response_len=MAX_RESPONSE_LEN,
+        weights_S=weights,
+    )
+    return reduce(losses), sums
+
+
+def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) -> tuple[Tensor, Tensor, Sums]:
+    """The loss of one step, its gradient and its metrics, in micro-batches of the samples in `parts`."""
+    advantages_T = advantages(AlgoConfig(**ALGORITHMS[name]), rollout)
+    lp = rollout.columns["lp"].clone().requires_grad_()
+    entropy = rollout.columns["entropy"].clone().requires_grad_()
     total, sums = torch.zeros((), dtype=torch.float64), Sums()
     for part in parts:
-        rows = rollout.rows(part)
-        layout = TokenLayout.from_lengths(
-            rollout.mask[rows], lengths_S=torch.tensor([rollout.lengths[i] for i in part], dtype=torch.int64)
-        )
-        inputs = TokenInputs(**{key: columns[key][rows] for key in ("old", "gen", "ref", "advantages")})
-        losses, part_sums = token_losses(algo, lp=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout)
-        share = reduction(
-            algo, plan=plan, layout=layout, denominators_S=denominators[part], max_response_len=MAX_RESPONSE_LEN
-        )(losses)
+        share, part_sums = share_of(name, rollout, part, lp=lp, entropy=entropy, advantages_T=advantages_T)
         share.backward()
         total = total + share.detach()
         for key, (part_sum, part_count) in part_sums.items():

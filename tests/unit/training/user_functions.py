@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlscale.algo.ragged import Sums, TokenLayout
+from rlscale.algo.ragged import Sums, TokenLayout, zero_masked
 from rlscale.types import RolloutColumns, StepSamples, TokenColumns
 
 HERE = "tests.unit.training.user_functions"
@@ -24,6 +24,7 @@ ALL = {
 
 def loss(lp: Tensor, tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
     assert tokens.advantages is not None
+    lp = zero_masked(lp, mask_T=tokens.mask)
     return -custom["scale"] * tokens.advantages * lp, {"seen": TokenLayout.of(tokens).sum_and_count(lp)}
 
 
@@ -33,13 +34,14 @@ def advantages(rollout: RolloutColumns, custom: Mapping[str, Any]) -> Tensor:
 
 def weights(tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
     assert tokens.old is not None and tokens.gen is not None
-    factor = (custom["scale"] * (tokens.old - tokens.gen)).exp().clamp(max=2.0)
+    log_ratio = zero_masked(tokens.old, mask_T=tokens.mask) - zero_masked(tokens.gen, mask_T=tokens.mask)
+    factor = (custom["scale"] * log_ratio).exp().clamp(max=2.0)
     return factor, {"factor": TokenLayout.of(tokens).sum_and_count(factor)}
 
 
 def by_token(step: StepSamples) -> Tensor:
     """`algo.calculate_per_token_loss`, said otherwise."""
-    return torch.full((len(step.rewards),), 1.0 / float(step.num_trainable.sum()))
+    return torch.full((len(step.rewards),), 1.0 / max(float(step.num_trainable.sum()), 1.0))
 
 
 def bounded(rollout: RolloutColumns, custom: Mapping[str, Any]) -> tuple[TokenColumns, Sums]:

@@ -1,0 +1,164 @@
+"""Does every algorithm learn? A short run of each on the arithmetic task, from the quickstart's warm-up.
+
+Runs `rlscale-train`; writes `benchmarks/results/algorithms.md` and `.json`, and a curve of each to
+`docs/images/algorithms/`. Cases that are not run keep their last results.
+
+    python benchmarks/algorithms.py [--cases grpo gspo ...] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from machine import machine
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "images" / "algorithms"
+NUM_ROLLOUTS = 30
+
+COMMON = (
+    "experiment=quickstart",
+    f"data.num_rollout={NUM_ROLLOUTS}",
+    "batch.num_steps_per_rollout=2",  # with one step all ratios are 1, and half of these algorithms the same
+    f"eval.interval={NUM_ROLLOUTS}",
+    "eval.stop_reward=null",
+    "checkpoint.save_interval=null",
+    "logging.console=plain",
+)
+SUPERVISED = ("batch.n_samples_per_prompt=1", "batch.rollout_batch_size=128", "optim=constant", "optim.lr=1e-3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table: what is set beyond the quickstart, and what is to improve."""
+
+    overrides: tuple[str, ...]
+    curve: str = "reward/mean"  # the metric of the picture
+    rises: bool = True
+
+
+CASES: dict[str, Case] = {
+    "grpo": Case(overrides=("algo=grpo",)),
+    "dr_grpo": Case(overrides=("algo=dr_grpo",)),
+    "dapo": Case(overrides=("algo=dapo", "algo.overlong_buffer_len=2")),
+    "gspo": Case(overrides=("algo=gspo",)),
+    "cispo": Case(overrides=("algo=cispo",)),
+    "rloo": Case(overrides=("algo=rloo",)),
+    "reinforce_plus_plus": Case(overrides=("algo=reinforce_plus_plus", "algo.kl_coef=0.01")),
+    "reinforce_plus_plus_baseline": Case(overrides=("algo=reinforce_plus_plus_baseline", "algo.kl_coef=0.01")),
+    "ppo": Case(overrides=("algo=ppo", "critic.lr=1e-3")),
+    "custom_loss": Case(
+        overrides=("algo=grpo", "algo.loss_type=custom_loss", "algo.custom_loss_function_path=my_loss:squared")
+    ),
+    "sft": Case(overrides=("algo=sft", *SUPERVISED), curve="train/loss", rises=False),
+}
+
+
+def run(name: str, folder: Path) -> dict[str, Any]:
+    """One run in a process of its own, in a folder with the examples of the docs; its figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = (ROOT / "docs" / "how-to" / "your-own-loss.md").read_text()
+    for text, module in re.findall(r"```python\n(# (\w+)\.py.*?)```", page, re.DOTALL):
+        (folder / f"{module}.py").write_text(text)
+    words = [*COMMON, *CASES[name].overrides, f"run.dir={folder / 'run'}"]
+    subprocess.run(
+        [sys.executable, "-m", "rlscale.cli.train", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return {"overrides": CASES[name].overrides, **figures(name, [json.loads(line) for line in lines])}
+
+
+def figures(name: str, metrics: list[dict[str, float]]) -> dict[str, Any]:
+    """The curve, its ends (each the mean of a fifth of the run), and held-out reward before and after."""
+    curve = [row[CASES[name].curve] for row in metrics if CASES[name].curve in row]
+    held_out = [row["eval/reward_mean"] for row in metrics if "eval/reward_mean" in row]
+    fifth = max(1, len(curve) // 5)
+    return {
+        "metric": CASES[name].curve,
+        "curve": curve,
+        "first": fmean(curve[:fifth]),
+        "last": fmean(curve[-fifth:]),
+        "held_out": [held_out[0], held_out[-1]],
+    }
+
+
+def improves(name: str, row: dict[str, Any]) -> bool:
+    """Whether the curve ends on the right side of its beginning, and held-out reward rose."""
+    gain = row["last"] - row["first"]
+    return (gain > 0) == CASES[name].rises and gain != 0 and row["held_out"][1] > row["held_out"][0]
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "| case | set beyond the quickstart | curve | first fifth | last fifth | held-out before | after |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | `{' '.join(row['overrides'])}` | {row['metric']} | {row['first']:.3f} | {row['last']:.3f} "
+        f"| {row['held_out'][0]:.3f} | {row['held_out'][1]:.3f} |"
+        for name, row in rows.items()
+    ]
+    return "\n".join(lines)
+
+
+def draw(name: str, row: dict[str, Any]) -> None:
+    """A small picture of the curve."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = name  # the same bytes for the same curve
+    figure, axes = plt.subplots(figsize=(3.2, 1.8), layout="constrained")
+    axes.plot(range(1, len(row["curve"]) + 1), row["curve"], color="tab:blue")
+    axes.set_xlabel("rollout")
+    axes.set_ylabel(row["metric"])
+    axes.grid(alpha=0.3)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURES / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def write(rows: dict[str, dict[str, Any]], where: dict[str, Any]) -> None:
+    rows = {name: rows[name] for name in CASES if name in rows}
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    text = (
+        "# Every algorithm on the arithmetic task\n\n"
+        f"{where['date']}, {where['cpu']}, {where['cores']} cores, Python {where['python']}, {versions}. "
+        f"Each is {NUM_ROLLOUTS} rollouts of 384 samples (sft: of 128 labels), two optimiser steps each, from the "
+        "quickstart's warm-up, one seed: enough to see that it learns, not to rank them. Held-out reward is of 256 "
+        "sums, sampled at temperature 0.7. Curves are in `docs/images/algorithms`. Made by `python "
+        f"benchmarks/algorithms.py` with `{' '.join(COMMON)}`.\n\n{table(rows)}\n"
+    )
+    (RESULTS / "algorithms.md").write_text(text)
+    content = {"where": where, "common": COMMON, "cases": rows}
+    (RESULTS / "algorithms.json").write_text(json.dumps(content, indent=1) + "\n")
+    for name, row in rows.items():
+        draw(name, row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--folder", type=Path, help="where the runs are; default: a folder that is deleted")
+    arguments = parser.parse_args()
+    last = RESULTS / "algorithms.json"
+    rows = json.loads(last.read_text())["cases"] if last.exists() else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in arguments.cases:
+            rows[name] = run(name, (arguments.folder or Path(scratch)) / name)
+            write(rows, machine())
+            assert improves(name, rows[name]), f"{name} must improve, got {rows[name]}"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    main()
