@@ -30,7 +30,7 @@ from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.generate import GeneratedRollouts
 from rlscale.rollout.pool import EnginePool
-from rlscale.training.spec import TrainerSpec
+from rlscale.training.spec import TrainerSpec, WatchSpec
 from rlscale.types import EngineAddress
 from rlscale.weights.spec import ChannelSpec
 
@@ -303,6 +303,7 @@ class Execution:
             max_response_len=config.rollout.max_response_len,
             total_steps=self._plan.total_steps,
             device=config.cluster.device,
+            watch=WatchSpec.of(config.debug, run_folder=self._folder.path),
             custom=config.custom,
         )
 

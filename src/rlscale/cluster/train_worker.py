@@ -20,6 +20,7 @@ from rlscale.weights.spec import ChannelSpec
 
 if TYPE_CHECKING:
     from rlscale.training.fsdp.backend import FsdpBackend
+    from rlscale.training.watch import Watch
     from rlscale.weights.channel import EngineChannel
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class TrainWorker:
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
         self._spec, self._world, self.rank = spec, world, rank
         self._backend: FsdpBackend
+        self._watch: Watch
         self._channel: EngineChannel
         if world.single_node and world.backend == "gloo":
             # gloo would listen on the address of the host's name; one machine needs no more than loopback.
@@ -65,11 +67,14 @@ class TrainWorker:
         # Imported here: torch and transformers take seconds, which the driver should not wait for.
         from rlscale.training.distributed import join_world
         from rlscale.training.fsdp.backend import FsdpBackend
+        from rlscale.training.watch import Watch
         from rlscale.weights.channels import make_channel
 
         world = self._world
         join_world(self.rank, world.world_size, master_address, master_port, world.backend, world.timeout_s)
-        self._backend = FsdpBackend(self._spec, rank=self.rank, world_size=world.world_size)
+        self._watch = Watch(self._spec.watch, rank=self.rank)
+        with self._watch.memory():
+            self._backend = FsdpBackend(self._spec, rank=self.rank, world_size=world.world_size)
         self._channel = make_channel(
             world.channel,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
@@ -79,7 +84,9 @@ class TrainWorker:
         log.info("rank %d of %d is ready", self.rank, world.world_size)
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        return self._backend.train(batch, steps)
+        # The version of its weights is the number of rollouts before it.
+        with self._watch.memory(), self._watch.rollout(batch.version):
+            return self._backend.train(batch, steps)
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._channel.connect(engines)

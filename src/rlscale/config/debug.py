@@ -62,6 +62,23 @@ class DebugConfig(ConfigGroup):
         str,
         Field(
             min_length=1,
-            description="Folder for the CUDA memory snapshot that a trainer rank leaves when it runs out of memory.",
+            description="Folder for what a trainer rank leaves when it runs out of memory: `memory_rank_<rank>.json` "
+            "lists its tensors, largest first, and on CUDA `memory_rank_<rank>.pickle` is a snapshot for "
+            "pytorch.org/memory_viz.",
         ),
     ] = "."
+    profile_rollouts: Annotated[
+        list[int] | None,
+        Field(
+            min_length=1,
+            description="Numbers of rollouts. While it trains on one of them, each trainer rank records a profile, of "
+            "time and memory, with torch's profiler. None: none.",
+        ),
+    ] = None
+    profile_dir: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Folder for the profiles of `debug.profile_rollouts`. None: `profile` in the run folder.",
+        ),
+    ] = None

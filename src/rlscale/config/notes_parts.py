@@ -44,6 +44,11 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="reward.post_process_path is set and wins",
     ),
     Ignored(
+        names=("debug.profile_dir",),
+        when=lambda config: config.debug.profile_rollouts is None,
+        why="debug.profile_rollouts is not set",
+    ),
+    Ignored(
         names=("fsdp.attn_implementation",),
         when=lambda config: config.fsdp.context_parallel_size > 1,
         why="fsdp.context_parallel_size brings an attention of its own",

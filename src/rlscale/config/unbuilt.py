@@ -152,7 +152,6 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
-    Part(name="snapshots of CUDA memory", keys=("debug.memory_snapshot_dir",)),
     Part(name="a teacher model", values={"algo.opd_kl_coef": (0.0,)}),
     Part(name="replay of expert routing", values={"algo.use_routing_replay": (False,)}),
 )

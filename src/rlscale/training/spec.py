@@ -2,9 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rlscale.config import AlgoConfig, FsdpConfig, OptimConfig, TrainConfig
+from rlscale.config import AlgoConfig, DebugConfig, FsdpConfig, OptimConfig, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchSpec:
+    """What a rank writes down of its own work, for people who look for time and memory."""
+
+    profile_rollouts: tuple[int, ...] = ()  # those that leave a profile
+    profile_folder: Path = Path("profile")
+    memory_folder: Path = Path(".")  # for what a rank leaves when it runs out of memory
+
+    @classmethod
+    def of(cls, debug: DebugConfig, *, run_folder: Path) -> "WatchSpec":
+        """What the group asks for, with folders that a rank finds wherever it works."""
+        return cls(
+            profile_rollouts=tuple(debug.profile_rollouts or ()),
+            profile_folder=Path(debug.profile_dir or run_folder / "profile").absolute(),
+            memory_folder=Path(debug.memory_snapshot_dir).absolute(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,4 +45,5 @@ class TrainerSpec:
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
     ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none
+    watch: WatchSpec = field(default_factory=WatchSpec)
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user

@@ -1,0 +1,135 @@
+"""Profiles of rollouts, and what is left of a rank that ran out of memory.
+
+<profile_folder>/rollout_<id>_rank_<r>.json.gz   a trace for chrome://tracing or ui.perfetto.dev, allocations included
+<profile_folder>/rollout_<id>_rank_<r>.txt       operators by their own time
+<memory_folder>/memory_rank_<r>.json             memory of the process, and its tensors, largest first
+<memory_folder>/memory_rank_<r>.pickle           on CUDA: a snapshot for pytorch.org/memory_viz
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from rlscale.errors import WorkerError
+from rlscale.training.spec import WatchSpec
+
+MAX_LINES = 100
+"""Kinds of tensors, or operators, that are listed."""
+
+
+class Watch:
+    """Watches one rank. Changes no number that the rank computes.
+
+    Example:
+        watch = Watch(spec.watch, rank=0)
+        with watch.memory(), watch.rollout(3):
+            backend.train(batch, steps)
+    """
+
+    def __init__(self, spec: WatchSpec, *, rank: int) -> None:
+        self._spec, self._rank = spec, rank
+        if torch.cuda.is_available():
+            # Of what is allocated, not of what was: a snapshot then names the lines that hold memory.
+            torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
+
+    @contextmanager
+    def rollout(self, rollout_id: int) -> Iterator[None]:
+        """Records a profile of what happens inside, if it is one of the chosen rollouts."""
+        if rollout_id not in self._spec.profile_rollouts:
+            yield
+            return
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
+            yield
+        folder, name = self._spec.profile_folder, f"rollout_{rollout_id}_rank_{self._rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / f"{name}.json.gz"))
+        own_time = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table = profiler.key_averages().table(sort_by=own_time, row_limit=MAX_LINES)
+        (folder / f"{name}.txt").write_text(table, encoding="utf-8")
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Writes down what held memory when there is none left inside.
+
+        Raises:
+            WorkerError: there was none left; names the file.
+        """
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            failed_at_s, path = time.time(), self._write_memory()
+            cause = f"{type(error).__name__}: {error}\nWhat held its memory is listed in {path}"
+            raise WorkerError(f"actor rank {self._rank}", cause, failed_at_s=failed_at_s) from error
+
+    def _write_memory(self) -> Path:
+        folder, name = self._spec.memory_folder, f"memory_rank_{self._rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(memory_report(), indent=1), encoding="utf-8")
+        if torch.cuda.is_available():
+            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.pickle"))
+        return path
+
+
+def memory_report() -> dict[str, Any]:
+    """Memory of this process, in bytes.
+
+    `tensors` groups those that Python can see by device, type and shape, largest together first; what only the autograd
+    graph holds is not among them. Views of one storage count once.
+    """
+    kinds: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+    sizes: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+    seen: set[tuple[torch.device, int]] = set()
+    for tensor in _live_tensors():
+        storage = tensor.untyped_storage()
+        if (tensor.device, storage.data_ptr()) in seen:
+            continue
+        seen.add((tensor.device, storage.data_ptr()))
+        kind = (str(tensor.device), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        kinds[kind] += 1
+        sizes[kind] += storage.nbytes()
+    report = {
+        "largest_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "tensor_bytes": sizes.total(),
+        "tensors": [
+            {"bytes": size, "number": kinds[kind], "device": kind[0], "dtype": kind[1], "shape": list(kind[2])}
+            for kind, size in sizes.most_common(MAX_LINES)
+        ],
+    }
+    if torch.cuda.is_available():
+        report["cuda"] = {
+            "allocated_bytes": torch.cuda.memory_allocated(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+        }
+    return report
+
+
+def _live_tensors() -> Iterator[Tensor]:
+    for each in gc.get_objects():
+        # Not isinstance: it would ask lazy modules and proxies for their class.
+        if issubclass(type(each), Tensor):
+            tensor = each.to_local() if isinstance(each, DTensor) else each
+            if tensor.layout == torch.strided and tensor.device.type != "meta":
+                yield tensor
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

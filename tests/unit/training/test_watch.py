@@ -1,0 +1,66 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlscale.config import DebugConfig
+from rlscale.errors import WorkerError
+from rlscale.training.spec import WatchSpec
+from rlscale.training.watch import Watch, memory_report
+
+
+def watch(folder: Path) -> Watch:
+    spec = WatchSpec(profile_rollouts=(3,), profile_folder=folder / "profile", memory_folder=folder / "memory")
+    return Watch(spec, rank=1)
+
+
+def test_chosen_rollouts_leave_a_profile_with_operators_and_allocations(tmp_path: Path) -> None:
+    watched = watch(tmp_path)
+    for rollout_id in (2, 3, 4):
+        with watched.rollout(rollout_id):
+            product = torch.ones(30, 30) @ torch.ones(30, 30)
+    assert float(product[0, 0]) == 30
+    names = {path.name for path in (tmp_path / "profile").iterdir()}
+    assert names == {"rollout_3_rank_1.json.gz", "rollout_3_rank_1.txt"}
+    with gzip.open(tmp_path / "profile" / "rollout_3_rank_1.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert {"aten::mm", "[memory]"} <= {event.get("name") for event in events}
+    assert "aten::mm" in (tmp_path / "profile" / "rollout_3_rank_1.txt").read_text()
+
+
+def test_a_rank_without_memory_lists_what_holds_it(tmp_path: Path) -> None:
+    held = torch.zeros(1234, 77)
+    told = r"actor rank 1: RuntimeError: .*can't allocate memory"
+    with pytest.raises(WorkerError, match=told) as caught, watch(tmp_path).memory():
+        torch.empty(2**55)
+    path = tmp_path / "memory" / "memory_rank_1.json"
+    assert str(path) in str(caught.value)
+    report = json.loads(path.read_text())
+    (line,) = [each for each in report["tensors"] if each["shape"] == [1234, 77]]
+    assert line == {"bytes": held.nbytes, "number": 1, "device": "cpu", "dtype": "float32", "shape": [1234, 77]}
+    assert report["tensor_bytes"] >= held.nbytes
+    assert report["largest_resident_bytes"] > 2**20
+
+
+def test_another_failure_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), watch(tmp_path).memory():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not (tmp_path / "memory").exists()
+
+
+def test_views_of_one_tensor_count_once() -> None:
+    whole = torch.zeros(4321, 5)
+    parts = [whole[:4000], whole.T]
+    lines = [each for each in memory_report()["tensors"] if each["bytes"] == whole.nbytes]
+    assert len(parts) == 2 and sum(line["number"] for line in lines) == 1
+
+
+def test_the_keys_say_where_and_when(tmp_path: Path) -> None:
+    plain = WatchSpec.of(DebugConfig(), run_folder=tmp_path)
+    assert plain == WatchSpec(profile_folder=tmp_path / "profile", memory_folder=Path.cwd())
+    debug = DebugConfig(profile_rollouts=[0, 5], profile_dir="p", memory_snapshot_dir="m")
+    asked = WatchSpec.of(debug, run_folder=tmp_path)
+    assert asked.profile_rollouts == (0, 5)
+    assert (asked.profile_folder, asked.memory_folder) == (Path("p").absolute(), Path("m").absolute())
