@@ -25,6 +25,7 @@ from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
+from rlscale.models.shapes import EngineShapes
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
@@ -302,10 +303,18 @@ class Execution:
             temperature=config.rollout.temperature,
             max_response_len=config.rollout.max_response_len,
             total_steps=self._plan.total_steps,
+            engine_shapes=self._engine_shapes(),
             device=config.cluster.device,
             watch=WatchSpec.of(config.debug, run_folder=self._folder.path),
             custom=config.custom,
         )
+
+    def _engine_shapes(self) -> EngineShapes | None:
+        """What the trainer has to know of the engines to compute as they do."""
+        config = self._plan.config
+        if not config.train.true_on_policy_mode:
+            return None
+        return EngineShapes(num_slots=config.rollout.num_slots, max_new_tokens=config.rollout.max_response_len)
 
     def _world_spec(self, bundles: Bundles) -> WorldSpec:
         config = self._plan.config

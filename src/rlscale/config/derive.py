@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlscale.config.algo import AdvantageEstimator
+from rlscale.config.algo import AdvantageEstimator, LossType
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules import uses_engines
 from rlscale.config.train import ComputeDtype, TrainBackendName
@@ -74,7 +74,9 @@ def derive_sources(draft: Draft) -> None:
 
 
 def derive_passes(draft: Draft) -> None:
-    """Which policy gives the old logprobs."""
+    """Which policy gives the old logprobs, and whether an engine is to be imitated."""
+    if draft.config.algo.loss_type == LossType.sft_loss:
+        draft.put("train.true_on_policy_mode", False, "algo.loss_type is sft_loss: no engine made the samples")
     if draft.config.train.keep_old_actor:
         draft.put("train.reuse_logprobs", False, "train.keep_old_actor gives the old policy's logprobs")
 

@@ -64,6 +64,16 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="cluster.offload_train_mode is not tms",
     ),
     Ignored(
+        names=("train.log_probs_chunk_size", "train.share_prompts", "fsdp.attn_implementation"),
+        when=lambda config: config.train.true_on_policy_mode,
+        why="train.true_on_policy_mode computes as the engine does",
+    ),
+    Ignored(
+        names=("train.true_on_policy_mode",),
+        when=_is_sft,
+        why="algo.loss_type is sft_loss, so the trainer scores nothing that an engine made",
+    ),
+    Ignored(
         names=("train.reuse_logprobs",),
         when=lambda config: config.train.keep_old_actor,
         why="train.keep_old_actor gives the old policy's logprobs",

@@ -96,7 +96,11 @@ class TrainConfig(ConfigGroup):
     ] = True
     true_on_policy_mode: Annotated[
         bool,
-        Field(description="Trainer and engines compute with the same kernels, so that their logprobs are equal bits."),
+        Field(
+            description="The trainer computes with the embedded engine's kernels, in its shapes, so that both give the "
+            "same logprobs bit for bit; a run in which they differ ends. For research, and to find faults: a training "
+            "step takes several times as long."
+        ),
     ] = False
     qkv_format: Annotated[
         QkvFormat,
@@ -124,7 +128,11 @@ class TrainConfig(ConfigGroup):
     ] = True
     recompute_loss_function: Annotated[
         bool,
-        Field(description="Compute the loss function again in the backward pass instead of keeping its activations."),
+        Field(
+            description="Compute the loss function again in the backward pass instead of keeping its activations: of a "
+            "vocabulary in float32 the logits alone are kept. Where logits are made in chunks "
+            "(`train.log_probs_chunk_size`) not even those are, with or without it."
+        ),
     ] = False
     log_probs_chunk_size: Annotated[
         int,

@@ -105,7 +105,6 @@ PARTS: tuple[Part, ...] = (
         name="taking turns of several models on one GPU",
         keys=("train.weights_backuper", "train.keep_old_actor"),
     ),
-    Part(name="kernels that trainer and engines share", keys=("train.true_on_policy_mode",)),
     Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
     Part(
         name="user code in the generation loop",

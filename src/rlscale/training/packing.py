@@ -20,6 +20,7 @@ from rlscale.algo.ragged import TokenLayout
 from rlscale.training.attention import PackedLayout, packed_layout, shared_prompts
 from rlscale.training.context import TokenShard
 from rlscale.training.context_attention import SpanLayout
+from rlscale.training.on_policy.rows import EngineRows
 from rlscale.types import Int64, TrainBatch
 
 
@@ -43,6 +44,7 @@ class Microbatch:
     sample_indices: Int64  # [S] into the batch, in packed order
     batch_rows: Int64  # [R] of each token in the columns of the batch
     shard: TokenShard | None = None
+    engine_rows: EngineRows | None = None  # where the trainer computes in the engine's shapes
 
     @property
     def num_shards(self) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.config import AlgoConfig, DebugConfig, FsdpConfig, OptimConfig, TrainConfig
+from rlscale.models.shapes import EngineShapes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,7 @@ class TrainerSpec:
     max_response_len: int  # tokens of the longest response
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
+    engine_shapes: EngineShapes | None = None  # of the engines, with `train.true_on_policy_mode`
     ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none
     watch: WatchSpec = field(default_factory=WatchSpec)
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user

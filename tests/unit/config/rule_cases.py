@@ -310,13 +310,14 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (
         "equal_kernels_need_equal_weights",
         {"train.true_on_policy_mode": True, "train.backend": "fsdp", **SGLANG},
-        "sglang.enable_deterministic_inference must be true with train.true_on_policy_mode, got false; set",
-        {
-            "train.true_on_policy_mode": True,
-            "train.backend": "fsdp",
-            **SGLANG,
-            "sglang.server_args": {"enable_deterministic_inference": True},
-        },
+        "rollout.engine must be embedded with train.true_on_policy_mode, got sglang; only the embedded engine",
+        {"train.backend": "fsdp", **SGLANG},
+    ),
+    (
+        "equal_kernels_need_equal_weights",
+        {**EIGHT, "train.true_on_policy_mode": True, "train.backend": "fsdp", "fsdp.context_parallel_size": 2},
+        "fsdp.context_parallel_size must be 1 with train.true_on_policy_mode, got 2; no engine cuts a sequence",
+        {**EIGHT, "train.true_on_policy_mode": True, "train.backend": "fsdp"},
     ),
     (
         "equal_kernels_need_equal_weights",

@@ -7,7 +7,7 @@ import re
 from rlscale.config.algo import uses_reference
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.rule import are_external, rule
 from rlscale.config.run import RunConfig
 from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
@@ -89,7 +89,8 @@ def routes_lead_to_experts(config: RunConfig) -> list[Problem]:
     "rollout.engine",
     "rollout.deterministic",
     "rollout.max_staleness",
-    "sglang.server_args",
+    "rollout.external",
+    "fsdp.context_parallel_size",
 )
 def equal_kernels_need_equal_weights(config: RunConfig) -> list[Problem]:
     """Trainer and engine give equal bits only with the same weights, and when neither depends on its batch."""
@@ -108,10 +109,13 @@ def equal_kernels_need_equal_weights(config: RunConfig) -> list[Problem]:
         problem("rollout.max_staleness", "be 0", show(rollout.max_staleness), "older weights give other logprobs")
     if rollout.engine == EngineKind.embedded and not rollout.deterministic:
         problem("rollout.deterministic", "be true", "false", "leave it out")
-    if rollout.engine == EngineKind.sglang:
-        name = "enable_deterministic_inference"
-        if not config.sglang.server_args.get(name):
-            problem(f"sglang.{name}", "be true", "false", f"set sglang.{name}=true")
+    if rollout.engine == EngineKind.sglang or are_external(config):
+        engine = EngineKind.external if are_external(config) else rollout.engine
+        fix = "only the embedded engine computes as the trainer can"
+        problem("rollout.engine", "be embedded", str(engine), fix)
+    if config.train.backend == TrainBackendName.fsdp and config.fsdp.context_parallel_size > 1:
+        size = show(config.fsdp.context_parallel_size)
+        problem("fsdp.context_parallel_size", "be 1", size, "no engine cuts a sequence over ranks")
     return problems
 
 

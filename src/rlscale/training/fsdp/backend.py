@@ -30,6 +30,8 @@ from rlscale.training.fsdp.roles.reference import Reference
 from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.state import Position, load_state, save_state
 from rlscale.training.metrics import MetricSums
+from rlscale.training.on_policy.check import require_equal_logprobs
+from rlscale.training.on_policy.pack import in_engine_shapes
 from rlscale.training.packing import Microbatch, pack
 from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
@@ -75,6 +77,8 @@ class FsdpBackend:
         if self.reference is not None:
             self.reference.follow(self.policy.model, num_rollouts=self._num_rollouts)
         metrics, _ = rollout.metrics.gather()
+        if self._spec.engine_shapes is not None:
+            require_equal_logprobs(metrics, rank=dist.get_rank(), num_rollouts=self._num_rollouts - 1)
         return TrainResult(
             steps=results,
             metrics=metrics,
@@ -143,6 +147,9 @@ class FsdpBackend:
         return rollout
 
     def _pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
+        shapes = self._spec.engine_shapes
+        if shapes is not None:
+            return in_engine_shapes(pack(batch, samples, device=self._device), batch, shapes=shapes)
         kernel, context = self.policy.model.config._attn_implementation, self._grid.context
         shares = self._spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
         if context is None:

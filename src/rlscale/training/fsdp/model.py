@@ -15,6 +15,7 @@ from rlscale.training.chosen import choose_parameters
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
+from rlscale.training.on_policy.forward import use_engine_kernels
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 
@@ -45,7 +46,10 @@ def load_sharded(
     model.train(is_trained)
     if mesh.device_type == "cpu":
         use_onednn(model)
-    use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
+    if train.true_on_policy_mode:
+        use_engine_kernels(model, decoder_layers(model))
+    else:
+        use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
     policy = MixedPrecisionPolicy()
     if train.dtype != ComputeDtype.float32:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[train.dtype], reduce_dtype=torch.float32)

@@ -9,10 +9,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
@@ -22,6 +24,7 @@ from rlscale.training.context_attention import SpanLayout
 from rlscale.training.fsdp.model import as_fsdp
 from rlscale.training.head import Asked, LogprobHead, output_layer
 from rlscale.training.metrics import MetricSums
+from rlscale.training.on_policy.forward import computes_as_engine, drawn_logprobs, with_values
 from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.packing import Microbatch
 
@@ -42,8 +45,10 @@ MicrobatchLoss = Callable[[Microbatch], Tensor]
 def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
     """Logits of the positions that predict a trainable token, and of no others: of this rank's share. [R, V]"""
     layout = micro.packing
-    if isinstance(layout, SpanLayout) or model.config._attn_implementation == PACKED_ATTENTION:
-        packing: dict[str, object] = {"packing": layout}
+    if computes_as_engine(model):
+        packing: dict[str, object] = {"packing": layout, "engine_rows": micro.engine_rows}
+    elif isinstance(layout, SpanLayout) or model.config._attn_implementation == PACKED_ATTENTION:
+        packing = {"packing": layout}
     else:  # flash attention takes these; eager reads the samples off position_ids
         packing = {
             "cu_seq_lens_q": layout.cu_seqlens,
@@ -63,13 +68,15 @@ def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
 
 
 def policy_terms(
-    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
+    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool, recompute: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.
 
-    With context parallelism of all R tokens on each rank of the group, which must compute the same loss of them.
+    `recompute` keeps nothing but the logits for the backward pass (a `LogprobHead` does that without being told); the
+    bits are the same. With context parallelism of all R tokens on each rank of the group, which must compute the same
+    loss of them.
     """
-    terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad)
+    terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad, recompute=recompute)
     if micro.shard is None:
         return terms
     logprobs, entropy = micro.whole(torch.stack(terms, dim=-1)).unbind(dim=-1)
@@ -77,7 +84,7 @@ def policy_terms(
 
 
 def _share_terms(
-    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
+    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool, recompute: bool
 ) -> tuple[Tensor, Tensor]:
     """`policy_terms` of this rank's share."""
     head = output_layer(model)
@@ -86,13 +93,28 @@ def _share_terms(
             logprobs, entropy = logits_of(model, micro).unbind(dim=-1)
         return logprobs, entropy
     logits = logits_of(model, micro)
-    return logprobs_and_entropy(logits, targets_T=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
+    terms = partial(logprobs_and_entropy, targets_T=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
+    logprobs, entropy = (
+        checkpoint(terms, logits, use_reentrant=False, preserve_rng_state=False) if recompute else terms(logits)
+    )
+    return _drawn(model, logprobs, logits, micro=micro, temperature=temperature), entropy
 
 
 def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:
     if isinstance(output_layer(model), LogprobHead):
         return policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
-    return micro.whole(logprobs_of(logits_of(model, micro), targets_T=micro.targets, temperature=temperature))
+    logits = logits_of(model, micro)
+    logprobs = logprobs_of(logits, targets_T=micro.targets, temperature=temperature)
+    return micro.whole(_drawn(model, logprobs, logits, micro=micro, temperature=temperature))
+
+
+def _drawn(
+    model: PreTrainedModel, logprobs: Tensor, logits: Tensor, *, micro: Microbatch, temperature: float
+) -> Tensor:
+    """The same logprobs, where the trainer computes as the engine does in the bits that the engine reports."""
+    if not computes_as_engine(model):
+        return logprobs
+    return with_values(logprobs, drawn_logprobs(logits, targets_R=micro.targets, temperature=temperature))
 
 
 @torch.no_grad()

@@ -86,7 +86,11 @@ class Policy:
 
         def loss_of(micro: Microbatch) -> Tensor:
             lp, entropy = policy_terms(
-                self.model, micro, temperature=self._spec.temperature, entropy_grad=algo.entropy_coef != 0
+                self.model,
+                micro,
+                temperature=self._spec.temperature,
+                entropy_grad=algo.entropy_coef != 0,
+                recompute=self._spec.train.recompute_loss_function,
             )
             inputs = TokenInputs(
                 old=pick(rollout.old, micro),

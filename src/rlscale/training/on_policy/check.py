@@ -1,0 +1,26 @@
+"""The promise of `train.true_on_policy_mode`, checked at every rollout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rlscale.errors import WorkerError
+
+
+def require_equal_logprobs(metrics: Mapping[str, float], *, rank: int, num_rollouts: int) -> None:
+    """Raises WorkerError unless trainer and engine gave each token of the current weights the same logprob, bit by bit.
+
+    Args:
+        metrics: of a rollout, over all ranks.
+        rank: of this process.
+        num_rollouts: trained on before.
+    """
+    largest = metrics.get("logprob_diff/max", 0.0)
+    if largest == 0.0:
+        return
+    cause = f"the logprobs of rollout {num_rollouts} must be the engine's bit for bit with train.true_on_policy_mode"
+    advice = "trainer and engines need the same torch, the same kind of processor and deterministic engines"
+    raise WorkerError(
+        f"actor rank {rank}", f"{cause}, got a difference of {largest:g}; {advice}", failed_at_s=time.time()
+    )
