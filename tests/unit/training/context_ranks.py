@@ -17,15 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
+from torch import nn
 
-from rlscale.config import MisConfig, MisLevel
-from rlscale.training.distributed import join_world
+from rlscale.config import ComputeDtype, MisConfig, MisLevel
+from rlscale.training.attention import packed_attention
+from rlscale.training.context_attention import context_attention
+from rlscale.training.distributed import RankGrid, join_world
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.packing import pack
+from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
-from tests.unit.training.rollouts import plan, spec, with_equal_prompts
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_equal_prompts
+
+CPU = torch.device("cpu")
 
 BATCHES = [replace(with_equal_prompts(seed=seed), asked=(0, 3, 8)) for seed in range(2)]
 CUTS: dict[int, Any] = {  # by data-parallel ranks; the second of one rank has too few tokens for two, the last none
@@ -56,7 +65,9 @@ CASES: dict[str, dict[str, Any]] = {
         "reuse_logprobs": False,
         "log_probs_chunk_size": 8,
     },
+    "bfloat16": {"algo": POLICY, "dtype": ComputeDtype.bfloat16},
 }
+EXACT = [name for name in CASES if name != "bfloat16"]
 
 
 WORLDS = {2: {2: list(CASES)}, 4: {2: ["whole_rollout"], 4: ["gspo"]}}
@@ -83,6 +94,8 @@ def play(backend: FsdpBackend, batches: list[TrainBatch], *, num_data_ranks: int
 
 def rank_main(rank: int, world_size: int, port: int, model_path: str, folder: Path) -> None:
     join_world(rank, world_size, "127.0.0.1", port, "gloo", 60.0)
+    errors = {str(window): attention_error(window=window) for window in (None, 3, 20)}
+    (folder / f"attention_{world_size}_{rank}.json").write_text(json.dumps(errors))
     for context_size, names in WORLDS[world_size].items():
         for name in names:
             report = one_case(name, rank, world_size, context_size, model_path, folder)
@@ -96,7 +109,7 @@ def one_case(name: str, rank: int, world_size: int, context_size: int, model_pat
     saved = folder / f"{name}_{world_size}_{context_size}"
     if rank == 0:
         saved.mkdir()
-    torch.distributed.barrier()
+    dist.barrier()
     first = play(backend, BATCHES[:1], num_data_ranks=num_data_ranks)
     backend.save(saved)
     second = play(backend, BATCHES[1:], num_data_ranks=num_data_ranks)
@@ -112,6 +125,36 @@ def one_case(name: str, rank: int, world_size: int, context_size: int, model_pat
         same = all(torch.equal(weight, weights[key]) for key, weight in resumed.weights())
         report["resumed_exactly"] = again == second and same
     return report
+
+
+def attention_error(*, window: int | None) -> float:
+    """The largest difference of results and gradients from packed attention, over the rows of this rank."""
+    context = RankGrid.of(CPU, context_size=dist.get_world_size()).context
+    assert context is not None
+    batch = make_batch(RAGGED)
+    batch = replace(batch, tokens=np.arange(len(batch.tokens), dtype=np.int32))  # names each row
+    share = pack_share(batch, range(len(RAGGED)), device=CPU, context=context)
+    generator = torch.Generator().manual_seed(0)
+    heads = {"q": 4, "k": 2, "v": 2, "grad": 4}
+    columns = {name: torch.randn(len(batch.tokens), number, 8, generator=generator) for name, number in heads.items()}
+    results = []
+    for attend, micro in (
+        (packed_attention, pack(batch, range(len(RAGGED)), device=CPU)),
+        (context_attention, share),
+    ):
+        rows = micro.input_ids[0]
+        q, k, v = (columns[name][rows].transpose(0, 1)[None].requires_grad_() for name in "qkv")
+        out, _ = attend(nn.Identity(), q, k, v, None, packing=micro.packing, sliding_window=window)
+        out.backward(columns["grad"][rows][None])
+        found = [out.detach()[0], *(x.grad[0].transpose(0, 1) for x in (q, k, v))]
+        results.append(
+            [
+                torch.zeros_like(columns["grad"][:, :1]).expand(-1, each.shape[1], -1).index_copy(0, rows, each)
+                for each in found
+            ]
+        )
+    own = share.input_ids[0]
+    return max(float((a[own] - b[own]).abs().max()) for a, b in zip(*results, strict=True))
 
 
 def fork(run: Callable[[], None]) -> int:

@@ -15,11 +15,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
-from tests.unit.training.context_ranks import BATCHES, CASES, WORLDS, case_spec, play
+from tests.unit.training.context_ranks import BATCHES, EXACT, WORLDS, case_spec, play
 
 pytestmark = pytest.mark.usefixtures("world")
 ROOT = Path(__file__).parents[3]
-SHAPES = [(ranks, size, name) for ranks, sizes in WORLDS.items() for size, names in sizes.items() for name in names]
+SHAPES = [
+    (ranks, size, name)
+    for ranks, sizes in WORLDS.items()
+    for size, names in sizes.items()
+    for name in names
+    if name in EXACT
+]
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +101,28 @@ def test_weights_go_out_whole(folder: Path, alone: Any, ranks: int, size: int, n
         torch.testing.assert_close(final[key], weight, atol=1e-5, rtol=1e-5, msg=lambda text, k=key: f"{k}: {text}")
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_attention_is_that_of_whole_samples(folder: Path, ranks: int, window: int | None) -> None:
+    for rank in range(ranks):
+        errors = json.loads((folder / f"attention_{ranks}_{rank}.json").read_text())
+        assert errors[str(window)] < 2e-6
+
+
+def test_bfloat16_is_close_to_one_rank(folder: Path, alone: Any) -> None:
+    got, expected = reports(folder, 2, 2, "bfloat16")[0]["rollouts"], alone("bfloat16")[1]
+    for rollout, other in zip(got, expected, strict=True):
+        assert rollout["numbers"]["entropy"] == pytest.approx(other["numbers"]["entropy"], rel=0.01)
+        assert rollout["numbers"]["grad_norm"] == pytest.approx(other["numbers"]["grad_norm"], rel=0.05)
+
+
 @pytest.mark.parametrize(("ranks", "size"), [(2, 2), (4, 4)])
 def test_a_loaded_trainer_continues_bit_for_bit(folder: Path, ranks: int, size: int) -> None:
     assert all(report["resumed_exactly"] for report in reports(folder, ranks, size, "gspo"))
 
 
 def test_the_cases_do_what_they_are_there_for(alone: Any) -> None:
-    numbers = {name: alone(name)[1][0]["numbers"] for name in CASES}
+    numbers = {name: alone(name)[1][0]["numbers"] for name in EXACT}
     assert numbers["gspo"]["opsm_maskfrac"] > 0
     assert 0 < numbers["whole_rollout"]["mis_vetofrac"] < 1
     # The reference is where the policy began.
