@@ -24,6 +24,7 @@ from rlscale.config.group import ConfigGroup
 from rlscale.config.identity import IdentityConfig
 from rlscale.config.load import Loaded, load_config, load_config_with_notes
 from rlscale.config.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
+from rlscale.config.lora import LoraConfig
 from rlscale.config.megatron import MegatronConfig
 from rlscale.config.mis import MisConfig, MisLevel, MisMode
 from rlscale.config.model import ModelBuild, ModelConfig
@@ -65,6 +66,7 @@ __all__ = [
     "KlType",
     "Loaded",
     "LoggingConfig",
+    "LoraConfig",
     "LossType",
     "LrDecayStyle",
     "MegatronConfig",

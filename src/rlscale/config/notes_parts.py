@@ -64,6 +64,11 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="cluster.offload_train_mode is not tms",
     ),
     Ignored(
+        names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules"),
+        when=lambda config: config.train.lora.rank == 0,
+        why="train.lora.rank is 0, so there are no adapters",
+    ),
+    Ignored(
         names=("train.log_probs_chunk_size", "train.share_prompts", "fsdp.attn_implementation"),
         when=lambda config: config.train.true_on_policy_mode,
         why="train.true_on_policy_mode computes as the engine does",

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlscale.config.group import ConfigGroup
+from rlscale.config.lora import LoraConfig
 from rlscale.config.patterns import DOTTED_PATH
 
 
@@ -158,6 +159,7 @@ class TrainConfig(ConfigGroup):
             "None: none.",
         ),
     ] = None
+    lora: LoraConfig = field(default_factory=LoraConfig)
     keep_old_actor: Annotated[
         bool,
         Field(

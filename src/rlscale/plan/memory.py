@@ -36,6 +36,7 @@ class TrainerWork:
     recompute: bool  # activations of layers
     largest: Pass
     optimizer: OptimizerName = OptimizerName.adam
+    adapter_rank: int = 0  # adapters on all matrices of the layers are trained; 0: the weights themselves
     on_cpu: bool = False  # the device is the host, which what is offloaded does not leave
 
 
@@ -93,12 +94,25 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     """Adam keeps two numbers a parameter; Muon one for the matrices inside layers."""
     if work.optimizer == OptimizerName.deepspeed_cpu_adam and not work.on_cpu:
         return 0
+    if work.adapter_rank:
+        return 2 * FLOAT32 * _adapters(a, work) / work.num_ranks
     numbers = 2 * shard
     if work.optimizer == OptimizerName.muon:
         for layer, number in a.kinds.items():
             matrices = tuple(shape for shape in a.layer_shapes(layer) if len(shape) > 1)
             numbers -= sharded(matrices, work.num_ranks) * number
     return FLOAT32 * numbers
+
+
+def _adapters(a: Architecture, work: TrainerWork) -> int:
+    """Numbers of all adapters: A [rank, in] and B [out, rank] of each matrix."""
+    matrices = [(s, number) for layer, number in a.kinds.items() for s in a.layer_shapes(layer) if len(s) == 2]
+    return sum(work.adapter_rank * (rows + columns) * number for (rows, columns), number in matrices)
+
+
+def _trained_share(a: Architecture, work: TrainerWork) -> float:
+    """Numbers with a gradient, as a part of the model's."""
+    return _adapters(a, work) / a.parameters if work.adapter_rank else 1.0
 
 
 def _whole_shard(a: Architecture, num_ranks: int) -> int:
@@ -124,13 +138,13 @@ def _moments(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict[str
     layer, moment = max(moments, key=lambda pair: sum(pair[1].values()))
     yield f"backward pass of layer {layer}", moment
     # The embedding's gradient, that of the output layer, and their reduction over the ranks.
-    last = 2 * b * a.vocab_size * a.hidden_size + FLOAT32 * a.root_parameters
-    yield "last gradients", {"gathered weights": root, "gradients": FLOAT32 * _whole_shard(a, work.num_ranks) + last}
+    last = 2 * b * a.vocab_size * a.hidden_size + FLOAT32 * (a.root_parameters + _whole_shard(a, work.num_ranks))
+    yield "last gradients", {"gathered weights": root, "gradients": last * _trained_share(a, work)}
 
 
 def _summed_up(a: Architecture, work: TrainerWork) -> float:
     """Gradients of earlier micro-batches: whole on every rank, as they are reduced with the last one only."""
-    return FLOAT32 * a.parameters if work.num_microbatches > 1 else 0
+    return FLOAT32 * a.parameters * _trained_share(a, work) if work.num_microbatches > 1 else 0
 
 
 def _alive(a: Architecture, work: TrainerWork, stop: int) -> float:
@@ -146,11 +160,12 @@ def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, f
     micro, b, above = work.largest, work.largest.dtype_bytes, layer + 1
     gathered = a.root_parameters + sum(a.layer_parameters(j) for j in (layer, layer - 1) if j >= 0)
     # Of this layer only the last product of the MLP has its gradient while the MLP's activations are still there.
-    gradients = b * a.vocab_size * a.hidden_size + b * count(tuple(a.mlp_shapes(layer))) / 3 + _summed_up(a, work)
+    gradients = b * a.vocab_size * a.hidden_size + b * count(tuple(a.mlp_shapes(layer))) / 3
     if work.num_microbatches == 1 and above < a.num_layers:
         counts = {start: number - min(max(above - start, 0), number) for start, number in a.kinds.items()}
         gradients += FLOAT32 * sum(sharded(a.layer_shapes(j), work.num_ranks) * n for j, n in counts.items())
         gradients += FLOAT32 * a.layer_parameters(above)  # on its way to the other ranks
+    gradients = gradients * _trained_share(a, work) + _summed_up(a, work)
     activations = _alive(a, work, above) + layer_backward(a, layer, micro)
     activations += layer_kept(a, layer, micro) if work.recompute else 0
     return {"gathered weights": b * gathered, "gradients": gradients, "activations": activations}

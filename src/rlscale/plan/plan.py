@@ -241,6 +241,7 @@ def _trainer(
         recompute=recompute,
         largest=micro,
         optimizer=config.optim.name,
+        adapter_rank=config.train.lora.rank,
         on_cpu=config.cluster.device == Device.cpu,
     )
     return trainer_memory(a, work, reference=reference)

@@ -302,6 +302,24 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"algo.use_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
     ),
     (
+        "adapters_are_all_that_is_trained",
+        {"train.lora.rank": 8, "train.backend": "megatron"},
+        "train.backend must be fsdp with train.lora.rank=8, got megatron; choose train=fsdp",
+        {"train.lora.rank": 8, "train.backend": "fsdp"},
+    ),
+    (
+        "adapters_are_all_that_is_trained",
+        {"train.lora.rank": 8, "train.backend": "fsdp", "train.freeze_params": ["norm"]},
+        'train.freeze_params must be null with train.lora.rank=8, got ["norm"]; train.lora.target_modules chooses',
+        {"train.lora.rank": 8, "train.backend": "fsdp", "train.lora.target_modules": ["q_proj"]},
+    ),
+    (
+        "adapters_are_all_that_is_trained",
+        {"train.lora.rank": 8, "train.backend": "fsdp", "train.true_on_policy_mode": True},
+        "train.true_on_policy_mode must be false with train.lora.rank=8, got true; leave one of them out",
+        {"train.backend": "fsdp", "train.true_on_policy_mode": True},
+    ),
+    (
         "equal_kernels_need_equal_weights",
         {"train.true_on_policy_mode": True, "train.backend": "megatron"},
         "train.backend must be fsdp with train.true_on_policy_mode, got megatron; choose train=fsdp",

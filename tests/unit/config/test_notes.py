@@ -155,6 +155,8 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("reward.type", {"reward.custom_path": "a:b"}, {}),
         ("optim.min_lr", {}, {"optim.lr_decay_style": "linear"}),
         ("train.true_on_policy_mode", {"algo.loss_type": "sft_loss"}, {}),
+        ("train.lora.alpha", {}, {"train.lora.rank": 8}),
+        ("train.lora.target_modules", {}, {"train.lora.rank": 8}),
         ("train.share_prompts", {"train.true_on_policy_mode": True}, {}),
         ("optim.lr_decay_power", {"optim.lr_decay_style": "linear"}, {"optim.lr_decay_style": "polynomial"}),
         ("optim.lr_wsd_decay_iters", {}, {"optim.lr_decay_style": "wsd"}),

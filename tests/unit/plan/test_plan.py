@@ -42,6 +42,18 @@ def test_optimisers_keep_what_they_keep() -> None:
     assert adam.optimizer - muon.optimizer == 4 * matrices / 4
 
 
+def test_adapters_need_neither_moments_nor_gradients_of_the_weights() -> None:
+    plain, adapted = plan().trainer, plan("train.lora.rank=16").trainer
+    assert plain is not None and adapted is not None
+    # Qwen3-4B: q, k, v, o, gate, up and down of 36 layers; A and B together rank * (in + out); 4 ranks.
+    numbers = 36 * 16 * (2560 + 4096 + 2 * (2560 + 1024) + 4096 + 2560 + 3 * (2560 + 9728))
+    assert adapted.optimizer == 8 * numbers / 4
+    assert adapted.weights == plain.weights and adapted.step < plain.step
+    several = [plan(*words, "batch.max_tokens_per_gpu=2048").trainer for words in ([], ["train.lora.rank=16"])]
+    gradients = [each.moments["logits"]["gradients"] for each in several if each is not None]
+    assert gradients[1] == pytest.approx(4 * numbers) and gradients[0] > 50 * gradients[1]
+
+
 def test_recomputing_saves_activations_and_costs_operations() -> None:
     kept, recomputed = plan("fsdp.gradient_checkpointing=false"), plan("fsdp.gradient_checkpointing=true")
     assert recomputed.trainer is not None and kept.trainer is not None

@@ -119,6 +119,39 @@ def equal_kernels_need_equal_weights(config: RunConfig) -> list[Problem]:
     return problems
 
 
+@rule(
+    "train.lora.rank",
+    "train.backend",
+    "train.only_train_params",
+    "train.freeze_params",
+    "train.true_on_policy_mode",
+    "train.keep_old_actor",
+    "algo.ref_update_interval",
+)
+def adapters_are_all_that_is_trained(config: RunConfig) -> list[Problem]:
+    """What chooses, copies or imitates the weights themselves does not go with adapters."""
+    train = config.train
+    if not train.lora.rank:
+        return []
+    problems = []
+    if train.backend != TrainBackendName.fsdp:
+        problems.append(("train.backend", "be fsdp", str(train.backend), "choose train=fsdp"))
+    for name in ("only_train_params", "freeze_params"):
+        if getattr(train, name) is not None:
+            fix = "train.lora.target_modules chooses the layers"
+            problems.append((f"train.{name}", "be null", show(getattr(train, name)), fix))
+    for name in ("true_on_policy_mode", "keep_old_actor"):
+        if getattr(train, name):
+            problems.append((f"train.{name}", "be false", "true", "leave one of them out"))
+    interval = config.algo.ref_update_interval
+    if interval is not None:
+        problems.append(("algo.ref_update_interval", "be null", show(interval), "the reference has no adapters"))
+    return [
+        Problem(path=path, rule=f"{rule} with train.lora.rank={train.lora.rank}", value=value, fix=fix)
+        for path, rule, value, fix in problems
+    ]
+
+
 @rule("train.env_vars")
 def variables_have_names(config: RunConfig) -> list[Problem]:
     wrong = [name for name in config.train.env_vars if not re.fullmatch(r"[A-Za-z_]\w*", name)]

@@ -13,16 +13,25 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.models import load_tokenizer
+from rlscale.training.lora import adapters_of, merged, plain_name, save_adapters
 
 
+@torch.no_grad()
 def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every parameter in full, one at a time, in the model's order; a collective on each item.
 
-    A tied output layer is the embedding and comes once, under the embedding's name.
+    A tied output layer is the embedding and comes once, under the embedding's name. Adapters are part of the weights
+    they belong to.
     """
+    adapters = adapters_of(model)
     for name, parameter in model.named_parameters():
-        weight = parameter.detach().to(dtype)  # before the gather: half the bytes in bfloat16
-        yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
+        plain = plain_name(name)
+        if plain is None:
+            continue
+        # In its type before the gather: half the bytes in bfloat16.
+        adapter = adapters.get(plain)
+        weight = parameter.detach().to(dtype) if adapter is None else merged(parameter, adapter, dtype=dtype)
+        yield plain, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
 
 
 def published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -38,7 +47,9 @@ def published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator
 
 
 def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype) -> None:
-    """Writes a folder that transformers loads; a collective. Rank 0 holds the whole model in memory and writes.
+    """Writes a folder that transformers loads, and adapters by themselves in `adapter` below it; a collective.
+
+    Rank 0 holds the whole model in memory and writes.
 
     Args:
         model: sharded.
@@ -53,6 +64,8 @@ def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _write(weights, folder, source=source, dtype=dtype)
+    if adapters_of(model):
+        save_adapters(model, folder / "adapter", base=source)
     dist.barrier()
 
 

@@ -15,6 +15,7 @@ from rlscale.training.chosen import choose_parameters
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
+from rlscale.training.lora import add_adapters
 from rlscale.training.on_policy.forward import use_engine_kernels
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
@@ -39,7 +40,10 @@ def load_sharded(
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
     model.requires_grad_(is_trained)
     if is_trained:
-        choose_parameters(model, train)
+        if train.lora.rank:
+            add_adapters(model, train.lora, seed=train.seed)
+        else:
+            choose_parameters(model, train)
     _switch_off_dropout(model)
     if is_trained and fsdp.gradient_checkpointing:
         model.activation_checkpointing_enable()

@@ -1,0 +1,176 @@
+"""Adapters of low rank (LoRA, 2106.09685) by peft: put into a model, merged for engines, saved in peft's format.
+
+A layer with weight W [out, in] acts as W + scale * B A, with A [rank, in], B [out, rank] and scale = alpha / rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from rlscale.config import LoraConfig
+from rlscale.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from peft import LoraConfig as PeftConfig
+
+ADAPTER = "default"
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+"""What peft puts before the names of parameters in its files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """That of one layer."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None:
+    """Gives the linear layers of a model adapters, in place; nothing else of it requires a gradient any more.
+
+    Args:
+        model: not sharded yet.
+        lora: of rank 1 or more.
+        seed: of A; B begins at 0. The same on all ranks.
+
+    Raises:
+        ConfigError: the model has no such layers, `lora.load` is no folder of such adapters, or peft is missing.
+    """
+    try:
+        # An optional part: imported where it is asked for.
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        fix = f"{error}; pip install 'rlscale[lora]'"
+        raise _problem("rank", "be 0 without peft", str(lora.rank), fix) from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            targets = _linear_layers(model) if lora.target_modules is None else lora.target_modules
+            inject_adapter_in_model(_peft_config(lora.rank, lora.alpha, targets), model, ADAPTER)
+        except ValueError as error:
+            names = sorted({name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
+            rule, value = "name linear layers of the model", str(lora.target_modules)
+            raise _problem("target_modules", rule, value, f"it has {', '.join(names)}") from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(_is_adapter(name))
+    if lora.load is not None:
+        _load(model, Path(lora.load))
+
+
+def adapters_of(model: nn.Module) -> dict[str, Adapter]:
+    """The adapters by the name of the parameter they are added to, which is that of the model without them."""
+    found = {}
+    for name, layer in model.named_modules():
+        if hasattr(layer, "lora_A"):
+            a, b = (getattr(layer, part)[ADAPTER].weight for part in ("lora_A", "lora_B"))
+            found[f"{name}.weight"] = Adapter(a=a, b=b, scale=float(layer.scaling[ADAPTER]))
+    return found
+
+
+def plain_name(name: str) -> str | None:
+    """The name a parameter has in the model without adapters; None for those of the adapters."""
+    return None if _is_adapter(name) else name.replace(".base_layer.", ".")
+
+
+def merged(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Tensor:
+    """W + scale * B A, computed in float32 and sharded as W is; a collective where W is sharded."""
+    if not isinstance(weight, DTensor):
+        return (weight.float() + adapter.scale * (adapter.b.float() @ adapter.a.float())).to(dtype)
+    a, b = adapter.a, adapter.b
+    assert isinstance(a, DTensor) and isinstance(b, DTensor), "adapters are sharded beside their layer"
+    # Rows of W are rows of B: only A is gathered.
+    rows = weight.to_local().float() + adapter.scale * (b.to_local().float() @ a.full_tensor().float())
+    return DTensor.from_local(
+        rows.to(dtype), weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
+    )
+
+
+def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
+    """Writes the adapters, in float32, as peft does; a collective. Rank 0 writes.
+
+    Args:
+        model: with adapters, sharded or not.
+        folder: made if needed.
+        base: Hugging Face folder or hub id of the model they belong to.
+    """
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        if _is_adapter(name):
+            own = parameter.detach()
+            full = own.full_tensor() if isinstance(own, DTensor) else own
+            tensors[_PREFIX + name.replace(f".{ADAPTER}.", ".")] = full.float().cpu().contiguous()
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+        some = next(iter(layers.values()))
+        rank, alpha = (int(getattr(some, figure)[ADAPTER]) for figure in ("r", "lora_alpha"))
+        config = _peft_config(rank, alpha, sorted({name.split(".")[-1] for name in layers}))
+        config.base_model_name_or_path, config.inference_mode = base, True
+        config.save_pretrained(str(folder))
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    dist.barrier()
+
+
+@torch.no_grad()
+def _load(model: nn.Module, folder: Path) -> None:
+    try:
+        found = load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        fix = f"{type(error).__name__}: {error}; give a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
+        raise _problem("load", "be a folder of adapters in peft's format", str(folder), fix) from error
+    wanted = {
+        _PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if _is_adapter(name)
+    }
+    _check_fit(folder, found, wanted)
+    for name, parameter in wanted.items():
+        parameter.copy_(found[name])
+
+
+def _check_fit(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    strange = sorted(found.keys() ^ wanted.keys())
+    strange += [name for name in found if name in wanted and found[name].shape != wanted[name].shape]
+    if strange:
+        name = strange[0]
+        shapes = [tuple(each[name].shape) if name in each else "nothing" for each in (found, wanted)]
+        fix = f"{name} is {shapes[0]} there and {shapes[1]} here; check train.lora.rank and train.lora.target_modules"
+        raise _problem("load", "hold adapters of this model and rank", str(folder), fix)
+
+
+def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> PeftConfig:
+    # An optional part: imported where it is asked for.
+    from peft import LoraConfig as PeftConfig
+
+    return PeftConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(targets), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
+    )
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """Last names of the linear layers, without the output layer."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
+    return sorted({name.split(".")[-1] for name in linear})
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _problem(key: str, rule: str, value: str, fix: str) -> ConfigError:
+    return ConfigError([Problem(path=f"train.lora.{key}", rule=rule, value=value, fix=fix)])
