@@ -22,7 +22,7 @@ def first_fit_decreasing(sizes: Sequence[int], *, capacity: int) -> list[list[in
     Returns:
         Indices into `sizes`, by bin.
     """
-    by_size = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    by_size = np.argsort(-np.asarray(sizes, dtype=np.int64), kind="stable").tolist()
     rooms, bins = _Rooms(capacity), list[list[int]]()
     for own_size, run in groupby(by_size, key=sizes.__getitem__):
         items, size = list(run), min(own_size, capacity)
