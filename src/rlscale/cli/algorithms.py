@@ -87,8 +87,8 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         title="From tokens to the loss of a step",
-        functions=(reduce.mean_per_execution, reduce.mean_per_token, reduce.mean_per_length),
-        keys=("calculate_per_token_loss", "divide_by_max_response_len"),
+        functions=(reduce.mean_per_execution, reduce.mean_per_token, reduce.mean_per_length, reduce.weighted_sum),
+        keys=("calculate_per_token_loss", "divide_by_max_response_len", "custom_reducer_function_path"),
     ),
     Section(title="Measured only", functions=(corrections.logprob_difference,), keys=("use_rollout_entropy",)),
 )
@@ -96,11 +96,79 @@ SECTIONS: tuple[Section, ...] = (
 GOLDEN: Mapping[str, str] = {
     "group_relative": "tests/golden/test_advantages.py",
     **dict.fromkeys(
-        ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"), "tests/golden/test_estimators.py"
+        ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo", "distill", "overlong_penalty"),
+        "tests/golden/test_estimators.py",
     ),
-    **{loss.__name__: "tests/golden/test_losses.py" for loss in losses.POLICY_LOSSES.values()},
+    **{loss.__name__: "tests/golden/test_losses.py" for loss in (*losses.POLICY_LOSSES.values(), losses.sft_loss)},
+    "kl_estimate": "tests/golden/test_kl.py",
+    "truncated_importance_weights": "tests/golden/test_reductions.py",
+    "decoupled_weights": "tests/golden/test_decoupled.py",
+    **dict.fromkeys(("importance_weights", "off_policy_mask"), "tests/golden/test_off_policy.py"),
 }
 """Where the numbers of a function stand beside those of a person, a paper or a slow loop."""
+
+TITLES: Mapping[str, str] = {
+    "grpo": "GRPO",
+    "dr_grpo": "Dr.GRPO",
+    "dapo": "DAPO",
+    "gspo": "GSPO",
+    "cispo": "CISPO",
+    "rloo": "RLOO",
+    "reinforce_plus_plus": "REINFORCE++",
+    "reinforce_plus_plus_baseline": "REINFORCE++ with a baseline",
+    "ppo": "PPO",
+    "sft": "Supervised training",
+    "sft_per_token": "Supervised training by token",
+}
+"""Options of `conf/algo` by name, in the order of the table."""
+
+SAME_CURVE: Mapping[str, str] = {"sft_per_token": "sft"}
+"""Options without a picture of their own, and whose shows the same."""
+
+PICTURES = "images/algorithms"
+"""Where `benchmarks/algorithms.py` draws the curves, below `docs`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addition:
+    """What may be added to an algorithm: a row of the second table."""
+
+    title: str
+    paper: str
+    key: str
+    function: Callable[..., Any]
+
+
+ADDITIONS: tuple[Addition, ...] = (
+    Addition(
+        title="KL loss, KL penalty", paper="Schulman 2020", key="use_kl_loss`, `algo.kl_coef", function=kl.kl_estimate
+    ),
+    Addition(title="Dual clip", paper="arXiv:1912.09729", key="eps_clip_c", function=losses.clipped_policy_loss),
+    Addition(title="On-policy distillation", paper="arXiv:2306.13649", key="opd_kl_coef", function=distill),
+    Addition(
+        title="Soft punishment of long answers",
+        paper="arXiv:2503.14476",
+        key="overlong_buffer_len",
+        function=overlong.overlong_penalty,
+    ),
+    Addition(title="TIS", paper="Yao et al. 2025", key="use_tis", function=corrections.truncated_importance_weights),
+    Addition(title="IcePop", paper="arXiv:2510.18855", key="tis_type=icepop", function=off_policy.importance_weights),
+    Addition(
+        title="Masked importance sampling",
+        paper="Liu, Li et al. 2025",
+        key="tis_type=mis",
+        function=off_policy.importance_weights,
+    ),
+    Addition(
+        title="Decoupled PPO", paper="arXiv:2505.24298", key="decoupled_loss", function=corrections.decoupled_weights
+    ),
+    Addition(
+        title="Off-policy sequence masking",
+        paper="DeepSeek-V3.2",
+        key="opsm_delta",
+        function=off_policy.off_policy_mask,
+    ),
+)
 
 _INTRODUCTION = """# Algorithms
 
@@ -114,10 +182,16 @@ A new estimator is one module in `src/rlscale/algo/advantages/` and one line in 
 without touching rlscale see [Your own loss](../how-to/your-own-loss.md).
 """
 
+_CURVES = """Each curve is a short run on the arithmetic task from the quickstart's warm-up: the mean reward of its
+rollouts, or the loss of supervised training. One seed: enough to see that it learns, not to rank them; settings and
+numbers are in `benchmarks/results/algorithms.md`.
+"""
+
 
 def make_page() -> str:
     """The text of the page, without the line that says it is generated."""
-    parts = [_INTRODUCTION, "## Options", "", *_options(), "", "## Estimators", "", *_estimators(), ""]
+    parts = [_INTRODUCTION, "## Table", "", *_table(), "", _CURVES, "## What may be added", "", *_additions(), ""]
+    parts += ["## What the options set", "", *_options(), "", "## Estimators", "", *_estimators(), ""]
     for section in SECTIONS:
         parts += [f"## {section.title}", ""]
         for function in section.functions:
@@ -126,26 +200,79 @@ def make_page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _options() -> list[str]:
-    """A table of `conf/algo/*.yaml`."""
-    lines = ["| option | what | sets |", "|---|---|---|"]
-    for file in sorted((packaged_folder() / "algo").glob("*.yaml")):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A file of `conf/algo`."""
+
+    name: str
+    remarks: str
+    values: Mapping[str, Any]
+
+    @property
+    def paper(self) -> str:
+        found = re.search(r"arXiv (\d+\.\d+)", self.remarks)
+        return f"arXiv:{found[1]}" if found else ""
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """What it computes: advantages and loss, or the loss alone."""
+        name = self.values.get("advantage_estimator")
+        if name is None:
+            return (losses.sft_loss,)
+        estimator = ESTIMATORS[name]
+        return estimator.compute, losses.POLICY_LOSSES[estimator.policy_loss]
+
+
+def read_options() -> dict[str, Option]:
+    """The options of `conf/algo` by name, in the order of the table."""
+    options = {}
+    for file in sorted((packaged_folder() / "algo").glob("*.yaml"), key=lambda file: list(TITLES).index(file.stem)):
         text = file.read_text(encoding="utf-8")
         remarks = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
-        values: Mapping[str, Any] = yaml.safe_load(text)
-        sets = ", ".join(f"`{key}: {_plain(value)}`" for key, value in values.items() if key != "loss_type")
-        lines.append(f"| `algo={file.stem}` | {' '.join(remarks)} | {sets or '`loss_type`'} |")
+        options[file.stem] = Option(name=file.stem, remarks=" ".join(remarks), values=yaml.safe_load(text))
+    return options
+
+
+def _table() -> list[str]:
+    """Name, paper, key, golden test and curve of each option, and of a loss of the user's."""
+    lines = ["| algorithm | paper | key | numbers checked in | learns |", "|---|---|---|---|---|"]
+    for name, option in read_options().items():
+        tests = ", ".join(f"`{file}`" for file in dict.fromkeys(GOLDEN[each.__name__] for each in option.functions))
+        lines.append(f"| {TITLES[name]} | {option.paper} | `algo={name}` | {tests} | {_curve(name)} |")
+    own, test = "algo.custom_loss_function_path", "tests/contract/test_algo_hooks.py"
+    lines.append(f"| [Your own loss](../how-to/your-own-loss.md) | | `{own}` | `{test}` | {_curve('custom_loss')} |")
+    return lines
+
+
+def _curve(name: str) -> str:
+    return f"![curve of {name}](../{PICTURES}/{SAME_CURVE.get(name, name)}.svg)"
+
+
+def _additions() -> list[str]:
+    lines = ["| addition | paper | key | function | numbers checked in |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {each.title} | {each.paper} | `algo.{each.key}` | `{each.function.__name__}` "
+        f"| `{GOLDEN[each.function.__name__]}` |"
+        for each in ADDITIONS
+    ]
+    return lines
+
+
+def _options() -> list[str]:
+    lines = ["| option | what | sets |", "|---|---|---|"]
+    for name, option in read_options().items():
+        sets = ", ".join(f"`{key}: {_plain(value)}`" for key, value in option.values.items() if key != "loss_type")
+        lines.append(f"| `algo={name}` | {option.remarks} | {sets or '`loss_type`'} |")
     return lines
 
 
 def _estimators() -> list[str]:
-    built = unbuilt()["algo.advantage_estimator"].values
-    lines = ["| `algo.advantage_estimator` | paper | advantages | loss | numbers checked in |", "|---|---|---|---|---|"]
+    built = unbuilt()["algo.advantage_estimator"].values if "algo.advantage_estimator" in unbuilt() else ESTIMATORS
+    lines = ["| `algo.advantage_estimator` | paper | advantages | loss |", "|---|---|---|---|"]
     for name, estimator in ESTIMATORS.items():
         title = f"`{name}`" if name in built else f"`{name}` (formulas only: there is no critic yet)"
         loss = losses.POLICY_LOSSES[estimator.policy_loss].__name__
-        tests = ", ".join(f"`{file}`" for file in (GOLDEN[estimator.compute.__name__], GOLDEN[loss]))
-        lines.append(f"| {title} | {estimator.paper} | `{estimator.compute.__name__}` | `{loss}` | {tests} |")
+        lines.append(f"| {title} | {estimator.paper} | `{estimator.compute.__name__}` | `{loss}` |")
     return lines
 
 

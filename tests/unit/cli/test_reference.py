@@ -1,9 +1,10 @@
 """The committed reference pages are those of the dataclasses."""
 
+import re
 from pathlib import Path
 
 from rlscale.algo.advantages import ESTIMATORS
-from rlscale.cli.algorithms import GOLDEN
+from rlscale.cli.algorithms import ADDITIONS, GOLDEN, read_options
 from rlscale.cli.reference import make_pages, write_pages
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.rules import RULES
@@ -42,5 +43,15 @@ def test_the_page_of_rules_names_every_rule_and_what_it_reads() -> None:
         assert all(f"`{path}`" in row for path in rule.reads)
 
 
-def test_the_tests_that_the_page_names_exist() -> None:
-    assert all((FOLDER.parents[1] / file).is_file() for file in GOLDEN.values())
+def test_the_tests_and_pictures_that_the_page_names_exist() -> None:
+    root, page = FOLDER.parents[1], make_pages()["algorithms.md"]
+    tests = {*GOLDEN.values(), *re.findall(r"`(tests/\S+\.py)`", page)}
+    pictures = re.findall(r"!\[curve of \w+\]\((\S+)\)", page)
+    assert len(pictures) == len(read_options()) + 1
+    assert [file for file in tests if not (root / file).is_file()] == []
+    assert [file for file in pictures if not (FOLDER / file).is_file()] == []
+
+
+def test_the_numbers_of_an_addition_stand_in_the_test_that_is_named() -> None:
+    for each in ADDITIONS:
+        assert each.function.__name__ in (FOLDER.parents[1] / GOLDEN[each.function.__name__]).read_text()

@@ -1,0 +1,51 @@
+"""Every algorithm learns: the table of `benchmarks/algorithms.py`, with fewer rollouts."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "algorithms.py"
+NAMES = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "ppo",
+    "custom_loss",
+    "sft",
+)
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[ModuleType]:
+    """The script, which imports others beside it."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    spec = importlib.util.spec_from_file_location("algorithms_table", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(SCRIPT.parent))
+    for name in (spec.name, "machine"):
+        del sys.modules[name]
+
+
+def test_the_table_is_complete(table: ModuleType) -> None:
+    assert set(table.CASES) == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_learns(table: ModuleType, name: str, cache: Path, tmp_path: Path) -> None:
+    row = table.run(name, tmp_path, num_rollouts=15, env={"RLSCALE_CACHE": str(cache)})
+    assert table.improves(name, row), row
