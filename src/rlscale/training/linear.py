@@ -2,7 +2,8 @@
 
 torch computes float32 matrix products with MKL, which leaves AVX-512 unused on CPUs that are not Intel's. oneDNN does
 not: on an AMD EPYC (Zen 5, two cores, 3,072 tokens, 128 to 384 features) the products of forward pass and input
-gradient ran at 400 to 490 GFLOP/s instead of 210. Both are exact float32; that of the weight gradient gains nothing.
+gradient ran at 400 to 490 GFLOP/s instead of 210, that of the weight gradient at 1.2 to 1.7 times its rate (600 to
+1,664 tokens). All are exact float32.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _OneDnnProduct(torch.autograd.Function):
         (grad,) = grads
         x, w = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad
-        grad_w = grad.flatten(0, -2).t() @ x.flatten(0, -2) if need_w else None
+        grad_w = _product(grad.flatten(0, -2).t(), x.flatten(0, -2).t()) if need_w else None
         return _product(grad, w.t()) if need_x else None, grad_w
 
 
