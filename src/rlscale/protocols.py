@@ -121,7 +121,7 @@ class ReducerFunction(Protocol):
 
     The loss of the step is the sum over its samples of weight * (sum of the sample's losses by token), KL loss and
     entropy bonus included. So the weights hold the denominators, and no cut into micro-batches and ranks can change the
-    result. Must be deterministic, as every rank computes it for itself.
+    result. Must be deterministic, as every rank computes it for itself. The loss of a critic is averaged as without it.
 
     Returns:
         The weight of each sample, finite. [S]

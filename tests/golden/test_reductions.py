@@ -4,6 +4,7 @@ from math import exp, log
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference, truncated_importance_weights
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
@@ -107,6 +108,17 @@ def test_entropy_has_a_gradient_only_when_asked(entropy_grad: bool) -> None:
     logits = torch.randn(2, 5, requires_grad=True)
     _, entropy = logprobs_and_entropy(logits, targets_T=torch.zeros(2, dtype=torch.int64), entropy_grad=entropy_grad)
     assert entropy.requires_grad == entropy_grad
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_gradients_of_logprobs_and_entropy_equal_finite_differences(temperature: float) -> None:
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    targets = torch.tensor([0, 5, 2])
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return logprobs_and_entropy(x, targets_T=targets, temperature=temperature, entropy_grad=True)
+
+    assert torch.autograd.gradcheck(both, (logits,))
 
 
 def test_temperature_must_be_positive() -> None:

@@ -71,3 +71,4 @@ def test_a_function_with_the_parameter_is_given_the_values() -> None:
     assert with_custom(wants, {"a": 1})(5) == (5, 1)
     assert with_custom(wants_by_name, {"a": 1})(5) == (5, 1)
     assert with_custom(wants_not, {"a": 1}) is wants_not
+    assert with_custom(max, {"a": 1}) is max  # does not tell its parameters
