@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ def plan_steps(
         hidden_size: width of the model; weighs attention against the rest in the estimate of FLOPs.
     """
     lengths, steps = batch.lengths, []
-    trainable = np.add.reduceat(batch.loss_mask, batch.offsets[:-1], dtype=np.int32)
+    trainable = _num_trainable(batch)
     for samples in _steps(batch.execution_ids, config.global_batch_size or batch.num_samples):
         sizes, ids = lengths[samples].tolist(), samples.tolist()
         ranks = _over_ranks(sizes, config, num_ranks, context_ranks, hidden_size)
@@ -53,6 +54,16 @@ def plan_steps(
             )
         )
     return steps
+
+
+def _num_trainable(batch: TrainBatch) -> npt.NDArray[np.int64]:
+    """Trainable tokens of each sample. [S]
+
+    `np.add.reduceat` would first copy the mask in a wider type, which costs more than all the rest of a schedule.
+    """
+    ends = batch.offsets.tolist()
+    counts = [np.count_nonzero(batch.loss_mask[start:end]) for start, end in pairwise(ends)]
+    return np.asarray(counts, dtype=np.int64)
 
 
 def _steps(execution_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDArray[np.intp]]:
