@@ -55,8 +55,8 @@ CASES: dict[str, Case] = {
     "gspo": Case(overrides=("algo=gspo",)),
     "cispo": Case(
         overrides=("algo=cispo", "optim.lr=2e-4"),
-        remark="At the quickstart's rate, 5e-4, its reward fell from 0.19 to 0 within 15 rollouts. Other than under the "
-        "clip of PPO, a token keeps its gradient when its ratio has left the range.",
+        remark="At the quickstart's rate, 5e-4, its reward fell from 0.19 to 0 within 15 rollouts. Other than under "
+        "the clip of PPO, a token keeps its gradient when its ratio has left the range.",
     ),
     "rloo": Case(overrides=("algo=rloo",)),
     "reinforce_plus_plus": Case(overrides=("algo=reinforce_plus_plus", "algo.kl_coef=0.01")),
