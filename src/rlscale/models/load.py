@@ -39,7 +39,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
         attn_implementation: as transformers names it: sdpa, eager, flash_attention_2.
 
     Raises:
-        ConfigError: transformers cannot read it, or a weight is missing.
+        ConfigError: transformers cannot read it, a weight is missing, or the package of the attention is.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -58,6 +58,10 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
         )  # type: ignore[misc]  # annotated without output_loading_info
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError([_problem("be a checkpoint that transformers can load", path, error)]) from error
+    except ImportError as error:
+        fix = f"{' '.join(str(error).split())}; or use sdpa, with the flash attention that comes with torch"
+        rule, value = "be one whose package is installed", attn_implementation
+        raise ConfigError([Problem(path="fsdp.attn_implementation", rule=rule, value=value, fix=fix)]) from error
     if info["missing_keys"]:
         # transformers would go on with random numbers in their place.
         missing = sorted(info["missing_keys"])

@@ -1,5 +1,7 @@
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,13 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
     with pytest.raises(ConfigError, match=r"model\.hf_checkpoint must be a checkpoint that transformers can load"):
         load_causal_lm(str(tmp_path), dtype=torch.float32)
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="the package flash-attn is installed")
+def test_attention_of_a_package_that_is_not_installed_is_told(folder: str) -> None:
+    told = "fsdp.attn_implementation must be one whose package is installed, got flash_attention_2; "
+    with pytest.raises(ConfigError, match=f"{re.escape(told)}.*or use sdpa"):
+        load_causal_lm(folder, dtype=torch.float32, attn_implementation="flash_attention_2")
 
 
 def test_a_cached_model_and_its_tokenizer_need_no_torch(folder: str, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""The presets that train with Muon, small, by the real command."""
+
+import pytest
+from safetensors import safe_open
+
+from tests.integration.conftest import Command
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("experiment", ["nanochat_sft", "nanochat_rl"])
+def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str) -> None:
+    words = ("checkpoint.save_interval=2", "eval.interval=null", "batch.rollout_batch_size=4")
+    # The random model is never right, so that there would be nothing to learn from.
+    own = {"nanochat_sft": "batch.n_samples_per_prompt=1", "nanochat_rl": "reward.type=random"}[experiment]
+    done = command.run(f"experiment={experiment}", "+on=cpu", *words, own)
+    assert done.code == 0, done.err
+    trained = [m for m in command.metrics() if "train/loss" in m]
+    assert len(trained) == 3 and all(m["train/grad_norm"] > 0 for m in trained)
+    rates = [m["train/lr"] for m in trained]
+    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0  # a straight line to 0 at the fourth
+    moments: dict[str, set[str]] = {}
+    newest = sorted(command.run_dir.glob("checkpoints/rollout_*"))[-1]
+    for file in newest.rglob("*.safetensors"):
+        with safe_open(file, framework="np") as tensors:
+            for key in tensors.keys():  # noqa: SIM118  # not a mapping
+                moments.setdefault(key.split(".")[0], set()).add(key.split(".", 1)[1])
+    assert all("proj" in name for name in moments["momentum_buffer"]) and moments["momentum_buffer"]
+    assert "model.embed_tokens.weight" in moments["exp_avg"] and not moments["exp_avg"] & moments["momentum_buffer"]
+    config = (command.run_dir / "config.yaml").read_text()
+    assert "name: muon" in config and "embedding_lr: 0.2" in config
