@@ -305,7 +305,15 @@ class TrainBackend(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter in full under its Hugging Face name, in a fixed order (a collective)."""
+        """Every parameter in full under its Hugging Face name, in a fixed order (a collective).
+
+        What it gives may be the memory of the model itself: it is good until the next call of any method.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Leaves the device to the engines, where they share it, until the next call. Every other method but `weights`
+        ends with it."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -93,26 +93,32 @@ class CheckpointStore:
         return _read(complete[-1]) if complete else None
 
     @staticmethod
-    def resolve(path: str | Path) -> Checkpoint:
-        """The checkpoint that `checkpoint.load` names: its folder, or the newest of a folder of them or of a run.
+    def resolve(path: str | Path, *, key: str = "checkpoint.load", rollout_id: int | None = None) -> Checkpoint:
+        """The checkpoint that `key` names: its folder, or the newest of a folder of them or of a run.
+
+        With `rollout_id` that one of them.
 
         Raises:
             ConfigError: there is no checkpoint at that place.
             DataError: there is one that cannot be read.
         """
         folder = Path(path).expanduser()
-        if (folder / STATE_FILE).is_file():
-            return _read(folder)
-        for place in (folder, folder / "checkpoints"):
-            complete = _complete(place)
-            if complete:
-                return _read(complete[-1])
+        complete = (
+            [folder] if (folder / STATE_FILE).is_file() else _complete(folder) or _complete(folder / "checkpoints")
+        )
+        if complete and rollout_id is None:
+            return _read(complete[-1])
+        for each in complete:
+            if each.name == _name(rollout_id or 0):
+                return _read(each)
+        if complete:
+            found = ", ".join(each.name for each in complete)
+            rule, fix = f"name a folder with the checkpoint of rollout {rollout_id}", f"there is {found}"
+            raise ConfigError([Problem(path=key, rule=rule, value=repr(str(path)), fix=fix)])
         fix = "give the folder of a checkpoint, of a run, or one that holds checkpoints"
         if _LEFTOVER.fullmatch(folder.name):
             fix = "that save was never completed; " + fix
-        raise ConfigError(
-            [Problem(path="checkpoint.load", rule="name a complete checkpoint", value=repr(str(path)), fix=fix)]
-        )
+        raise ConfigError([Problem(path=key, rule="name a complete checkpoint", value=repr(str(path)), fix=fix)])
 
     def _prune(self) -> None:
         for old in _complete(self._folder)[: -self._keep_last]:
@@ -122,7 +128,11 @@ class CheckpointStore:
         return _beside(self._final(rollout_id), _SAVING)
 
     def _final(self, rollout_id: int) -> Path:
-        return self._folder / f"rollout_{rollout_id:08d}"
+        return self._folder / _name(rollout_id)
+
+
+def _name(rollout_id: int) -> str:
+    return f"rollout_{rollout_id:08d}"
 
 
 def _beside(folder: Path, suffix: str) -> Path:

@@ -16,22 +16,21 @@ from rlscale.cluster.plan import RunPlan
 from rlscale.cluster.router import RayRouter, RoutedRecovery
 from rlscale.cluster.session import Bundles, reserved
 from rlscale.cluster.train_worker import WorldSpec
+from rlscale.cluster.trainer_spec import make_trainer_spec
 from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
-from rlscale.config import UpdateMode, WeightChannelName, uses_reference
+from rlscale.config import UpdateMode, WeightChannelName
 from rlscale.control.failures import run_guarded
 from rlscale.control.generate_only import GenerationParts, generate_only
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
-from rlscale.models.shapes import EngineShapes
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.generate import GeneratedRollouts
 from rlscale.rollout.pool import EnginePool
-from rlscale.training.spec import TrainerSpec, WatchSpec
 from rlscale.types import EngineAddress
 from rlscale.weights.spec import ChannelSpec
 
@@ -71,6 +70,7 @@ class Execution:
         self._plan, self._folder, self._store, self._observer = plan, folder, store, observer
         self._tolerance = plan.config.fault_tolerance
         self._restarts = Restarts(self._tolerance.max_restarts, tell=observer.warn)
+        self._released: dict[str, set[str]] | None = None  # see EnginePool
         self._router: RayRouter | None = None
         self._router_address: EngineAddress | None = None
 
@@ -119,9 +119,8 @@ class Execution:
     async def _attempts(self, bundles: Bundles, engines: Engines, first: Start) -> Progress:
         start, prompts_at_first = first, self._plan.prompts.state_dict()
         while True:
-            trainers = RayTrainers(
-                self._trainer_spec(), self._world_spec(bundles), self._plan.layout, bundles, self._folder.logs
-            )
+            spec = make_trainer_spec(self._plan, run_folder=self._folder.path)
+            trainers = RayTrainers(spec, self._world_spec(bundles), self._plan.layout, bundles, self._folder.logs)
             try:
                 return await self._attempt(trainers, engines, start)
             except WorkerError as error:
@@ -154,7 +153,12 @@ class Execution:
         )
 
     async def _story(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
-        _, addresses = await asyncio.gather(trainers.setup(), engines.start())
+        if self._plan.config.cluster.offload_train:
+            # Engines measure what is free on a GPU: the trainer has left it by then.
+            await trainers.setup()
+            addresses = await engines.start()
+        else:
+            _, addresses = await asyncio.gather(trainers.setup(), engines.start())
         async with self._pool(addresses) as pool:
             with self._rewards() as rewards:
                 if start.checkpoint is not None:
@@ -184,7 +188,9 @@ class Execution:
             await asyncio.gather(*[engine.abort() for engine in pool.engines if await engine.health()])
             await parts.trainers.connect(addresses)
             # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
+            await pool.resume_memory("weights")  # which an earlier attempt may have had them give back
             await parts.trainers.sync_weights(start.progress.version)
+            await pool.resume_memory("kv_cache")
         return await loop.run()
 
     def _recovery(self, trainers: RayTrainers, engines: Engines, pool: EnginePool | None) -> EngineRecovery | None:
@@ -229,6 +235,9 @@ class Execution:
             return
         router = self._router_address = None if self._router is None else await self._router.start(addresses)
         pool = EnginePool([engine_client(self._plan.config, address, router=router) for address in addresses])
+        if self._released is not None:
+            pool.released = self._released
+        self._released = pool.released
         try:
             yield pool
         finally:
@@ -289,32 +298,8 @@ class Execution:
             update_interval=1 if is_given else config.train.update_weights_interval,
             leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,
             drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
+            engines_rest=bool(config.cluster.offload_rollout),
         )
-
-    def _trainer_spec(self) -> TrainerSpec:
-        config = self._plan.config
-        return TrainerSpec(
-            model_path=self._plan.model_path,
-            ref_path=(config.model.ref_load or self._plan.model_path) if uses_reference(config.algo) else None,
-            train=config.train,
-            fsdp=config.fsdp,
-            optim=config.optim,
-            algo=config.algo,
-            temperature=config.rollout.temperature,
-            max_response_len=config.rollout.max_response_len,
-            total_steps=self._plan.total_steps,
-            engine_shapes=self._engine_shapes(),
-            device=config.cluster.device,
-            watch=WatchSpec.of(config.debug, run_folder=self._folder.path),
-            custom=config.custom,
-        )
-
-    def _engine_shapes(self) -> EngineShapes | None:
-        """What the trainer has to know of the engines to compute as they do."""
-        config = self._plan.config
-        if not config.train.true_on_policy_mode:
-            return None
-        return EngineShapes(num_slots=config.rollout.num_slots, max_new_tokens=config.rollout.max_response_len)
 
     def _world_spec(self, bundles: Bundles) -> WorldSpec:
         config = self._plan.config

@@ -1,11 +1,14 @@
 """Files, packages and imports that a config names, checked before Ray is started."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.external import check_servers
-from rlscale.config import Device, EngineKind, ModelConfig, RunConfig
+from rlscale.cluster.saver import SAVER
+from rlscale.cluster.trainer_spec import is_checkpoint
+from rlscale.config import Device, EngineKind, ModelConfig, OffloadMode, RunConfig, uses_critic, uses_teacher
 from rlscale.config.eval_sets import eval_sets
 from rlscale.config.hooks import check_hooks
 from rlscale.config.rules import uses_engines
@@ -24,13 +27,44 @@ def check_files(config: RunConfig) -> list[Problem]:
     problems += _check_eval_sets(config)
     problems += _check_replay(config)
     problems += _check_start(config)
-    problems += _check_model("model.ref_load", config.model, config.model.ref_load)
+    problems += _check_roles(config)
     if config.model.build is None:
         problems += _check_model("model.hf_checkpoint", config.model, config.model.hf_checkpoint)
     problems += check_trackers(config.logging)
     problems += _check_sglang(config)
     problems += _check_external(config)
     return problems + check_hooks(config)
+
+
+def _check_roles(config: RunConfig) -> list[Problem]:
+    """Where the models beside the policy come from, and what pauses them."""
+    step = config.model.ref_ckpt_step
+    problems = _check_source("model.ref_load", config.model, config.model.ref_load, rollout_id=step)
+    if uses_teacher(config.algo):  # of any architecture, so the figures of the policy say nothing
+        problems += _check_source("model.teacher_load", ModelConfig(), config.model.teacher_load)
+    if uses_critic(config.algo):
+        problems += _check_source("critic.load", config.model, config.critic.load)
+    return problems + _check_saver(config)
+
+
+def _check_source(key: str, model: ModelConfig, path: str | None, *, rollout_id: int | None = None) -> list[Problem]:
+    """A Hugging Face folder or hub id, or checkpoints of a trainer."""
+    if path is None or not is_checkpoint(path):
+        return _check_model(key, model, path)
+    try:
+        CheckpointStore.resolve(path, key=key, rollout_id=rollout_id)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _check_saver(config: RunConfig) -> list[Problem]:
+    cluster = config.cluster
+    if not cluster.offload_train or cluster.offload_train_mode != OffloadMode.tms or find_spec(SAVER) is not None:
+        return []
+    fix = f"install it (pip install {SAVER}), or set it to move"
+    rule = f"be move without {SAVER}"
+    return [Problem(path="cluster.offload_train_mode", rule=rule, value="tms", fix=fix)]
 
 
 def _check_eval_sets(config: RunConfig) -> list[Problem]:

@@ -92,7 +92,9 @@ class TrainWorker:
         self._channel.connect(engines)
 
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
-        return self._channel.push(self._backend.weights(), version)
+        report = self._channel.push(self._backend.weights(), version)
+        self._backend.rest()
+        return report
 
     def save(self, folder: Path) -> None:
         self._backend.save(folder)

@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 
+from rlscale.cluster.saver import saver_variables
 from rlscale.cluster.session import Bundles
 from rlscale.cluster.train_actor import TrainActor
 from rlscale.cluster.train_worker import WorldSpec
@@ -20,7 +21,7 @@ class RayTrainers:
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
         # A process with variables of its own cannot be one that Ray started ahead; it comes up a little later.
-        variables = spec.train.env_vars
+        variables = {**spec.train.env_vars, **saver_variables(spec)}
         own = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         self._actors = [
             TrainActor.options(**bundles.options(rank, layout.share), **own, name=None).remote(

@@ -7,7 +7,9 @@ from rlscale.config.algo import (
     LossType,
     TisType,
     compares_policies,
+    uses_critic,
     uses_reference,
+    uses_teacher,
 )
 from rlscale.config.batch import BatchConfig
 from rlscale.config.buffer import BufferConfig
@@ -38,7 +40,7 @@ from rlscale.config.run import RunConfig
 from rlscale.config.sampling import SamplingConfig
 from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
 from rlscale.config.sglang import SglangConfig
-from rlscale.config.train import ComputeDtype, TrainBackendName, TrainConfig, WeightChannelName
+from rlscale.config.train import ComputeDtype, QkvFormat, TrainBackendName, TrainConfig, WeightChannelName
 
 __all__ = [
     "AdvantageEstimator",
@@ -80,6 +82,7 @@ __all__ = [
     "OptimConfig",
     "OptimizerName",
     "PauseMode",
+    "QkvFormat",
     "RewardConfig",
     "RewardType",
     "RolloutConfig",
@@ -104,5 +107,7 @@ __all__ = [
     "load_config_with_notes",
     "to_dict",
     "to_yaml",
+    "uses_critic",
     "uses_reference",
+    "uses_teacher",
 ]

@@ -290,6 +290,17 @@ def compares_policies(algo: AlgoConfig) -> bool:
     return algo.loss_type == LossType.policy_loss or is_custom
 
 
+def uses_teacher(algo: AlgoConfig) -> bool:
+    """Whether a teacher model is loaded, for on-policy distillation."""
+    return compares_policies(algo) and algo.opd_kl_coef > 0
+
+
+def uses_critic(algo: AlgoConfig) -> bool:
+    """Whether a value model is trained beside the policy: for ppo, unless the advantages are the user's own."""
+    is_ppo = algo.advantage_estimator == AdvantageEstimator.ppo
+    return is_ppo and compares_policies(algo) and algo.custom_advantage_function_path is None
+
+
 def uses_reference(algo: AlgoConfig) -> bool:
     """Whether a reference model is loaded: for a KL loss, or for a KL penalty in the rewards."""
     return compares_policies(algo) and (algo.use_kl_loss or algo.kl_coef > 0)

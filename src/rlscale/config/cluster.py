@@ -86,8 +86,8 @@ class ClusterConfig(ConfigGroup):
     offload_train: Annotated[
         bool | None,
         Field(
-            description="Free the GPU of the trainer's tensors while engines generate. None: true with "
-            "`cluster.colocate` or a critic, else false."
+            description="Free the GPU of the trainer's tensors while engines generate, and have policy, critic, "
+            "reference and teacher take turns on it. None: true with `cluster.colocate` or a critic, else false."
         ),
     ] = None
     offload_rollout: Annotated[
@@ -101,6 +101,7 @@ class ClusterConfig(ConfigGroup):
         OffloadMode,
         Field(
             description="How the trainer's tensors leave the GPU. `tms`: their memory is paused by "
-            "torch_memory_saver. `move`: they are copied to the host and back."
+            "torch_memory_saver, all at once. `move`: they are copied to the host and back, and the models take turns "
+            "during training, too. `tms` becomes `move` without CUDA."
         ),
     ] = OffloadMode.tms

@@ -20,13 +20,18 @@ class CriticConfig(ConfigGroup):
         str | None,
         Field(
             min_length=1,
-            description="Checkpoint or Hugging Face folder that the critic starts from. None: `checkpoint.load`, else "
-            "`model.hf_checkpoint`, with a new value head.",
+            description="Checkpoint or Hugging Face folder that the critic starts from: the critic in the checkpoint, "
+            "or other weights with a new value head. A run that goes on from a checkpoint with a critic takes that "
+            "one. None: `checkpoint.load`, else the model that the policy starts from.",
         ),
     ] = None
     save: Annotated[
         str | None,
-        Field(min_length=1, description="Folder of the critic's checkpoints. None: `critic` in `checkpoint.save`."),
+        Field(
+            min_length=1,
+            description="Folder of the critic's checkpoints, which belong to those of the same name in "
+            "`checkpoint.save`. None: `critic` in each of those.",
+        ),
     ] = None
     lr: Annotated[float | None, Field(ge=0, description="Peak learning rate of the critic. None: `optim.lr`.")] = None
     lr_warmup_iters: Annotated[

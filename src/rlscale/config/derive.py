@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlscale.config.algo import AdvantageEstimator, LossType
+from rlscale.config.algo import LossType, uses_critic
+from rlscale.config.cluster import Device, OffloadMode
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules import uses_engines
 from rlscale.config.train import ComputeDtype, TrainBackendName
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def derive_offloading(draft: Draft) -> None:
     """Who shares GPUs takes turns on them. A part that runs alone has them to itself."""
     cluster, debug = draft.config.cluster, draft.config.debug
-    has_critic = draft.config.algo.advantage_estimator == AdvantageEstimator.ppo
+    has_critic = uses_critic(draft.config.algo)
     if debug.rollout_only or not uses_engines(draft.config):
         part = "alone generates" if debug.rollout_only else "alone trains"
         for name in ("offload", "offload_train", "offload_rollout"):
@@ -31,11 +32,13 @@ def derive_offloading(draft: Draft) -> None:
             draft.fill(f"cluster.{name}", True, "policy and critic take turns on the same GPUs")
         else:
             draft.fill(f"cluster.{name}", False, "trainer and engines have GPUs of their own")
+    if cluster.offload_train and cluster.device == Device.cpu:
+        draft.put("cluster.offload_train_mode", OffloadMode.move, "tms needs CUDA")
 
 
 def derive_critic(draft: Draft) -> None:
     """The critic of ppo has what the policy has, where it has nothing of its own."""
-    if draft.config.algo.advantage_estimator != AdvantageEstimator.ppo:
+    if not uses_critic(draft.config.algo):
         return
     config = draft.config
     draft.fill("cluster.critic_num_nodes", config.cluster.actor_num_nodes, "cluster.actor_num_nodes")

@@ -45,8 +45,9 @@ class ModelConfig(ConfigGroup):
         str | None,
         Field(
             min_length=1,
-            description="Hugging Face folder of the reference model of the KL terms. None: the model that "
-            "the run starts from. Unused without `algo.use_kl_loss`.",
+            description="Hugging Face folder of the reference model of the KL terms, or a folder of checkpoints of a "
+            "policy like this one. None: the model that the run starts from. Unused without `algo.use_kl_loss` or "
+            "`algo.kl_coef`.",
         ),
     ] = None
     build: Annotated[
@@ -158,6 +159,14 @@ class ModelConfig(ConfigGroup):
     ref_ckpt_step: Annotated[
         int | None,
         Field(ge=0, description="Rollout whose checkpoint in `model.ref_load` is the reference. None: the newest."),
+    ] = None
+    teacher_load: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="Hugging Face folder or hub id of the teacher of `algo.opd_kl_coef`, with the policy's tokens; "
+            "or a folder of checkpoints of a policy like this one, of which the newest is taken. None: no teacher.",
+        ),
     ] = None
     name: Annotated[
         str | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlscale.config.algo import AdvantageEstimator, LossType, uses_reference
+from rlscale.config.algo import LossType, uses_reference
 from rlscale.config.figures import BUILD_FIGURES, CONFIG_NAMES
 from rlscale.config.fsdp import AttnImplementation
 from rlscale.config.logging import WandbMode
@@ -89,11 +89,6 @@ IGNORED: tuple[Ignored, ...] = (
         ),
         when=lambda config: config.train.backend != TrainBackendName.megatron,
         why="train.backend is not megatron",
-    ),
-    Ignored(
-        names=("critic", "cluster.critic_num_nodes", "cluster.critic_num_gpus_per_node"),
-        when=lambda config: config.algo.advantage_estimator != AdvantageEstimator.ppo,
-        why="algo.advantage_estimator is not ppo, so there is no critic",
     ),
     Ignored(
         names=("buffer.fetch_trajectory_retry_times", "buffer.min_batch_collection_ratio", "buffer.task_type"),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import AdvantageEstimator, LossType, uses_reference
-from rlscale.config.cluster import OffloadMode
+from rlscale.config.algo import LossType, compares_policies, uses_critic, uses_reference, uses_teacher
+from rlscale.config.cluster import Device, OffloadMode
 from rlscale.config.notes_algo import Ignored
 from rlscale.config.reward import RewardType
-from rlscale.config.rules.rule import are_external
+from rlscale.config.rules.rule import are_external, uses_engines
 from rlscale.config.run import RunConfig
 
 
 def _offloads_trainer(config: RunConfig) -> bool:
     """Whether the trainer is offloaded, given or derived."""
     cluster = config.cluster
-    has_critic = config.algo.advantage_estimator == AdvantageEstimator.ppo
     given = cluster.offload_train
-    return given if given is not None else cluster.offload or cluster.colocate or has_critic
+    if config.debug.rollout_only or not uses_engines(config):
+        return False
+    return given if given is not None else cluster.offload or cluster.colocate or uses_critic(config.algo)
+
+
+def _saves_memory(config: RunConfig) -> bool:
+    """Whether an offloaded trainer is paused by torch_memory_saver; without CUDA it moves."""
+    return config.cluster.offload_train_mode == OffloadMode.tms and config.cluster.device != Device.cpu
 
 
 def _is_sft(config: RunConfig) -> bool:
@@ -54,14 +60,34 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="fsdp.context_parallel_size brings an attention of its own",
     ),
     Ignored(
-        names=("cluster.offload_train_mode", "train.memory_margin_bytes"),
+        names=("cluster.offload_train_mode", "train.memory_margin_bytes", "train.weights_backuper"),
         when=lambda config: not _offloads_trainer(config),
         why="the trainer is not offloaded",
     ),
     Ignored(
+        names=("train.weights_backuper",),
+        when=lambda config: _saves_memory(config) and config.cluster.device == Device.cuda,
+        why="the memory saver keeps its own copies",
+    ),
+    Ignored(
+        names=("model.teacher_load",),
+        when=lambda config: not uses_teacher(config.algo),
+        why="there is no distillation: algo.opd_kl_coef is 0, or no advantages are computed",
+    ),
+    Ignored(
+        names=("critic", "cluster.critic_num_nodes", "cluster.critic_num_gpus_per_node"),
+        when=lambda config: not uses_critic(config.algo),
+        why="there is no critic: advantages are not those of algo.advantage_estimator=ppo",
+    ),
+    Ignored(
+        names=("train.keep_old_actor",),
+        when=lambda config: not compares_policies(config.algo),
+        why="algo.loss_type compares no policies",
+    ),
+    Ignored(
         names=("train.memory_margin_bytes",),
-        when=lambda config: config.cluster.offload_train_mode != OffloadMode.tms,
-        why="cluster.offload_train_mode is not tms",
+        when=lambda config: not _saves_memory(config),
+        why="cluster.offload_train_mode is not tms, or there is no CUDA for it",
     ),
     Ignored(
         names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules"),

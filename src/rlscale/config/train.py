@@ -123,8 +123,9 @@ class TrainConfig(ConfigGroup):
     weights_backuper: Annotated[
         bool,
         Field(
-            description="Keep the weights of policy, reference, teacher and old policy in pinned host memory, so that "
-            "they can take turns on the GPU."
+            description="With `cluster.offload_train_mode=move`: keep the copies of all models in pinned host memory "
+            "while they have their turn on the GPU, so that those that did not change leave it without copying; false "
+            "gives the host's memory back meanwhile."
         ),
     ] = True
     recompute_loss_function: Annotated[
@@ -163,8 +164,8 @@ class TrainConfig(ConfigGroup):
     keep_old_actor: Annotated[
         bool,
         Field(
-            description="Keep the weights that generated a rollout, to compute the old policy's logprobs with them "
-            "when the trainer has moved on."
+            description="Keep the weights of the last `rollout.max_staleness` versions in host memory, and compute "
+            "the old policy's logprobs of each token with those that generated it."
         ),
     ] = False
     rollout_data_postprocess_path: Annotated[

@@ -12,7 +12,6 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.algo import AdvantageEstimator
 from rlscale.config.derive import DERIVATIONS
 from rlscale.config.notes import ignored
 from rlscale.config.problems import show
@@ -74,39 +73,6 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(
-        name="the critic",
-        fix="choose algo=grpo or algo=reinforce_plus_plus",
-        values={"algo.advantage_estimator": tuple(each for each in AdvantageEstimator if each != "ppo")},
-    ),
-    Part(
-        name="the critic",
-        keys=(
-            "cluster.critic_num_nodes",
-            "cluster.critic_num_gpus_per_node",
-            "critic.num_critic_only_steps",
-            "critic.load",
-            "critic.save",
-            "critic.lr",
-            "critic.lr_warmup_iters",
-            "critic.value_clip",
-        ),
-    ),
-    Part(
-        name="offloading of trainer and engines",
-        keys=(
-            "cluster.offload",
-            "cluster.offload_train",
-            "cluster.offload_rollout",
-            "cluster.offload_train_mode",
-            "train.memory_margin_bytes",
-        ),
-    ),
-    Part(
-        name="taking turns of several models on one GPU",
-        keys=("train.weights_backuper", "train.keep_old_actor"),
-    ),
-    Part(name="a reference from a checkpoint of rlscale", keys=("model.ref_ckpt_step",)),
-    Part(
         name="user code in the generation loop",
         keys=(
             "rollout.function_path",
@@ -151,7 +117,6 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
-    Part(name="a teacher model", values={"algo.opd_kl_coef": (0.0,)}),
     Part(name="replay of expert routing", values={"algo.use_routing_replay": (False,)}),
 )
 

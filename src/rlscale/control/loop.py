@@ -58,6 +58,7 @@ class LoopConfig:
     update_interval: int = 1  # rollouts from one update of the engines to the next, at most max_staleness + 1
     leave_out_truncated: bool = False  # train on no token of an answer that was cut off
     drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
+    engines_rest: bool = False  # engines give back their memory while the trainer works; max_staleness is 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -202,6 +203,10 @@ class TrainingLoop:
 
     async def _train(self, rollout: FinishedRollout) -> dict[str, float]:
         self._phase("train")
+        resting = self._parts.pool if self._config.engines_rest else None
+        if resting is not None:
+            with self._timers("offload"):
+                await resting.release_memory()
         with self._timers("train"):
             # In a thread: beside it, requests go on and answers come in.
             batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
@@ -263,7 +268,9 @@ class TrainingLoop:
             with self._timers("drain"):
                 await pool.drain()
         with self._timers("sync"):
+            await pool.resume_memory("weights")
             await self._parts.trainers.sync_weights(self.progress.version)
+            await pool.resume_memory("kv_cache")
         if self._config.ci.enabled:
             await check_versions(pool.engines, self.progress.version)
         if drains:

@@ -29,9 +29,9 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def train_metrics(result: TrainResult) -> dict[str, float]:
-    """`train/*`: the mean over the optimiser steps of a rollout (`lr`: the last), beside the rollout-wide metrics."""
+    """`train/*`: the mean over the optimiser steps of a rollout (rates: the last), beside the rollout-wide metrics."""
     names = result.steps[0].keys() if result.steps else ()
     metrics = {f"train/{name}": fmean(step[name] for step in result.steps) for name in names}
-    if result.steps:
-        metrics["train/lr"] = result.steps[-1]["lr"]
+    rates = [name for name in names if name in ("lr", "critic_lr")]
+    metrics |= {f"train/{name}": result.steps[-1][name] for name in rates}
     return metrics | result.metrics | {f"time/train_{name}_s": value for name, value in result.seconds.items()}

@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlscale.config import (
-    AdvantageEstimator,
     AttnImplementation,
     Derived,
     Device,
     EngineKind,
+    OffloadMode,
     RunConfig,
     TrainBackendName,
+    uses_critic,
     uses_reference,
 )
 from rlscale.config.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
-from rlscale.config.unbuilt import check_built, unbuilt
+from rlscale.config.unbuilt import check_built
 from rlscale.plan.activations import Kernel, Pass
 from rlscale.plan.architecture import Architecture, architecture_of, reference_of
 from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
@@ -174,7 +175,9 @@ def make_plan(
         lengths=lengths,
         batches=batches,
         layout=layout,
-        places=tuple(places(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=_has_critic(config))),
+        places=tuple(
+            places(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
+        ),
         trainer=trainer,
         trainer_otherwise=otherwise,
         recompute=recompute,
@@ -293,15 +296,18 @@ def _demands(
 
 def _trainer_parts(config: RunConfig, trainer: TrainerMemory) -> dict[str, float]:
     parts = {"weights": trainer.weights, "optimizer": trainer.optimizer, "step": trainer.step}
-    if trainer.reference:
-        parts["reference"] = trainer.reference
-    if _has_critic(config):
-        parts["critic"] = trainer.weights + trainer.optimizer  # its steps come after the policy's
-    return parts
-
-
-def _has_critic(config: RunConfig) -> bool:
-    return config.algo.advantage_estimator == AdvantageEstimator.ppo
+    others = {"reference": trainer.reference} if trainer.reference else {}
+    if uses_critic(config.algo):
+        others["critic"] = trainer.weights + trainer.optimizer  # its steps come after the policy's
+    host = config.cluster.device == Device.cpu
+    if config.train.keep_old_actor and host:
+        parts["earlier versions"] = config.rollout.max_staleness * trainer.weights
+    if not config.cluster.offload_train or config.cluster.offload_train_mode != OffloadMode.move:
+        return parts | others
+    if not host:
+        return parts  # each of the others has its turn when these have left, and needs no more
+    moved = trainer.weights + trainer.optimizer + sum(others.values())
+    return parts | {"copies on the host": moved if config.train.weights_backuper else sum(others.values())}
 
 
 def _shared_demand(
@@ -312,9 +318,7 @@ def _shared_demand(
     available: float,
 ) -> Demand:
     """Trainer and engine on one GPU: both stay, unless they leave it in turns."""
-    offloads = ("cluster.offload_train", "cluster.offload_rollout")
-    is_built = not any(path in unbuilt() for path in offloads)
-    takes_turns = is_built and bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
+    takes_turns = bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
     parts = {**training, **serving}
     if takes_turns:
         parts = dict(training if sum(training.values()) > sum(serving.values()) else serving)

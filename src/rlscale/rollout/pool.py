@@ -39,6 +39,8 @@ class EnginePool:
         self._admits.set()
         self._idle.set()
         self._stalled, self._num_stalled = asyncio.Event(), 0
+        # Names of the engines without memory for something; those of an earlier pool may be put here.
+        self.released: dict[str, set[str]] = {"weights": set(), "kv_cache": set()}
 
     async def generate(
         self,
@@ -83,6 +85,8 @@ class EnginePool:
         """Puts the client of a restarted engine in the place of the old one."""
         self._retired.append(self.engines[index])
         self.engines[index] = engine
+        for names in self.released.values():
+            names.discard(engine.address.name)
 
     def _choose(self) -> int:
         """The engine with the least in flight, among those that are up when there are any."""
@@ -127,6 +131,31 @@ class EnginePool:
     def admit(self) -> None:
         """Lets requests through again, in the order they came."""
         self._admits.set()
+
+    async def release_memory(self) -> None:
+        """Has every engine give back the memory of weights and cache. Nothing may run."""
+        await asyncio.gather(*[self._release(index) for index in range(len(self.engines))])
+
+    async def resume_memory(self, tag: str) -> None:
+        """Has engines take back `weights`, which must then be sent to them, or `kv_cache`, and then generate."""
+        asleep = [engine for engine in self.engines if engine.address.name in self.released[tag]]
+        await asyncio.gather(*[engine.resume_memory([tag]) for engine in asleep])
+        if tag == "kv_cache":
+            await asyncio.gather(*[engine.resume() for engine in asleep])
+        self.released[tag].clear()
+
+    async def _release(self, index: int) -> None:
+        engine = self.engines[index]
+        try:
+            await engine.pause()
+            await engine.release_memory(list(self.released))
+        except EngineError:
+            # One that died is started again, and has all its memory.
+            if not await self._came_back(index, engine):
+                raise
+            return
+        for names in self.released.values():
+            names.add(engine.address.name)
 
     async def close(self) -> None:
         for engine in (*self.engines, *self._retired):

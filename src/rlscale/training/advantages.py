@@ -6,12 +6,12 @@ Every rank computes all of them: rewards are few. Shape legend: T trainable toke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs
+from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, Advantages, distill
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.overlong import overlong_penalty
 from rlscale.algo.ragged import TokenLayout, at_least_float32, check_shape, zero_masked
@@ -33,19 +33,26 @@ class RolloutInputs:
     gen_T: Tensor
     old_T: Tensor | None = None
     ref_T: Tensor | None = None
+    teacher_T: Tensor | None = None
+    values_T: Tensor | None = None  # of the critic, before each token
 
 
 def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
-    """Advantages of the trainable tokens of a whole rollout, whitened where the config asks for it. [T]
+    """The advantages of `estimate_rollout`. [T]"""
+    return estimate_rollout(algo, inputs, custom=custom).advantages_T
 
-    `custom` is the config's node of that name, for a function of the user.
+
+def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Advantages:
+    """Advantages of the trainable tokens of a whole rollout, and with a critic the returns its values aim at.
+
+    Rewards -> estimator -> distillation -> whitening; the returns are the estimator's. `custom` is the config's node of
+    that name, for a function of the user.
     """
     layout = inputs.layout
     if algo.custom_advantage_function_path is not None:
-        advantages = _custom(algo.custom_advantage_function_path, algo, inputs, custom=custom)
+        estimated = Advantages(advantages_T=_custom(algo.custom_advantage_function_path, algo, inputs, custom=custom))
     else:
-        estimator = ESTIMATORS[algo.advantage_estimator]
-        advantages = estimator.compute(
+        estimated = ESTIMATORS[algo.advantage_estimator].compute(
             AdvantageInputs(
                 rewards_S=_rewards(algo, inputs),
                 group_ids_S=inputs.group_ids_S,
@@ -54,11 +61,15 @@ def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Ma
                 divide_by_std=algo.grpo_std_normalization,
                 kl_T=kl_of_rollout(algo, inputs),
                 kl_coef=algo.kl_coef,
+                values_T=inputs.values_T,
                 gamma=algo.gamma,
                 lambd=algo.lambd,
             )
-        ).advantages_T
-    return whiten(advantages, mask_T=layout.mask_T) if algo.normalize_advantages else advantages
+        )
+    advantages = _distilled(algo, inputs, estimated.advantages_T)
+    if algo.normalize_advantages:
+        advantages = whiten(advantages, mask_T=layout.mask_T)
+    return replace(estimated, advantages_T=advantages)
 
 
 def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
@@ -67,6 +78,17 @@ def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
         return None
     assert inputs.old_T is not None and inputs.ref_T is not None, "the KL penalty needs both logprobs"
     return kl_estimate(inputs.old_T, ref_T=inputs.ref_T, kind=algo.kl_loss_type)
+
+
+def _distilled(algo: AlgoConfig, inputs: RolloutInputs, advantages_T: Tensor) -> Tensor:
+    """With the teacher's opinion of every token, where the config asks for it. [T]"""
+    if not algo.opd_kl_coef:
+        return advantages_T
+    student_T = inputs.old_T
+    assert student_T is not None and inputs.teacher_T is not None, "distillation needs both logprobs"
+    return distill(
+        advantages_T, student_T=student_T, teacher_T=inputs.teacher_T, layout=inputs.layout, coef=algo.opd_kl_coef
+    )
 
 
 def _rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:

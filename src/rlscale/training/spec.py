@@ -5,8 +5,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config import AlgoConfig, DebugConfig, FsdpConfig, OptimConfig, TrainConfig
+from rlscale.config import AlgoConfig, DebugConfig, FsdpConfig, OffloadMode, OptimConfig, TrainConfig
 from rlscale.models.shapes import EngineShapes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """Where a model comes from: a Hugging Face folder or hub id and, over its weights, those of a checkpoint."""
+
+    path: str
+    checkpoint: Path | None = None  # folder of one checkpoint of a trainer; None: the weights of `path`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticSpec:
+    """What is the critic's own; all else it has from the policy."""
+
+    source: ModelSource
+    lr: float
+    lr_warmup_iters: int = 0  # optimiser steps
+    value_clip: float = 0.2
+    num_only_rollouts: int = 0  # at the beginning, that leave the policy as it is
+    num_only_steps: int = 0  # optimiser steps of those
+    save: Path | None = None  # folder of its checkpoints; None: `critic` in each checkpoint of the run
+    keep_last: int = 2  # checkpoints in `save`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadSpec:
+    """How models leave the GPU that they share."""
+
+    mode: OffloadMode
+    keeps_copies: bool = True  # of models that move, on the host while they are on the GPU
+    margin_bytes: int = 0  # of GPU memory that the memory saver keeps free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,5 +78,10 @@ class TrainerSpec:
     device: str  # "cpu" | "cuda"
     engine_shapes: EngineShapes | None = None  # of the engines, with `train.true_on_policy_mode`
     ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none
+    ref_checkpoint: Path | None = None  # folder of the checkpoint its weights are in; None: those of `ref_path`
+    critic: CriticSpec | None = None  # the value model of ppo; None: there is none
+    teacher: ModelSource | None = None  # of on-policy distillation; None: there is none
+    offload: OffloadSpec | None = None  # None: every model stays on the device
     watch: WatchSpec = field(default_factory=WatchSpec)
+    num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user

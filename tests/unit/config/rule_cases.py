@@ -193,6 +193,36 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"cluster.offload_rollout": False},
     ),
     (
+        "resting_engines_are_given_weights",
+        {"cluster.offload_rollout": True, "rollout.max_staleness": 1},
+        "rollout.max_staleness must be 0 with cluster.offload_rollout, got 1; engines without memory generate nothing",
+        {"cluster.offload_train": True, "rollout.max_staleness": 1},
+    ),
+    (
+        "resting_engines_are_given_all_weights",
+        {"cluster.offload": True, "train.weight_channel": "delta"},
+        "train.weight_channel must be another one with cluster.offload_rollout, got delta; an engine that gave back",
+        {"cluster.offload_train": True, "train.weight_channel": "delta"},
+    ),
+    (
+        "old_logprobs_come_from_one_place",
+        {"train.keep_old_actor": True, "algo.use_rollout_logprobs": True},
+        "algo.use_rollout_logprobs must be false with train.keep_old_actor, got true; the engine's logprobs need no",
+        {"train.keep_old_actor": True, "rollout.max_staleness": 1},
+    ),
+    (
+        "old_logprobs_come_from_one_place",
+        {"train.keep_old_actor": True, "algo.decoupled_loss": True},
+        "algo.decoupled_loss must be false with train.keep_old_actor, got true; it clips around the policy as",
+        {"train.keep_old_actor": True, "algo.decoupled_loss": False},
+    ),
+    (
+        "distillation_has_a_teacher",
+        {"algo.opd_kl_coef": 0.5},
+        "model.teacher_load must be set with algo.opd_kl_coef=0.5, got null; name the teacher's Hugging Face folder",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_load": "/teacher"},
+    ),
+    (
         "engines_fill_nodes",
         {**SGLANG, PER_ENGINE: 3, "cluster.rollout_num_gpus": 24},
         "cluster.rollout_num_gpus_per_engine must divide cluster.num_gpus_per_node=8, or be a multiple of it, got 3; "

@@ -104,9 +104,18 @@ def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
 def test_a_colocated_gpu_holds_both_and_a_separate_one_does_not() -> None:
     apart = plan("rollout=sglang")
     assert [demand.where for demand in apart.demands] == ["GPU of a trainer rank", "GPU of an engine"]
-    together = plan("rollout=sglang", "cluster=one_node_colocate")
+    stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
+    together = plan("rollout=sglang", "cluster=one_node_colocate", *stays)
     (demand,) = together.demands
     assert {"weights", "engine weights"} <= demand.parts.keys()
+
+
+def test_those_who_take_turns_need_no_more_than_the_larger() -> None:
+    (demand,) = plan("rollout=sglang", "cluster=one_node_colocate").demands
+    assert demand.where.endswith(", in turns") and "weights" not in demand.parts
+    assert "engine weights" in demand.parts
+    (small,) = plan("rollout=sglang", "cluster=one_node_colocate", "sglang.mem_fraction_static=0.05").demands
+    assert "weights" in small.parts and "engine weights" not in small.parts
 
 
 def test_servers_that_run_already_are_left_out() -> None:
@@ -126,10 +135,21 @@ def test_a_run_without_a_trainer_has_engines_only() -> None:
 
 
 def test_a_critic_is_beside_the_policy() -> None:
-    found = plan(experiment="qwen3_4b_ppo")
+    stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
+    found = plan(*stays, experiment="qwen3_4b_ppo")
     assert found.trainer is not None
     assert found.places[3].actors[:2] == ("actor rank 3", "critic rank 3")
     assert found.demands[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
+    moves = plan("cluster.offload_train_mode=move", "cluster.offload_rollout=false", experiment="qwen3_4b_ppo")
+    assert "critic" not in moves.demands[0].parts, "policy and critic have the GPU by turns"
+
+
+def test_on_a_cpu_what_moves_lies_in_memory_twice() -> None:
+    moves = ("cluster.device=cpu", "cluster.offload_train=true", "rollout=embedded", "algo.use_kl_loss=false")
+    twice = plan(*moves).demands[0].parts
+    assert twice["copies on the host"] == twice["weights"] + twice["optimizer"]
+    once = plan(*moves, "train.weights_backuper=false").demands[0].parts
+    assert once["copies on the host"] == 0
 
 
 def test_supervised_training_generates_nothing() -> None:

@@ -8,6 +8,7 @@ from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, are_external, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
+from rlscale.config.train import WeightChannelName
 from rlscale.errors import Problem
 
 
@@ -76,6 +77,36 @@ def engines_have_gpus(config: RunConfig) -> list[Problem]:
         return []
     fix = "set it, e.g. cluster.rollout_num_gpus=1, or share the trainer's GPUs with cluster.colocate=true"
     return [Problem(path="cluster.rollout_num_gpus", rule="be at least 1", value=show(number), fix=fix)]
+
+
+RESTING = ("cluster.offload", "cluster.offload_rollout", "cluster.colocate", *USES_ENGINES)
+"""Keys that say whether engines give back their memory while the trainer works."""
+
+
+def _engines_rest(config: RunConfig) -> bool:
+    cluster = config.cluster
+    given = cluster.offload_rollout
+    return uses_engines(config) and (given if given is not None else cluster.offload or cluster.colocate)
+
+
+@rule("rollout.max_staleness", *RESTING)
+def resting_engines_are_given_weights(config: RunConfig) -> list[Problem]:
+    """An engine that gave back its memory generates nothing, and then has no weights but those it is sent."""
+    if not _engines_rest(config) or config.cluster.colocate:
+        return []  # with cluster.colocate another rule says so
+    rule = "be 0 with cluster.offload_rollout"
+    fix = "engines without memory generate nothing ahead; set it to 0, or cluster.offload_rollout=false"
+    staleness = config.rollout.max_staleness
+    return [Problem(path="rollout.max_staleness", rule=rule, value=show(staleness), fix=fix)] if staleness else []
+
+
+@rule("train.weight_channel", *RESTING)
+def resting_engines_are_given_all_weights(config: RunConfig) -> list[Problem]:
+    if not _engines_rest(config) or config.train.weight_channel != WeightChannelName.delta:
+        return []
+    rule = "be another one with cluster.offload_rollout"
+    fix = "an engine that gave back its memory has no weights to change; set cluster.offload_rollout=false"
+    return [Problem(path="train.weight_channel", rule=rule, value="delta", fix=fix)]
 
 
 @rule("rollout.max_staleness", "cluster.colocate", "algo.loss_type")

@@ -61,9 +61,14 @@ def uses_decoupled_loss(config: RunConfig) -> tuple[bool, str]:
         return False, f"algo.loss_type is {algo.loss_type}"
     if algo.decoupled_loss is not None:
         return algo.decoupled_loss, "it is set"
-    other = "use_tis" if algo.use_tis else "use_rollout_logprobs" if algo.use_rollout_logprobs else None
+    set_instead = {
+        "algo.use_tis": algo.use_tis,
+        "algo.use_rollout_logprobs": algo.use_rollout_logprobs,
+        "train.keep_old_actor": config.train.keep_old_actor,
+    }
+    other = next((name for name, is_set in set_instead.items() if is_set), None)
     if staleness > 0 and other is not None:
-        return False, f"algo.{other} is set"
+        return False, f"{other} is set"
     return staleness > 0, f"rollout.max_staleness is {staleness}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlscale.config.algo import uses_reference
+from rlscale.config.algo import compares_policies, uses_reference, uses_teacher
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import are_external, rule
@@ -71,6 +71,32 @@ def old_policy_is_kept_in_memory(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be true with train.keep_old_actor", "the old policy waits in host memory for its turn; leave it out"
     return [Problem(path="train.weights_backuper", rule=rule, value="false", fix=fix)]
+
+
+@rule("train.keep_old_actor", "algo.use_rollout_logprobs", "algo.decoupled_loss", "algo.loss_type")
+def old_logprobs_come_from_one_place(config: RunConfig) -> list[Problem]:
+    """The kept weights give the logprobs of the policy that generated; others want those of the engine, or of now."""
+    algo = config.algo
+    if not config.train.keep_old_actor or not compares_policies(algo):
+        return []
+    fixes = {
+        "use_rollout_logprobs": "the engine's logprobs need no weights; keep one of them",
+        "decoupled_loss": "it clips around the policy as the rollout's training begins; keep one of them",
+    }
+    rule = "be false with train.keep_old_actor"
+    return [
+        Problem(path=f"algo.{name}", rule=rule, value="true", fix=fix)
+        for name, fix in fixes.items()
+        if getattr(algo, name)
+    ]
+
+
+@rule("algo.opd_kl_coef", "algo.loss_type", "algo.compute_advantages_and_returns", "model.teacher_load")
+def distillation_has_a_teacher(config: RunConfig) -> list[Problem]:
+    if not uses_teacher(config.algo) or config.model.teacher_load is not None:
+        return []
+    rule, fix = f"be set with algo.opd_kl_coef={config.algo.opd_kl_coef:g}", "name the teacher's Hugging Face folder"
+    return [Problem(path="model.teacher_load", rule=rule, value="null", fix=fix)]
 
 
 @rule("algo.use_routing_replay", "model.num_experts", "model.num_layers")

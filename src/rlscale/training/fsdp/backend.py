@@ -10,6 +10,7 @@ A bracketed pass is made only where the loss needs it. Which models take part is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,13 +23,17 @@ from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.fsdp.before import last_look, needs_old_pass, rollout_advantages, weight_scale
+from rlscale.training.fsdp.before import estimate, last_look, needs_old_pass, weight_scale
 from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES
+from rlscale.training.fsdp.roles.critic import Critic
+from rlscale.training.fsdp.roles.old_policies import OldPolicies
 from rlscale.training.fsdp.roles.policy import Policy
 from rlscale.training.fsdp.roles.reference import Reference
+from rlscale.training.fsdp.roles.teacher import Teacher
 from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.state import Position, load_state, save_state
+from rlscale.training.fsdp.turns import make_turns, state_tensors
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.check import require_equal_logprobs
 from rlscale.training.on_policy.pack import in_engine_shapes
@@ -62,20 +67,36 @@ class FsdpBackend:
         torch.manual_seed(spec.train.seed + rank)
         self._grid = RankGrid.of(self._device, context_size=spec.fsdp.context_parallel_size)
         mesh = data_mesh(self._device)
+        self._turns = make_turns(spec.offload, device=self._device)
         self.policy = Policy(spec, mesh=mesh, device=self._device)
+        self._old_policies = OldPolicies(limit=spec.num_old_policies) if spec.num_old_policies else None
         self.reference = Reference.of(spec, mesh=mesh, policy=self.policy.model)
+        self.critic = None if spec.critic is None else Critic(spec, spec.critic, mesh=mesh, device=self._device)
+        self.teacher = Teacher.of(spec, mesh=mesh, policy=self.policy.model)
         self._num_rollouts = 0
+        self._take_part()
+        self._turns.rest()
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
         rollout = self._prepare(batch, steps)
-        results = []
-        with rollout.timed("optimize"):
-            for i, plan in enumerate(steps):
-                results.append(self.policy.step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0))
+        results: list[dict[str, float]] = [{} for _ in steps]
+        if self._trains_policy:
+            with self._turns.of("policy", "policy.optimizer"), rollout.timed("optimize"):
+                if self._old_policies is not None:
+                    self._old_policies.keep(self.policy.model, version=batch.version)
+                for i, plan in enumerate(steps):
+                    results[i] |= self.policy.step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0)
+        if self.critic is not None:
+            with self._turns.of("critic", "critic.optimizer"), rollout.timed("optimize_critic"):
+                for i, plan in enumerate(steps):
+                    results[i] |= self.critic.step(rollout, plan=plan, micros=rollout.micros[i])
         self._num_rollouts += 1
-        if self.reference is not None:
-            self.reference.follow(self.policy.model, num_rollouts=self._num_rollouts)
+        if self.reference is not None and self.reference.is_due(self._num_rollouts):
+            with self._turns.of("policy", "reference"):
+                self.reference.follow(self.policy.model)
+                self._turns.changed("reference")
+        self._turns.rest()
         metrics, _ = rollout.metrics.gather()
         if self._spec.engine_shapes is not None:
             require_equal_logprobs(metrics, rank=dist.get_rank(), num_rollouts=self._num_rollouts - 1)
@@ -88,32 +109,68 @@ class FsdpBackend:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, as engines hold them."""
-        return published_weights(self.policy.model, dtype=DTYPES[self._spec.train.dtype])
+        with self._turns.of("policy"):
+            yield from published_weights(self.policy.model, dtype=DTYPES[self._spec.train.dtype])
+
+    def rest(self) -> None:
+        """See TrainBackend."""
+        self._turns.rest()
 
     def save(self, folder: Path) -> None:
         """See TrainBackend."""
-        save_state(
-            folder,
-            model=self.policy.model,
-            optimizer=self.policy.optimizer,
-            reference=self._moving_reference,
-            position=Position(num_steps=self.policy.num_steps, num_rollouts=self._num_rollouts),
-        )
+        with self._turns.of("policy", "policy.optimizer", "reference"):
+            save_state(
+                folder,
+                model=self.policy.model,
+                optimizer=self.policy.optimizer,
+                reference=self._moving_reference,
+                position=Position(num_steps=self.policy.num_steps, num_rollouts=self._num_rollouts),
+            )
+            if self._old_policies is not None:
+                self._old_policies.save(folder, self.policy.model)
+        if self.critic is not None:
+            with self._turns.of("critic", "critic.optimizer"):
+                self.critic.save(folder)
+        self._turns.rest()
 
     def load(self, folder: Path) -> None:
         """See TrainBackend. Raises DataError for a folder that is no checkpoint of this model."""
-        policy = self.policy
-        position = load_state(folder, model=policy.model, optimizer=policy.optimizer, reference=self._moving_reference)
+        policy, reference = self.policy, self._moving_reference
+        with self._turns.of("policy", "policy.optimizer", "reference"):
+            position = load_state(folder, model=policy.model, optimizer=policy.optimizer, reference=reference)
+            self._turns.changed("reference")
+            if self._old_policies is not None:
+                self._old_policies.load(folder, policy.model)
         policy.num_steps, self._num_rollouts = position.num_steps, position.num_rollouts
+        if self.critic is not None:
+            with self._turns.of("critic", "critic.optimizer"):
+                self.critic.load(folder)
+        self._turns.rest()
 
     def export_hf(self, folder: Path) -> None:
         """See TrainBackend. In `train.dtype`."""
         dtype = DTYPES[self._spec.train.dtype]
-        export_hf(self.policy.model, folder, source=self._spec.model_path, dtype=dtype)
+        with self._turns.of("policy"):
+            export_hf(self.policy.model, folder, source=self._spec.model_path, dtype=dtype)
+        self._turns.rest()
 
     def close(self) -> None:
         """Drops models and optimiser. The process group belongs to who made it."""
-        del self.policy, self.reference
+        del self.policy, self.reference, self.critic, self.teacher
+
+    def _take_part(self) -> None:
+        """Names to those who take turns what each role has on the device."""
+        for name, trained in {"policy": self.policy, "critic": self.critic}.items():
+            if trained is not None:
+                self._turns.add(name, trained.model.parameters)
+                self._turns.add(f"{name}.optimizer", partial(state_tensors, trained.optimizer))
+        for name, scorer in {"reference": self.reference, "teacher": self.teacher}.items():
+            if scorer is not None:
+                self._turns.add(name, scorer.model.parameters, is_frozen=True)
+
+    @property
+    def _trains_policy(self) -> bool:
+        return self.critic is None or not self.critic.trains_alone(self._num_rollouts)
 
     @property
     def _moving_reference(self) -> PreTrainedModel | None:
@@ -137,13 +194,17 @@ class FsdpBackend:
             return rollout
         if algo.use_rollout_logprobs:
             rollout.old = rollout.gen
-        if needs_old_pass(self._spec, num_steps=len(steps)):
-            self.policy.score_old(rollout)
-        if self.reference is not None:
-            self.reference.score(rollout)
-        rollout.advantages = rollout_advantages(rollout, self._spec, device=self._device)
+        if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
+            with self._turns.of("policy"):
+                self.policy.score_old(rollout, earlier=self._old_policies)
+        for name, role in {"reference": self.reference, "teacher": self.teacher, "critic": self.critic}.items():
+            if role is not None:
+                with self._turns.of(name):
+                    role.score(rollout)
+        estimate(rollout, self._spec, device=self._device)
         last_look(rollout, self._spec)
-        rollout.weight_scale = weight_scale(rollout, algo, device=self._device)
+        if self._trains_policy:
+            rollout.weight_scale = weight_scale(rollout, algo, device=self._device)
         return rollout
 
     def _pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:

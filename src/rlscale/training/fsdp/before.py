@@ -9,38 +9,42 @@ from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
-from rlscale.training.advantages import RolloutInputs, advantages_of_rollout, kl_of_rollout
+from rlscale.training.advantages import RolloutInputs, estimate_rollout, kl_of_rollout
 from rlscale.training.fsdp.rollout import Rollout, everywhere, pick
 from rlscale.training.postprocess import NAMES, postprocess
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.weighing import engine_weights, normalizes_weights
 
 
-def needs_old_pass(spec: TrainerSpec, *, num_steps: int) -> bool:
-    """Whether the policy scores the rollout before it is trained.
+def needs_old_pass(spec: TrainerSpec, *, num_steps: int, trains_policy: bool = True) -> bool:
+    """Whether old logprobs take a forward pass of their own before the rollout is trained on.
 
-    It need not where the first training pass gives the same numbers just as early: with one optimiser step, and nothing
-    that asks for them before the loss.
+    They do not where the first training pass gives the same numbers just as early: with one optimiser step, by the very
+    weights that are old, and nothing that asks for them before the loss; nor where nobody asks for them at all.
     """
     algo, several_steps = spec.algo, num_steps > 1
     if algo.use_rollout_logprobs:
-        return algo.use_rollout_entropy and several_steps
-    before_loss = algo.kl_coef > 0 or normalizes_weights(algo)
-    return several_steps or before_loss or not spec.train.reuse_logprobs
+        return algo.use_rollout_entropy and several_steps and trains_policy
+    before_loss = algo.kl_coef > 0 or algo.opd_kl_coef > 0
+    if not trains_policy:
+        return before_loss
+    from_others = spec.num_old_policies > 0
+    return several_steps or before_loss or from_others or normalizes_weights(algo) or not spec.train.reuse_logprobs
 
 
-def rollout_advantages(rollout: Rollout, spec: TrainerSpec, *, device: torch.device) -> Tensor:
-    """Of every trainable token of the whole rollout, on every rank: rewards are few. A collective. [T]"""
+def estimate(rollout: Rollout, spec: TrainerSpec, *, device: torch.device) -> None:
+    """Fills `advantages`, and with a critic `returns`, on every rank those of all: rewards are few. A collective."""
     algo, batch = spec.algo, rollout.batch
     trainable = np.flatnonzero(batch.loss_mask)
     rows = torch.from_numpy(trainable)
     samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
     assert rollout.gen is not None
-    if algo.kl_coef or algo.custom_advantage_function_path is not None:
+    if algo.kl_coef or algo.opd_kl_coef or algo.custom_advantage_function_path is not None:
         # Each rank scored its own samples; here it needs those of the others.
         if rollout.old is not rollout.gen:
             rollout.old = everywhere(rollout.old, device=device, group=rollout.data_group)
         rollout.ref = everywhere(rollout.ref, device=device, group=rollout.data_group)
+        rollout.teacher = everywhere(rollout.teacher, device=device, group=rollout.data_group)
     inputs = RolloutInputs(
         rewards_S=torch.tensor(batch.rewards),
         group_ids_S=torch.tensor(batch.group_ids),
@@ -52,14 +56,31 @@ def rollout_advantages(rollout: Rollout, spec: TrainerSpec, *, device: torch.dev
             num_samples=batch.num_samples,
         ),
         gen_T=rollout.gen[rows],
-        old_T=None if rollout.old is None else rollout.old[rows],
-        ref_T=None if rollout.ref is None else rollout.ref[rows],
+        old_T=_rows(rollout.old, rows),
+        ref_T=_rows(rollout.ref, rows),
+        teacher_T=_rows(rollout.teacher, rows),
+        values_T=_rows(rollout.values, rows),
     )
     kl_T = kl_of_rollout(algo, inputs)
     if kl_T is not None:  # the same on every rank, so their mean is the mean
         rollout.metrics.add({"rollout/kl": inputs.layout.sum_and_count(kl_T)})
-    column = torch.zeros(len(batch.tokens))
-    column[rows] = advantages_of_rollout(algo, inputs, custom=spec.custom)
+    if inputs.teacher_T is not None and inputs.old_T is not None:
+        gap_T = inputs.old_T - inputs.teacher_T
+        rollout.metrics.add({"rollout/teacher_kl": inputs.layout.sum_and_count(gap_T)})
+    estimated = estimate_rollout(algo, inputs, custom=spec.custom)
+    rollout.advantages = _column(estimated.advantages_T, rows, like=rollout.gen)
+    if estimated.returns_T is not None:
+        rollout.returns = _column(estimated.returns_T, rows, like=rollout.gen)
+        rollout.metrics.add({"rollout/return": inputs.layout.sum_and_count(estimated.returns_T)})
+
+
+def _rows(column: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if column is None else column[rows]
+
+
+def _column(values: Tensor, rows: Tensor, *, like: Tensor) -> Tensor:
+    column = torch.zeros_like(like)
+    column[rows] = values
     return column
 
 

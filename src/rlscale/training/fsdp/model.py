@@ -17,12 +17,19 @@ from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
 from rlscale.training.lora import add_adapters
 from rlscale.training.on_policy.forward import use_engine_kernels
+from rlscale.training.value_head import use_value_head
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 
 
 def load_sharded(
-    path: str, *, mesh: DeviceMesh, fsdp: FsdpConfig, train: TrainConfig, is_trained: bool
+    path: str,
+    *,
+    mesh: DeviceMesh,
+    fsdp: FsdpConfig,
+    train: TrainConfig,
+    is_trained: bool,
+    has_value_head: bool = False,
 ) -> PreTrainedModel:
     """Loads a model on every rank and keeps this rank's shard of it, in float32.
 
@@ -35,12 +42,15 @@ def load_sharded(
         train: number format of the computation (weights and gradient reductions are float32 in any case), chosen
             parameters, and tokens whose logits exist at a time.
         is_trained: False for a model that only scores.
+        has_value_head: put a new value head in the place of the output layer.
     """
     kernel = attention_kernel(fsdp, device_type=mesh.device_type)
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
+    if has_value_head:
+        use_value_head(model)
     model.requires_grad_(is_trained)
     if is_trained:
-        if train.lora.rank:
+        if train.lora.rank and not has_value_head:  # a critic is trained whole
             add_adapters(model, train.lora, seed=train.seed)
         else:
             choose_parameters(model, train)
@@ -50,10 +60,11 @@ def load_sharded(
     model.train(is_trained)
     if mesh.device_type == "cpu":
         use_onednn(model)
-    if train.true_on_policy_mode:
-        use_engine_kernels(model, decoder_layers(model))
-    else:
-        use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
+    if not has_value_head:
+        if train.true_on_policy_mode:
+            use_engine_kernels(model, decoder_layers(model))
+        else:
+            use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
     policy = MixedPrecisionPolicy()
     if train.dtype != ComputeDtype.float32:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[train.dtype], reduce_dtype=torch.float32)

@@ -28,6 +28,9 @@ class Rollout:
     old: Tensor | None = None  # logprobs of the policy that is improved
     gen: Tensor | None = None  # logprobs the engine reported
     ref: Tensor | None = None  # logprobs of the reference model
+    teacher: Tensor | None = None  # logprobs of the teacher
+    values: Tensor | None = None  # of the critic, before each token
+    returns: Tensor | None = None  # what its values should have been
     advantages: Tensor | None = None
     weight_scale: float = 1.0
     has_entropy: bool = False  # whether its metric has been added

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.algo.corrections import logprob_difference
 from rlscale.training.fsdp.model import load_sharded
+from rlscale.training.fsdp.roles.old_policies import OldPolicies
 from rlscale.training.fsdp.rollout import Rollout, pick
 from rlscale.training.fsdp.step import MicrobatchLoss, StepSettings, optimizer_step, policy_terms, score
 from rlscale.training.metrics import MetricSums
@@ -34,11 +35,12 @@ class Policy:
         self._spec, self._device = spec, device
         self.model = load_sharded(spec.model_path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=True)
         self.optimizer = make_optimizer(self.model, optim=spec.optim)
-        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps)
+        waits = 0 if spec.critic is None else spec.critic.num_only_steps
+        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
 
-    def score_old(self, rollout: Rollout) -> None:
-        """Fills `old`, and the metrics that come from it."""
+    def score_old(self, rollout: Rollout, *, earlier: OldPolicies | None = None) -> None:
+        """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
         algo = self._spec.algo
         with rollout.timed("old_logprobs"):
             old = score(
@@ -52,6 +54,9 @@ class Policy:
         if algo.use_rollout_logprobs:
             return
         rollout.old = old
+        if earlier is not None:
+            with rollout.timed("old_logprobs"):
+                earlier.score(rollout, self.model, temperature=self._spec.temperature)
         for micro in rollout.flat:
             lp = pick(rollout.old, micro)
             _compare(rollout, micro, trainer=lp)

@@ -9,16 +9,19 @@ from rlscale.config import uses_reference
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
 from rlscale.training.fsdp.rollout import Rollout
+from rlscale.training.fsdp.sources import load_weights
 from rlscale.training.fsdp.step import score
-from rlscale.training.spec import TrainerSpec
+from rlscale.training.spec import ModelSource, TrainerSpec
 
 
 class Reference:
     """A model that only scores. With `algo.ref_update_interval` it follows the policy, and is part of a checkpoint."""
 
-    def __init__(self, spec: TrainerSpec, path: str, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
+    def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
         self._temperature, self._interval = spec.temperature, spec.algo.ref_update_interval
-        self.model = load_sharded(path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
+        self.model = load_sharded(source.path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
+        if source.checkpoint is not None:
+            load_weights(source.checkpoint, model=self.model)
         if self._interval is not None and not has_shapes_of(policy, self.model):
             rule = "be null with a reference model of another shape than the policy's"
             fix = "set model.ref_load to a checkpoint of the same model"
@@ -29,7 +32,8 @@ class Reference:
         """None where the loss needs none. Raises ConfigError for one that cannot follow the policy as it should."""
         if spec.ref_path is None or not uses_reference(spec.algo):
             return None
-        return cls(spec, spec.ref_path, mesh=mesh, policy=policy)
+        source = ModelSource(path=spec.ref_path, checkpoint=spec.ref_checkpoint)
+        return cls(spec, source, mesh=mesh, policy=policy)
 
     @property
     def state(self) -> PreTrainedModel | None:
@@ -43,7 +47,10 @@ class Reference:
                 self.model, rollout.flat, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
             )
 
-    def follow(self, policy: PreTrainedModel, *, num_rollouts: int) -> None:
-        """Takes the policy's weights if it is time, after `num_rollouts` have been trained on."""
-        if self._interval is not None and num_rollouts % self._interval == 0:
-            copy_weights(policy, self.model)
+    def is_due(self, num_rollouts: int) -> bool:
+        """Whether it takes the policy's weights after so many rollouts have been trained on."""
+        return self._interval is not None and num_rollouts % self._interval == 0
+
+    def follow(self, policy: PreTrainedModel) -> None:
+        """Takes the policy's weights."""
+        copy_weights(policy, self.model)

@@ -1,0 +1,43 @@
+"""The teacher of on-policy distillation: a model whose opinion of every token enters the advantages."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from rlscale.config import uses_teacher
+from rlscale.errors import ConfigError, Problem
+from rlscale.training.fsdp.model import load_sharded
+from rlscale.training.fsdp.rollout import Rollout
+from rlscale.training.fsdp.sources import load_weights
+from rlscale.training.fsdp.step import score
+from rlscale.training.spec import ModelSource, TrainerSpec
+
+
+class Teacher:
+    """A model of any architecture with the policy's tokens, which only scores and never changes."""
+
+    def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
+        self._temperature = spec.temperature
+        self.model = load_sharded(source.path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
+        if source.checkpoint is not None:
+            load_weights(source.checkpoint, model=self.model)
+        known, needed = self.model.config.vocab_size, policy.config.vocab_size
+        if known < needed:
+            rule, value = f"name a model with the policy's {needed} tokens", f"{source.path} with {known}"
+            fix = "take a teacher of the same family, whose tokens have the same numbers"
+            raise ConfigError([Problem(path="model.teacher_load", rule=rule, value=value, fix=fix)])
+
+    @classmethod
+    def of(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> Teacher | None:
+        """None where the advantages need none. Raises ConfigError for a teacher that lacks tokens."""
+        if spec.teacher is None or not uses_teacher(spec.algo):
+            return None
+        return cls(spec, spec.teacher, mesh=mesh, policy=policy)
+
+    def score(self, rollout: Rollout) -> None:
+        """Fills `teacher`; a collective. The temperature is the policy's, as the two are compared."""
+        with rollout.timed("teacher_logprobs"):
+            rollout.teacher = score(
+                self.model, rollout.flat, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
+            )

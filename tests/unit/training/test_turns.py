@@ -1,0 +1,165 @@
+"""Models that share a device take turns on it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlscale.config import OffloadMode
+from rlscale.errors import ConfigError
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.fsdp.turns import Everyone, Moving, Pausing, Turns, make_turns, state_tensors
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec
+from rlscale.types import TrainResult
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
+
+CPU = torch.device("cpu")
+BATCH = make_batch(RAGGED)
+ALGO = {"advantage_estimator": "ppo", "use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 2}
+MOVE = OffloadSpec(mode=OffloadMode.move)
+
+
+def backend(model_path: str, *, offload: OffloadSpec | None, **algo: Any) -> FsdpBackend:
+    """A trainer with every role there is."""
+    source = ModelSource(path=model_path)
+    made = spec(
+        model_path,
+        algo={**ALGO, "opd_kl_coef": 0.1, **algo},
+        ref_path=model_path,
+        critic=CriticSpec(source=source, lr=1e-3),
+        teacher=source,
+        offload=offload,
+        num_old_policies=1,
+    )
+    return FsdpBackend(made, rank=0, world_size=1)
+
+
+def train(trainer: FsdpBackend) -> TrainResult:
+    cuts = [[[[0, 1, 2], [3]]], [[[4, 5], [6, 7]]]]
+    return trainer.train(BATCH, [plan(BATCH, cut) for cut in cuts])
+
+
+def device_bytes(trainer: FsdpBackend) -> int:
+    """Of all that its roles keep on the device."""
+    roles = [trainer.policy, trainer.critic, trainer.reference, trainer.teacher]
+    tensors = [p for role in roles if role is not None for p in role.model.parameters()]
+    tensors += [t for role in roles[:2] if role is not None for t in state_tensors(role.optimizer)]  # type: ignore[union-attr]
+    return sum(_storage(tensor).nbytes() for tensor in tensors)
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+
+
+def layer(value: float) -> nn.Linear:
+    made = nn.Linear(4, 4, bias=False)
+    nn.init.constant_(made.weight, value)
+    return made
+
+
+def is_here(module: nn.Linear) -> bool:
+    return module.weight.untyped_storage().nbytes() > 0
+
+
+@pytest.mark.parametrize("keeps_copies", [True, False])
+def test_only_those_whose_turn_it_is_have_memory(keeps_copies: bool) -> None:
+    turns, models = Moving(CPU, keeps_copies=keeps_copies), {"a": layer(1.0), "b": layer(2.0), "c": layer(3.0)}
+    for name, model in models.items():
+        turns.add(name, model.parameters)
+    with turns.of("a", "c"):
+        assert [is_here(model) for model in models.values()] == [True, False, True]
+        models["a"].weight.data.mul_(5)
+    with turns.of("b"):
+        assert [is_here(model) for model in models.values()] == [False, True, False]
+        assert torch.equal(models["b"].weight, torch.full((4, 4), 2.0))
+    turns.rest()
+    assert not any(is_here(model) for model in models.values())
+    with turns.of("a", "b", "c"):
+        assert [model.weight[0, 0].item() for model in models.values()] == [5.0, 2.0, 3.0]
+
+
+def test_a_frozen_model_is_copied_once_and_again_when_it_has_changed() -> None:
+    turns, model = Moving(CPU, keeps_copies=True), layer(1.0)
+    turns.add("a", model.parameters, is_frozen=True)
+    turns.rest()
+    with turns.of("a"):
+        model.weight.data.fill_(2.0)  # without a word
+    turns.rest()
+    with turns.of("a"):
+        assert model.weight[0, 0] == 1.0, "no copy was made"
+        model.weight.data.fill_(3.0)
+        turns.changed("a")
+    turns.rest()
+    with turns.of("a"):
+        assert model.weight[0, 0] == 3.0
+
+
+def test_copies_are_given_up_where_they_are_not_wanted() -> None:
+    turns, model = Moving(CPU, keeps_copies=False), layer(1.0)
+    turns.add("a", model.parameters, is_frozen=True)
+    turns.rest()
+    with turns.of("a"):
+        model.weight.data.fill_(2.0)
+    turns.rest()
+    with turns.of("a"):
+        assert model.weight[0, 0] == 2.0
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("keeps_copies", [True, False])
+def test_taking_turns_changes_no_number_and_frees_everything_between(
+    model_path: str, tmp_path: Path, keeps_copies: bool
+) -> None:
+    offload = OffloadSpec(mode=OffloadMode.move, keeps_copies=keeps_copies)
+    plain, moving = backend(model_path, offload=None), backend(model_path, offload=offload)
+    assert device_bytes(plain) > 0 and device_bytes(moving) == 0
+    for _ in range(3):
+        expected, got = train(plain), train(moving)
+        assert (got.steps, got.metrics) == (expected.steps, expected.metrics)
+        assert device_bytes(moving) == 0
+    pairs = list(zip(plain.weights(), moving.weights(), strict=True))
+    assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in pairs)
+    moving.rest()
+    assert device_bytes(moving) == 0
+    moving.save(tmp_path)
+    again = backend(model_path, offload=offload)
+    again.load(tmp_path)
+    assert device_bytes(moving) == device_bytes(again) == 0
+    assert train(again).steps == train(moving).steps == train(plain).steps
+
+
+class FakeSaver:
+    """Stands for the memory saver of a process; a GPU is needed for the real one."""
+
+    def __init__(self) -> None:
+        self.memory_margin_bytes, self.calls = 0, list[str]()
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+def test_the_memory_saver_pauses_the_process_while_nobody_has_a_turn() -> None:
+    saver = FakeSaver()
+    turns: Turns = Pausing(saver, margin_bytes=7)
+    turns.rest()
+    for _ in range(2):
+        with turns.of("policy"):
+            pass
+        with turns.of("critic"):
+            pass
+        turns.rest()
+        turns.rest()
+    assert saver.calls == ["pause", "resume", "pause", "resume", "pause"]
+    assert saver.memory_margin_bytes == 7
+
+
+def test_turns_are_what_the_spec_asks_for() -> None:
+    assert isinstance(make_turns(None, device=CPU), Everyone)
+    assert isinstance(make_turns(MOVE, device=CPU), Moving)
+    with pytest.raises(ConfigError, match=r"cluster\.offload_train_mode must be move without torch_memory_saver"):
+        make_turns(OffloadSpec(mode=OffloadMode.tms), device=CPU)
