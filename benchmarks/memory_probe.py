@@ -83,7 +83,8 @@ def measure(case: Case, *, rank: int = 0, num_ranks: int = 1) -> Measured:
     path = resolve_model(config.model)
     backend = FsdpBackend(make_spec(config, path), rank=rank, world_size=num_ranks)
     batch = make_batch(config, case)
-    steps = plan_steps(batch, config.batch, num_ranks=num_ranks)
+    context_ranks = config.fsdp.context_parallel_size
+    steps = plan_steps(batch, config.batch, num_ranks=num_ranks // context_ranks, context_ranks=context_ranks)
     backend.train(batch, steps)
     gc.collect()
     step = peak_bytes(lambda: backend.train(batch, steps))
@@ -158,8 +159,7 @@ def main() -> None:
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 120.0)
     measured = measure(case, rank=rank, num_ranks=num_ranks)
     leave_world()
-    if rank == 0:
-        sys.stdout.write(json.dumps(vars(measured)) + "\n")
+    sys.stdout.write(json.dumps(vars(measured)) + "\n")
 
 
 if __name__ == "__main__":

@@ -235,8 +235,10 @@ def _trainer(
         return megatron_memory(a, config.megatron, micro, num_ranks=num_ranks, num_microbatches=number)
     context = config.fsdp.context_parallel_size
     if context > 1:
-        shares = {name: math.ceil(getattr(micro, name) / context) for name in ("tokens", "logit_rows")}
-        micro = replace(micro, **shares, kernel=Kernel.fused, context_ranks=context)
+        tokens = math.ceil(micro.tokens / context)
+        # Cut as a whole a sample may leave some rank nothing but response.
+        rows = min(micro.logit_rows, tokens)
+        micro = replace(micro, tokens=tokens, logit_rows=rows, kernel=Kernel.fused, context_ranks=context)
     recompute = config.fsdp.gradient_checkpointing
     work = TrainerWork(
         num_ranks=num_ranks,

@@ -142,18 +142,29 @@ def _varlen(
     return out
 
 
-@lru_cache(maxsize=2)  # all layers share those of the micro-batch at hand
+Masks = dict[tuple[int | None, torch.dtype], list[Tensor]]
+
+
+@lru_cache(maxsize=1)  # of the micro-batch at hand: its layers share them
+def _kept_masks(packing: SpanLayout) -> Masks:
+    return {}
+
+
 def _masks(packing: SpanLayout, window: int | None, dtype: torch.dtype) -> list[Tensor]:
     """For each bucket 0 where a query may look and -inf where not. [S, 1, Q, L]"""
-    masks = []
-    for bucket in packing.buckets:
-        own, at_L = bucket.positions[..., None], torch.arange(bucket.keys.max_len, device=bucket.positions.device)
-        hidden_SQL = at_L > own
-        if window is not None:
-            hidden_SQL |= at_L <= own - window
-        zeros = torch.zeros(hidden_SQL.shape, dtype=dtype, device=at_L.device)
-        masks.append(zeros.masked_fill_(hidden_SQL, float("-inf"))[:, None])
-    return masks
+    kept = _kept_masks(packing)
+    if (window, dtype) not in kept:
+        kept[window, dtype] = [_mask(bucket, window, dtype) for bucket in packing.buckets]
+    return kept[window, dtype]
+
+
+def _mask(bucket: SpanBucket, window: int | None, dtype: torch.dtype) -> Tensor:
+    own, at_L = bucket.positions[..., None], torch.arange(bucket.keys.max_len, device=bucket.positions.device)
+    hidden_SQL = at_L > own
+    if window is not None:
+        hidden_SQL |= at_L <= own - window
+    zeros = torch.zeros(hidden_SQL.shape, dtype=dtype, device=at_L.device)
+    return zeros.masked_fill_(hidden_SQL, float("-inf"))[:, None]
 
 
 def _attend(q_THD: Tensor, k_KJD: Tensor, v_KJD: Tensor, *, bucket: SpanBucket, mask: Tensor, scale: float) -> Tensor:

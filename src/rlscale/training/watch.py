@@ -85,7 +85,7 @@ class Watch:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(memory_report(), indent=1), encoding="utf-8")
         if torch.cuda.is_available():
-            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.pickle"))
+            torch.cuda.memory._dump_snapshot(str(folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]
         return path
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlscale.config import RunConfig, load_config_with_notes
 from rlscale.plan import HARDWARE, Plan, hardware_named, make_plan
-from rlscale.plan.activations import Kernel, Pass
+from rlscale.plan.activations import Kernel, Pass, layer_kept
 from rlscale.plan.memory import TrainerWork, trainer_memory
 from rlscale.plan.placement import Layout, places
 from rlscale.plan.report import placement_rows
@@ -77,6 +77,20 @@ def test_several_micro_batches_sum_whole_gradients_up() -> None:
     )
     difference = two.moments["logits"]["gradients"] - one.moments["logits"]["gradients"]
     assert difference == 4 * a.parameters
+
+
+def test_ranks_that_share_samples_hold_twice_the_tokens_and_more_keys() -> None:
+    words = ("batch.use_dynamic_batch_size=true", "batch.max_tokens_per_gpu=9216")
+    apart, shared = (plan(*words, f"fsdp.context_parallel_size={size}") for size in (1, 2))
+    assert apart.trainer is not None and shared.trainer is not None
+    assert (apart.batches.ranks, shared.batches.ranks) == (4, 2)
+    assert shared.batches.microbatch_tokens == 2 * apart.batches.microbatch_tokens
+    assert (shared.trainer.weights, shared.trainer.optimizer) == (apart.trainer.weights, apart.trainer.optimizer)
+    # Each rank has as many tokens as before, and keys and values of all before them: 2.5 times as many as tokens.
+    work = Pass(tokens=100, logit_rows=50, sample_len=200, dtype_bytes=2, device="cuda")
+    more = layer_kept(apart.model, 0, replace(work, context_ranks=2)) - layer_kept(apart.model, 0, work)
+    assert more == 100 * 2 * 1.5 * (2 * 8 * 128)  # Qwen3-4B: 8 key heads of 128
+    assert apart.trainer.step < shared.trainer.step < 1.3 * apart.trainer.step
 
 
 def test_a_wider_engine_has_more_room_for_its_cache() -> None:
