@@ -27,6 +27,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rloo": {"advantage_estimator": "rloo", "kl_coef": 0.1, "kl_loss_type": "k2"},
     "reinforce_plus_plus": {"advantage_estimator": "reinforce_plus_plus", **WHITE},
     "reinforce_plus_plus_baseline": {"advantage_estimator": "reinforce_plus_plus_baseline", **WHITE},
+    "ppo": {"advantage_estimator": "ppo", "lambd": 0.8, **WHITE},
+    "distillation": {"opd_kl_coef": 0.3},
     "dapo": {"eps_clip_high": 0.28, "calculate_per_token_loss": True, "overlong_buffer_len": 3},
     "dr_grpo": {"grpo_std_normalization": False, "divide_by_max_response_len": True},
     "sft": {"loss_type": "sft_loss"},
@@ -80,7 +82,7 @@ def make_rollout(lengths: list[int], *, seed: int, trainable: float, moved: floa
         lengths=lengths,
         mask=torch.rand(total, generator=generator) < trainable,
         columns={"lp": old + moved * step, "old": old, "gen": old + noise(0.5), "ref": old + noise(0.5)}
-        | {"entropy": noise(1.0).abs()},
+        | {"entropy": noise(1.0).abs(), "values": noise(1.0), "teacher": old + noise(0.5)},
         rewards=torch.rand(len(lengths), generator=generator, dtype=torch.float64),
         group_ids=torch.randint(0, 3, (len(lengths),), generator=generator),
         execution_ids=torch.randint(0, len(lengths), (len(lengths),), generator=generator),
@@ -108,6 +110,8 @@ def advantages(algo: AlgoConfig, rollout: Rollout) -> Tensor:
         gen_T=rollout.columns["gen"],
         old_T=rollout.columns["old"],
         ref_T=rollout.columns["ref"],
+        teacher_T=rollout.columns["teacher"],
+        values_T=rollout.columns["values"],
     )
     return advantages_of_rollout(algo, inputs, custom={"scale": 0.5})
 
