@@ -1,0 +1,81 @@
+"""What one of two trainer ranks does for `test_role_ranks.py`, which starts this file as a program.
+
+python -m tests.unit.training.role_ranks <rank> <port> <model> <other model> <folder>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlscale.config import OffloadMode
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, TrainerSpec
+from rlscale.types import TrainBatch
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
+
+TWO_RANKS = [[[0, 5, 6], [1, 2]], [[3, 4, 7], []]]
+SAVED_AFTER, NUM_ROLLOUTS = 2, 3
+
+
+def batch_of(version: int) -> TrainBatch:
+    """A rollout whose sample 4 is from the version before."""
+    made = make_batch(RAGGED, seed=version)
+    versions = np.where(made.loss_mask, version, -1).astype(np.int32)
+    rows = slice(int(made.offsets[4]), int(made.offsets[5]))
+    versions[rows] = np.where(made.loss_mask[rows], max(version - 1, 0), -1)
+    return replace(made, weight_versions=versions, version=version)
+
+
+def everyone(model_path: str, other: str, *, offload: OffloadSpec | None = None) -> TrainerSpec:
+    """Policy, reference, teacher, critic and an earlier policy."""
+    algo = {"advantage_estimator": "ppo", "lambd": 0.9, "kl_coef": 0.2, "kl_loss_type": "k2", "opd_kl_coef": 0.1}
+    return spec(
+        model_path,
+        algo={**algo, "ref_update_interval": 2},
+        ref_path=model_path,
+        teacher=ModelSource(path=other),
+        critic=CriticSpec(source=ModelSource(path=model_path), lr=1e-2),
+        offload=offload,
+        num_old_policies=1,
+        adam_eps=1e-4,  # or Adam would make full steps of the rounding of vanishing gradients
+    )
+
+
+def train(backend: FsdpBackend, version: int, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
+    batch = batch_of(version)
+    result = backend.train(batch, [plan(batch, cut)])
+    return {**result.steps[0], **result.metrics}
+
+
+def main(rank: int, port: int, model_path: str, other: str, folder: Path) -> None:
+    join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
+    moving = everyone(model_path, other, offload=OffloadSpec(mode=OffloadMode.move))
+    backend = FsdpBackend(moving, rank=rank, world_size=2)
+    rollouts = []
+    for version in range(NUM_ROLLOUTS):
+        if version == SAVED_AFTER:
+            backend.save(folder / "saved")
+        rollouts.append(train(backend, version, TWO_RANKS))
+    resumed = FsdpBackend(everyone(model_path, other), rank=rank, world_size=2)
+    resumed.load(folder / "saved")
+    again = train(resumed, SAVED_AFTER, TWO_RANKS)
+    pairs = zip(resumed.weights(), backend.weights(), strict=True)
+    same = all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+    report = {"rollouts": rollouts, "resumed_exactly": again == rollouts[SAVED_AFTER] and same}
+    (folder / f"report_{rank}.json").write_text(json.dumps(report))
+    leave_world()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], Path(sys.argv[5]))
+    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    os._exit(0)

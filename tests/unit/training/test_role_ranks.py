@@ -1,0 +1,52 @@
+"""All roles on two ranks, taking turns, against one rank where everyone stays: the same numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from rlscale.training.fsdp.backend import FsdpBackend
+from tests.unit.training.launch import report, run_ranks
+from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, everyone, train
+from tests.unit.training.rollouts import tiny_model
+
+pytestmark = pytest.mark.usefixtures("world")
+ONE_RANK = [[[*range(8)]]]
+
+
+@pytest.fixture(scope="module")
+def other(cache: Path) -> str:
+    return tiny_model(cache, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(model_path: str, other: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind; they run once for all tests of this module."""
+    folder = tmp_path_factory.mktemp("roles")
+    (folder / "saved").mkdir()
+    run_ranks("tests.unit.training.role_ranks", model_path, other, str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(world: None, model_path: str, other: str) -> list[dict[str, float]]:
+    backend = FsdpBackend(everyone(model_path, other), rank=0, world_size=1)
+    return [train(backend, version, ONE_RANK) for version in range(NUM_ROLLOUTS)]
+
+
+def test_two_ranks_give_the_metrics_of_one(folder: Path, alone: list[dict[str, float]]) -> None:
+    assert report(folder, 0) == report(folder, 1)
+    for two, one in zip(report(folder, 0)["rollouts"], alone, strict=True):
+        assert {"critic_loss", "rollout/kl", "rollout/teacher_kl", "rollout/return"} <= one.keys()
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-4)
+
+
+def test_two_ranks_resume_bit_for_bit(folder: Path) -> None:
+    assert report(folder, 0)["resumed_exactly"] and report(folder, 1)["resumed_exactly"]
+
+
+def test_a_checkpoint_of_two_ranks_loads_on_one(
+    folder: Path, model_path: str, other: str, alone: list[dict[str, float]]
+) -> None:
+    backend = FsdpBackend(everyone(model_path, other), rank=0, world_size=1)
+    backend.load(folder / "saved")
+    assert train(backend, SAVED_AFTER, ONE_RANK) == pytest.approx(alone[SAVED_AFTER], abs=1e-5, rel=1e-4)
