@@ -38,7 +38,10 @@ class BatchConfig(ConfigGroup):
     ] = 1
     balance_data: Annotated[
         bool,
-        Field(description="Assign micro-batches to ranks by their estimated FLOPs instead of in order."),
+        Field(
+            description="Balance the ranks by estimated FLOPs: micro-batches of `batch.micro_batch_size`, or, with "
+            "`batch.use_dynamic_batch_size`, samples before they are packed, then by tokens too. Else in order."
+        ),
     ] = False
     use_dynamic_batch_size: Annotated[
         bool,
@@ -56,6 +59,7 @@ class BatchConfig(ConfigGroup):
         int | None,
         Field(
             gt=0,
-            description="Tokens per micro-batch of forward passes without gradient. None: `batch.max_tokens_per_gpu`.",
+            description="Tokens per micro-batch of passes without gradient, which need less memory: logprobs of old "
+            "policy, reference and teacher, and values. None: `batch.max_tokens_per_gpu`.",
         ),
     ] = None

@@ -15,7 +15,7 @@ from rlscale.config.rollout import EngineKind, UpdateMode
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
-from rlscale.config.train import TrainBackendName, WeightChannelName
+from rlscale.config.train import QkvFormat, TrainBackendName, WeightChannelName
 
 
 def _is_sft(config: RunConfig) -> bool:
@@ -72,6 +72,11 @@ IGNORED: tuple[Ignored, ...] = (
         names=("train.share_prompts",),
         when=lambda config: config.fsdp.attn_implementation == AttnImplementation.eager,
         why="fsdp.attn_implementation=eager attends to every sample by itself",
+    ),
+    Ignored(
+        names=("train.share_prompts",),
+        when=lambda config: config.train.qkv_format == QkvFormat.bshd,
+        why="train.qkv_format=bshd lays every sample down by itself",
     ),
     Ignored(
         names=("fsdp",),

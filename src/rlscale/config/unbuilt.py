@@ -69,7 +69,6 @@ PARTS: tuple[Part, ...] = (
             "model.custom_model_provider_path",
             "model.use_hf_config_for_megatron",
             "model.padded_vocab_size",
-            "train.qkv_format",
         ),
     ),
     Part(

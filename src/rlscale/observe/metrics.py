@@ -32,6 +32,7 @@ METRICS: dict[str, str] = {
     "train/kl_loss": "KL divergence from the reference model, when algo.use_kl_loss is on",
     "rollout/kl": "KL divergence of the policy before training from the reference model, when algo.kl_coef is above 0",
     "rollout/entropy": "mean entropy of the policy before training, nats, when algo.use_rollout_entropy is on",
+    "rollout/padding": "share of the tokens in micro-batches that are padding, with train.qkv_format=bshd",
     "train/entropy": "mean entropy of the policy at trainable tokens, nats",
     "train/tis_mean": "mean weight of truncated importance sampling, when algo.use_tis is on",
     "train/tis_clipfrac": "share of trainable tokens whose weight was cut to algo.tis_clip or algo.tis_clip_low",

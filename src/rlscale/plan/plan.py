@@ -13,6 +13,7 @@ from rlscale.config import (
     Device,
     EngineKind,
     OffloadMode,
+    QkvFormat,
     RunConfig,
     TrainBackendName,
     uses_critic,
@@ -255,6 +256,8 @@ def _trainer(
 def _kernel(config: RunConfig, lengths: Lengths) -> Kernel:
     if config.fsdp.attn_implementation == AttnImplementation.eager:
         return Kernel.eager
+    if config.train.qkv_format == QkvFormat.bshd:
+        return Kernel.fused
     on_cpu = config.cluster.device == Device.cpu
     return Kernel.matrix if on_cpu and lengths.sample <= LONGEST_MATRIX else Kernel.fused
 

@@ -68,6 +68,16 @@ class LogprobHead(OneDnnLinear):
             self.asked = None
 
 
+@contextmanager
+def only_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
+    """Has an output layer see the given rows of its input alone, as [1, R, H] of [S, L, H]; `rows` count S * L."""
+    hook = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[rows].unsqueeze(0),))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def use_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
     """Turns the output layer of a model into a LogprobHead, in place; whether it did.
 

@@ -8,7 +8,7 @@ Shape legend: T packed tokens, E tokens of the samples end to end, R trainable t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlscale.algo.ragged import TokenLayout
+from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.training.attention import PackedLayout, packed_layout, shared_prompts
 from rlscale.training.context import TokenShard
 from rlscale.training.context_attention import SpanLayout
 from rlscale.training.on_policy.rows import EngineRows
 from rlscale.types import Int64, TrainBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedLayout:
+    """Samples as rows of one width, the rest of each filled up at its end, where causal attention never looks."""
+
+    num_tokens: int  # of the samples
+    num_slots: int  # tokens that are computed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +45,7 @@ class Microbatch:
 
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T] in their sample, from 0
-    packing: PackedLayout | SpanLayout
+    packing: PackedLayout | SpanLayout | PaddedLayout
     logit_rows: Tensor  # [R] packed position whose logits predict the token; a shared one comes more than once
     targets: Tensor  # [R]
     layout: TokenLayout  # of the R tokens
@@ -104,6 +112,39 @@ def pack(
         sample_indices=rows.indices,
         batch_rows=rows.batch_rows[rows.trainable],
     )
+
+
+def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.device) -> Microbatch:
+    """The same samples as rows of the longest one's width: ids and positions are [S, width].
+
+    `logit_rows` counts the slots of all rows. For kernels that cannot read packed samples; `pack` computes less.
+    """
+    rows = lay_down(batch, sample_indices, share_prompts=False)
+    num_samples, width = len(rows.lengths), int(rows.lengths[-1])
+    slots = rows.positions + np.repeat(np.arange(num_samples) * width, rows.lengths)
+    ids = np.zeros(num_samples * width, dtype=np.int64)
+    ids[slots] = rows.tokens
+    positions = np.tile(np.arange(width), (num_samples, 1))
+    return Microbatch(
+        input_ids=to_device(ids.reshape(num_samples, width), device),
+        position_ids=to_device(positions, device),
+        packing=PaddedLayout(num_tokens=len(rows.tokens), num_slots=num_samples * width),
+        logit_rows=to_device(slots[np.maximum(rows.trainable - 1, 0)], device),
+        targets=to_device(rows.tokens[rows.trainable], device),
+        layout=rows.layout(device),
+        sample_indices=rows.indices,
+        batch_rows=rows.batch_rows[rows.trainable],
+    )
+
+
+def padding(micros: Iterable[Microbatch]) -> Sums:
+    """How much of what is computed is padding; nothing where samples are packed."""
+    layouts = [micro.packing for micro in micros]
+    padded = [layout for layout in layouts if isinstance(layout, PaddedLayout)]
+    if not padded:
+        return {}
+    slots, tokens = sum(each.num_slots for each in padded), sum(each.num_tokens for each in padded)
+    return {"padding": (torch.tensor(float(slots - tokens)), torch.tensor(float(slots)))}
 
 
 def lay_down(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> Rows:

@@ -115,9 +115,15 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     (
         "padded_layout_is_static",
+        {"train.qkv_format": "bshd", "train.true_on_policy_mode": True},
+        "train.qkv_format must be thd with train.true_on_policy_mode=true, got bshd",
+        {"train.qkv_format": "bshd"},
+    ),
+    (
+        "padded_layout_is_static",
+        {"train.backend": "fsdp", "train.qkv_format": "bshd", "fsdp.context_parallel_size": 2},
+        "train.qkv_format must be thd with fsdp.context_parallel_size=2, got bshd",
         {"train.backend": "fsdp", "train.qkv_format": "bshd"},
-        "train.qkv_format must be thd with train.backend=fsdp, got bshd",
-        {"train.backend": "fsdp", "batch.use_dynamic_batch_size": True},
     ),
     (
         "packed_layout_varies_in_length",

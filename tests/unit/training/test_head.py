@@ -1,9 +1,12 @@
 """A large vocabulary: the output layer gives the logprobs that plain logits give."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlscale.config import ComputeDtype, ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
@@ -18,8 +21,8 @@ from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 BATCH = make_batch(RAGGED)
 
 
-@pytest.fixture
-def large_vocabulary(cache: Path) -> str:
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def large_vocabulary(cache: Path, request: pytest.FixtureRequest) -> str:
     config = ModelConfig(
         build=ModelBuild.tiny_qwen3,
         cache_dir=str(cache),
@@ -30,6 +33,7 @@ def large_vocabulary(cache: Path) -> str:
         num_key_value_heads=1,
         head_dim=8,
         vocab_size=MIN_VOCABULARY + 1,
+        tie_word_embeddings=request.param,
     )
     return resolve_model(config)
 
@@ -47,6 +51,32 @@ def test_it_gives_the_logprobs_and_gradients_of_plain_logits(large_vocabulary: s
         (logprobs.sum() + (entropy.square().sum() if entropy_grad else 0.0)).backward()
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-3, rtol=1e-4)
+
+
+class MostColumns(TorchDispatchMode):
+    """The most columns of a tensor with so many rows."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows, self.most = num_rows, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor) and self.num_rows in x.shape]
+        self.most = max([self.most, *(size // self.num_rows for size in sizes)])
+        return out
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_logits_of_all_tokens_never_exist(large_vocabulary: str, entropy_grad: bool) -> None:
+    micro = pack(BATCH, range(len(RAGGED)), device=torch.device("cpu"))
+    model = load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    assert use_logprob_head(model, chunk_tokens=8)
+    num_tokens = len(micro.targets)
+    with MostColumns(num_tokens) as seen:
+        logprobs, entropy = policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert 0 < seen.most * num_tokens <= 8 * (MIN_VOCABULARY + 1)
 
 
 def test_a_small_vocabulary_and_unknown_architectures_keep_their_logits(model_path: str, large_vocabulary: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from rlscale.config.fsdp import AttnImplementation
@@ -137,9 +138,16 @@ def expert_parallel_divides(config: RunConfig) -> list[Problem]:
     return problems
 
 
-@rule("train.qkv_format", "train.backend", "batch.use_dynamic_batch_size", "batch.max_tokens_per_gpu")
+@rule(
+    "train.qkv_format",
+    "train.backend",
+    "train.true_on_policy_mode",
+    "fsdp.context_parallel_size",
+    "batch.use_dynamic_batch_size",
+    "batch.max_tokens_per_gpu",
+)
 def padded_layout_is_static(config: RunConfig) -> list[Problem]:
-    """Padded micro-batches hold a number of samples, not of tokens, and only Megatron-core makes them."""
+    """Padded micro-batches hold a number of samples, not of tokens, each sample whole and in a row of its own."""
     if config.train.qkv_format != QkvFormat.bshd:
         return []
     problems = []
@@ -147,9 +155,13 @@ def padded_layout_is_static(config: RunConfig) -> list[Problem]:
         fix = "packing by tokens needs train.qkv_format=thd; set one of the two"
         rule = "be false with train.qkv_format=bshd"
         problems.append(Problem(path="batch.use_dynamic_batch_size", rule=rule, value="true", fix=fix))
-    if config.train.backend != TrainBackendName.megatron:
-        rule = f"be thd with train.backend={config.train.backend}"
-        problems.append(Problem(path="train.qkv_format", rule=rule, value="bshd", fix="leave it out"))
+    packs = {"train.true_on_policy_mode": config.train.true_on_policy_mode}
+    if config.train.backend == TrainBackendName.fsdp:
+        packs["fsdp.context_parallel_size"] = config.fsdp.context_parallel_size > 1
+    for path in (path for path, is_on in packs.items() if is_on):
+        value = show(attrgetter(path)(config))
+        problem = Problem(path="train.qkv_format", rule=f"be thd with {path}={value}", value="bshd", fix="leave it out")
+        problems.append(problem)
     return problems
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlscale.config import LossType, compares_policies
+from rlscale.config import LossType, QkvFormat, compares_policies
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import CONTEXT_ATTENTION
@@ -37,7 +37,7 @@ from rlscale.training.fsdp.turns import make_turns, state_tensors
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.check import require_equal_logprobs
 from rlscale.training.on_policy.pack import in_engine_shapes
-from rlscale.training.packing import Microbatch, pack
+from rlscale.training.packing import Microbatch, pack, pad, padding
 from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch, TrainResult
@@ -187,11 +187,15 @@ class FsdpBackend:
             asked=AskedLogprobs(batch),
             data_group=grid.data_group,
         )
+        rollout.metrics.add(padding(rollout.flat), prefix="rollout/")
         if algo.loss_type == LossType.sft_loss:
             return rollout
         rollout.gen = torch.tensor(batch.rollout_logprobs)
         if not compares_policies(algo):
             return rollout
+        if steps and steps[0].scoring is not None:
+            cuts = (micro for plan in steps for micro in (plan.scoring or plan.microbatches)[grid.data_index])
+            rollout.scoring = [self._pack(batch, samples) for samples in cuts]
         if algo.use_rollout_logprobs:
             rollout.old = rollout.gen
         if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
@@ -211,6 +215,8 @@ class FsdpBackend:
         shapes = self._spec.engine_shapes
         if shapes is not None:
             return in_engine_shapes(pack(batch, samples, device=self._device), batch, shapes=shapes)
+        if self._spec.train.qkv_format == QkvFormat.bshd:
+            return pad(batch, samples, device=self._device)
         kernel, context = self.policy.model.config._attn_implementation, self._grid.context
         shares = self._spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
         if context is None:

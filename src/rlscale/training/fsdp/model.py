@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
-from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, TrainConfig
+from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, QkvFormat, TrainConfig
 from rlscale.models import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.chosen import choose_parameters
@@ -44,13 +44,13 @@ def load_sharded(
         is_trained: False for a model that only scores.
         has_value_head: put a new value head in the place of the output layer.
     """
-    kernel = attention_kernel(fsdp, device_type=mesh.device_type)
+    kernel = attention_kernel(fsdp, device_type=mesh.device_type, is_padded=train.qkv_format == QkvFormat.bshd)
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
     if has_value_head:
         use_value_head(model)
     model.requires_grad_(is_trained)
     if is_trained:
-        if train.lora.rank and not has_value_head:  # a critic is trained whole
+        if train.lora.rank and not has_value_head:
             add_adapters(model, train.lora, seed=train.seed)
         else:
             choose_parameters(model, train)
@@ -74,9 +74,12 @@ def load_sharded(
     return model
 
 
-def attention_kernel(fsdp: FsdpConfig, *, device_type: str) -> str:
+def attention_kernel(fsdp: FsdpConfig, *, device_type: str, is_padded: bool = False) -> str:
     """The name transformers knows the chosen attention by: packed unless flash attention brings that itself."""
     choice = fsdp.attn_implementation
+    if is_padded:
+        has_kernel = choice != AttnImplementation.flash_attention_2 or device_type == "cuda"
+        return str(choice if has_kernel else AttnImplementation.sdpa)
     if fsdp.context_parallel_size > 1:
         assert choice != AttnImplementation.eager, "a rule refuses eager attention over several ranks"
         return CONTEXT_ATTENTION

@@ -25,6 +25,7 @@ class Rollout:
 
     batch: TrainBatch
     micros: list[list[Microbatch]]  # of this rank, by step
+    scoring: list[Microbatch] | None = None  # of this rank, for passes without gradient; None: the same
     old: Tensor | None = None  # logprobs of the policy that is improved
     gen: Tensor | None = None  # logprobs the engine reported
     ref: Tensor | None = None  # logprobs of the reference model
@@ -43,6 +44,11 @@ class Rollout:
     def flat(self) -> list[Microbatch]:
         """This rank's micro-batches of all steps."""
         return [micro for step in self.micros for micro in step]
+
+    @property
+    def scored(self) -> list[Microbatch]:
+        """The same samples, as passes without gradient take them."""
+        return self.flat if self.scoring is None else self.scoring
 
     def denominators(self, plan: StepPlan) -> Tensor:
         """Of every sample of the batch. [S]"""

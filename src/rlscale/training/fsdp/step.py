@@ -22,11 +22,11 @@ from rlscale.errors import WorkerError
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import SpanLayout
 from rlscale.training.fsdp.model import as_fsdp
-from rlscale.training.head import Asked, LogprobHead, output_layer
+from rlscale.training.head import Asked, LogprobHead, only_rows, output_layer
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.forward import computes_as_engine, drawn_logprobs, with_values
 from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
-from rlscale.training.packing import Microbatch
+from rlscale.training.packing import Microbatch, PaddedLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,8 @@ MicrobatchLoss = Callable[[Microbatch], Tensor]
 def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
     """Logits of the positions that predict a trainable token, and of no others: of this rank's share. [R, V]"""
     layout = micro.packing
+    if isinstance(layout, PaddedLayout):
+        return _padded_logits(model, micro)
     if computes_as_engine(model):
         packing: dict[str, object] = {"packing": layout, "engine_rows": micro.engine_rows}
     elif isinstance(layout, SpanLayout) or model.config._attn_implementation == PACKED_ATTENTION:
@@ -64,6 +66,15 @@ def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
         **packing,
     )
     logits: Tensor = output.logits
+    return logits.squeeze(0)
+
+
+def _padded_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
+    """Samples lie in rows of their own, so that any causal kernel reads them; rows of the logits are chosen late."""
+    head = output_layer(model)
+    assert head is not None, "a language model has an output layer"
+    with only_rows(head, micro.logit_rows):
+        logits: Tensor = model(input_ids=micro.input_ids, use_cache=False).logits
     return logits.squeeze(0)
 
 

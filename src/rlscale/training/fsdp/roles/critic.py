@@ -64,7 +64,7 @@ class Critic:
         """Fills `values`, on every rank those of all."""
         with rollout.timed("values"):
             column = torch.zeros(len(rollout.batch.tokens))
-            for micro in rollout.flat:
+            for micro in rollout.scored:
                 values, trainable = self._values(micro).cpu(), micro.layout.mask_T.cpu()
                 column[torch.from_numpy(micro.batch_rows)[trainable]] = values[trainable]
             as_fsdp(self.model).reshard()

@@ -62,7 +62,7 @@ class OldPolicies:
                 continue
             current = {name: shard.clone() for name, shard in _shards(model).items()}
             _write(model, self._kept[version])
-            column = score(model, rollout.flat, num_tokens=len(batch.tokens), temperature=temperature)
+            column = score(model, rollout.scored, num_tokens=len(batch.tokens), temperature=temperature)
             _write(model, current)
             rollout.old = torch.where(torch.from_numpy(drew == version), column, rollout.old)
 

@@ -45,7 +45,7 @@ class Policy:
         with rollout.timed("old_logprobs"):
             old = score(
                 self.model,
-                rollout.flat,
+                rollout.scored,
                 num_tokens=len(rollout.batch.tokens),
                 temperature=self._spec.temperature,
                 entropies=rollout.metrics if algo.use_rollout_entropy else None,

@@ -44,7 +44,7 @@ class Reference:
         """Fills `ref`; a collective."""
         with rollout.timed("ref_logprobs"):
             rollout.ref = score(
-                self.model, rollout.flat, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
+                self.model, rollout.scored, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
             )
 
     def is_due(self, num_rollouts: int) -> bool:

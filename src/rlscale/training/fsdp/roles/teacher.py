@@ -39,5 +39,5 @@ class Teacher:
         """Fills `teacher`; a collective. The temperature is the policy's, as the two are compared."""
         with rollout.timed("teacher_logprobs"):
             rollout.teacher = score(
-                self.model, rollout.flat, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
+                self.model, rollout.scored, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
             )
