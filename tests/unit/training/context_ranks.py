@@ -30,7 +30,7 @@ from rlscale.training.distributed import RankGrid, join_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.packing import pack
 from rlscale.training.sharding import pack_share
-from rlscale.training.spec import TrainerSpec
+from rlscale.training.spec import CriticSpec, ModelSource, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_equal_prompts
 
@@ -65,6 +65,10 @@ CASES: dict[str, dict[str, Any]] = {
         "reuse_logprobs": False,
         "log_probs_chunk_size": 8,
     },
+    "critic": {
+        "algo": {"advantage_estimator": "ppo", "kl_coef": 0.1, "lambd": 0.9, "normalize_advantages": True},
+        "critic": True,
+    },
     "bfloat16": {"algo": POLICY, "dtype": ComputeDtype.bfloat16},
 }
 EXACT = [name for name in CASES if name != "bfloat16"]
@@ -77,6 +81,8 @@ WORLDS = {2: {2: list(CASES)}, 4: {2: ["whole_rollout"], 4: ["gspo"]}}
 def case_spec(name: str, model_path: str, *, context_size: int = 1) -> TrainerSpec:
     """No clipping and no first moment: `exp_avg` is the gradient."""
     changes = {"clip_grad": 0.0, "adam_beta1": 0.0, "adam_eps": 1e-4, **CASES[name]}
+    if changes.pop("critic", False):
+        changes["critic"] = CriticSpec(source=ModelSource(path=model_path), lr=1e-2)
     return spec(model_path, ref_path=model_path, context_parallel_size=context_size, **changes)
 
 
