@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from rlscale.config import ComputeDtype, MisConfig, MisLevel
+from rlscale.config import ComputeDtype, MisConfig, MisLevel, QkvFormat
 from rlscale.errors import WorkerError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -74,6 +74,15 @@ def train(backend: FsdpBackend, batch: TrainBatch, cut: Sequence[Sequence[Sequen
     return {**result.steps[0], **result.metrics}
 
 
+def otherwise_cut(model_path: str, rank: int) -> dict[str, dict[str, float]]:
+    """The first step with padded rows, and with other micro-batches in the passes without gradient."""
+    padded = FsdpBackend(full_spec(model_path, qkv_format=QkvFormat.bshd), rank=rank, world_size=2)
+    scoring = FsdpBackend(full_spec(model_path, reuse_logprobs=False), rank=rank, world_size=2)
+    step = replace(plan(BATCHES[0], TWO_RANKS), scoring=(((0, 5, 6, 1, 2),), ((3, 4, 7),)))
+    result = scoring.train(BATCHES[0], [step])
+    return {"padded": train(padded, BATCHES[0], TWO_RANKS), "scoring": {**result.steps[0], **result.metrics}}
+
+
 def nan_on_rank_1(model_path: str, rank: int) -> str:
     """The message of every rank when only the loss of rank 1 is no number."""
     batch = BATCHES[0]
@@ -124,6 +133,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "asking_changes_nothing": {**asked.steps[0], **asked.metrics} == steps[0],
         "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "user_functions": [train(users, batch, TWO_RANKS) for batch in BATCHES[:2]],
+        "otherwise_cut": otherwise_cut(model_path, rank),
         "threads": torch.get_num_threads(),
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train, user_spec, whole_rollout_spec
-from tests.unit.training.rollouts import plan
+from tests.unit.training.rollouts import RAGGED, plan
 
 pytestmark = pytest.mark.usefixtures("world")
 ROOT = Path(__file__).parents[3]
@@ -93,6 +93,16 @@ def test_functions_of_the_user_give_the_same_on_two_ranks(folder: Path, model_pa
     assert 0 < expected[0]["rollout/bounded"] < 1 and expected[0]["factor"] < 1
     for two, one in zip(report(folder, 0)["user_functions"], expected, strict=True):
         assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
+
+
+def test_other_cuts_of_the_samples_give_the_same_on_two_ranks(folder: Path) -> None:
+    content = report(folder, 0)
+    found = content["otherwise_cut"]
+    # Rank 0: 3 rows of 76 and 2 of 11 tokens; rank 1: 3 of 33, and one token where it has no sample.
+    slots, tokens = 3 * 76 + 2 * 11 + 3 * 33 + 1, sum(p + r for p, r in RAGGED) + 1
+    assert found["padded"].pop("rollout/padding") == pytest.approx(1 - tokens / slots)
+    for name in ("padded", "scoring"):
+        assert found[name] == pytest.approx(content["steps"][0], abs=1e-5, rel=1e-4), name
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:
