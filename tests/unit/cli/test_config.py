@@ -122,7 +122,11 @@ def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert complete("experiment=") == [f"experiment={name}" for name in groups["experiment"]]
     assert complete("+on=c") == ["+on=cpu"]
     assert complete("algo.eps_clip_") == ["algo.eps_clip_c=", "algo.eps_clip_high="]
-    assert complete("algo=gspo optim.lr_d") == ["optim.lr_decay_iters=", "optim.lr_decay_style="]
+    assert complete("algo=gspo optim.lr_d") == [
+        "optim.lr_decay_iters=",
+        "optim.lr_decay_power=",
+        "optim.lr_decay_style=",
+    ]
     assert complete("algo.loss_type=pol") == ["algo.loss_type=policy_loss"]
     assert complete("algo.use_tis=") == ["algo.use_tis=false", "algo.use_tis=true"]
     assert complete("algo.eps_clip=") == ["algo.eps_clip=0.2"]
