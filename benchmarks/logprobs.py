@@ -239,8 +239,9 @@ def write(rows: list[dict[str, Any]], loads: list[float]) -> None:
         "and gradients. Limits for rlscale: 5 % of full logits, 1.0 times plain. TRL's and verl's ways are their "
         "formulas, as they are without CUDA kernels. Made by `python benchmarks/logprobs.py`.\n\n"
         f"{table(rows)}\n\n"
-        "Most of the plain way's forward pass is memory that is touched for the first time: four tensors of the size "
-        "of the logits. `plain, oneDNN` has the matrix product of rlscale; the rest of the difference is the tiles.\n"
+        "The plain way makes four tensors of the size of the logits, and memory that is touched for the first time is "
+        "slow on this machine (a virtual one), so the ratios will be larger elsewhere. `plain, oneDNN` has the matrix "
+        "product of rlscale.\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "logprobs.md").write_text(text)
