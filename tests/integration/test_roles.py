@@ -1,0 +1,46 @@
+"""Models beside the policy, and engines, that take turns on what they share: runs of the real command."""
+
+import json
+from pathlib import Path
+
+from tests.integration.conftest import Command
+
+PPO = (
+    "algo=ppo",
+    "critic.num_critic_only_steps=1",
+    "algo.kl_coef=0.01",
+    "algo.kl_loss_type=k2",
+    "reward.type=random",  # a model that was never trained earns none of the others
+    "optim.lr_warmup_iters=0",
+    "cluster.colocate=true",
+    "cluster.num_gpus_per_node=1",
+    "cluster.actor_num_gpus_per_node=1",
+    "rollout.deterministic=true",
+    "checkpoint.save_interval=2",
+    "ci.enabled=true",
+    "eval.interval=3",
+)
+
+
+def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path: Path) -> None:
+    shared = Command(folder=tmp_path, cache=cache)
+    done = shared.run(*PPO)
+    assert done.code == 0, done.err
+    steps = [record for record in shared.metrics() if "train/critic_loss" in record]
+    assert len(steps) == 3 and "train/loss" not in steps[0] and "train/loss" in steps[2]
+    # The engine gave back its memory while the trainer worked, and had the right weights afterwards (ci.enabled).
+    assert all(record["time/offload_s"] > 0 for record in steps)
+    saved = shared.run_dir / "checkpoints" / "rollout_00000002"
+    assert {path.name for path in saved.iterdir()} >= {"tensors", "critic"}
+
+    (tmp_path / "apart").mkdir()
+    apart = Command(folder=tmp_path / "apart", cache=cache)
+    stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
+    from_checkpoint = (f"checkpoint.load={saved}", f"model.ref_load={shared.run_dir}", "model.ref_ckpt_step=2")
+    done = apart.run(*PPO, *stays, *from_checkpoint, "eval.interval=null")
+    assert done.code == 0, done.err
+    (last,) = [record for record in apart.metrics() if "train/critic_loss" in record]
+    # The same policy and critic; the reference is now the policy itself.
+    assert last["rollout/kl"] == 0.0 < steps[2]["rollout/kl"]
+    assert last["logprob_diff/mean"] < 1e-4
+    assert json.loads((apart.run_dir / "finished.json").read_text())["num_rollouts"] == 3
