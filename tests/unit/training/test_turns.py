@@ -163,3 +163,14 @@ def test_turns_are_what_the_spec_asks_for() -> None:
     assert isinstance(make_turns(MOVE, device=CPU), Moving)
     with pytest.raises(ConfigError, match=r"cluster\.offload_train_mode must be move without torch_memory_saver"):
         make_turns(OffloadSpec(mode=OffloadMode.tms), device=CPU)
+
+
+def test_what_lies_on_the_host_anyway_stays_where_it_is() -> None:
+    # The moments of AdamW on the host, beside parameters on a GPU.
+    moments = torch.arange(4.0)
+    turns = Moving(torch.device("meta"), keeps_copies=False)
+    turns.add("policy.optimizer", lambda: [moments])
+    turns.rest()
+    assert moments.tolist() == [0.0, 1.0, 2.0, 3.0]
+    with turns.of("policy.optimizer"):
+        assert moments.tolist() == [0.0, 1.0, 2.0, 3.0]

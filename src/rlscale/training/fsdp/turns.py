@@ -114,6 +114,8 @@ class Moving:
         if not role.is_here:
             return
         for storage in _storages(role.tensors()):
+            if storage.device.type != self._device.type:
+                continue  # an optimiser may keep its moments on the host anyway
             copy = role.copies.get(storage._cdata)
             if copy is None:
                 copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
