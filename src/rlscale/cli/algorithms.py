@@ -14,7 +14,6 @@ from rlscale.algo import corrections, kl, losses, off_policy, overlong, reduce, 
 from rlscale.algo.advantages import ESTIMATORS, distill, gae, leave_one_out, normalize_by_group
 from rlscale.config.folder import packaged_folder
 from rlscale.config.schema import keys
-from rlscale.config.unbuilt import unbuilt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,12 +266,10 @@ def _options() -> list[str]:
 
 
 def _estimators() -> list[str]:
-    built = unbuilt()["algo.advantage_estimator"].values if "algo.advantage_estimator" in unbuilt() else ESTIMATORS
     lines = ["| `algo.advantage_estimator` | paper | advantages | loss |", "|---|---|---|---|"]
     for name, estimator in ESTIMATORS.items():
-        title = f"`{name}`" if name in built else f"`{name}` (formulas only: there is no critic yet)"
         loss = losses.POLICY_LOSSES[estimator.policy_loss].__name__
-        lines.append(f"| {title} | {estimator.paper} | `{estimator.compute.__name__}` | `{loss}` |")
+        lines.append(f"| `{name}` | {estimator.paper} | `{estimator.compute.__name__}` | `{loss}` |")
     return lines
 
 
