@@ -68,7 +68,7 @@ class _Role:
     is_frozen: bool
     is_here: bool = True
     away: list[tuple[torch.UntypedStorage, Tensor]] = field(default_factory=list)  # storage and its copy on the host
-    copies: dict[int, Tensor] = field(default_factory=dict)  # kept ones, by storage; see `_key`
+    copies: dict[int, Tensor] = field(default_factory=dict)  # kept ones, by storage
     is_known: bool = False  # whether `copies` hold what is on the device
 
 
