@@ -181,10 +181,9 @@ A new estimator is one module in `src/rlscale/algo/advantages/` and one line in 
 without touching rlscale see [Your own loss](../how-to/your-own-loss.md).
 """
 
-_CURVES = """Each curve is a short run on the arithmetic task from the quickstart's warm-up: the mean reward of its
-rollouts, or the loss of supervised training. One seed: enough to see that it learns, not to rank them; settings and
-numbers are in `benchmarks/results/algorithms.md`.
-"""
+_CURVES = """The golden tests are in `tests/golden/`. Each curve is a short run on the arithmetic task from the quickstart's
+warm-up: the mean reward of its rollouts, or the loss of supervised training. One seed: enough to see that it learns,
+not to rank them; settings and numbers are in `benchmarks/results/algorithms.md`."""
 
 
 def make_page() -> str:
@@ -234,13 +233,20 @@ def read_options() -> dict[str, Option]:
 
 def _table() -> list[str]:
     """Name, paper, key, golden test and curve of each option, and of a loss of the user's."""
-    lines = ["| algorithm | paper | key | numbers checked in | learns |", "|---|---|---|---|---|"]
+    lines = ["| algorithm, paper and key | learns | golden tests |", "|---|---|---|"]
     for name, option in read_options().items():
-        tests = ", ".join(f"`{file}`" for file in dict.fromkeys(GOLDEN[each.__name__] for each in option.functions))
-        lines.append(f"| {TITLES[name]} | {option.paper} | `algo={name}` | {tests} | {_curve(name)} |")
+        tests = "<br>".join(dict.fromkeys(_test_of(each) for each in option.functions))
+        about = "<br>".join(part for part in (f"**{TITLES[name]}**", option.paper, f"`algo={name}`") if part)
+        lines.append(f"| {about} | {_curve(name)} | {tests} |")
     own, test = "algo.custom_loss_function_path", "tests/contract/test_algo_hooks.py"
-    lines.append(f"| [Your own loss](../how-to/your-own-loss.md) | | `{own}` | `{test}` | {_curve('custom_loss')} |")
+    about = f"**[Your own loss](../how-to/your-own-loss.md)**<br>`{own}`"
+    lines.append(f"| {about} | {_curve('custom_loss')} | `{test}` |")
     return lines
+
+
+def _test_of(function: Callable[..., Any]) -> str:
+    # The folder is left out: with it the tables would be wider than the page.
+    return f"`{GOLDEN[function.__name__].removeprefix('tests/golden/')}`"
 
 
 def _curve(name: str) -> str:
@@ -248,10 +254,9 @@ def _curve(name: str) -> str:
 
 
 def _additions() -> list[str]:
-    lines = ["| addition | paper | key | function | numbers checked in |", "|---|---|---|---|---|"]
+    lines = ["| addition and paper | key | function | golden tests |", "|---|---|---|---|"]
     lines += [
-        f"| {each.title} | {each.paper} | `algo.{each.key}` | `{each.function.__name__}` "
-        f"| `{GOLDEN[each.function.__name__]}` |"
+        f"| {each.title}, {each.paper} | `algo.{each.key}` | `{each.function.__name__}` | {_test_of(each.function)} |"
         for each in ADDITIONS
     ]
     return lines

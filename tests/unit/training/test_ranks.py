@@ -1,9 +1,5 @@
 """Two ranks on gloo against one: the same numbers, and checkpoints that move from two ranks to one."""
 
-import json
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +10,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
+from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train, user_spec, whole_rollout_spec
 from tests.unit.training.rollouts import RAGGED, plan
 
 pytestmark = pytest.mark.usefixtures("world")
-ROOT = Path(__file__).parents[3]
 ONE_RANK = [[[0, 1, 2, 3, 4, 5, 6, 7]]]
 
 
@@ -27,32 +23,8 @@ def folder(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind; they run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "saved").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tests.unit.training.ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(port), model_path, str(folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    run_ranks("tests.unit.training.ranks", model_path, str(folder))
     return folder
-
-
-def report(folder: Path, rank: int) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / f"report_{rank}.json").read_text())
-    return content
 
 
 @pytest.fixture(scope="module")
