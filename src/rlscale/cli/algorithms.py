@@ -181,9 +181,9 @@ A new estimator is one module in `src/rlscale/algo/advantages/` and one line in 
 without touching rlscale see [Your own loss](../how-to/your-own-loss.md).
 """
 
-_CURVES = """The golden tests are in `tests/golden/`. Each curve is a short run on the arithmetic task from the warm-up of
-the quickstart: the mean reward of its rollouts, or the loss of supervised training. One seed: enough to see that it
-learns, not to rank them; settings and numbers are in `benchmarks/results/algorithms.md`.
+_CURVES = """The golden tests are in `tests/golden/`. Each curve is a short run on the arithmetic task from the
+quickstart's warm-up: the mean reward of its rollouts, or the loss of supervised training. One seed: enough to see that
+it learns, not to rank them; settings and numbers are in `benchmarks/results/algorithms.md`.
 """
 
 
