@@ -1,6 +1,7 @@
 """Settings of every test: no network, one thread per process, markers by folder, and which tests share a worker."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ INTEGRATION = Path(__file__).parent / "integration"
 ARGUMENTS = Path(__file__).parent / "unit" / "config" / "test_arguments_csv.py"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """What a shell starts in the background ignores SIGINT, and so would every run of the tests."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if INTEGRATION in item.path.parents:

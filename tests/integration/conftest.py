@@ -94,13 +94,6 @@ class Finished:
     err: str
 
 
-@pytest.fixture(scope="session", autouse=True)
-def interruptible() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would every run of the tests."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built models are shared by the tests of a session."""
