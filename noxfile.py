@@ -23,7 +23,7 @@ WORKERS = str(min(os.cpu_count() or 1, 4))
 def _pytest(session: nox.Session, markers: str, *args: str) -> None:
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    workers = ("-n", WORKERS, "--dist", "loadgroup")
+    workers = ("-n", WORKERS, "--dist", "loadfile")
     _python(session, "pytest", "-q", "-m", markers, *workers, *args, *session.posargs, env=env)
 
 

@@ -1,4 +1,4 @@
-"""Settings of every test: no network, one thread per process, markers by folder, and which tests share a worker."""
+"""Settings of every test: no network, one thread per process, markers by folder."""
 
 import os
 import signal
@@ -21,14 +21,10 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if INTEGRATION in item.path.parents:
             item.add_marker(pytest.mark.integration)
-        # Of several workers one takes a file, for its fixtures, and one all that needs the one server of SGLang.
-        needs_sglang = "[sglang" in item.name or "sglang" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("sglang" if needs_sglang else item.path.stem))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
