@@ -16,15 +16,10 @@ def _python(session: nox.Session, *args: str, env: dict[str, str] | None = None)
     session.run(sys.executable, "-m", *args, env=env, external=True)
 
 
-# Tests of several processes mostly wait for them to start, so one worker a core pays; more would only need more memory.
-WORKERS = str(min(os.cpu_count() or 1, 4))
-
-
 def _pytest(session: nox.Session, markers: str, *args: str) -> None:
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    workers = ("-n", WORKERS, "--dist", "loadfile")
-    _python(session, "pytest", "-q", "-m", markers, *workers, *args, *session.posargs, env=env)
+    _python(session, "pytest", "-q", "-m", markers, *args, *session.posargs, env=env)
 
 
 @nox.session
@@ -49,7 +44,9 @@ def unit(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Runs of several processes, small."""
-    _pytest(session, "integration and not (slow or gpu)")
+    # They mostly wait for processes to start, so one worker a core pays; more would only need more memory.
+    workers = str(min(os.cpu_count() or 1, 4))
+    _pytest(session, "integration and not (slow or gpu)", "-n", workers, "--dist", "loadfile")
 
 
 @nox.session
@@ -61,7 +58,7 @@ def slow(session: nox.Session) -> None:
 @nox.session
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device."""
-    _pytest(session, "gpu", "--timeout=1800", "-n", "0")
+    _pytest(session, "gpu", "--timeout=1800")
 
 
 @nox.session

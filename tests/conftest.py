@@ -9,6 +9,8 @@ import pytest
 # Before anything imports transformers or torch; child processes inherit them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A process that crashes leaves a traceback in its log.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 INTEGRATION = Path(__file__).parent / "integration"
 ARGUMENTS = Path(__file__).parent / "unit" / "config" / "test_arguments_csv.py"
