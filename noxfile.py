@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import nox
 
@@ -11,15 +12,19 @@ nox.options.error_on_missing_interpreters = False
 
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
+# Runs of several processes mostly wait for them to start, so one worker a core pays; more would only need more memory.
+SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 
-def _python(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
-    session.run(sys.executable, "-m", *args, env=env, external=True)
+
+def _python(session: nox.Session, *args: str, **options: Any) -> None:
+    session.run(sys.executable, "-m", *args, external=True, **options)
 
 
-def _pytest(session: nox.Session, markers: str, *args: str) -> None:
+def _pytest(session: nox.Session, markers: str, *args: str, success_codes: tuple[int, ...] = (0,)) -> None:
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    _python(session, "pytest", "-q", "-m", markers, *args, *session.posargs, env=env)
+    words = ("pytest", "-q", "-m", markers, *args, *session.posargs)
+    _python(session, *words, env=env, success_codes=list(success_codes))
 
 
 @nox.session
@@ -44,15 +49,16 @@ def unit(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Runs of several processes, small."""
-    # They mostly wait for processes to start, so one worker a core pays; more would only need more memory.
-    workers = str(min(os.cpu_count() or 1, 4))
-    _pytest(session, "integration and not (slow or gpu)", "-n", workers, "--dist", "loadfile")
+    _pytest(session, "integration and not (slow or gpu)", *SIDE_BY_SIDE)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """What is slow or needs a second environment: the wheel, the quickstart, long runs."""
-    _pytest(session, "slow and not gpu", "--timeout=1800")
+    """What is slow or needs a second environment: SGLang, the wheel, the quickstart, long runs."""
+    # Chosen tests may all be in one of the two: the other then finds none, which is pytest's code 5.
+    codes = (0, 5) if session.posargs else (0,)
+    _pytest(session, "slow and not (integration or gpu)", "--timeout=1800", success_codes=codes)
+    _pytest(session, "slow and integration and not gpu", "--timeout=1800", *SIDE_BY_SIDE, success_codes=codes)
 
 
 @nox.session
