@@ -9,9 +9,10 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiohttp import web
 
@@ -22,6 +23,8 @@ from rlscale.engines.streaming import Latest
 from rlscale.engines.wire import Answer, FolderUpdate, GenerateRequest, Limits, Refused, TensorUpdate, VersionSpan
 from rlscale.protocols import IncomingWeights, WeightReceiver
 from rlscale.types import WeightBucket, WeightGroup
+
+T = TypeVar("T")
 
 EOS_ID = 1
 FIRST_PLAIN_ID = 2
@@ -136,6 +139,7 @@ class FakeService:
         self.version = "0"
         self.num_requests = 0
         self._token_s, self._receiver = token_s, receiver
+        self._receiving = ThreadPoolExecutor(1, "weights")  # one call after the other, as in engines with weights
         self._running: list[_Running] = []
         self._paused_mode: str | None = None
         self._updating = False
@@ -263,11 +267,11 @@ class FakeService:
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         if self._receiver is not None:
-            await asyncio.to_thread(self._receiver.join, group, rank)
+            await self._in_turn(self._receiver.join, group, rank)
 
     async def leave_group(self, name: str) -> None:
         if self._receiver is not None:
-            await asyncio.to_thread(self._receiver.leave, name)
+            await self._in_turn(self._receiver.leave, name)
 
     async def begin_update(self) -> None:
         if "weights" in self._released:
@@ -283,8 +287,8 @@ class FakeService:
             await self.flush_cache()
         receiver = self._receiver
         if receiver is not None:
-            incoming = await asyncio.to_thread(receiver.open_bucket, bucket, group_name)
-            self._checksums.update(await asyncio.to_thread(incoming.write, None))
+            incoming = await self._in_turn(receiver.open_bucket, bucket, group_name)
+            self._checksums.update(await self._in_turn(incoming.write, None))
         else:
             self._checksums.update(zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)))
         if version is not None:
@@ -321,10 +325,13 @@ class FakeService:
         if flush:
             await self.flush_cache()
         try:
-            incoming = await asyncio.to_thread(open_weights)
+            incoming = await self._in_turn(open_weights)
         except ValueError as e:
             raise Refused(str(e)) from e
-        self._checksums.update(await asyncio.to_thread(incoming.write, None))
+        self._checksums.update(await self._in_turn(incoming.write, None))
+
+    async def _in_turn(self, call: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._receiving, call, *args)
 
     def _require_receiver(self) -> WeightReceiver:
         if self._receiver is None:

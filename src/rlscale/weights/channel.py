@@ -15,6 +15,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -175,11 +176,11 @@ class EngineChannel(ABC):
             (readers if load_format in info.get("weight_formats", ()) else others).append(engine)
         return readers, others
 
-    def _try_all(self, call: Callable[[Engine], Any], what: str) -> None:
-        """Calls every engine and only logs those that fail."""
-        for engine in self._calls.engines:
+    def _try_all(self, calls: Sequence["Future[Any]"], what: str) -> None:
+        """Waits for one call to each engine and only logs those that fail."""
+        for engine, call in zip(self._calls.engines, calls, strict=True):
             try:
-                self._calls.settle([self._calls.start(call(engine))])
+                self._calls.settle([call])
             except (EngineError, WeightSyncError) as e:
                 log.warning("%s could not %s: %s", engine.address.name, what, e)
 

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight channel over process groups.
+"""The trainer's end of a weight channel over process groups: one with each engine over gloo, one with all over nccl.
 
 trainer rank 0                                       every engine
   for each bucket: announce    ── HTTP ──────────>   joins the broadcast
@@ -14,11 +14,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlscale.errors import WeightSyncError
+from rlscale.protocols import Engine
 from rlscale.types import WeightBucket, WeightGroup, WeightVersion
 from rlscale.weights.blocks import LOAD_FORMAT as BLOCKS
 from rlscale.weights.blocks import BlockSender
@@ -34,9 +37,9 @@ STAGED_BYTES = 64 * 2**20
 
 
 class ProcessGroupChannel(EngineChannel):
-    """Sends weights to engines over one process group, checked tensor by tensor. See EngineChannel.
+    """Sends weights to engines over process groups, checked tensor by tensor. See EngineChannel.
 
-    After an error the group cannot be used again: `connect` makes a new one.
+    After an error the groups cannot be used again: `connect` makes new ones.
 
     Args:
         bucket_bytes: most bytes of one broadcast (a larger tensor has one of its own).
@@ -71,34 +74,45 @@ class ProcessGroupChannel(EngineChannel):
 
     def _open(self) -> None:
         store = open_store(self._master_address, timeout_s=self._timeout_s)
-        addresses = [engine.address for engine in self._calls.engines]
+        engines = self._calls.engines
+        # gloo passes a broadcast on from member to member and cannot be interrupted: in one group with an engine that
+        # dies the others would wait for their bytes until the timeout. nccl's pay only in one group.
+        circles = [engines] if self._backend == "nccl" else [[engine] for engine in engines]
+        joining = [self._join(circle, store) for circle in circles]
+        for joined in joining:
+            self._calls.settle([*joined.calls, joined.own])
+        groups = [joined.own.result() for joined in joining]
+        names = [joined.group.name for joined in joining for _ in joined.calls]
+        self._link = _Link(group_names=names, process_groups=groups, store=store, way=self._make_way(groups))
+
+    def _join(self, engines: Sequence[Engine], store: TCPStore) -> "_Joining":
+        num_ranks = [engine.address.num_ranks for engine in engines]
         group = WeightGroup(
             name=f"rlscale-{uuid.uuid4().hex}",
             master_address=self._master_address,
             master_port=store.port,
-            world_size=1 + sum(address.num_ranks for address in addresses),
+            world_size=1 + sum(num_ranks),
             backend=self._backend,
             timeout_s=self._timeout_s,
             num_links=NUM_LINKS if self._in_blocks else 1,
         )
-        first_ranks = itertools.accumulate((address.num_ranks for address in addresses[:-1]), initial=1)
-        joins = [
+        first_ranks = itertools.accumulate(num_ranks[:-1], initial=1)
+        calls = [
             self._calls.start(engine.join_weight_group(group, rank))
-            for engine, rank in zip(self._calls.engines, first_ranks, strict=True)
+            for engine, rank in zip(engines, first_ranks, strict=True)
         ]
         # In a thread of its own: when an engine refuses, nobody waits for the group that cannot come about.
         own = in_thread(lambda: join_group(group, 0, store=store))
-        self._calls.settle([*joins, own])
-        self._link = _Link(group=group, process_group=own.result(), store=store, way=self._make_way(own.result()))
+        return _Joining(group=group, calls=calls, own=own)
 
-    def _make_way(self, process_group: Group) -> "PackedWay | BlockWay":
+    def _make_way(self, process_groups: Sequence[Group]) -> "PackedWay | BlockWay":
         if self._in_blocks:
-            return BlockWay(BlockSender(process_group))
-        return PackedWay(process_group, on_gpu=self._backend == "nccl")
+            return BlockWay([BlockSender(group) for group in process_groups])
+        return PackedWay(process_groups, on_gpu=self._backend == "nccl")
 
     def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
         link = self._link
-        assert link is not None, "a connected channel has its group"
+        assert link is not None, "a connected channel has its groups"
         num_buckets = num_bytes = 0
         with self._paused(version):
             self._calls.on_all(lambda engine: engine.begin_weight_update())
@@ -116,9 +130,10 @@ class ProcessGroupChannel(EngineChannel):
         return num_buckets, num_bytes
 
     def _send(self, ready: "_Ready", link: "_Link", version: WeightVersion) -> "_InFlight":
-        calls = self._calls.start_all(
-            lambda engine: engine.receive_bucket(ready.bucket, group_name=link.group.name, version=version)
-        )
+        calls = [
+            self._calls.start(engine.receive_bucket(ready.bucket, group_name=name, version=version))
+            for engine, name in zip(self._calls.engines, link.group_names, strict=True)
+        ]
         return _InFlight(ready=ready, calls=calls, sent=ready.send())
 
     def _finish(self, in_flight: "_InFlight") -> None:
@@ -131,16 +146,22 @@ class ProcessGroupChannel(EngineChannel):
             raise WeightSyncError(f"the broadcast of {in_flight.ready.bucket.names[0]} failed: {e}") from e
 
     def _abandon(self) -> None:
-        # Leaving a group that hangs can wait for its timeout, which only a thread can afford.
+        # What is under way to the other engines gets there meanwhile; each is free again after its bucket. A group is
+        # left, and forgotten, only when nothing is under way in it any more, which only a thread can wait for.
         link, self._link = self._link, None
         if link is not None:
-            in_thread(lambda: leave_group(link.process_group))
+            in_thread(link.leave)
 
     def _shut(self) -> None:
         link, self._link = self._link, None
-        if link is not None:
-            self._try_all(lambda engine: engine.leave_weight_group(link.group.name), "leave its weight group")
-            leave_group(link.process_group)
+        if link is None:
+            return
+        leaving = [
+            self._calls.start(engine.leave_weight_group(name))
+            for engine, name in zip(self._calls.engines, link.group_names, strict=True)
+        ]
+        self._try_all(leaving, "leave its weight group")
+        link.leave()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +183,8 @@ class _Ready:
 class PackedWay:
     """Bytes end to end in one buffer, with checksums announced."""
 
-    def __init__(self, process_group: Group, *, on_gpu: bool) -> None:
-        self._process_group, self._on_gpu = process_group, on_gpu
+    def __init__(self, process_groups: Sequence[Group], *, on_gpu: bool) -> None:
+        self._process_groups, self._on_gpu = process_groups, on_gpu
         self._staging = itertools.cycle((Staging(), Staging()))  # one travels while the other is filled
 
     def limit(self, bucket_bytes: int) -> int:
@@ -175,14 +196,15 @@ class PackedWay:
         return _Ready(bucket=packed.bucket, send=lambda: self._send(packed))
 
     def _send(self, packed: PackedBucket) -> Sent:
-        return Sent(wait=start_broadcast(self._process_group, packed.flat).wait)
+        works = [start_broadcast(group, packed.flat) for group in self._process_groups]
+        return Sent(wait=lambda: [work.wait() for work in works])
 
 
 class BlockWay:
     """Tensors as they lie in memory, each in pieces, with the digests of their blocks behind."""
 
-    def __init__(self, sender: BlockSender) -> None:
-        self._sender = sender
+    def __init__(self, senders: Sequence[BlockSender]) -> None:
+        self._senders = senders
 
     def limit(self, bucket_bytes: int) -> int:
         return bucket_bytes
@@ -190,15 +212,32 @@ class BlockWay:
     def prepare(self, named: Sequence[Named]) -> _Ready:
         bucket = replace(layout_of(named), load_format=BLOCKS)
         tensors = [tensor for _, tensor in named]
-        return _Ready(bucket=bucket, send=lambda: Sent(under_way=[in_thread(lambda: self._sender.send(tensors))]))
+        return _Ready(bucket=bucket, send=lambda: self._send(tensors))
+
+    def _send(self, tensors: Sequence[Tensor]) -> Sent:
+        # A thread for each engine: none waits for another.
+        return Sent(under_way=[in_thread(partial(sender.send, tensors)) for sender in self._senders])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joining:
+    """A group that is coming about."""
+
+    group: WeightGroup
+    calls: Sequence["Future[None]"]
+    own: "Future[Group]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
-    group: WeightGroup
-    process_group: Group
-    store: TCPStore  # lives as long as the group: engines may still read from it
+    group_names: Sequence[str]  # of each engine
+    process_groups: Sequence[Group]
+    store: TCPStore  # lives as long as the groups: engines may still read from it
     way: PackedWay | BlockWay
+
+    def leave(self) -> None:
+        for group in self.process_groups:
+            leave_group(group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

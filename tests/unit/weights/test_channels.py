@@ -1,6 +1,6 @@
 """Every weight channel against engines in processes of their own: what arrives, and what stops a run."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,8 +68,8 @@ class FlippingMemory(SharedMemoryChannel):
 class FlippingGroup(ProcessGroupChannel):
     """Changes one bit of a tensor after its checksum was taken."""
 
-    def _make_way(self, process_group: Group) -> BlockWay:
-        return BlockWay(FlippingSender(process_group))
+    def _make_way(self, process_groups: Sequence[Group]) -> BlockWay:
+        return BlockWay([FlippingSender(group) for group in process_groups])
 
 
 class FlippingSender(BlockSender):

@@ -1,7 +1,7 @@
 """The weight channel against engines in processes of their own, over real gloo groups."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -55,8 +55,8 @@ class FlippingWay(PackedWay):
 class FlippingChannel(ProcessGroupChannel):
     """To an engine that reads packed buckets alone."""
 
-    def _make_way(self, process_group: Group) -> PackedWay:
-        return FlippingWay(process_group, on_gpu=False)
+    def _make_way(self, process_groups: Sequence[Group]) -> PackedWay:
+        return FlippingWay(process_groups, on_gpu=False)
 
 
 @pytest.mark.parametrize("second", ["", "packed"])  # an engine that reads packed buckets alone has all get them
@@ -146,6 +146,21 @@ def test_channel_connects_again_after_a_failure(
     channel.connect([healthy])
     channel.push(iter(some_weights().items()), 2)
     assert checksums_of(healthy)["lm_head.weight"] == checksum(some_weights()["lm_head.weight"])
+
+
+@pytest.mark.parametrize("way", ["", "packed"])  # tensor by tensor, or in packed buckets
+def test_the_others_go_on_at_once_after_an_engine_died(
+    healthy: EngineAddress, start_engine: StartEngine, channel: ProcessGroupChannel, way: str
+) -> None:
+    weights = {"model.weight": torch.randn(8 * 2**20)}  # more than sockets hold: engines still wait for the rest of it
+    channel.connect([healthy, start_engine("engine 1", "dies_on_bucket"), start_engine("engine 2", way)])
+    with pytest.raises(EngineError, match="engine 1"):
+        channel.push(iter(weights.items()), 1)
+    started = time.monotonic()
+    channel.connect([healthy, start_engine("engine 1", way)])
+    channel.push(iter(weights.items()), 2)
+    assert time.monotonic() - started < TIMEOUT_S / 2
+    assert checksums_of(healthy)["model.weight"] == checksum(weights["model.weight"])
 
 
 def test_engine_that_is_not_there_is_named_at_once(channel: ProcessGroupChannel) -> None:
