@@ -15,9 +15,10 @@ from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import ConfigError, DataError, WorkerError
 from rlscale.models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.step import StepSettings, logits_of, optimizer_step
+from rlscale.training.fsdp.step import logits_of, optimizer_step
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import pack
+from rlscale.training.settings import StepSettings
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model, tiny_moe
 

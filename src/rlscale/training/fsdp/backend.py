@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 from rlscale.config import LossType, QkvFormat, compares_policies
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.training.before import estimate, last_look, needs_old_pass, weight_scale
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.fsdp.before import estimate, last_look, needs_old_pass, weight_scale
 from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES
 from rlscale.training.fsdp.roles.critic import Critic
@@ -31,13 +31,14 @@ from rlscale.training.fsdp.roles.old_policies import OldPolicies
 from rlscale.training.fsdp.roles.policy import Policy
 from rlscale.training.fsdp.roles.reference import Reference
 from rlscale.training.fsdp.roles.teacher import Teacher
-from rlscale.training.fsdp.rollout import Rollout
-from rlscale.training.fsdp.state import Position, load_state, save_state
+from rlscale.training.fsdp.state import load_state, save_state
 from rlscale.training.fsdp.turns import make_turns, state_tensors
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.check import require_equal_logprobs
 from rlscale.training.on_policy.pack import in_engine_shapes
 from rlscale.training.packing import Microbatch, pack, pad, padding
+from rlscale.training.position import Position
+from rlscale.training.rollout import Rollout
 from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch, TrainResult

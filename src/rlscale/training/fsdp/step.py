@@ -5,10 +5,7 @@ Shape legend: R trainable tokens of a micro-batch, V vocabulary.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,25 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
-from rlscale.errors import WorkerError
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import SpanLayout
 from rlscale.training.fsdp.model import as_fsdp
 from rlscale.training.head import Asked, LogprobHead, only_rows, output_layer
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.forward import computes_as_engine, drawn_logprobs, with_values
-from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
+from rlscale.training.optim import clip_gradient, set_lr
 from rlscale.training.packing import Microbatch, PaddedLayout
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
-    """What one optimiser step is told from outside."""
-
-    number: int  # 0-based, in the whole run
-    lr: float
-    max_grad_norm: float  # 0: no clipping
-
+from rlscale.training.settings import StepSettings, check_gradient, check_loss
 
 MicrobatchLoss = Callable[[Microbatch], Tensor]
 """Share of the step's loss, with gradient. Adds its own metrics."""
@@ -191,29 +178,10 @@ def optimizer_step(
         # FSDP averages over ranks; the shares add up, and so do the gradients by each rank's tokens.
         (loss * world_size).backward()  # type: ignore[no-untyped-call]
     result, shares_by_rank = metrics.gather(keep_empty=True)
-    _check_loss(shares_by_rank["loss"], step=settings.number)
+    check_loss(shares_by_rank["loss"], step=settings.number)
     result["grad_norm"] = clip_gradient(list(model.parameters()), max_norm=settings.max_grad_norm)
-    _check_gradient(model, result["grad_norm"], step=settings.number)
+    check_gradient(result["grad_norm"], step=settings.number, named_parameters=model.named_parameters())
     set_lr(optimizer, lr=settings.lr)
     optimizer.step()
     optimizer.zero_grad()
     return result | {"lr": settings.lr}
-
-
-def _check_loss(shares: Sequence[float], *, step: int) -> None:
-    for rank, share in enumerate(shares):
-        if not math.isfinite(share):
-            raise _failure(rank, f"the loss of optimiser step {step} must be finite, got {share}")
-
-
-def _check_gradient(model: PreTrainedModel, norm: float, *, step: int) -> None:
-    if math.isfinite(norm):
-        return
-    names = names_with_bad_gradient(model.named_parameters())
-    place = f"on this rank in {len(names)} parameters, the first is {names[0]}" if names else "on other ranks only"
-    raise _failure(dist.get_rank(), f"the gradient norm of optimiser step {step} must be finite, got {norm} ({place})")
-
-
-def _failure(rank: int, cause: str) -> WorkerError:
-    advice = "lower optim.lr or optim.clip_grad, or go on from an earlier checkpoint"
-    return WorkerError(f"actor rank {rank}", f"{cause}; {advice}", failed_at_s=time.time())

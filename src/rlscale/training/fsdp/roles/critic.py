@@ -14,16 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlscale.algo.losses import value_loss
 from rlscale.config import OptimConfig
 from rlscale.training.fsdp.model import as_fsdp, load_sharded
-from rlscale.training.fsdp.rollout import Rollout, everywhere, pick
 from rlscale.training.fsdp.sources import load_weights
-from rlscale.training.fsdp.state import Position, load_state, save_state
-from rlscale.training.fsdp.step import MicrobatchLoss, StepSettings, logits_of, optimizer_step
+from rlscale.training.fsdp.state import load_state, save_state
+from rlscale.training.fsdp.step import MicrobatchLoss, logits_of, optimizer_step
 from rlscale.training.fsdp.versions import begin_version, end_version
 from rlscale.training.metrics import MetricSums
 from rlscale.training.objective import reduction
 from rlscale.training.optim import make_optimizer
 from rlscale.training.packing import Microbatch
+from rlscale.training.position import Position
+from rlscale.training.rollout import Rollout, everywhere, pick
 from rlscale.training.schedule import LrSchedule
+from rlscale.training.settings import StepSettings
 from rlscale.training.spec import CriticSpec, TrainerSpec
 from rlscale.training.value_head import squeeze_values
 from rlscale.types import StepPlan

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.step import score
+from rlscale.training.rollout import Rollout
 from rlscale.types import WeightVersion
 
 FOLDER = "old_policies"

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 from rlscale.config import uses_reference
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
-from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.sources import load_weights
 from rlscale.training.fsdp.step import score
+from rlscale.training.rollout import Rollout
 from rlscale.training.spec import ModelSource, TrainerSpec
 
 

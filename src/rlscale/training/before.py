@@ -10,8 +10,8 @@ from torch import Tensor
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
 from rlscale.training.advantages import RolloutInputs, estimate_rollout, kl_of_rollout
-from rlscale.training.fsdp.rollout import Rollout, everywhere, pick
 from rlscale.training.postprocess import NAMES, postprocess
+from rlscale.training.rollout import Rollout, everywhere, pick
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.weighing import engine_weights, normalizes_weights
 
