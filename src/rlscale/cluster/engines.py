@@ -3,8 +3,9 @@
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import ray
 
 from rlscale.cluster.engine_actor import EngineActor
 from rlscale.cluster.session import Bundles
-from rlscale.cluster.watch import find_dead_engines, look_at, settle
+from rlscale.cluster.watch import find_dead_engines, settle
+from rlscale.control.starting import Starting
 from rlscale.engines.launch import EngineLaunch
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout
@@ -39,12 +41,14 @@ class RayEngines:
             on_killed_start: called when an engine was killed before it was ready; raises when it shall not be retried.
         """
         self._launch, self._layout, self._bundles, self._log_folder = launch, layout, bundles, log_folder
-        self._on_killed_start = on_killed_start
         # Servers that other machines can reach answer only to those who hold this run's key.
         self.api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
         self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
-        self._started: asyncio.Future[list[EngineAddress]] | None = None
         self._actors = [self._make_actor(index) for index in range(len(self.names))]
+        self._starting = [
+            Starting(partial(self._start, index), renew=partial(self._renew, index), on_killed=on_killed_start)
+            for index in range(len(self.names))
+        ]
 
     @property
     def named_actors(self) -> list[tuple[str, Any]]:
@@ -52,39 +56,23 @@ class RayEngines:
 
     async def start(self) -> list[EngineAddress]:
         """The addresses, once every server is healthy. Servers that run already are only waited for."""
-        if self._started is None:
-            starts = (self._start_first(index) for index in range(len(self.names)))
-            self._started = asyncio.ensure_future(_all(starts))
-            self._started.add_done_callback(look_at)
-        # A caller that gives up must not take the servers' start with it.
-        return list(await asyncio.shield(self._started))
+        async with asyncio.TaskGroup() as tasks:
+            starts = [tasks.create_task(starting.ready()) for starting in self._starting]
+        return [start.result() for start in starts]
 
     async def find_dead(self) -> dict[int, str]:
         return await find_dead_engines(self.named_actors)
 
     async def restart(self, index: int) -> EngineAddress:
-        assert self._started is not None, "start comes before restart"
-        self._renew(index)
-        address = await self._start_one(index)
-        (await self._started)[index] = address
-        return address
+        self._starting[index].again()
+        return await self._starting[index].ready()
 
     def kill(self) -> None:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
         self._actors = []
 
-    async def _start_first(self, index: int) -> EngineAddress:
-        while True:
-            try:
-                return await self._start_one(index)
-            except WorkerError as error:
-                if not error.died:
-                    raise
-                self._on_killed_start(error)
-                self._renew(index)
-
-    async def _start_one(self, index: int) -> EngineAddress:
+    async def _start(self, index: int) -> EngineAddress:
         address: EngineAddress
         (address,) = await settle([(self.names[index], self._actors[index].start.remote(START_TIMEOUT_S))])
         return address
@@ -97,10 +85,6 @@ class RayEngines:
         options = self._bundles.options(self._layout.engine_bundles[index], self._layout.share)
         launch = replace(self._launch, name=self.names[index], api_key=self.api_key)
         return EngineActor.options(**options).remote(launch, log_folder=self._log_folder)
-
-
-async def _all(starts: Iterable[Awaitable[EngineAddress]]) -> list[EngineAddress]:
-    return list(await asyncio.gather(*starts))
 
 
 def cores_of(layout: Layout) -> int:

@@ -13,9 +13,9 @@ from rlscale.cluster.engines import RayEngines
 from rlscale.cluster.external import ExternalEngines, are_local
 from rlscale.cluster.launches import engine_client, make_engines, make_router
 from rlscale.cluster.plan import RunPlan
+from rlscale.cluster.rank_worker import WorldSpec
 from rlscale.cluster.router import RayRouter, RoutedRecovery
 from rlscale.cluster.session import Bundles, reserved
-from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.trainer_spec import make_trainer_spec
 from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
@@ -84,7 +84,9 @@ class Execution:
         self._observer.phase("start")
         with reserved(plan.config.cluster, plan.layout) as bundles:
             engines = make_engines(plan, bundles, log_folder=self._folder.logs, on_killed_start=self._allow_restart)
-            self._router = make_router(plan.config, engines, log_folder=self._folder.logs)
+            self._router = make_router(
+                plan.config, engines, log_folder=self._folder.logs, on_killed=self._allow_restart
+            )
             try:
                 if plan.config.debug.rollout_only:
                     return await self._generate(engines, start)
@@ -225,7 +227,7 @@ class Execution:
             for index, engine in enumerate(pool.engines):
                 pool.replace(index, engine_client(self._plan.config, engine.address, router=router))
 
-        router = [] if self._router is None else [self._router.watch(self._restarts, replaced=replaced)]
+        router = [] if self._router is None else [self._router.watch(replaced=replaced)]
         return [recovery.watch(), *router]
 
     @asynccontextmanager
@@ -315,7 +317,7 @@ class Execution:
         config = self._plan.config
         name = config.train.weight_channel
         assert name is not None, "set by the resolve step"
-        if name == WeightChannelName.shared_memory and bundles.num_nodes > 1:
+        if name == WeightChannelName.shared_memory and bundles.num_nodes_of(self._plan.layout.first_critic) > 1:
             rule = "be another one, as Ray placed trainer and engines on several machines"
             fix = "use train.weight_channel=process_group"
             raise ConfigError([Problem(path="train.weight_channel", rule=rule, value=name, fix=fix)])

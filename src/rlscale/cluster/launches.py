@@ -77,9 +77,15 @@ def make_engines(
     )
 
 
-def make_router(config: RunConfig, engines: RayEngines | ExternalEngines, *, log_folder: Path) -> RayRouter | None:
+def make_router(
+    config: RunConfig,
+    engines: RayEngines | ExternalEngines,
+    *,
+    log_folder: Path,
+    on_killed: Callable[[WorkerError], None],
+) -> RayRouter | None:
     """The router of a run, not yet started; None where there shall be none."""
     if not config.router.enabled or not engines.names or isinstance(engines, ExternalEngines):
         return None
     launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=engines.api_key)
-    return RayRouter(launch, engines, log_folder=log_folder)
+    return RayRouter(launch, engines, log_folder=log_folder, on_killed=on_killed)

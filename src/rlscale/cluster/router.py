@@ -10,7 +10,8 @@ import ray
 
 from rlscale.cluster.hosting import log_to, stamped
 from rlscale.cluster.watch import WATCH_INTERVAL_S, find_dead_engines, settle
-from rlscale.control.recovery import PATIENCE_S, PATIENCE_STEP_S, Restarts
+from rlscale.control.recovery import PATIENCE_S, PATIENCE_STEP_S
+from rlscale.control.starting import Starting
 from rlscale.engines.router import NAME, RouterLaunch, RouterProcess
 from rlscale.errors import EngineError, WorkerError
 from rlscale.types import EngineAddress
@@ -68,11 +69,24 @@ class Fleet(Protocol):
 class RayRouter:
     """Starts, restarts and stops the router, and tells it of engines that were started anew. Is itself such a fleet."""
 
-    def __init__(self, launch: RouterLaunch, engines: Fleet, *, log_folder: Path) -> None:
-        self._launch, self._engines, self._log_folder = launch, engines, log_folder
+    def __init__(
+        self,
+        launch: RouterLaunch,
+        engines: Fleet,
+        *,
+        log_folder: Path,
+        on_killed: Callable[[WorkerError], None],
+    ) -> None:
+        """Begins to start the actor.
+
+        Args:
+            on_killed: called whenever the router was killed; raises when it shall not be started again.
+        """
+        self._launch, self._engines, self._log_folder, self._on_killed = launch, engines, log_folder, on_killed
         self._actor: Any = self._make_actor()
-        self._workers: list[EngineAddress] = []
-        self._started: asyncio.Task[EngineAddress] | None = None
+        self._workers: list[EngineAddress] = []  # the engines
+        self._known: list[EngineAddress] = []  # those that the router was started with or told of
+        self._starting = Starting(self._start, renew=self._renew, on_killed=on_killed)
         self._down = False
         self._back = asyncio.Condition()
 
@@ -81,16 +95,20 @@ class RayRouter:
         return [] if self._actor is None else [(NAME, self._actor)]
 
     async def start(self, workers: Sequence[EngineAddress]) -> EngineAddress:
-        """The router's address, once it knows all engines. A router that runs already is only waited for."""
-        if self._started is None:
-            self._workers = list(workers)
-            self._started = asyncio.ensure_future(self._start())
-        return await asyncio.shield(self._started)
-
-    async def _start(self) -> EngineAddress:
-        address: EngineAddress
-        (address,) = await settle([(NAME, self._actor.start.remote(self._workers, START_TIMEOUT_S))])
-        return address
+        """The router's address, once it knows these engines. A router that runs already is only told of new ones."""
+        self._workers = list(workers)
+        while True:
+            await self._revive()
+            self._correct()
+            address = await self._starting.ready()
+            try:
+                await self._tell()
+            except WorkerError:
+                if not await self._is_dead():
+                    raise
+                continue
+            await self._up()
+            return address
 
     @property
     def names(self) -> Sequence[str]:
@@ -101,12 +119,11 @@ class RayRouter:
 
     async def restart(self, index: int) -> EngineAddress:
         """Restarts an engine and puts its new address in the place of the old one."""
-        address = await self._engines.restart(index)
-        old, self._workers[index] = self._workers[index], address
+        self._workers[index] = address = await self._engines.restart(index)
         try:
-            await settle([(NAME, self._actor.replace_worker.remote(old.url, address.url))])
+            await self._tell()
         except WorkerError:
-            if not await self.came_back():  # one that was started anew was told the new address
+            if not await self.came_back():  # one that is started anew gets the new address
                 raise
         return address
 
@@ -115,45 +132,74 @@ class RayRouter:
 
     async def came_back(self) -> bool:
         """Returns True once a dead router is back, False when it was not dead."""
-        end = time.monotonic() + PATIENCE_S
-        while not self._down:
-            actor = self._actor
-            if await find_dead_engines(self.named_actors):
-                self._down = self._actor is actor  # else it was started anew meanwhile
-                break
-            if time.monotonic() > end:
-                return False
-            await asyncio.sleep(PATIENCE_STEP_S)
+        if not await self._is_dead():
+            return False
         async with self._back:
             await self._back.wait_for(lambda: not self._down)
         return True
 
-    async def watch(self, restarts: Restarts, *, replaced: Callable[[EngineAddress], None]) -> None:
+    async def watch(self, *, replaced: Callable[[EngineAddress], None]) -> None:
         """Restarts a dead router, until cancelled. Raises WorkerError when that is no longer allowed.
 
         Args:
             replaced: called with its new address.
         """
         while True:
-            dead = await find_dead_engines(self.named_actors)
-            if dead:
-                replaced(await self._renew(WorkerError(NAME, dead[0], died=True), restarts))
-                async with self._back:
-                    self._down = False
-                    self._back.notify_all()
+            if await self._revive():
+                replaced(await self._starting.ready())
+                await self._up()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
-    async def _renew(self, failure: WorkerError, restarts: Restarts) -> EngineAddress:
-        self._down = True
-        while True:
-            restarts.take(failure, what=NAME)
-            ray.kill(self._actor, no_restart=True)
-            self._actor = self._make_actor()
-            self._started = asyncio.ensure_future(self._start())
-            try:
-                return await self._started
-            except WorkerError as error:
-                failure = error
+    async def _start(self) -> EngineAddress:
+        self._known = list(self._workers)
+        address: EngineAddress
+        (address,) = await settle([(NAME, self._actor.start.remote(self._workers, START_TIMEOUT_S))])
+        return address
+
+    async def _tell(self) -> None:
+        """Has the router know all engines by their present addresses."""
+        if self._starting.is_under_way:
+            self._correct()
+            return
+        for index, (old, new) in enumerate(zip(self._known, self._workers, strict=True)):
+            if old != new:
+                await settle([(NAME, self._actor.replace_worker.remote(old.url, new.url))])
+                self._known[index] = new
+
+    def _correct(self) -> None:
+        """Begins a start anew that waits for an engine that is gone."""
+        if self._starting.is_under_way and self._known != self._workers:
+            self._starting.again()
+
+    async def _revive(self) -> bool:
+        """Begins to start a dead router anew."""
+        dead = await find_dead_engines(self.named_actors)
+        if dead:
+            self._down = True
+            self._on_killed(WorkerError(NAME, dead[0], died=True))
+            self._starting.again()
+        return bool(dead)
+
+    async def _is_dead(self) -> bool:
+        end = time.monotonic() + PATIENCE_S
+        while not self._down:
+            actor = self._actor
+            if await find_dead_engines(self.named_actors):
+                self._down = self._actor is actor  # else it was started anew meanwhile
+                return True
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(PATIENCE_STEP_S)
+        return True
+
+    async def _up(self) -> None:
+        async with self._back:
+            self._down = False
+            self._back.notify_all()
+
+    def _renew(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+        self._actor = self._make_actor()
 
     def _make_actor(self) -> Any:
         return RouterActor.remote(self._launch, log_folder=self._log_folder)

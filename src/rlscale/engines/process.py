@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -11,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlscale.engines.lifetime import die_with_parent
+from rlscale.engines.lifetime import tethered
 from rlscale.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class EngineProcess:
         Raises EngineError when the command cannot be run.
         """
         assert self._process is None, f"{self.name} is started already"
+        if shutil.which(self.command[0], path=self._env.get("PATH")) is None:
+            raise EngineError(f"{self.name} could not be started: there is no command {self.command[0]}")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         threading.Thread(target=self._spawn_and_reap, name=f"{self.name} watcher", daemon=True).start()
         self._spawned.wait()
@@ -70,13 +73,12 @@ class EngineProcess:
         try:
             with self.log_path.open("ab") as output:
                 self._process = subprocess.Popen(
-                    self.command,
+                    tethered(self.command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=self._env,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,
                 )
         except OSError as e:
             self._failure = e

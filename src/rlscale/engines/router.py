@@ -105,8 +105,10 @@ class RouterProcess(EngineProcess):
         body: dict[str, Any] = {"url": new}
         if self._api_key is not None:
             body["api_key"] = self._api_key
-        gone = [worker["id"] for worker in self._workers() if worker["url"].rstrip("/") == old.rstrip("/")]
-        self._ask("POST", "/workers", body)
+        workers = self._workers()
+        gone = [worker["id"] for worker in workers if worker["url"].rstrip("/") == old.rstrip("/")]
+        if not any(worker["url"].rstrip("/") == new.rstrip("/") for worker in workers):  # a call before was cut off
+            self._ask("POST", "/workers", body)
         for worker_id in gone:
             self._ask("DELETE", f"/workers/{worker_id}")
         self.wait_ready(CALL_TIMEOUT_S * 3)

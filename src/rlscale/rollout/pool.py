@@ -39,7 +39,8 @@ class EnginePool:
         self._admits.set()
         self._idle.set()
         self._stalled, self._num_stalled = asyncio.Event(), 0
-        # Names of the engines without memory for something; those of an earlier pool may be put here.
+        # Addresses of the engines without memory for something; those of an earlier pool may be put here. An engine
+        # that was started anew has another one, and all its memory.
         self.released: dict[str, set[str]] = {"weights": set(), "kv_cache": set()}
 
     async def generate(
@@ -85,8 +86,6 @@ class EnginePool:
         """Puts the client of a restarted engine in the place of the old one."""
         self._retired.append(self.engines[index])
         self.engines[index] = engine
-        for names in self.released.values():
-            names.discard(engine.address.name)
 
     def _choose(self) -> int:
         """The engine with the least in flight, among those that are up when there are any."""
@@ -138,7 +137,7 @@ class EnginePool:
 
     async def resume_memory(self, tag: str) -> None:
         """Has engines take back `weights`, which must then be sent to them, or `kv_cache`, and then generate."""
-        asleep = [engine for engine in self.engines if engine.address.name in self.released[tag]]
+        asleep = [engine for engine in self.engines if engine.address.url in self.released[tag]]
         await asyncio.gather(*[engine.resume_memory([tag]) for engine in asleep])
         if tag == "kv_cache":
             await asyncio.gather(*[engine.resume() for engine in asleep])
@@ -154,8 +153,8 @@ class EnginePool:
             if not await self._came_back(index, engine):
                 raise
             return
-        for names in self.released.values():
-            names.add(engine.address.name)
+        for urls in self.released.values():
+            urls.add(engine.address.url)
 
     async def close(self) -> None:
         for engine in (*self.engines, *self._retired):

@@ -54,3 +54,14 @@ def test_results_and_errors_come_through() -> None:
 
     with pytest.raises(ValueError, match="as it was"):
         run_interruptibly(fail())
+
+
+def test_a_cancellation_that_nobody_asked_for_is_no_interruption() -> None:
+    async def waits_for_what_was_cancelled() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(RuntimeError, match="must not be cancelled while others wait"):
+        run_interruptibly(waits_for_what_was_cancelled())
