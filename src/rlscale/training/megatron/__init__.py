@@ -1,0 +1,1 @@
+"""Trainers over Megatron-core: tensor, pipeline, context and expert parallelism."""

@@ -1,0 +1,59 @@
+"""Linear layers and norms by torch alone, with the parameter names of Transformer Engine's.
+
+So that names, converters and checkpoints are the same on a CPU and with Transformer Engine on GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+
+class RmsNorm(nn.RMSNorm):
+    """RMS norm of the last axis. With sequence parallelism its gradient is summed over the tensor-parallel ranks."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+        mark_norm(self.weight, config)
+
+
+def mark_norm(weight: nn.Parameter, config: TransformerConfig) -> None:
+    """Says how the gradient of a norm's weight is reduced over the tensor-parallel ranks."""
+    weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron-core reads it there
+
+
+class NormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]  # Megatron-core has no types
+    """RMS norm of the input, then a linear layer whose outputs are spread over the ranks."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **options)
+        ones = torch.ones(input_size, dtype=config.params_dtype, device=torch.cuda.current_device())
+        self.layer_norm_weight = nn.Parameter(ones)
+        mark_norm(self.layer_norm_weight, config)
+        self.eps = config.layernorm_epsilon
+
+    def forward(self, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        normed = F.rms_norm(input_, (input_.shape[-1],), self.layer_norm_weight, self.eps)
+        output, bias = super().forward(normed, *args, **options)
+        return output, bias
+
+
+def with_post_norm(linear: type[nn.Module], norm: type[nn.Module]) -> type[nn.Module]:
+    """A row-parallel layer whose output is normalised, as GLM-4 does before it adds to the residual stream."""
+
+    class RowParallelLinearNorm(linear):  # type: ignore[misc, valid-type]  # of Megatron-core or Transformer Engine
+        def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
+            super().__init__(input_size, output_size, config=config, **options)
+            assert not config.add_bias_linear, "a bias would have to be added before the norm"
+            self.post_layernorm = norm(config=config, hidden_size=output_size, eps=config.layernorm_epsilon)
+
+        def forward(self, input_: Tensor) -> tuple[Tensor, None]:
+            output, _ = super().forward(input_)
+            return self.post_layernorm(output), None
+
+    return RowParallelLinearNorm

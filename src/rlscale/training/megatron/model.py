@@ -1,0 +1,148 @@
+"""The model of a Megatron-core trainer: this rank's part of the layers, with hidden states where others give logits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, get_cuda_rng_tracker
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.training.megatron.architecture import Architecture, architecture_of
+from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.rotary import ModelRotaryEmbedding, inverse_frequencies
+from rlscale.training.megatron.specs import block_spec
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(?P<before>.+\.experts\.)local_experts\.(?P<j>\d+)\.(?P<after>.+)")
+_GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\.weight)(?P<j>\d+)")
+
+POST_NORM_FAMILIES = frozenset({"glm4"})
+"""Families that normalise what attention and MLP give, too."""
+
+
+class Decoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
+    """A pipeline chunk. The last one returns hidden states, of which the loss makes logprobs without logits."""
+
+    def _postprocess(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Of the last chunk the normalised hidden states of all its tokens, [B, L, H] or packed [1, T, H].
+
+        They are whole on every tensor-parallel rank, and each must give their whole gradient, as `head_logprobs` does
+        with `VocabShard`. Other chunks return what the next one takes.
+        """
+        if not self.post_process:
+            return hidden_states
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
+            )
+        return hidden_states.transpose(0, 1)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """This rank's rows of the output layer, of the last chunk; with tied weights those of the embedding."""
+        assert self.post_process, "only the last pipeline chunk has an output layer"
+        if self.share_embeddings_and_output_weights:
+            weight: nn.Parameter = self.shared_embedding_or_output_weight()
+            return weight
+        own: nn.Parameter = self.output_layer.weight
+        return own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MegatronModel:
+    """The pipeline chunks of this rank: one, or several with an interleaved pipeline."""
+
+    chunks: list[Decoder]
+    architecture: Architecture
+
+    @property
+    def config(self) -> TransformerConfig:
+        """Megatron-core's; the same object in every chunk."""
+        return self.architecture.transformer
+
+    @property
+    def first_token(self) -> int:
+        """Token id of this rank's first row of embedding and output layer."""
+        rows = self.architecture.padded_vocab_size // int(parallel_state.get_tensor_model_parallel_world_size())
+        return rows * int(parallel_state.get_tensor_model_parallel_rank())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters under names that are the same in every parallel layout.
+
+        Layers and experts are counted over the whole model, and experts are named one by one. A tied output layer of
+        the last stage, which is a copy of the embedding on the first, comes as `output_layer.weight`.
+        """
+        parts = self.config.expert_model_parallel_size
+        first = (self.config.num_moe_experts or 0) // parts * parallel_state.get_expert_model_parallel_rank()
+        for chunk in self.chunks:
+            layers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
+            for name, parameter in chunk.named_parameters():
+                yield _whole_name(name, layers=layers, first_expert=first), parameter
+
+
+def build_model(path: str, *, model: ModelConfig, megatron: MegatronConfig, dtype: torch.dtype) -> MegatronModel:
+    """This rank's part of a model, its weights left as memory comes: `load_hf` or a checkpoint fills them.
+
+    Megatron-core's parallel state must be made, and its random generators seeded (`model_parallel_cuda_manual_seed`).
+
+    Args:
+        path: Hugging Face folder or hub id; only its config is read.
+        model: keys that must agree with that config, and the padding of the vocabulary.
+        megatron: parallel sizes, and further fields of Megatron-core.
+        dtype: of parameters and activations.
+
+    Raises:
+        ConfigError: with every key that contradicts the config, or what of it Megatron-core does not have.
+    """
+    with megatron_device():
+        architecture = architecture_of(path, model=model, megatron=megatron, dtype=dtype)
+        assert get_cuda_rng_tracker().get_states(), "the random generators of Megatron-core are seeded first"
+        virtual = architecture.transformer.virtual_pipeline_model_parallel_size
+        stages = [None] if virtual is None else list(range(virtual))
+        chunks = [_chunk(architecture, vp_stage=stage) for stage in stages]
+    return MegatronModel(chunks=chunks, architecture=architecture)
+
+
+def _chunk(architecture: Architecture, *, vp_stage: int | None) -> Decoder:
+    config, groups = architecture.transformer, ProcessGroupCollection.use_mpu_process_groups()
+    where = {"ignore_virtual": False, "vp_stage": vp_stage}
+    chunk = Decoder(
+        config=config,
+        transformer_layer_spec=block_spec(
+            config, has_post_norms=architecture.family in POST_NORM_FAMILIES, vp_stage=vp_stage
+        ),
+        vocab_size=architecture.padded_vocab_size,
+        max_sequence_length=architecture.hf_config.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(**where),
+        post_process=parallel_state.is_pipeline_last_stage(**where),
+        share_embeddings_and_output_weights=architecture.is_tied,
+        position_embedding_type="rope",
+        pg_collection=groups,
+        vp_stage=vp_stage,
+    )
+    frequencies = inverse_frequencies(architecture.hf_config, head_dim=config.kv_channels)
+    chunk.rotary_pos_emb = ModelRotaryEmbedding(
+        frequencies, is_interleaved=config.rotary_interleaved, cp_group=groups.cp
+    )
+    return chunk
+
+
+def _whole_name(name: str, *, layers: list[int], first_expert: int) -> str:
+    """A name of a chunk's parameter with the layer and the expert that it has in the whole model."""
+    layer = _LAYER.match(name)
+    if layer is None:
+        return name
+    name = f"decoder.layers.{layers[int(layer[1])]}.{layer[2]}"
+    expert = _EXPERT.match(name) or _GROUPED_EXPERT.match(name)
+    if expert is None:
+        return name
+    return f"{expert['before']}local_experts.{first_expert + int(expert['j'])}.{expert['after']}"

@@ -1,0 +1,45 @@
+"""Rotary positions with the frequencies that transformers computes for a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+ROPE_TYPES = ("default", "linear", "llama3")
+"""Kinds of rotary positions that only change the frequencies, as Megatron-core's layers expect it."""
+
+
+def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
+    """`rope_parameters` of a config, with every entry that has a default."""
+    found = dict(config.rope_parameters or {})
+    found.setdefault("rope_type", "default")
+    found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
+    return found
+
+
+def inverse_frequencies(config: PreTrainedConfig, *, head_dim: int) -> Tensor:
+    """By which positions are multiplied to get angles, in float32. [rotated width / 2]"""
+    rope = rope_parameters(config)
+    if rope["rope_type"] != "default":
+        frequencies: Tensor
+        frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+        assert factor == 1.0, f"rotary positions of type {rope['rope_type']} are scaled"
+        return frequencies
+    width = int(head_dim * rope["partial_rotary_factor"])
+    return 1.0 / (float(rope["rope_theta"]) ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+
+
+class ModelRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]  # Megatron-core has no types
+    """Megatron-core's rotary embedding with given frequencies."""
+
+    def __init__(self, frequencies: Tensor, *, is_interleaved: bool, cp_group: ProcessGroup) -> None:
+        super().__init__(
+            2 * len(frequencies), 1.0, rotary_interleaved=is_interleaved, use_cpu_initialization=True, cp_group=cp_group
+        )
+        self.inv_freq = frequencies.to(torch.cuda.current_device())
