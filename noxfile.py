@@ -12,7 +12,7 @@ nox.options.error_on_missing_interpreters = False
 
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
-# Runs of several processes mostly wait for them to start, so one worker a core pays; more would only need more memory.
+# One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 
 
@@ -20,11 +20,11 @@ def _python(session: nox.Session, *args: str, **options: Any) -> None:
     session.run(sys.executable, "-m", *args, external=True, **options)
 
 
-def _pytest(session: nox.Session, markers: str, *args: str, success_codes: tuple[int, ...] = (0,)) -> None:
+def _pytest(session: nox.Session, markers: str, *args: str) -> None:
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     words = ("pytest", "-q", "-m", markers, *args, *session.posargs)
-    _python(session, *words, env=env, success_codes=list(success_codes))
+    _python(session, *words, env=env)
 
 
 @nox.session
@@ -43,22 +43,19 @@ def types(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """Everything that runs in one process: unit, golden, property, contract and architecture tests."""
-    _pytest(session, "not (integration or slow or gpu)")
+    _pytest(session, "not (integration or slow or gpu)", *SIDE_BY_SIDE)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Runs of several processes, small."""
-    _pytest(session, "integration and not (slow or gpu)", *SIDE_BY_SIDE)
+    _pytest(session, "integration and not (slow or gpu)", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
     """What is slow or needs a second environment: SGLang, the wheel, the quickstart, long runs."""
-    # Chosen tests may all be in one of the two: the other then finds none, which is pytest's code 5.
-    codes = (0, 5) if session.posargs else (0,)
-    _pytest(session, "slow and not (integration or gpu)", "--timeout=1800", success_codes=codes)
-    _pytest(session, "slow and integration and not gpu", "--timeout=1800", *SIDE_BY_SIDE, success_codes=codes)
+    _pytest(session, "slow and not gpu", "--timeout=1800", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -3,8 +3,10 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # Before anything imports transformers or torch; child processes inherit them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,6 +23,17 @@ def interruptible() -> None:
     """What a shell starts in the background ignores SIGINT, and so would every run of the tests."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
+    """With several workers, the tests of a file stay together, and all of the contracts, which share servers."""
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "contract" if nodeid.startswith("tests/contract/") else str(super()._split_scope(nodeid))
+
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
