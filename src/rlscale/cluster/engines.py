@@ -33,20 +33,22 @@ class RayEngines:
         bundles: Bundles,
         *,
         log_folder: Path,
-        on_killed_start: Callable[[WorkerError], None],
+        on_killed: Callable[[WorkerError], None],
     ) -> None:
         """Begins to start the actors.
 
         Args:
-            on_killed_start: called when an engine was killed before it was ready; raises when it shall not be retried.
+            on_killed: called when an engine was killed before it was ready, or while nobody watched it; raises when it
+                shall not be started again.
         """
         self._launch, self._layout, self._bundles, self._log_folder = launch, layout, bundles, log_folder
+        self._on_killed = on_killed
         # Servers that other machines can reach answer only to those who hold this run's key.
         self.api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
         self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
         self._actors = [self._make_actor(index) for index in range(len(self.names))]
         self._starting = [
-            Starting(partial(self._start, index), renew=partial(self._renew, index), on_killed=on_killed_start)
+            Starting(partial(self._start, index), renew=partial(self._renew, index), on_killed=on_killed)
             for index in range(len(self.names))
         ]
 
@@ -55,10 +57,15 @@ class RayEngines:
         return list(zip(self.names, self._actors, strict=True)) if self._actors else []
 
     async def start(self) -> list[EngineAddress]:
-        """The addresses, once every server is healthy. Servers that run already are only waited for."""
+        """The addresses, once every server is healthy. Those that run already are only waited for."""
+        await self._begin_dead()
         async with asyncio.TaskGroup() as tasks:
             starts = [tasks.create_task(starting.ready()) for starting in self._starting]
         return [start.result() for start in starts]
+
+    async def revive(self) -> dict[int, EngineAddress]:
+        """Starts engines anew that died while nobody watched them, and returns their new addresses."""
+        return {index: await self._starting[index].ready() for index in await self._begin_dead()}
 
     async def find_dead(self) -> dict[int, str]:
         return await find_dead_engines(self.named_actors)
@@ -76,6 +83,13 @@ class RayEngines:
         address: EngineAddress
         (address,) = await settle([(self.names[index], self._actors[index].start.remote(START_TIMEOUT_S))])
         return address
+
+    async def _begin_dead(self) -> list[int]:
+        dead = await self.find_dead()
+        for index, why in dead.items():
+            self._on_killed(WorkerError(self.names[index], why, died=True))
+            self._starting[index].again()
+        return list(dead)
 
     def _renew(self, index: int) -> None:
         ray.kill(self._actors[index], no_restart=True)  # the kernel ends its server

@@ -83,7 +83,7 @@ class Execution:
         plan = self._plan
         self._observer.phase("start")
         with reserved(plan.config.cluster, plan.layout) as bundles:
-            engines = make_engines(plan, bundles, log_folder=self._folder.logs, on_killed_start=self._allow_restart)
+            engines = make_engines(plan, bundles, log_folder=self._folder.logs, on_killed=self._allow_restart)
             self._router = make_router(
                 plan.config, engines, log_folder=self._folder.logs, on_killed=self._allow_restart
             )
@@ -168,7 +168,7 @@ class Execution:
                 recovery = self._recovery(trainers, engines, pool)
                 parts = self._parts(recovery or trainers, pool, rewards)
                 progress = await run_guarded(
-                    self._drive(parts, addresses, start),
+                    self._drive(parts, start),
                     watchers=self._watchers(recovery, pool),
                     diagnose=_nobody,
                 )
@@ -176,7 +176,7 @@ class Execution:
             await trainers.export_hf(self._folder.hf)
         return progress
 
-    async def _drive(self, parts: Parts, addresses: list[EngineAddress], start: Start) -> Progress:
+    async def _drive(self, parts: Parts, start: Start) -> Progress:
         # The loop moves its progress on; after a death before the first checkpoint `start` must still be the beginning.
         loop = TrainingLoop(self._loop_config(), parts, replace(start.progress))
         if start.moved:
@@ -187,8 +187,8 @@ class Execution:
         pool = parts.pool
         if pool is not None:
             # What an earlier attempt left running would only delay this one.
-            await asyncio.gather(*[engine.abort() for engine in pool.engines if await engine.health()])
-            await parts.trainers.connect(addresses)
+            await pool.abort()
+            await parts.trainers.connect([engine.address for engine in pool.engines])
             # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
             await pool.resume_memory("weights")  # which an earlier attempt may have had them give back
             await parts.trainers.sync_weights(start.progress.version)
@@ -235,7 +235,10 @@ class Execution:
         if not addresses:
             yield None
             return
-        router = self._router_address = None if self._router is None else await self._router.start(addresses)
+        router = None
+        if self._router is not None:
+            router, addresses = await self._router.start(addresses)
+        self._router_address = router
         pool = EnginePool([engine_client(self._plan.config, address, router=router) for address in addresses])
         if self._released is not None:
             pool.released = self._released

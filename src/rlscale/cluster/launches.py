@@ -62,7 +62,7 @@ def engine_client(config: RunConfig, address: EngineAddress, *, router: EngineAd
 
 
 def make_engines(
-    plan: RunPlan, bundles: Bundles, *, log_folder: Path, on_killed_start: Callable[[WorkerError], None]
+    plan: RunPlan, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
 ) -> RayEngines | ExternalEngines:
     """The engines of a run, not yet started: its own, or those that run already."""
     config = plan.config
@@ -73,7 +73,7 @@ def make_engines(
         plan.layout,
         bundles,
         log_folder=log_folder,
-        on_killed_start=on_killed_start,
+        on_killed=on_killed,
     )
 
 

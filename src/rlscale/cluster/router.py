@@ -63,6 +63,8 @@ class Fleet(Protocol):
 
     async def find_dead(self) -> dict[int, str]: ...
 
+    async def revive(self) -> dict[int, EngineAddress]: ...
+
     async def restart(self, index: int) -> EngineAddress: ...
 
 
@@ -94,21 +96,23 @@ class RayRouter:
     def named_actors(self) -> list[tuple[str, Any]]:
         return [] if self._actor is None else [(NAME, self._actor)]
 
-    async def start(self, workers: Sequence[EngineAddress]) -> EngineAddress:
-        """The router's address, once it knows these engines. A router that runs already is only told of new ones."""
+    async def start(self, workers: Sequence[EngineAddress]) -> tuple[EngineAddress, list[EngineAddress]]:
+        """The addresses of the router, once it knows all engines, and of the engines, which may have died meanwhile.
+
+        A router that runs already is only told of new ones.
+        """
         self._workers = list(workers)
         while True:
             await self._revive()
-            self._correct()
-            address = await self._starting.ready()
             try:
+                address = await self._ready()
                 await self._tell()
             except WorkerError:
                 if not await self._is_dead():
                     raise
                 continue
             await self._up()
-            return address
+            return address, list(self._workers)
 
     @property
     def names(self) -> Sequence[str]:
@@ -149,6 +153,19 @@ class RayRouter:
                 replaced(await self._starting.ready())
                 await self._up()
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _ready(self) -> EngineAddress:
+        """The router's address. It waits for every engine, so one that dies meanwhile is started anew."""
+        ready = asyncio.ensure_future(self._starting.ready())
+        try:
+            while not ready.done():
+                for index, address in (await self._engines.revive()).items():
+                    self._workers[index] = address
+                self._correct()
+                await asyncio.wait([ready], timeout=WATCH_INTERVAL_S)
+            return ready.result()
+        finally:
+            ready.cancel()
 
     async def _start(self) -> EngineAddress:
         self._known = list(self._workers)
@@ -215,6 +232,8 @@ class Recovery(Protocol):
 
     def is_down(self, index: int) -> bool: ...
 
+    async def died(self, index: int) -> bool: ...
+
     async def recover(self, index: int) -> bool: ...
 
 
@@ -238,6 +257,9 @@ class RoutedRecovery:
 
     def is_down(self, index: int) -> bool:
         return self._router.is_down() or any(self._recovery.is_down(each) for each in range(self._num_engines))
+
+    async def died(self, index: int) -> bool:
+        return await self._recovery.died(index)
 
     async def recover(self, index: int) -> bool:
         engines = (self._recovery.recover(each) for each in range(self._num_engines))

@@ -102,13 +102,14 @@ class EngineRecovery:
 
         Raises nothing: when it cannot be brought back, `watch` raises and the run ends.
         """
-        if not await self._is_dead(index):
+        if not await self.died(index):
             return False
         async with self._back:
             await self._back.wait_for(lambda: index not in self._down)
         return True
 
-    async def _is_dead(self, index: int) -> bool:
+    async def died(self, index: int) -> bool:
+        """Whether an engine is dead, or is just being brought back. Waits a little for what may show late."""
         end = time.monotonic() + PATIENCE_S
         while index not in self._down:
             async with self._restart_lock:  # what was found dead must not come back before it is noted

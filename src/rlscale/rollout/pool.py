@@ -1,6 +1,7 @@
 """The engines of a run as one: each request goes to the engine with the least in flight."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -8,12 +9,18 @@ from rlscale.errors import EngineError, WeightSyncError
 from rlscale.protocols import Engine
 from rlscale.types import Generation, Prompt, SamplingParams, WeightVersion
 
+log = logging.getLogger(__name__)
+
 
 class EngineRecovery(Protocol):
     """Who brings dead engines back. Engines go by their place in the pool."""
 
     def is_down(self, index: int) -> bool:
         """True from the death of an engine until it holds the current weights again."""
+        ...
+
+    async def died(self, index: int) -> bool:
+        """Whether an engine is dead, or is just being brought back."""
         ...
 
     async def recover(self, index: int) -> bool:
@@ -137,11 +144,24 @@ class EnginePool:
 
     async def resume_memory(self, tag: str) -> None:
         """Has engines take back `weights`, which must then be sent to them, or `kv_cache`, and then generate."""
-        asleep = [engine for engine in self.engines if engine.address.url in self.released[tag]]
-        await asyncio.gather(*[engine.resume_memory([tag]) for engine in asleep])
-        if tag == "kv_cache":
-            await asyncio.gather(*[engine.resume() for engine in asleep])
+        urls = [engine.address.url for engine in self.engines]
+        await asyncio.gather(*[self._resume(i, tag) for i, url in enumerate(urls) if url in self.released[tag]])
         self.released[tag].clear()
+
+    async def abort(self) -> None:
+        """Ends every running request, as far as engines answer."""
+        await asyncio.gather(*[_abort(engine) for engine in self.engines])
+
+    async def _resume(self, index: int, tag: str) -> None:
+        engine = self.engines[index]
+        try:
+            await engine.resume_memory([tag])
+            if tag == "kv_cache":
+                await engine.resume()
+        except EngineError:
+            # One that died is started again, and has all its memory.
+            if self._recovery is None or not await self._recovery.died(index):
+                raise
 
     async def _release(self, index: int) -> None:
         engine = self.engines[index]
@@ -159,6 +179,13 @@ class EnginePool:
     async def close(self) -> None:
         for engine in (*self.engines, *self._retired):
             await engine.close()
+
+
+async def _abort(engine: Engine) -> None:
+    try:
+        await engine.abort()
+    except EngineError as error:
+        log.info("no request was ended: %s", error)  # one that died has none; what else is wrong shows at the next call
 
 
 def _check_versions(answer: Generation, *, oldest: WeightVersion, newest: WeightVersion | None) -> None:

@@ -105,6 +105,9 @@ async def test_an_evaluation_that_needs_a_dead_engine_is_made_with_the_next_weig
         def is_down(self, index: int) -> bool:
             return False
 
+        async def died(self, index: int) -> bool:
+            return await self.recover(index)
+
         async def recover(self, index: int) -> bool:
             before = run.engine.version
             while run.engine.version == before:
@@ -143,6 +146,9 @@ async def test_an_engine_that_ends_between_two_updates_gets_one_early(tmp_path: 
     class Recovery:
         def is_down(self, index: int) -> bool:
             return False
+
+        async def died(self, index: int) -> bool:
+            return await self.recover(index)
 
         async def recover(self, index: int) -> bool:
             before = run.engine.version

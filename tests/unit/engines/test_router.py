@@ -89,6 +89,9 @@ class OneDead:
     def is_down(self, index: int) -> bool:
         return index == 1
 
+    async def died(self, index: int) -> bool:
+        return index == 1
+
     async def recover(self, index: int) -> bool:
         return index == 1
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.errors import WeightSyncError
+from rlscale.errors import EngineError, WeightSyncError
 from rlscale.rollout.groups import generate_group, group_seed
 from rlscale.rollout.pool import EnginePool
 from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams
@@ -131,3 +131,79 @@ async def test_versions_without_an_upper_bound() -> None:
     assert await pool_of(engine).generate(PROMPT, PARAMS, n=1, rid="r", oldest=2, newest=None)
     with pytest.raises(WeightSyncError, match="weight versions from 10, got"):
         await pool_of(engine).generate(PROMPT, PARAMS, n=1, rid="r", oldest=10, newest=None)
+
+
+class Sleeper:
+    """An engine that gives back its memory, and may be gone."""
+
+    def __init__(self, name: str) -> None:
+        self.address = EngineAddress(name=name, url=f"http://{name.replace(' ', '-')}")
+        self.is_gone = False
+        self.calls: list[str] = []
+
+    async def abort(self) -> None:
+        self._answer("abort")
+
+    async def pause(self) -> None:
+        self._answer("pause")
+
+    async def resume(self) -> None:
+        self._answer("resume")
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        self._answer(f"release {' '.join(tags)}")
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        self._answer(f"take {' '.join(tags)}")
+
+    def _answer(self, call: str) -> None:
+        if self.is_gone:
+            raise EngineError(f"{self.address.name} must answer")
+        self.calls.append(call)
+
+
+class Medic:
+    """Knows which engine died; brings none back."""
+
+    def __init__(self, dead: int) -> None:
+        self._dead = dead
+
+    def is_down(self, index: int) -> bool:
+        return index == self._dead
+
+    async def died(self, index: int) -> bool:
+        return index == self._dead
+
+    async def recover(self, index: int) -> bool:
+        raise AssertionError("who takes back memory must not wait for an engine that waits for its weights")
+
+
+async def test_memory_is_taken_back_by_those_that_gave_it_and_live() -> None:
+    engines = [Sleeper("engine 0"), Sleeper("engine 1")]
+    pool = EnginePool(list[Any](engines))
+    await pool.release_memory()
+    engines[1].is_gone = True
+    with pytest.raises(EngineError, match="engine 1 must answer"):
+        await pool.resume_memory("weights")
+    pool.guard(Medic(dead=1))
+    await pool.abort()
+    await pool.resume_memory("weights")
+    await pool.resume_memory("kv_cache")
+    assert engines[0].calls == [
+        *["pause", "release weights kv_cache"],
+        *["take weights", "abort", "take weights", "take kv_cache", "resume"],
+    ]
+    await pool.resume_memory("weights")
+    assert engines[0].calls[-1] == "resume"
+
+
+async def test_an_engine_that_was_started_anew_has_its_memory() -> None:
+    old, new = Sleeper("engine 0"), Sleeper("engine 0")
+    new.address = EngineAddress(name="engine 0", url="http://127.0.0.1:2")
+    pool = EnginePool(list[Any]([old]))
+    await pool.release_memory()
+    pool.replace(0, new)  # type: ignore[arg-type]
+    later = EnginePool(list[Any]([new]))
+    later.released = pool.released
+    await later.resume_memory("weights")
+    assert new.calls == []
