@@ -1,9 +1,12 @@
 """Models beside the policy, and engines, that take turns on what they share: runs of the real command."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 from tests.integration.conftest import Command
+from tests.integration.test_faults import wait_until
 
 PPO = (
     "algo=ppo",
@@ -44,3 +47,33 @@ def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path:
     assert last["rollout/kl"] == 0.0 < steps[2]["rollout/kl"]
     assert last["logprob_diff/mean"] < 1e-4
     assert json.loads((apart.run_dir / "finished.json").read_text())["num_rollouts"] == 3
+
+
+def test_a_critic_on_a_gpu_of_its_own_may_die_and_changes_nothing(cache: Path, tmp_path: Path) -> None:
+    apart = (
+        "data.num_rollout=24",
+        "cluster.colocate=false",
+        "cluster.num_gpus_per_node=8",
+        "cluster.critic_num_nodes=1",
+        "checkpoint.save_interval=3",
+        "eval.interval=null",
+    )
+    exact = ("train/loss", "train/grad_norm", "train/critic_loss", "train/critic_grad_norm", "rollout/return")
+    found = []
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        command = Command(folder=tmp_path / name, cache=cache)
+        process = command.start(*PPO, *apart, "fault_tolerance.enabled=true")
+        if name == "killed":
+            path = command.run_dir / "metrics.jsonl"
+            wait_until(lambda path=path: path.exists() and len(path.read_text().splitlines()) > 5, 120, "training")  # type: ignore[misc]
+            (pid,) = (pid for pid, words in command.processes().items() if "CriticActor" in words)
+            os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        assert ("critic rank 0" in out) == (name == "killed")
+        assert (command.run_dir / "logs" / "critic_rank_0.log").exists()
+        steps = [record for record in command.metrics() if "train/critic_loss" in record]
+        found.append([{key: step.get(key) for key in exact} for step in steps])
+    assert found[0] == found[1] and len(found[0]) == 24
+    assert "train/loss" in exact and found[0][0]["train/loss"] is None and found[0][1]["train/loss"] is not None

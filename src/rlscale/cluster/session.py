@@ -131,6 +131,7 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
     )
     split = f"{layout.num_trainers} for training, {layout.num_engines * layout.gpus_per_engine} for generation"
     shared = ", shared" if layout.colocate else ""
+    shared += f", {layout.num_critics} for the critic" if layout.num_critics else ""
     raise ConfigError(
         [
             Problem(
@@ -174,7 +175,12 @@ class Bundles:
         self.group, self.resource = group, resource
         nodes: dict[int, str] = {} if group is None else placement_group_table(group)["bundles_to_node_id"]
         self._order = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))
-        self.num_nodes = len(set(nodes.values())) or 1
+        self._nodes = [nodes[bundle] for bundle in self._order]
+        self.num_nodes = len(set(self._nodes)) or 1
+
+    def num_nodes_of(self, number: int) -> int:
+        """Nodes on which the first `number` bundles lie."""
+        return len(set(self._nodes[:number])) or 1
 
     def options(self, bundle: int, share: float) -> dict[str, object]:
         """Ray options that put an actor on a bundle, with `share` of what it holds."""

@@ -7,9 +7,10 @@ from typing import Any
 import ray
 
 from rlscale.cluster.hosting import log_to, stamped
-from rlscale.cluster.train_worker import TrainWorker, WorldSpec
+from rlscale.cluster.rank_worker import WorldSpec
+from rlscale.cluster.train_worker import TrainWorker
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
 
 
 class _TrainActor(TrainWorker):
@@ -31,6 +32,18 @@ class _TrainActor(TrainWorker):
     @stamped
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         return super().train(batch, steps)
+
+    @stamped
+    def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
+        super().score(batch, steps)
+
+    @stamped
+    def estimate(self, values: Float32) -> Float32 | None:
+        return super().estimate(values)
+
+    @stamped
+    def improve(self) -> TrainResult:
+        return super().improve()
 
     @stamped
     def connect(self, engines: Sequence[EngineAddress]) -> None:

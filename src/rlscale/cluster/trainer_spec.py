@@ -9,7 +9,7 @@ from rlscale.cluster.plan import RunPlan
 from rlscale.config import RunConfig, uses_critic, uses_reference, uses_teacher
 from rlscale.models import is_hf_folder
 from rlscale.models.shapes import EngineShapes
-from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, TrainerSpec, WatchSpec
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec, WatchSpec
 
 
 def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
@@ -77,6 +77,7 @@ def _critic(plan: RunPlan) -> CriticSpec:
         num_only_steps=critic.num_critic_only_steps * (config.batch.num_steps_per_rollout or 1),
         save=None if critic.save is None else Path(critic.save).absolute(),
         keep_last=config.checkpoint.keep_last,
+        own_ranks=OwnRanks(number=plan.layout.num_critics, batch=config.batch) if plan.layout.num_critics else None,
     )
 
 

@@ -1,16 +1,30 @@
-"""All trainer ranks behind the `Trainers` protocol."""
+"""All trainer ranks behind the `Trainers` protocol.
 
+With a critic on ranks of its own a rollout goes back and forth between the two worlds:
+
+    policy   score ─────┬─ estimate ─┬─ improve      optimiser steps
+                        │            │
+    critic   values ────┘            └─ train        optimiser steps
+
+Calls in one column run at the same time.
+"""
+
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from rlscale.cluster.critic_actor import CriticActor
+from rlscale.cluster.rank_group import RankGroup
+from rlscale.cluster.rank_worker import WorldSpec
 from rlscale.cluster.saver import saver_variables
 from rlscale.cluster.session import Bundles
 from rlscale.cluster.train_actor import TrainActor
-from rlscale.cluster.train_worker import WorldSpec
 from rlscale.cluster.watch import settle
+from rlscale.data.schedule import plan_steps
 from rlscale.plan.placement import Layout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
@@ -23,49 +37,90 @@ class RayTrainers:
         # A process with variables of its own cannot be one that Ray started ahead; it comes up a little later.
         variables = {**spec.train.env_vars, **saver_variables(spec)}
         own = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
-        self._actors = [
-            TrainActor.options(**bundles.options(rank, layout.share), **own, name=None).remote(
-                spec, world, rank=rank, log_folder=log_folder
-            )
-            for rank in range(layout.num_trainers)
-        ]
-
-        self.names = [f"actor rank {rank}" for rank in range(layout.num_trainers)]
+        self._spec = spec
+        self._policy = RankGroup(
+            "actor",
+            [
+                TrainActor.options(**bundles.options(rank, layout.share), **own, name=None).remote(
+                    spec, world, rank=rank, log_folder=log_folder
+                )
+                for rank in range(layout.num_trainers)
+            ],
+        )
+        apart = replace(world, world_size=layout.num_critics)
+        self._critic = RankGroup(
+            "critic",
+            [
+                CriticActor.options(**bundles.options(layout.first_critic + rank, 1.0), **own, name=None).remote(
+                    spec, apart, rank=rank, log_folder=log_folder
+                )
+                for rank in range(layout.num_critics)
+            ],
+        )
+        self.names = [*self._policy.names, *self._critic.names]
 
     @property
     def named_actors(self) -> list[tuple[str, Any]]:
-        return list(zip(self.names, self._actors, strict=True)) if self._actors else []
+        return [*self._policy.named_actors, *self._critic.named_actors]
 
     async def setup(self) -> None:
         """Starts all ranks; returns when every one has loaded its model."""
-        [(address, port)] = await settle([("actor rank 0", self._actors[0].rendezvous.remote())])
-        await self._call("setup", address, port)
+        await settle([*await self._critic.setup(), *await self._policy.setup()])
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        result: TrainResult = await self._call("train", ray.put(batch), ray.put(list(steps)))
+        if self._critic.names:
+            return await self._train_both(batch, steps)
+        result: TrainResult = await self._policy.call("train", ray.put(batch), ray.put(list(steps)))
         return result
 
+    async def _train_both(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        everything, of_policy = ray.put(batch), ray.put(list(steps))
+        of_critic = ray.put(await asyncio.to_thread(self._steps_of_critic, batch, list(steps)))
+        values, _ = await self._both(
+            self._critic.calls("values", everything, of_critic), self._policy.calls("score", everything, of_policy)
+        )
+        returns = await self._policy.call("estimate", ray.put(values))
+        critics, policys = await self._both(
+            self._critic.calls("train", ray.put(returns)), self._policy.calls("improve")
+        )
+        return TrainResult(
+            steps=[{**mine, **theirs} for mine, theirs in zip(policys.steps, critics.steps, strict=True)],
+            metrics=policys.metrics,
+            seconds=policys.seconds | critics.seconds,
+            logprobs=policys.logprobs,
+        )
+
+    def _steps_of_critic(self, batch: TrainBatch, steps: list[StepPlan]) -> list[StepPlan]:
+        """The same steps, cut for as many ranks as the critic has."""
+        critic = self._spec.critic
+        assert critic is not None and critic.own_ranks is not None, "a critic with ranks has them in the spec"
+        if len(self._critic.names) == len(self._policy.names):
+            return steps
+        shared = self._spec.fsdp.context_parallel_size
+        ranks = critic.own_ranks
+        return plan_steps(batch, ranks.batch, num_ranks=ranks.number // shared, context_ranks=shared)
+
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
-        await self._call("connect", list(engines))
+        await self._policy.call("connect", list(engines))
 
     async def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
-        report: WeightSyncReport = await self._call("sync_weights", version)
+        report: WeightSyncReport = await self._policy.call("sync_weights", version)
         return report
 
     async def save(self, folder: Path) -> None:
-        await self._call("save", folder)
+        await self._both(self._critic.calls("save", folder), self._policy.calls("save", folder))
 
     async def load(self, folder: Path) -> None:
-        await self._call("load", folder)
+        await self._both(self._critic.calls("load", folder), self._policy.calls("load", folder))
 
     async def export_hf(self, folder: Path) -> None:
-        await self._call("export_hf", folder)
+        await self._policy.call("export_hf", folder)
 
-    async def _call(self, method: str, *args: object) -> Any:
-        calls = [(name, getattr(actor, method).remote(*args)) for name, actor in self.named_actors]
-        return (await settle(calls))[0]
+    async def _both(self, critics: list[Any], policys: list[Any]) -> tuple[Any, Any]:
+        """What rank 0 of the critic (None: there is none) and rank 0 of the policy answer."""
+        answers = await settle([*critics, *policys])
+        return answers[0] if critics else None, answers[len(critics)]
 
     def kill(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
-        self._actors = []
+        self._policy.kill()
+        self._critic.kill()

@@ -74,11 +74,21 @@ class ClusterConfig(ConfigGroup):
         ),
     ] = None
     critic_num_nodes: Annotated[
-        int | None, Field(gt=0, description="Nodes of the critic. None: `cluster.actor_num_nodes`.")
+        int | None,
+        Field(
+            gt=0,
+            description="Nodes of a critic with GPUs of its own. None: `cluster.actor_num_nodes`; where "
+            "`cluster.critic_num_gpus_per_node` is not given either, it is on the policy's GPUs.",
+        ),
     ] = None
     critic_num_gpus_per_node: Annotated[
         int | None,
-        Field(gt=0, description="GPUs of the critic on each of its nodes. None: `cluster.actor_num_gpus_per_node`."),
+        Field(
+            gt=0,
+            description="GPUs of its own that the critic has on each of its nodes. None: "
+            "`cluster.actor_num_gpus_per_node`; where `cluster.critic_num_nodes` is not given either, it is on the "
+            "policy's GPUs.",
+        ),
     ] = None
     offload: Annotated[bool, Field(description="Sets both `cluster.offload_train` and `cluster.offload_rollout`.")] = (
         False
@@ -87,7 +97,8 @@ class ClusterConfig(ConfigGroup):
         bool | None,
         Field(
             description="Free the GPU of the trainer's tensors while engines generate, and have policy, critic, "
-            "reference and teacher take turns on it. None: true with `cluster.colocate` or a critic, else false."
+            "reference and teacher take turns on it. None: true with `cluster.colocate` or a critic on the "
+            "policy's GPUs, else false."
         ),
     ] = None
     offload_rollout: Annotated[

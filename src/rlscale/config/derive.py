@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rlscale.config.algo import LossType, uses_critic
 from rlscale.config.cluster import Device, OffloadMode
 from rlscale.config.rollout import EngineKind
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import has_critic_ranks, uses_engines
 from rlscale.config.train import ComputeDtype, TrainBackendName
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def derive_offloading(draft: Draft) -> None:
     """Who shares GPUs takes turns on them. A part that runs alone has them to itself."""
     cluster, debug = draft.config.cluster, draft.config.debug
-    has_critic = uses_critic(draft.config.algo)
+    shares = uses_critic(draft.config.algo) and not has_critic_ranks(draft.config)
     if debug.rollout_only or not uses_engines(draft.config):
         part = "alone generates" if debug.rollout_only else "alone trains"
         for name in ("offload", "offload_train", "offload_rollout"):
@@ -28,7 +28,7 @@ def derive_offloading(draft: Draft) -> None:
             draft.fill(f"cluster.{name}", True, "cluster.offload is both")
         elif cluster.colocate:
             draft.fill(f"cluster.{name}", True, "cluster.colocate")
-        elif has_critic and name == "offload_train":
+        elif shares and name == "offload_train":
             draft.fill(f"cluster.{name}", True, "policy and critic take turns on the same GPUs")
         else:
             draft.fill(f"cluster.{name}", False, "trainer and engines have GPUs of their own")
@@ -37,13 +37,17 @@ def derive_offloading(draft: Draft) -> None:
 
 
 def derive_critic(draft: Draft) -> None:
-    """The critic of ppo has what the policy has, where it has nothing of its own."""
+    """The critic of ppo has what the policy has, where it has nothing of its own.
+
+    Without any GPUs of its own it is on the policy's, and the two keys stay null.
+    """
     if not uses_critic(draft.config.algo):
         return
     config = draft.config
-    draft.fill("cluster.critic_num_nodes", config.cluster.actor_num_nodes, "cluster.actor_num_nodes")
-    each = config.cluster.actor_num_gpus_per_node
-    draft.fill("cluster.critic_num_gpus_per_node", each, "cluster.actor_num_gpus_per_node")
+    if has_critic_ranks(config):
+        draft.fill("cluster.critic_num_nodes", config.cluster.actor_num_nodes, "cluster.actor_num_nodes")
+        each = config.cluster.actor_num_gpus_per_node
+        draft.fill("cluster.critic_num_gpus_per_node", each, "cluster.actor_num_gpus_per_node")
     draft.fill("critic.lr", config.optim.lr, "optim.lr")
     draft.fill("critic.load", config.checkpoint.load, "checkpoint.load")
     draft.fill("critic.load", config.model.hf_checkpoint, "model.hf_checkpoint")

@@ -6,7 +6,7 @@ from rlscale.config.algo import LossType, compares_policies, uses_critic, uses_r
 from rlscale.config.cluster import Device, OffloadMode
 from rlscale.config.notes_algo import Ignored
 from rlscale.config.reward import RewardType
-from rlscale.config.rules.rule import are_external, uses_engines
+from rlscale.config.rules.rule import are_external, has_critic_ranks, uses_engines
 from rlscale.config.run import RunConfig
 
 
@@ -16,7 +16,8 @@ def _offloads_trainer(config: RunConfig) -> bool:
     given = cluster.offload_train
     if config.debug.rollout_only or not uses_engines(config):
         return False
-    return given if given is not None else cluster.offload or cluster.colocate or uses_critic(config.algo)
+    shares = uses_critic(config.algo) and not has_critic_ranks(config)
+    return given if given is not None else cluster.offload or cluster.colocate or shares
 
 
 def _saves_memory(config: RunConfig) -> bool:

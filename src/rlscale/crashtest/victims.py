@@ -22,7 +22,7 @@ class Victim(StrEnum):
 
 
 _WORDS: Mapping[Victim, tuple[str, ...]] = {
-    Victim.trainer: ("TrainActor",),
+    Victim.trainer: ("TrainActor", "CriticActor"),
     Victim.engine: ("rlscale.cli.serve", "sglang_side/serve.py", "sglang::scheduler"),
     Victim.router: ("sglang::router",),
 }

@@ -38,6 +38,7 @@ class TrainerWork:
     optimizer: OptimizerName = OptimizerName.adam
     adapter_rank: int = 0  # adapters on all matrices of the layers are trained; 0: the weights themselves
     on_cpu: bool = False  # the device is the host, which what is offloaded does not leave
+    has_values: bool = False  # a critic: in the place of the output layer is one row, and `a.tied` says so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +130,9 @@ def _moments(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict[str
         "gradients": _summed_up(a, work),
         "activations": stem(a, micro) + _alive(a, work, a.num_layers),
     }
-    yield "logits", {**common, "logits": head_forward(a, micro)}
-    yield "gradient of logits", {**common, "logits": head_backward(a, micro)}
+    if not work.has_values:
+        yield "logits", {**common, "logits": head_forward(a, micro)}
+        yield "gradient of logits", {**common, "logits": head_backward(a, micro)}
     # From layer to layer of a kind everything changes by the same amount, so the largest is at an end.
     ends = {layer for start in a.kinds for layer in (start - 2, start - 1, start, start + 1)}
     ends |= {a.num_layers - 2, a.num_layers - 1}
@@ -138,7 +140,8 @@ def _moments(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict[str
     layer, moment = max(moments, key=lambda pair: sum(pair[1].values()))
     yield f"backward pass of layer {layer}", moment
     # The embedding's gradient, that of the output layer, and their reduction over the ranks.
-    last = 2 * b * a.vocab_size * a.hidden_size + FLOAT32 * (a.root_parameters + _whole_shard(a, work.num_ranks))
+    tables = (1 if work.has_values else 2) * b * a.vocab_size * a.hidden_size
+    last = tables + FLOAT32 * (a.root_parameters + _whole_shard(a, work.num_ranks))
     yield "last gradients", {"gathered weights": root, "gradients": last * _trained_share(a, work)}
 
 
@@ -160,7 +163,8 @@ def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, f
     micro, b, above = work.largest, work.largest.dtype_bytes, layer + 1
     gathered = a.root_parameters + sum(a.layer_parameters(j) for j in (layer, layer - 1) if j >= 0)
     # Of this layer only the last product of the MLP has its gradient while the MLP's activations are still there.
-    gradients = b * a.vocab_size * a.hidden_size + b * count(tuple(a.mlp_shapes(layer))) / 3
+    gradients = b * count(tuple(a.mlp_shapes(layer))) / 3
+    gradients += 0 if work.has_values else b * a.vocab_size * a.hidden_size
     if work.num_microbatches == 1 and above < a.num_layers:
         counts = {start: number - min(max(above - start, 0), number) for start, number in a.kinds.items()}
         gradients += FLOAT32 * sum(sharded(a.layer_shapes(j), work.num_ranks) * n for j, n in counts.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlscale.config import ClusterConfig, RunConfig
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import has_critic_ranks, num_critic_ranks, uses_engines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,16 +13,22 @@ class Layout:
     """Bundles of one placement group; a bundle is one GPU, or one slot that stands for it on a CPU.
 
     Trainer rank i owns bundle i. Engine j starts at `engine_bundles[j]` and spans `gpus_per_engine` bundles. Colocated
-    engines lie on the trainers' bundles, separate ones behind them.
+    engines lie on the trainers' bundles, separate ones behind them. A critic with GPUs of its own is behind all others.
     """
 
     num_trainers: int
     num_engines: int
     gpus_per_engine: int
     colocate: bool
+    num_critics: int = 0  # ranks of a critic with bundles of its own
 
     @property
     def num_bundles(self) -> int:
+        return self.first_critic + self.num_critics
+
+    @property
+    def first_critic(self) -> int:
+        """The bundle of the critic's rank 0; those of policy and engines are before it."""
         rollout = self.num_engines * self.gpus_per_engine
         return max(self.num_trainers, rollout) if self.colocate else self.num_trainers + rollout
 
@@ -52,7 +58,9 @@ def plan_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
 def layout_of(config: RunConfig) -> Layout:
     """Who gets which GPU in a run; without a trainer, engines share with nobody."""
     layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
-    return replace(layout, num_trainers=0, colocate=False) if config.debug.rollout_only else layout
+    if config.debug.rollout_only:
+        return replace(layout, num_trainers=0, colocate=False)
+    return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,13 +78,15 @@ def places(layout: Layout, *, gpus_per_node: int, has_critic: bool = False) -> l
     Args:
         layout: of the run.
         gpus_per_node: GPUs, or on a CPU slots, of a node.
-        has_critic: each trainer's GPU holds a rank of the critic too.
+        has_critic: each trainer's GPU holds a rank of the critic too, unless that has GPUs of its own.
     """
     on: list[list[str]] = [[] for _ in range(layout.num_bundles)]
     for rank in range(layout.num_trainers):
         on[rank].append(f"actor rank {rank}")
-        if has_critic:
+        if has_critic and not layout.num_critics:
             on[rank].append(f"critic rank {rank}")
+    for rank in range(layout.num_critics):
+        on[layout.first_critic + rank].append(f"critic rank {rank}")
     for engine, first in enumerate(layout.engine_bundles):
         for bundle in range(first, first + layout.gpus_per_engine):
             on[bundle].append(f"engine {engine}")

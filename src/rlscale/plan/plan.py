@@ -54,6 +54,15 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Memories:
+    """Of one rank, or one GPU, of each part; None where there is none."""
+
+    trainer: TrainerMemory | None
+    critic: TrainerMemory | None
+    engine: EngineMemory | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sync:
     """One weight sync."""
 
@@ -76,6 +85,7 @@ class Plan:
     layout: Layout
     places: tuple[Place, ...]
     trainer: TrainerMemory | None  # None: there is no trainer
+    critic: TrainerMemory | None  # of a rank of the critic, the policy's or its own; None: there is no critic
     trainer_otherwise: TrainerMemory | None  # with activations recomputed if they are kept, and the other way round
     recompute: bool
     engine: EngineMemory | None  # None: nothing is generated, or by servers that run already
@@ -102,6 +112,7 @@ class Plan:
             "hardware": {**asdict(self.hardware), "flops": {str(k): v for k, v in self.hardware.flops.items()}},
             "places": [asdict(place) for place in self.places],
             "trainer": _memory(self.trainer),
+            "critic": _memory(self.critic),
             "trainer_otherwise": _memory(self.trainer_otherwise),
             "recompute": self.recompute,
             "engine": None if self.engine is None else {**asdict(self.engine), "total": self.engine.total},
@@ -149,6 +160,7 @@ def make_plan(
         _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None
         for each in (recompute, not recompute)
     )
+    critic = _critic(_with_recompute(config, recompute), a, layout, lengths) if layout.num_trainers else None
     dtype_bytes = DTYPE_BYTES[config.train.dtype]
     engine = None
     if layout.num_engines:
@@ -180,10 +192,11 @@ def make_plan(
             places(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
         ),
         trainer=trainer,
+        critic=critic,
         trainer_otherwise=otherwise,
         recompute=recompute,
         engine=engine,
-        demands=tuple(_demands(config, layout, trainer, engine, hardware)),
+        demands=tuple(_demands(config, layout, Memories(trainer=trainer, critic=critic, engine=engine), hardware)),
         sync=sync,
         floor=least_times(config, setting),
     )
@@ -196,11 +209,15 @@ def parts_not_built(config: RunConfig, derived: Sequence[Derived]) -> tuple[str,
 
 
 def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
+    return _batches_on(config, lengths, layout.num_trainers)
+
+
+def _batches_on(config: RunConfig, lengths: Lengths, num_ranks: int) -> Batches:
     if config.train.backend == TrainBackendName.megatron:
-        parallel = Parallel.of(config.megatron, layout.num_trainers)
+        parallel = Parallel.of(config.megatron, num_ranks)
         return batches_of(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
     context = config.fsdp.context_parallel_size
-    return batches_of(config.batch, lengths, ranks=max(1, layout.num_trainers // context), context_ranks=context)
+    return batches_of(config.batch, lengths, ranks=max(1, num_ranks // context), context_ranks=context)
 
 
 def _recomputes(config: RunConfig) -> bool:
@@ -218,9 +235,28 @@ def _with_recompute(config: RunConfig, recompute: bool) -> RunConfig:
     )
 
 
+def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory | None:
+    """A rank of the critic: all its weights are trained, and it has one value in the place of the logits."""
+    if not uses_critic(config.algo) or config.train.backend != TrainBackendName.fsdp:
+        return None
+    num_ranks = layout.num_critics or layout.num_trainers
+    work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
+    return trainer_memory(replace(a, tied=True), replace(work, adapter_rank=0, has_values=True))
+
+
 def _trainer(
     config: RunConfig, a: Architecture, reference: Architecture | None, batches: Batches, lengths: Lengths
 ) -> TrainerMemory:
+    num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+    work = _work(config, batches, lengths, num_ranks=num_ranks)
+    if config.train.backend == TrainBackendName.megatron:
+        number = work.num_microbatches
+        return megatron_memory(a, config.megatron, work.largest, num_ranks=num_ranks, num_microbatches=number)
+    return trainer_memory(a, work, reference=reference)
+
+
+def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: int) -> TrainerWork:
+    """What each of so many ranks does in a step."""
     micro = Pass(
         tokens=batches.microbatch_tokens,
         logit_rows=batches.samples_per_microbatch * lengths.response,
@@ -230,27 +266,21 @@ def _trainer(
         device="cpu" if config.cluster.device == Device.cpu else "cuda",
         chunk_tokens=config.train.log_probs_chunk_size,
     )
-    num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
-    number = batches.microbatches_per_rank
-    if config.train.backend == TrainBackendName.megatron:
-        return megatron_memory(a, config.megatron, micro, num_ranks=num_ranks, num_microbatches=number)
     context = config.fsdp.context_parallel_size
-    if context > 1:
+    if context > 1 and config.train.backend == TrainBackendName.fsdp:
         tokens = math.ceil(micro.tokens / context)
         # Cut as a whole a sample may leave some rank nothing but response.
         rows = min(micro.logit_rows, tokens)
         micro = replace(micro, tokens=tokens, logit_rows=rows, kernel=Kernel.fused, context_ranks=context)
-    recompute = config.fsdp.gradient_checkpointing
-    work = TrainerWork(
+    return TrainerWork(
         num_ranks=num_ranks,
-        num_microbatches=number,
-        recompute=recompute,
+        num_microbatches=batches.microbatches_per_rank,
+        recompute=config.fsdp.gradient_checkpointing,
         largest=micro,
         optimizer=config.optim.name,
         adapter_rank=config.train.lora.rank,
         on_cpu=config.cluster.device == Device.cpu,
     )
-    return trainer_memory(a, work, reference=reference)
 
 
 def _kernel(config: RunConfig, lengths: Lengths) -> Kernel:
@@ -269,29 +299,33 @@ def _sync(config: RunConfig, a: Architecture) -> Sync:
     return Sync(channel=str(channel), num_bytes=num_bytes, num_buckets=number)
 
 
-def _demands(
-    config: RunConfig,
-    layout: Layout,
-    trainer: TrainerMemory | None,
-    engine: EngineMemory | None,
-    hardware: Hardware,
-) -> list[Demand]:
+def _demands(config: RunConfig, layout: Layout, memories: Memories, hardware: Hardware) -> list[Demand]:
     """What has to fit where: per GPU, or on a CPU, whose memory all share, per node."""
-    training = {} if trainer is None else _trainer_parts(config, trainer)
+    trainer, engine = memories.trainer, memories.engine
+    apart = memories.critic if layout.num_critics else None
+    beside = None if layout.num_critics else memories.critic
+    training = {} if trainer is None else _trainer_parts(config, trainer, beside)
     serving = {} if engine is None else {"engine": engine.total}
     if config.cluster.device == Device.cpu:
         per_node = config.cluster.num_gpus_per_node
         trainers, engines = min(layout.num_trainers, per_node), min(layout.num_engines, per_node)
+        critics = min(layout.num_critics, per_node)
         parts = {name: size * trainers for name, size in training.items()}
         parts |= {name: size * engines for name, size in serving.items()}
-        parts["processes"] = hardware.reserve_bytes * (trainers + engines)
+        if apart is not None:
+            parts |= {"critic": apart.steady * critics, "critic's step": apart.step * critics}
+        parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics)
         where = f"machine with {trainers} of the trainer's ranks and {engines} of the engines"
+        where += f", and {critics} of the critic's ranks" if critics else ""
         return [Demand(where=where, parts=parts, available=hardware.memory_bytes)]
     runtime = {"runtime": hardware.reserve_bytes}
     available = hardware.memory_bytes
-    if layout.colocate and trainer is not None and engine is not None:
-        return [_shared_demand(config, training, _engine_parts(engine), runtime, available)]
     found = []
+    if apart is not None:
+        own = {"weights": apart.weights, "optimizer": apart.optimizer, "step": apart.step}
+        found.append(Demand(where="GPU of a critic rank", parts=own | runtime, available=available))
+    if layout.colocate and trainer is not None and engine is not None:
+        return [_shared_demand(config, training, _engine_parts(engine), runtime, available), *found]
     if trainer is not None:
         found.append(Demand(where="GPU of a trainer rank", parts=training | runtime, available=available))
     if engine is not None:
@@ -299,18 +333,23 @@ def _demands(
     return found
 
 
-def _trainer_parts(config: RunConfig, trainer: TrainerMemory) -> dict[str, float]:
+def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMemory | None) -> dict[str, float]:
     parts = {"weights": trainer.weights, "optimizer": trainer.optimizer, "step": trainer.step}
     others = {"reference": trainer.reference} if trainer.reference else {}
-    if uses_critic(config.algo):
-        others["critic"] = trainer.weights + trainer.optimizer  # its steps come after the policy's
+    if critic is not None:
+        others["critic"] = critic.steady  # its steps come after the policy's
+        parts["step"] = max(trainer.step, critic.step)
     host = config.cluster.device == Device.cpu
     if config.train.keep_old_actor and host:
         parts["earlier versions"] = config.rollout.max_staleness * trainer.weights
     if not config.cluster.offload_train or config.cluster.offload_train_mode != OffloadMode.move:
         return parts | others
     if not host:
-        return parts  # each of the others has its turn when these have left, and needs no more
+        # Each of the others has its turn when these have left, and needs no more, but for a critic beside adapters.
+        is_larger = critic is not None and critic.peak > trainer.weights + trainer.optimizer + trainer.step
+        if critic is not None and is_larger:
+            return {"weights": critic.weights, "optimizer": critic.optimizer, "step": critic.step}
+        return parts
     moved = trainer.weights + trainer.optimizer + sum(others.values())
     return parts | {"copies on the host": moved if config.train.weights_backuper else sum(others.values())}
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config import AlgoConfig, DebugConfig, FsdpConfig, OffloadMode, OptimConfig, TrainConfig
+from rlscale.config import (
+    AlgoConfig,
+    BatchConfig,
+    DebugConfig,
+    FsdpConfig,
+    MegatronConfig,
+    ModelConfig,
+    OffloadMode,
+    OptimConfig,
+    TrainConfig,
+)
 from rlscale.models.shapes import EngineShapes
 
 
@@ -15,6 +25,14 @@ class ModelSource:
 
     path: str
     checkpoint: Path | None = None  # folder of one checkpoint of a trainer; None: the weights of `path`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnRanks:
+    """Ranks that train the critic and nothing else."""
+
+    number: int
+    batch: BatchConfig  # resolved; by it the steps of a rollout are cut for these ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +47,7 @@ class CriticSpec:
     num_only_steps: int = 0  # optimiser steps of those
     save: Path | None = None  # folder of its checkpoints; None: `critic` in each checkpoint of the run
     keep_last: int = 2  # checkpoints in `save`
+    own_ranks: OwnRanks | None = None  # None: it is on the policy's ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,5 +102,7 @@ class TrainerSpec:
     teacher: ModelSource | None = None  # of on-policy distillation; None: there is none
     offload: OffloadSpec | None = None  # None: every model stays on the device
     watch: WatchSpec = field(default_factory=WatchSpec)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)  # with `train.backend=megatron`
+    model: ModelConfig = field(default_factory=ModelConfig)  # likewise: what must agree with the model's own config
     num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user

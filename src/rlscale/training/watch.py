@@ -4,6 +4,8 @@
 <profile_folder>/rollout_<id>_rank_<r>.txt       operators by their own time
 <memory_folder>/memory_rank_<r>.json             memory of the process, and its tensors, largest first
 <memory_folder>/memory_rank_<r>.pickle           on CUDA: a snapshot for pytorch.org/memory_viz
+
+Those of a critic with ranks of its own end in critic_rank_<r>.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class Watch:
             backend.train(batch, steps)
     """
 
-    def __init__(self, spec: WatchSpec, *, rank: int) -> None:
-        self._spec, self._rank = spec, rank
+    def __init__(self, spec: WatchSpec, *, rank: int, role: str = "actor") -> None:
+        self._spec, self._worker = spec, f"{role} rank {rank}"
+        self._ending = f"rank_{rank}" if role == "actor" else f"{role}_rank_{rank}"
         if torch.cuda.is_available():
             # Of what is allocated, not of what was: a snapshot then names the lines that hold memory.
             torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
@@ -56,7 +59,7 @@ class Watch:
             activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
             yield
-        folder, name = self._spec.profile_folder, f"rollout_{rollout_id}_rank_{self._rank}"
+        folder, name = self._spec.profile_folder, f"rollout_{rollout_id}_{self._ending}"
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / f"{name}.json.gz"))
         own_time = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
@@ -77,10 +80,10 @@ class Watch:
                 raise
             failed_at_s, path = time.time(), self._write_memory()
             cause = f"{type(error).__name__}: {error}\nWhat held its memory is listed in {path}"
-            raise WorkerError(f"actor rank {self._rank}", cause, failed_at_s=failed_at_s) from error
+            raise WorkerError(self._worker, cause, failed_at_s=failed_at_s) from error
 
     def _write_memory(self) -> Path:
-        folder, name = self._spec.memory_folder, f"memory_rank_{self._rank}"
+        folder, name = self._spec.memory_folder, f"memory_{self._ending}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
         path.write_text(json.dumps(memory_report(), indent=1), encoding="utf-8")

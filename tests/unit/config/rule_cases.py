@@ -278,16 +278,23 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {**PPO, "critic.num_critic_only_steps": 2},
     ),
     (
-        "critic_has_the_policys_gpus",
-        {**PPO, "cluster.critic_num_gpus_per_node": 2},
-        "cluster.critic_num_gpus_per_node must be cluster.actor_num_gpus_per_node=1, got 2; leave it out",
-        {"cluster.critic_num_gpus_per_node": 2},
+        "critic_fits_a_node",
+        {**PPO, "cluster.critic_num_gpus_per_node": 16},
+        "cluster.critic_num_gpus_per_node must be at most cluster.num_gpus_per_node=8, got 16; set cluster.num_gpus",
+        {"cluster.critic_num_gpus_per_node": 16},
     ),
     (
-        "critic_has_the_policys_gpus",
-        {**PPO, "cluster.critic_num_nodes": 2},
-        "cluster.critic_num_nodes must be cluster.actor_num_nodes=1, got 2",
-        {**PPO, "cluster.critic_num_nodes": 2, "cluster.actor_num_nodes": 2},
+        "parallel_sizes_divide_the_critic",
+        {**PPO, **EIGHT, "fsdp.context_parallel_size": 2, "cluster.critic_num_gpus_per_node": 1},
+        "cluster.critic_num_gpus_per_node must give a multiple of the 2 ranks that take a sample together, got 1 ranks",
+        {**PPO, **EIGHT, "fsdp.context_parallel_size": 2, "cluster.critic_num_gpus_per_node": 2},
+    ),
+    (
+        "batch_divides_among_the_critics_ranks",
+        {**PPO, "cluster.critic_num_nodes": 3, "batch.global_batch_size": 64},
+        "must give a divisor of the 64 samples of an optimiser step, got 3 parts; set it and cluster.critic_num_nodes "
+        "for 2 ranks, or change batch.global_batch_size",
+        {**PPO, "cluster.critic_num_nodes": 4, "batch.global_batch_size": 64},
     ),
     (
         "critic_is_saved_apart",

@@ -16,6 +16,8 @@ from rlscale.config import (
 from rlscale.config.resolve import resolve
 from tests.unit.config.test_rules import change, good
 
+PPO = {"algo.advantage_estimator": "ppo"}
+
 
 def derive(values: dict[str, Any], *, has_cuda: bool = False) -> tuple[RunConfig, dict[str, Any]]:
     config, derived = resolve(change(values), has_cuda=lambda: has_cuda)
@@ -77,8 +79,9 @@ def test_resolving_twice_derives_nothing_more() -> None:
         ({}, "cluster.offload_train", False),
         ({"cluster.colocate": True, "debug.rollout_only": True}, "cluster.offload_train", False),
         ({"cluster.offload": True, "algo.loss_type": "sft_loss"}, "cluster.offload", False),
-        ({"algo.advantage_estimator": "ppo"}, "cluster.critic_num_gpus_per_node", 1),
-        ({"algo.advantage_estimator": "ppo", "cluster.actor_num_nodes": 2}, "cluster.critic_num_nodes", 2),
+        ({**PPO, "cluster.critic_num_nodes": 1}, "cluster.critic_num_gpus_per_node", 1),
+        ({**PPO, "cluster.actor_num_nodes": 2, "cluster.critic_num_gpus_per_node": 1}, "cluster.critic_num_nodes", 2),
+        ({**PPO, "cluster.critic_num_nodes": 1}, "cluster.offload_train", False),
         ({"algo.advantage_estimator": "ppo", "optim.lr": 3e-6}, "critic.lr", 3e-6),
         (
             {"algo.advantage_estimator": "ppo", "checkpoint.load": "/c", "model.hf_checkpoint": "/m"},
@@ -119,6 +122,12 @@ def test_what_is_derived(given: dict[str, Any], key: str, value: Any) -> None:
     config, derived = derive(given)
     group, name = key.split(".")
     assert derived[key] == value == getattr(getattr(config, group), name)
+
+
+def test_a_critic_on_the_policys_gpus_has_no_places_of_its_own() -> None:
+    config, derived = derive(PPO)
+    assert (config.cluster.critic_num_nodes, config.cluster.critic_num_gpus_per_node) == (None, None)
+    assert not {"cluster.critic_num_nodes", "cluster.critic_num_gpus_per_node"} & set(derived)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Which bundle belongs to whom."""
 
+from dataclasses import replace
+
 from rlscale.config import ClusterConfig
-from rlscale.plan.placement import plan_layout
+from rlscale.plan.placement import places, plan_layout
 
 
 def cluster(**values: object) -> ClusterConfig:
@@ -25,3 +27,14 @@ def test_colocated_engines_share_the_trainers_bundles() -> None:
 def test_a_run_that_generates_nothing_places_no_engines() -> None:
     layout = plan_layout(cluster(), needs_engines=False)
     assert (layout.num_engines, layout.num_bundles) == (0, 2)
+
+
+def test_a_critic_lies_behind_trainers_and_engines() -> None:
+    apart = replace(plan_layout(cluster(rollout_num_gpus_per_engine=2), needs_engines=True), num_critics=2)
+    assert (apart.first_critic, apart.num_bundles, apart.engine_bundles) == (6, 8, (2, 4))
+    shared = replace(plan_layout(cluster(colocate=True), needs_engines=True), num_critics=1)
+    assert (shared.first_critic, shared.num_bundles) == (4, 5)
+    assert [place.actors for place in places(shared, gpus_per_node=4, has_critic=True)][3:] == [
+        ("engine 3",),
+        ("critic rank 0",),
+    ]

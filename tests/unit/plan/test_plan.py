@@ -154,8 +154,24 @@ def test_a_critic_is_beside_the_policy() -> None:
     assert found.trainer is not None
     assert found.places[3].actors[:2] == ("actor rank 3", "critic rank 3")
     assert found.demands[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
+    adapters = plan(*stays, "train.lora.rank=8", experiment="qwen3_4b_ppo")
+    assert adapters.demands[0].parts["critic"] == found.demands[0].parts["critic"], "all of its weights are trained"
     moves = plan("cluster.offload_train_mode=move", "cluster.offload_rollout=false", experiment="qwen3_4b_ppo")
     assert "critic" not in moves.demands[0].parts, "policy and critic have the GPU by turns"
+
+
+def test_a_critic_with_gpus_of_its_own_is_behind_all_others() -> None:
+    words = ("cluster.actor_num_gpus_per_node=4", "cluster.num_gpus_per_node=4")
+    found = plan(*words, "cluster.critic_num_gpus_per_node=2", experiment="qwen3_4b_ppo")
+    together = plan(*words, experiment="qwen3_4b_ppo")
+    assert found.critic is not None and together.critic is not None
+    assert [place.actors for place in found.places[-2:]] == [("critic rank 0",), ("critic rank 1",)]
+    assert found.places[3].actors[0] == "actor rank 3" and found.places[-3].actors[-1].startswith("engine")
+    own = next(demand for demand in found.demands if demand.where == "GPU of a critic rank")
+    assert own.parts["weights"] == found.critic.weights == 2 * together.critic.weights
+    assert own.parts["optimizer"] == 2 * own.parts["weights"]
+    assert all("critic" not in demand.parts for demand in found.demands)
+    assert "logits" not in found.critic.moments
 
 
 def test_on_a_cpu_what_moves_lies_in_memory_twice() -> None:

@@ -28,11 +28,20 @@ from rlscale.config.rules import (
     weights,
 )
 from rlscale.config.rules.placement import uses_router
-from rlscale.config.rules.rule import Rule, uses_decoupled_loss, uses_engines
+from rlscale.config.rules.rule import Rule, has_critic_ranks, num_critic_ranks, uses_decoupled_loss, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
-__all__ = ["RULES", "Rule", "check_rules", "uses_decoupled_loss", "uses_engines", "uses_router"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "check_rules",
+    "has_critic_ranks",
+    "num_critic_ranks",
+    "uses_decoupled_loss",
+    "uses_engines",
+    "uses_router",
+]
 
 MODULES = (
     model,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rlscale.config.algo import AdvantageEstimator
 from rlscale.config.problems import show
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.parallel import STEP
+from rlscale.config.rules.rule import (
+    CRITIC_RANKS,
+    has_critic_ranks,
+    num_critic_ranks,
+    ranks_per_model,
+    rule,
+    samples_per_step,
+)
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
@@ -18,24 +26,38 @@ def critic_only_steps_end(config: RunConfig) -> list[Problem]:
     return [Problem(path="critic.num_critic_only_steps", rule=rule, value=show(steps), fix=fix)]
 
 
-@rule(
-    "algo.advantage_estimator",
-    "cluster.critic_num_nodes",
-    "cluster.critic_num_gpus_per_node",
-    "cluster.actor_num_nodes",
-    "cluster.actor_num_gpus_per_node",
-)
-def critic_has_the_policys_gpus(config: RunConfig) -> list[Problem]:
-    """Policy and critic take turns on the same GPUs, rank by rank."""
-    if config.algo.advantage_estimator != AdvantageEstimator.ppo:
+@rule(*CRITIC_RANKS, "cluster.num_gpus_per_node")
+def critic_fits_a_node(config: RunConfig) -> list[Problem]:
+    cluster = config.cluster
+    each, node = cluster.critic_num_gpus_per_node, cluster.num_gpus_per_node
+    if not has_critic_ranks(config) or each is None or each <= node:
         return []
-    problems = []
-    for name in ("num_nodes", "num_gpus_per_node"):
-        own, policys = getattr(config.cluster, f"critic_{name}"), getattr(config.cluster, f"actor_{name}")
-        if own is not None and own != policys:
-            rule, fix = f"be cluster.actor_{name}={policys}", "leave it out: the critic has the policy's GPUs"
-            problems.append(Problem(path=f"cluster.critic_{name}", rule=rule, value=show(own), fix=fix))
-    return problems
+    rule, fix = f"be at most cluster.num_gpus_per_node={node}", "set cluster.num_gpus_per_node to what a node has"
+    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=show(each), fix=fix)]
+
+
+@rule(*CRITIC_RANKS)
+def parallel_sizes_divide_the_critic(config: RunConfig) -> list[Problem]:
+    """Its ranks share samples as the policy's do."""
+    each, ranks = ranks_per_model(config), num_critic_ranks(config)
+    if not has_critic_ranks(config) or ranks % each == 0:
+        return []
+    rule = f"give a multiple of the {each} ranks that take a sample together"
+    fix = f"set it and cluster.critic_num_nodes for {-(-ranks // each) * each} ranks, or leave both out"
+    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=f"{ranks} ranks", fix=fix)]
+
+
+@rule(*CRITIC_RANKS, *STEP)
+def batch_divides_among_the_critics_ranks(config: RunConfig) -> list[Problem]:
+    """Every data-parallel rank takes the same number of samples of a step, as with the policy's."""
+    each, ranks, size = ranks_per_model(config), num_critic_ranks(config), samples_per_step(config)
+    if not has_critic_ranks(config) or ranks % each or size % (ranks // each) == 0:
+        return []
+    parts = ranks // each
+    fewer = max(number for number in range(1, parts + 1) if size % number == 0)
+    rule = f"give a divisor of the {size} samples of an optimiser step"
+    fix = f"set it and cluster.critic_num_nodes for {fewer * each} ranks, or change batch.global_batch_size"
+    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=f"{parts} parts", fix=fix)]
 
 
 @rule("algo.advantage_estimator", "critic.save", "checkpoint.save")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlscale.config.algo import LossType
+from rlscale.config.algo import LossType, uses_critic
 from rlscale.config.rollout import EngineKind
 from rlscale.config.run import RunConfig
 from rlscale.config.train import TrainBackendName
@@ -87,6 +87,30 @@ PARALLEL = (
 def num_trainer_ranks(config: RunConfig) -> int:
     """Ranks of the policy's trainer."""
     return config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+
+
+CRITIC_RANKS = (
+    "algo.advantage_estimator",
+    "algo.loss_type",
+    "cluster.critic_num_nodes",
+    "cluster.critic_num_gpus_per_node",
+    *PARALLEL,
+)
+"""Keys that `has_critic_ranks`, `num_critic_ranks` and `ranks_per_model` read."""
+
+
+def has_critic_ranks(config: RunConfig) -> bool:
+    """Whether there is a critic with ranks, and so GPUs, of its own; else it is on the policy's."""
+    cluster = config.cluster
+    given = cluster.critic_num_nodes is not None or cluster.critic_num_gpus_per_node is not None
+    return given and uses_critic(config.algo)
+
+
+def num_critic_ranks(config: RunConfig) -> int:
+    """Ranks of a critic with GPUs of its own, given or derived."""
+    cluster = config.cluster
+    nodes = cluster.critic_num_nodes or cluster.actor_num_nodes
+    return nodes * (cluster.critic_num_gpus_per_node or cluster.actor_num_gpus_per_node)
 
 
 def ranks_per_model(config: RunConfig) -> int:

@@ -18,30 +18,24 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlscale.config import LossType, QkvFormat, compares_policies
-from rlscale.training.asked import AskedLogprobs
-from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.config import LossType, compares_policies
 from rlscale.training.before import estimate, last_look, needs_old_pass, weight_scale
-from rlscale.training.context_attention import CONTEXT_ATTENTION
-from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES
+from rlscale.training.fsdp.rank import Rank
 from rlscale.training.fsdp.roles.critic import Critic
 from rlscale.training.fsdp.roles.old_policies import OldPolicies
 from rlscale.training.fsdp.roles.policy import Policy
 from rlscale.training.fsdp.roles.reference import Reference
 from rlscale.training.fsdp.roles.teacher import Teacher
 from rlscale.training.fsdp.state import load_state, save_state
-from rlscale.training.fsdp.turns import make_turns, state_tensors
-from rlscale.training.metrics import MetricSums
+from rlscale.training.fsdp.turns import state_tensors
 from rlscale.training.on_policy.check import require_equal_logprobs
-from rlscale.training.on_policy.pack import in_engine_shapes
-from rlscale.training.packing import Microbatch, pack, pad, padding
+from rlscale.training.packing import padding
 from rlscale.training.position import Position
 from rlscale.training.rollout import Rollout
-from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import StepPlan, TrainBatch, TrainResult
+from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 
 class FsdpBackend:
@@ -58,34 +52,49 @@ class FsdpBackend:
     """
 
     def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
-        assert dist.is_initialized(), "join_world comes first"
-        assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
-        local_rank, num_local_ranks = local_ranks()
         self._spec = spec
-        self._device = pick_device(spec.device, local_rank=local_rank)
-        if self._device.type == "cpu":
-            use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
-        torch.manual_seed(spec.train.seed + rank)
-        self._grid = RankGrid.of(self._device, context_size=spec.fsdp.context_parallel_size)
-        mesh = data_mesh(self._device)
-        self._turns = make_turns(spec.offload, device=self._device)
+        self._rank = Rank.join(spec, rank=rank, world_size=world_size)
+        self._device, self._turns, mesh = self._rank.device, self._rank.turns, self._rank.mesh
         self.policy = Policy(spec, mesh=mesh, device=self._device)
         self._old_policies = OldPolicies(limit=spec.num_old_policies) if spec.num_old_policies else None
         self.reference = Reference.of(spec, mesh=mesh, policy=self.policy.model)
-        self.critic = None if spec.critic is None else Critic(spec, spec.critic, mesh=mesh, device=self._device)
+        is_here = spec.critic is not None and spec.critic.own_ranks is None
+        self.critic = Critic(spec, spec.critic, mesh=mesh, device=self._device) if spec.critic and is_here else None
         self.teacher = Teacher.of(spec, mesh=mesh, policy=self.policy.model)
         self._num_rollouts = 0
+        self._current: tuple[Rollout, list[StepPlan]] | None = None  # between `score` and `improve`
         self._take_part()
         self._turns.rest()
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
-        rollout = self._prepare(batch, steps)
+        return self._improve(self._prepare(batch, steps), steps)
+
+    def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
+        """The first of three parts of `train`, where the critic has ranks of its own: all passes but the critic's."""
+        self._current = self._score(batch, steps), list(steps)
+
+    def estimate(self, values: Float32) -> Float32:
+        """The second: the critic's values of all tokens to advantages and the returns, by token. Both [tokens]"""
+        assert self._current is not None, "score comes first"
+        rollout, _ = self._current
+        rollout.values = torch.tensor(values)
+        self._estimate(rollout)
+        assert rollout.returns is not None, "there are values"
+        return rollout.returns.numpy()
+
+    def improve(self) -> TrainResult:
+        """The third: the optimiser steps. Gives and raises what `train` does."""
+        assert self._current is not None, "score comes first"
+        (rollout, steps), self._current = self._current, None
+        return self._improve(rollout, steps)
+
+    def _improve(self, rollout: Rollout, steps: Sequence[StepPlan]) -> TrainResult:
         results: list[dict[str, float]] = [{} for _ in steps]
         if self._trains_policy:
             with self._turns.of("policy", "policy.optimizer"), rollout.timed("optimize"):
                 if self._old_policies is not None:
-                    self._old_policies.keep(self.policy.model, version=batch.version)
+                    self._old_policies.keep(self.policy.model, version=rollout.batch.version)
                 for i, plan in enumerate(steps):
                     results[i] |= self.policy.step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0)
         if self.critic is not None:
@@ -105,7 +114,7 @@ class FsdpBackend:
             steps=results,
             metrics=metrics,
             seconds=rollout.seconds,
-            logprobs=rollout.asked.gather(self._device, group=self._grid.data_group),
+            logprobs=rollout.asked.gather(self._device, group=rollout.data_group),
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -171,7 +180,8 @@ class FsdpBackend:
 
     @property
     def _trains_policy(self) -> bool:
-        return self.critic is None or not self.critic.trains_alone(self._num_rollouts)
+        critic = self._spec.critic
+        return critic is None or self._num_rollouts >= critic.num_only_rollouts
 
     @property
     def _moving_reference(self) -> PreTrainedModel | None:
@@ -179,47 +189,41 @@ class FsdpBackend:
 
     def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
         """Packs this rank's micro-batches and computes the columns that the loss needs."""
-        grid, algo = self._grid, self._spec.algo
-        micros = [[self._pack(batch, samples) for samples in plan.microbatches[grid.data_index]] for plan in steps]
-        rollout = Rollout(
-            batch=batch,
-            micros=micros,
-            metrics=MetricSums(self._device),
-            asked=AskedLogprobs(batch),
-            data_group=grid.data_group,
-        )
+        rollout = self._score(batch, steps)
+        if self.critic is not None:
+            with self._turns.of("critic"):
+                self.critic.score(rollout)
+        self._estimate(rollout)
+        return rollout
+
+    def _score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
+        """All but the critic's values and what is made of them."""
+        algo, kernel = self._spec.algo, self.policy.model.config._attn_implementation
+        rollout = self._rank.rollout(batch, steps, kernel=kernel)
         rollout.metrics.add(padding(rollout.flat), prefix="rollout/")
         if algo.loss_type == LossType.sft_loss:
             return rollout
         rollout.gen = torch.tensor(batch.rollout_logprobs)
         if not compares_policies(algo):
             return rollout
-        if steps and steps[0].scoring is not None:
-            cuts = (micro for plan in steps for micro in (plan.scoring or plan.microbatches)[grid.data_index])
-            rollout.scoring = [self._pack(batch, samples) for samples in cuts]
+        self._rank.pack_for_scoring(rollout, steps, kernel=kernel)
         if algo.use_rollout_logprobs:
             rollout.old = rollout.gen
         if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
             with self._turns.of("policy"):
                 self.policy.score_old(rollout, earlier=self._old_policies)
-        for name, role in {"reference": self.reference, "teacher": self.teacher, "critic": self.critic}.items():
+        for name, role in {"reference": self.reference, "teacher": self.teacher}.items():
             if role is not None:
                 with self._turns.of(name):
                     role.score(rollout)
+        return rollout
+
+    def _estimate(self, rollout: Rollout) -> None:
+        """Advantages, and what else is known before the first optimiser step."""
+        algo = self._spec.algo
+        if not compares_policies(algo):
+            return
         estimate(rollout, self._spec, device=self._device)
         last_look(rollout, self._spec)
         if self._trains_policy:
             rollout.weight_scale = weight_scale(rollout, algo, device=self._device)
-        return rollout
-
-    def _pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
-        shapes = self._spec.engine_shapes
-        if shapes is not None:
-            return in_engine_shapes(pack(batch, samples, device=self._device), batch, shapes=shapes)
-        if self._spec.train.qkv_format == QkvFormat.bshd:
-            return pad(batch, samples, device=self._device)
-        kernel, context = self.policy.model.config._attn_implementation, self._grid.context
-        shares = self._spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
-        if context is None:
-            return pack(batch, samples, device=self._device, share_prompts=shares)
-        return pack_share(batch, samples, device=self._device, context=context, share_prompts=shares)

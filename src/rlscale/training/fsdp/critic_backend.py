@@ -17,8 +17,8 @@ import torch
 
 from rlscale.training.fsdp.rank import Rank
 from rlscale.training.fsdp.roles.critic import Critic
-from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.turns import state_tensors
+from rlscale.training.rollout import Rollout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 

@@ -14,11 +14,11 @@ from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.fsdp.rollout import Rollout
 from rlscale.training.fsdp.turns import Turns, make_turns
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.pack import in_engine_shapes
 from rlscale.training.packing import Microbatch, pack, pad
+from rlscale.training.rollout import Rollout
 from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch

@@ -21,7 +21,7 @@ from rlscale.training.fsdp.model import as_fsdp
 from rlscale.training.head import Asked, LogprobHead, only_rows, output_layer
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.forward import computes_as_engine, drawn_logprobs, with_values
-from rlscale.training.optim import clip_gradient, set_lr
+from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.packing import Microbatch, PaddedLayout
 from rlscale.training.settings import StepSettings, check_gradient, check_loss
 
@@ -178,9 +178,15 @@ def optimizer_step(
         # FSDP averages over ranks; the shares add up, and so do the gradients by each rank's tokens.
         (loss * world_size).backward()  # type: ignore[no-untyped-call]
     result, shares_by_rank = metrics.gather(keep_empty=True)
-    check_loss(shares_by_rank["loss"], step=settings.number)
+    step, role = settings.number, settings.role
+    check_loss(shares_by_rank["loss"], step=step, role=role)
     result["grad_norm"] = clip_gradient(list(model.parameters()), max_norm=settings.max_grad_norm)
-    check_gradient(result["grad_norm"], step=settings.number, named_parameters=model.named_parameters())
+    check_gradient(
+        result["grad_norm"],
+        step=step,
+        bad_names=lambda: names_with_bad_gradient(model.named_parameters()),
+        role=role,
+    )
     set_lr(optimizer, lr=settings.lr)
     optimizer.step()
     optimizer.zero_grad()

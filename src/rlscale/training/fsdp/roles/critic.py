@@ -1,4 +1,4 @@
-"""The critic: the value model of ppo, trained beside the policy on the same ranks."""
+"""The critic: the value model of ppo, on the policy's ranks or on ranks of its own."""
 
 from __future__ import annotations
 
@@ -57,10 +57,6 @@ class Critic:
         self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
         self.num_steps = 0  # made
 
-    def trains_alone(self, num_rollouts: int) -> bool:
-        """Whether the policy waits, after `num_rollouts` have been trained on."""
-        return num_rollouts < self._critic.num_only_rollouts
-
     @torch.no_grad()
     def score(self, rollout: Rollout) -> None:
         """Fills `values`, on every rank those of all."""
@@ -79,6 +75,7 @@ class Critic:
             number=self.num_steps,
             lr=self._schedule.at(self.num_steps),
             max_grad_norm=self._spec.optim.clip_grad,
+            role="actor" if self._critic.own_ranks is None else "critic",
         )
         loss_of = self._loss(rollout, plan=plan, metrics=metrics)
         result = optimizer_step(

@@ -1,0 +1,49 @@
+"""A rank of the critic as a Ray actor."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlscale.cluster.critic_worker import CriticWorker
+from rlscale.cluster.hosting import log_to, stamped
+from rlscale.cluster.rank_worker import WorldSpec
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
+
+
+class _CriticActor(CriticWorker):
+    """A critic's rank in an actor process. Health checks have a thread of their own; all else runs in one thread."""
+
+    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, log_folder: Path) -> None:
+        self.name = f"critic rank {rank}"
+        log_to(log_folder, self.name)
+        super().__init__(spec, world, rank=rank)
+
+    @ray.method(concurrency_group="health")
+    def ping(self) -> None:
+        """Returns while the process lives."""
+
+    @stamped
+    def setup(self, master_address: str, master_port: int) -> None:
+        super().setup(master_address, master_port)
+
+    @stamped
+    def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32 | None:
+        return super().values(batch, steps)
+
+    @stamped
+    def train(self, returns: Float32) -> TrainResult:
+        return super().train(returns)
+
+    @stamped
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+
+    @stamped
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+
+
+CriticActor: Any = ray.remote(concurrency_groups={"health": 1})(_CriticActor)  # type: ignore[call-overload]

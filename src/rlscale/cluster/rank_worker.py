@@ -1,0 +1,63 @@
+"""What ranks of every kind have in common: how they find each other.
+
+The driver imports this module too, to make actors of the classes, and does without torch: that takes it seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlscale.training.spec import TrainerSpec
+from rlscale.weights.spec import ChannelSpec
+
+if TYPE_CHECKING:
+    from rlscale.training.watch import Watch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldSpec:
+    """How ranks find each other, and those of the policy the engines."""
+
+    world_size: int
+    backend: str  # "gloo" | "nccl"
+    timeout_s: float
+    single_node: bool
+    channel: ChannelSpec
+
+
+class RankWorker:
+    """One rank of a world: all those that train the same models."""
+
+    role = "actor"
+
+    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
+        self._spec, self._world, self.rank = spec, world, rank
+        self._watch: Watch
+        self._rollout_id = 0  # where a rollout takes several calls
+        if world.single_node and world.backend == "gloo":
+            # gloo would listen on the address of the host's name; one machine needs no more than loopback.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    def rendezvous(self) -> tuple[str, int]:
+        """An address and a free port of this rank's machine, for rank 0 to gather the others on."""
+        address = "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def _join(self, master_address: str, master_port: int) -> None:
+        """Joins the world (a collective)."""
+        # Imported here: torch takes seconds, which the driver should not wait for.
+        from rlscale.training.distributed import join_world
+        from rlscale.training.watch import Watch
+
+        world = self._world
+        join_world(self.rank, world.world_size, master_address, master_port, world.backend, world.timeout_s)
+        self._watch = Watch(self._spec.watch, rank=self.rank, role=self.role)
+        log.info("%s rank %d of %d has joined", self.role, self.rank, world.world_size)

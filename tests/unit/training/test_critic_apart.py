@@ -1,0 +1,109 @@
+"""The critic on ranks of its own: the numbers of one that is on the policy's ranks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlscale.config import BatchConfig, OffloadMode
+from rlscale.errors import WorkerError
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.fsdp.critic_backend import CriticBackend
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec
+from rlscale.types import TrainBatch, TrainResult
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
+
+pytestmark = pytest.mark.usefixtures("world")
+
+Cut = Sequence[Sequence[Sequence[int]]]
+BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(3)]
+TWO_STEPS: list[Cut] = [[[[0, 1, 2], [3]]], [[[4, 5], [6, 7]]]]
+OTHERWISE_CUT: list[Cut] = [[[[0, 2], [1], [3]]], [[[7, 4, 5], [6]]]]
+OWN = OwnRanks(number=1, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
+
+
+def spec_of(model_path: str, *, own: OwnRanks | None, reference: str | None = None, **critic: Any) -> TrainerSpec:
+    algo = {"advantage_estimator": "ppo", "lambd": 0.9, "kl_coef": 0.2, "kl_loss_type": "k2"}
+    return spec(
+        model_path,
+        algo=algo,
+        ref_path=reference or model_path,
+        critic=CriticSpec(**{"source": ModelSource(path=model_path), "lr": 4e-3, "own_ranks": own, **critic}),
+        adam_eps=1e-4,  # or Adam would make full steps of the rounding of vanishing gradients
+    )
+
+
+class Apart:
+    """Policy and critic as two backends, driven as their actors are."""
+
+    def __init__(self, made: TrainerSpec) -> None:
+        self.policy = FsdpBackend(made, rank=0, world_size=1)
+        self.critic = CriticBackend(made, rank=0, world_size=1)
+
+    def train(self, batch: TrainBatch, cuts: Sequence[Cut], *, critics: Sequence[Cut]) -> TrainResult:
+        values = self.critic.values(batch, [plan(batch, cut) for cut in critics])
+        self.policy.score(batch, [plan(batch, cut) for cut in cuts])
+        found = self.critic.train(self.policy.estimate(values))
+        result = self.policy.improve()
+        steps = [{**mine, **theirs} for mine, theirs in zip(result.steps, found.steps, strict=True)]
+        return replace(result, steps=steps, seconds={**result.seconds, **found.seconds})
+
+    def save(self, folder: Path) -> None:
+        self.policy.save(folder)
+        self.critic.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.policy.load(folder)
+        self.critic.load(folder)
+
+
+def numbers(result: TrainResult) -> dict[str, float]:
+    steps = {f"{i} {name}": value for i, step in enumerate(result.steps) for name, value in step.items()}
+    return steps | result.metrics
+
+
+def test_its_numbers_are_those_of_a_critic_on_the_policys_ranks(model_path: str, cache: Path) -> None:
+    other = tiny_model(cache, seed=1)
+    together = FsdpBackend(spec_of(model_path, own=None, reference=other), rank=0, world_size=1)
+    apart = Apart(spec_of(model_path, own=OWN, reference=other))
+    assert apart.policy.critic is None
+    for batch in BATCHES:
+        expected = together.train(batch, [plan(batch, cut) for cut in TWO_STEPS])
+        found = apart.train(batch, TWO_STEPS, critics=OTHERWISE_CUT)
+        assert expected.metrics["rollout/return"] != 0.0
+        assert numbers(found) == pytest.approx(numbers(expected), rel=1e-6, abs=1e-6)
+        assert found.seconds.keys() == expected.seconds.keys()
+
+
+def test_the_policy_waits_while_the_critic_trains_alone(model_path: str) -> None:
+    apart = Apart(spec_of(model_path, own=OWN, num_only_rollouts=1, num_only_steps=2))
+    first, second = (apart.train(batch, TWO_STEPS, critics=TWO_STEPS) for batch in BATCHES[:2])
+    assert all("critic_loss" in step and "loss" not in step for step in first.steps)
+    assert all("critic_loss" in step and "loss" in step for step in second.steps)
+    assert (apart.policy.policy.num_steps, apart.critic.critic.num_steps) == (2, 4)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_checkpoint_goes_on_bit_for_bit_apart_or_together(model_path: str, tmp_path: Path, moves: bool) -> None:
+    made = spec_of(model_path, own=OWN)
+    if moves:
+        made = replace(made, offload=OffloadSpec(mode=OffloadMode.move))
+    first, second = Apart(made), Apart(spec_of(model_path, own=OWN))
+    first.train(BATCHES[0], TWO_STEPS, critics=TWO_STEPS)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    together = FsdpBackend(spec_of(model_path, own=None), rank=0, world_size=1)
+    together.load(tmp_path)
+    expected = first.train(BATCHES[1], TWO_STEPS, critics=TWO_STEPS)
+    assert numbers(second.train(BATCHES[1], TWO_STEPS, critics=TWO_STEPS)) == numbers(expected)
+    assert numbers(together.train(BATCHES[1], [plan(BATCHES[1], cut) for cut in TWO_STEPS])) == numbers(expected)
+
+
+def test_a_failure_names_the_critics_rank(model_path: str) -> None:
+    apart = Apart(spec_of(model_path, own=OWN))
+    apart.critic.values(BATCHES[0], [plan(BATCHES[0], cut) for cut in TWO_STEPS])
+    with pytest.raises(WorkerError, match="critic rank 0: the loss of optimiser step 0 must be finite"):
+        apart.critic.train(np.full(len(BATCHES[0].tokens), np.nan, dtype=np.float32))
