@@ -105,6 +105,9 @@ def _transformer_fields(
             "moe_router_topk": figures["num_experts_per_tok"],
             "moe_ffn_hidden_size": figures["moe_intermediate_size"],
         }
+    if megatron.core_args.get("virtual_pipeline_model_parallel_size"):
+        # Between two stages messages of both directions would else be in one batch, and be taken for each other.
+        found |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     found |= {name: value for name, value in megatron.core_args.items() if name in _FIELDS}
     if found["recompute_granularity"] != "full":
         for name in ("recompute_method", "recompute_num_layers"):
