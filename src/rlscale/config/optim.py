@@ -106,7 +106,8 @@ class OptimConfig(ConfigGroup):
         float | None,
         Field(
             ge=0,
-            description="Peak learning rate of the embedding, tied or not. None: `optim.lr`.",
+            description="Peak learning rate of the embedding. One that is the output layer as well (tied) has the "
+            "smaller of this and `optim.unembedding_lr`. None: `optim.lr`.",
         ),
     ] = None
     unembedding_lr: Annotated[

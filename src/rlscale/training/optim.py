@@ -77,6 +77,8 @@ def set_lr(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
 def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
     """Trainable parameters by their learning rate (and for Muon by who steps them), in the order of the model."""
     given = {"embedding": optim.embedding_lr, "unembedding": optim.unembedding_lr, "matrix": optim.matrix_lr}
+    # A table that is both may move no faster than either may: what an embedding bears ruins an output layer.
+    given["tied"] = min((rate for rate in (optim.embedding_lr, optim.unembedding_lr) if rate is not None), default=None)
     by_rate: dict[tuple[float, bool], list[nn.Parameter]] = {}
     kind_of = _kinds(model)
     for parameter in model.parameters():
@@ -94,13 +96,13 @@ def _base(optim: OptimConfig) -> float:
 
 
 def _kinds(model: PreTrainedModel) -> Callable[[nn.Parameter], str]:
-    """What a parameter is: `embedding` (also of a tied output layer), `unembedding`, `matrix` or, a vector, `other`."""
+    """What a parameter is: `embedding`, `unembedding`, `tied` (both in one), `matrix` or, a vector, `other`."""
     first, last = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding, unembedding = getattr(first, "weight", None), getattr(last, "weight", None)
 
     def kind_of(parameter: nn.Parameter) -> str:
         if parameter is embedding:
-            return "embedding"
+            return "tied" if embedding is unembedding else "embedding"
         if parameter is unembedding:
             return "unembedding"
         return "matrix" if parameter.dim() >= 2 else "other"

@@ -561,6 +561,14 @@ def test_kinds_of_parameters_have_learning_rates_of_their_own(model_path: str) -
         assert change == pytest.approx(factor * plain[name], rel=0.05), name
 
 
+def test_a_tied_table_has_the_smaller_rate_of_the_two(model_path: str, cache: Path) -> None:
+    apart = tiny_model(cache, tied=False)
+    for model, slow, fast in ((model_path, 2e-3, 2e-3), (apart, 2e-3, 0.02)):
+        change = moved(model, lr=1e-3, embedding_lr=0.02, unembedding_lr=2e-3)
+        assert change["model.embed_tokens.weight"] == pytest.approx(fast, rel=0.05)
+        assert change.get("lm_head.weight", slow) == pytest.approx(slow, rel=0.05)
+
+
 def test_all_rates_are_the_share_that_is_asked_for(model_path: str) -> None:
     whole, half = moved(model_path, lr=1e-3), moved(model_path, lr=1e-3, init_lr_frac=0.5)
     for name, change in half.items():
