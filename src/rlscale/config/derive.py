@@ -58,6 +58,8 @@ def derive_megatron(draft: Draft) -> None:
         return
     dtype = draft.config.train.dtype
     draft.put("megatron.bf16", dtype == ComputeDtype.bfloat16, f"train.dtype={dtype}")
+    if draft.config.model.build is not None:
+        draft.put("model.use_hf_config_for_megatron", True, "model.build makes the model by that config")
     positions = draft.config.model.max_position_embeddings
     draft.fill("megatron.max_position_embeddings", positions, "model.max_position_embeddings")
     size, parts = draft.config.model.vocab_size, draft.config.megatron.tensor_model_parallel_size

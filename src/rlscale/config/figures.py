@@ -122,14 +122,19 @@ def known_figures(model: ModelConfig) -> dict[str, Any]:
 
 
 def read_figures(checkpoint: str | None) -> dict[str, Any]:
-    """What `config.json` of a folder, or of a hub id whose files are in the local cache, says; empty without one."""
+    """The figures in `config.json` of a folder, or of a hub id that is in the local cache; empty without one."""
+    return figures_of(read_config_json(checkpoint))
+
+
+def read_config_json(checkpoint: str | None) -> dict[str, Any]:
+    """The content of `config.json` of a folder, or of a hub id that is in the local cache; empty without one."""
     for file in _config_files(checkpoint):
         if file.is_file():
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
             except ValueError:
                 return {}  # who loads the model says what is wrong with the file
-            return figures_of(content) if isinstance(content, dict) else {}
+            return content if isinstance(content, dict) else {}
     return {}
 
 

@@ -1,8 +1,10 @@
 """Cases of the rules about parallel sizes, the critic, filters, servers, remote rewards and parts of the loop."""
 
+from pathlib import Path
 from typing import Any
 
 SFT = {"algo.loss_type": "sft_loss", "batch.n_samples_per_prompt": 1}
+HELD_OUT = {**SFT, "eval.num_batches": 3, "eval.interval": 1, "eval.prompt_data": ["e", "e.jsonl"]}
 MEGATRON = {"train.backend": "megatron"}
 SGLANG = {"rollout.engine": "sglang"}
 EIGHT = {"cluster.actor_num_gpus_per_node": 8}
@@ -10,6 +12,10 @@ PPO = {"algo.advantage_estimator": "ppo"}
 STAGES = "megatron.pipeline_model_parallel_size"
 TENSOR = "megatron.tensor_model_parallel_size"
 EXPERTS = "megatron.expert_model_parallel_size"
+SHARES_TOKENS = {"sequence_parallel": True}
+WHOLE = {"expert_tensor_parallel_size": 1}
+QWEN3 = {"model.build": None, "model.hf_checkpoint": str(Path(__file__).parents[2] / "data" / "qwen3")}
+FROM_HF = {"model.use_hf_config_for_megatron": True}
 PER_ENGINE = "cluster.rollout_num_gpus_per_engine"
 ADDRESSES = "rollout.external_engine_addrs"
 
@@ -88,6 +94,18 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {**MEGATRON, STAGES: 5, "model.num_layers": 36},
         "got 5; set it to 4",
         {**MEGATRON, STAGES: 4, "model.num_layers": 36},
+    ),
+    (
+        "megatron_has_the_architecture",
+        {**MEGATRON, **QWEN3},
+        "got false; set it to true, or add megatron.normalization=RMSNorm megatron.layernorm_epsilon=1e-06",
+        {**MEGATRON, **QWEN3, **FROM_HF},
+    ),
+    (
+        "megatron_has_the_architecture",
+        {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 3},
+        "model.num_layers must be 2, as config.json says, got 3; leave it out",
+        {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 2},
     ),
     (
         "expert_parallel_divides",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from rlscale.config.figures import EMBEDDED_FAMILIES, known_figures
+from rlscale.config.figures import CONFIG_NAMES, EMBEDDED_FAMILIES, known_figures, read_config_json
+from rlscale.config.megatron_fields import architecture_problems
 from rlscale.config.problems import show
 from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
+from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
 
 
@@ -104,3 +106,24 @@ def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
         for path, value in values.items()
         if value == 0
     ]
+
+
+@rule(
+    "train.backend",
+    "model.hf_checkpoint",
+    "model.build",
+    "model.name",
+    "model.use_hf_config_for_megatron",
+    "megatron.core_args",
+    "megatron.rope_type",
+    *(f"model.{name}" for name in CONFIG_NAMES),
+)
+def megatron_has_the_architecture(config: RunConfig) -> list[Problem]:
+    """Megatron-core can compute what the checkpoint's config.json describes, and no key contradicts it."""
+    model = config.model
+    if config.train.backend != TrainBackendName.megatron or model.build is not None:
+        return []
+    config_json = read_config_json(model.hf_checkpoint)
+    if not config_json:
+        return []  # the trainer looks again when it has the checkpoint
+    return architecture_problems(config_json, model=model, megatron=config.megatron)

@@ -1,0 +1,82 @@
+"""What a config.json says of Megatron-core's fields, and what is told of keys that contradict it."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config.load import load_config
+from rlscale.config.megatron import RopeType
+from rlscale.config.megatron_fields import ASSUMED, architecture_problems, megatron_fields
+
+QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())
+MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+
+
+def told(config_json: dict[str, Any], *, megatron: MegatronConfig | None = None, **model: Any) -> list[str]:
+    keys = ModelConfig(**{"use_hf_config_for_megatron": True, **model})
+    return [str(each) for each in architecture_problems(config_json, model=keys, megatron=megatron or MegatronConfig())]
+
+
+def test_what_megatron_core_is_thought_to_assume_is_what_it_assumes() -> None:
+    defaults = {field.name: field.default for field in fields(TransformerConfig)}
+    assert {name: defaults[name] for name in ASSUMED} == ASSUMED
+
+
+def test_keys_that_agree_are_no_mistake() -> None:
+    fields_given = MegatronConfig(core_args=megatron_fields(QWEN3))
+    assert told(QWEN3) == []
+    assert told(QWEN3, megatron=fields_given, num_layers=2, rotary_base=10_000, use_hf_config_for_megatron=False) == []
+
+
+def test_every_contradiction_is_told_at_once() -> None:
+    megatron = MegatronConfig(core_args={"layernorm_epsilon": 1e-5, "qk_layernorm": False}, rope_type=RopeType.yarn)
+    assert told(QWEN3, megatron=megatron, hidden_size=64, tie_word_embeddings=False) == [
+        "model.hidden_size must be 32, as config.json says, got 64; leave it out",
+        "model.tie_word_embeddings must be true, as config.json says, got false; leave it out",
+        "megatron.layernorm_epsilon must be 1e-06, as config.json says, got 1e-05; leave it out",
+        "megatron.qk_layernorm must be true, as config.json says, got false; leave it out",
+        "megatron.rope_type must be rope, as config.json says, got yarn; leave it out",
+    ]
+
+
+def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None:
+    (problem,) = told(QWEN3, use_hf_config_for_megatron=False)
+    assert problem.startswith("model.use_hf_config_for_megatron must be true where megatron leaves open")
+    assert problem.endswith(
+        "set it to true, or add megatron.normalization=RMSNorm megatron.layernorm_epsilon=1e-06 "
+        "megatron.gated_linear_unit=true megatron.add_bias_linear=false megatron.qk_layernorm=true "
+        "megatron.hidden_dropout=0.0 megatron.attention_dropout=0.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model_type": "deepseek_v3"}, "model.model_type must be one of qwen3, qwen2, llama, glm4, qwen3_moe with"),
+        ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
+        ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must have rope_type=default or linear or llama3"),
+    ],
+)
+def test_what_the_layers_do_not_have_is_refused(changes: dict[str, Any], problem: str) -> None:
+    (found,) = told({**QWEN3, **changes})
+    assert problem in found
+    assert found.endswith("train it with train=fsdp")
+
+
+def test_experts_are_chosen_as_the_config_says() -> None:
+    assert megatron_fields(MOE)["moe_router_pre_softmax"] is False
+    assert megatron_fields({**MOE, "norm_topk_prob": False})["moe_router_pre_softmax"] is True
+    assert megatron_fields(MOE)["moe_layer_freq"] == 1
+    assert megatron_fields({**MOE, "mlp_only_layers": [0]})["moe_layer_freq"] == [0, 1]
+    assert megatron_fields({**MOE, "decoder_sparse_step": 2})["moe_layer_freq"] == [0, 1]
+
+
+def test_a_model_made_on_the_spot_gives_its_architecture() -> None:
+    assert load_config(["experiment=quickstart", "train=megatron"]).model.use_hf_config_for_megatron
+    assert not load_config(["experiment=quickstart"]).model.use_hf_config_for_megatron
