@@ -12,7 +12,11 @@ from rlscale.algo.ragged import Sums
 class MetricSums:
     """Adds (sum, count) pairs and takes maxima; `gather` then gives every rank the same numbers.
 
-    Invariant: all ranks add the same names, in any order.
+    Invariant: all ranks of the group add the same names, in any order.
+
+    Args:
+        device: where sums are kept.
+        group: the ranks that have all micro-batches between them, each once; None: all ranks.
 
     Example:
         sums = MetricSums(device)
@@ -21,8 +25,8 @@ class MetricSums:
         metrics, shares_by_rank = sums.gather()
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, group: dist.ProcessGroup | None = None) -> None:
+        self._device, self._group = device, group
         self._sums: dict[str, Tensor] = {}  # [2]: sum and count
         self._shares: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
@@ -54,8 +58,8 @@ class MetricSums:
             return {}, {}
         columns = [self._sums[n] for n in sums] + [self._shares[n][None] for n in shares]
         local = torch.cat(columns + [self._maxima[n][None] for n in maxima])
-        rows = [torch.empty_like(local) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, local)
+        rows = [torch.empty_like(local) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(rows, local, group=self._group)
         by_rank = torch.stack(rows).cpu()
         totals, tops = by_rank.sum(dim=0).tolist(), by_rank.amax(dim=0).tolist()
         first_share, first_max = 2 * len(sums), 2 * len(sums) + len(shares)

@@ -29,24 +29,24 @@ def random_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, next_gauss = random.getstate()
     state = {
-        "torch": _encode(torch.get_rng_state()),
+        "torch": encode(torch.get_rng_state()),
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
         "python": [version, list(internal), next_gauss],
     }
     if torch.cuda.is_available():
-        state["cuda"] = _encode(torch.cuda.get_rng_state())
+        state["cuda"] = encode(torch.cuda.get_rng_state())
     return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """The inverse of `random_state`."""
-    torch.set_rng_state(_decode(state["torch"]))
+    torch.set_rng_state(decode(state["torch"]))
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, next_gauss = state["python"]
     random.setstate((version, tuple(internal), next_gauss))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_decode(state["cuda"]))
+        torch.cuda.set_rng_state(decode(state["cuda"]))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -64,9 +64,11 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def _encode(state: Tensor) -> str:
+def encode(state: Tensor) -> str:
+    """A tensor of bytes as text."""
     return base64.b64encode(state.cpu().numpy().tobytes()).decode("ascii")
 
 
-def _decode(text: str) -> Tensor:
+def decode(text: str) -> Tensor:
+    """The inverse of `encode`."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -39,7 +39,7 @@ def pack_share(
     places = _places(rows, dealt)
     mine = dealt[context.index]
     own_rows = np.concatenate([_rows_of(span, rows, span.start) for span in mine])
-    logit_rows, shard = _shard(rows, places, context=context, device=device)
+    logit_rows, shard = shard_entries(rows, places, context=context, device=device)
     targets = rows.tokens[rows.trainable[shard.own.cpu().numpy()]]
     return Microbatch(
         input_ids=to_device(rows.tokens[own_rows][None], device),
@@ -55,8 +55,8 @@ def pack_share(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Places:
-    """Where each row is computed."""
+class Places:
+    """Where each row of the samples end to end is computed."""
 
     rank: Int64  # [E]
     row: Int64  # [E] among the rows of that rank
@@ -80,7 +80,7 @@ def _runs(rows: Rows) -> list[Span]:
     return runs
 
 
-def _places(rows: Rows, dealt: Sequence[Sequence[Span]]) -> _Places:
+def _places(rows: Rows, dealt: Sequence[Sequence[Span]]) -> Places:
     rank_of, row_of = np.zeros(len(rows.tokens), dtype=np.int64), np.zeros(len(rows.tokens), dtype=np.int64)
     most = 0
     for rank, spans in enumerate(dealt):
@@ -90,7 +90,7 @@ def _places(rows: Rows, dealt: Sequence[Sequence[Span]]) -> _Places:
             rank_of[own], row_of[own] = rank, np.arange(end, end + len(own))
             end += len(own)
         most = max(most, end)
-    return _Places(rank=rank_of[rows.originals], row=row_of[rows.originals], max_rows=most)
+    return Places(rank=rank_of[rows.originals], row=row_of[rows.originals], max_rows=most)
 
 
 def _rows_of(span: Span, rows: Rows, first: int) -> Int64:
@@ -100,7 +100,7 @@ def _rows_of(span: Span, rows: Rows, first: int) -> Int64:
 
 
 def _packing(
-    rows: Rows, spans: Sequence[Span], places: _Places, *, context: ContextGroup, device: torch.device
+    rows: Rows, spans: Sequence[Span], places: Places, *, context: ContextGroup, device: torch.device
 ) -> SpanLayout:
     seen = np.concatenate([_rows_of(span, rows, 0) for span in spans])
     index = places.rank[seen] * places.max_rows + places.row[seen]
@@ -108,7 +108,9 @@ def _packing(
     return span_layout(spans, keys=keys, device=device)
 
 
-def _shard(rows: Rows, places: _Places, *, context: ContextGroup, device: torch.device) -> tuple[Int64, TokenShard]:
+def shard_entries(
+    rows: Rows, places: Places, *, context: ContextGroup, device: torch.device
+) -> tuple[Int64, TokenShard]:
     """The rows of this rank whose logits are computed, and how the results of all ranks make up the R tokens."""
     before = np.maximum(rows.trainable - 1, 0)
     ranks = places.rank[before]

@@ -10,8 +10,8 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 
 
-def run_ranks(module: str, *words: str) -> None:
-    """Runs `python -m <module> <rank> <port> <words>` for ranks 0 and 1; fails with what they printed."""
+def run_ranks(module: str, *words: str, num_ranks: int = 2, timeout_s: float = 120) -> None:
+    """Runs `python -m <module> <rank> <port> <words>` for all ranks; fails with what they printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -23,14 +23,14 @@ def run_ranks(module: str, *words: str) -> None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(num_ranks)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=timeout_s)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+    assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(outputs)
 
 
 def report(folder: Path, rank: int) -> dict[str, Any]:

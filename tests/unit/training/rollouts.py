@@ -15,13 +15,13 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
 
 
-def tiny_model(cache: Path, *, seed: int = 0, tied: bool = True) -> str:
+def tiny_model(cache: Path, *, seed: int = 0, tied: bool = True, num_layers: int = 2) -> str:
     """A Qwen3 of two layers with grouped key heads, about 20 thousand parameters."""
     config = ModelConfig(
         build=ModelBuild.tiny_qwen3,
         init_seed=seed,
         cache_dir=str(cache),
-        num_layers=2,
+        num_layers=num_layers,
         hidden_size=32,
         intermediate_size=48,
         num_attention_heads=4,

@@ -1,0 +1,169 @@
+"""Saving and loading a trainer in Megatron-core's format, which other parallel sizes can read, too.
+
+<folder>/trainer.json            format, ranks, optimiser steps and rollouts made
+<folder>/torch_dist/             weights, master weights and moments by their place in the whole model (`torch_dist`,
+                                 the optimiser's as `fully_reshardable`); parts of it are pickled, as that format is
+<folder>/random/rank_<r>.json    states of the random generators of a rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from rlscale.errors import DataError
+from rlscale.training.megatron.model import MegatronModel
+from rlscale.training.position import Position, decode, encode, random_state, read_json, set_random_state, write_json
+
+FORMAT = "torch_dist"
+STATE = "torch_dist"
+
+
+class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron-core has no types
+    """Writes the same files as its parent, in this process: a fork of one that runs threads is a danger."""
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+
+    def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path) -> None:
+        renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        save(
+            mcore_to_pyt_state_dict(renamed, False),
+            storage_writer=FileSystemWriter(checkpoint_dir, thread_count=1, sync_files=True),
+            planner=MCoreSavePlanner(
+                dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
+            ),
+        )
+
+
+def save_state(folder: Path, *, model: MegatronModel, optimizer: Any, position: Position) -> None:
+    """Writes the state of all ranks into an existing folder; a collective.
+
+    Args:
+        folder: seen by all ranks.
+        model: this rank's part.
+        optimizer: Megatron-core's, over the model's parameters.
+        position: what was done.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        (folder / STATE).mkdir()
+        (folder / "random").mkdir(exist_ok=True)
+    dist.barrier()
+    _fill_moments(optimizer)
+    dist_checkpointing.save(_sharded(model, optimizer), str(folder / STATE), sharded_strategy=InProcessSave())
+    states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
+    write_json(folder / "random" / f"rank_{rank}.json", {**random_state(), "megatron": states})
+    if rank == 0:
+        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(position)})
+    dist.barrier()
+
+
+def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Position:
+    """Puts back what `save_state` wrote and returns what had been done; a collective.
+
+    With another number of ranks tensors are resharded, and the random generators stay as they are.
+
+    Raises:
+        DataError: files are missing or are not of this model.
+    """
+    about = read_json(folder / "trainer.json")
+    if about["format"] != FORMAT:
+        fix = "train with the backend that saved it, or from model.hf_checkpoint"
+        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; {fix}")
+    _fill_moments(optimizer)
+    try:
+        state = dist_checkpointing.load(_sharded(model, optimizer, is_loading=True), str(folder / STATE))
+    except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
+        raise DataError(
+            f"{folder} must be a checkpoint of this model, got another ({error}); check model.* and the path"
+        ) from error
+    for i, chunk in enumerate(model.chunks):
+        chunk.load_state_dict(state[f"model{i}"])
+    with torch.no_grad(), _steps_apart(optimizer):
+        optimizer.load_state_dict(state["optimizer"])
+    if about["world_size"] == dist.get_world_size():
+        random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
+        get_cuda_rng_tracker().set_states({name: decode(text) for name, text in random.pop("megatron").items()})
+        set_random_state(random)
+    return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about["num_rollouts"]))
+
+
+def _sharded(model: MegatronModel, optimizer: Any, *, is_loading: bool = False) -> dict[str, Any]:
+    """Every tensor of the state with its place in that of the whole model."""
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    state: dict[str, Any] = {
+        f"model{i}": chunk.sharded_state_dict(metadata=metadata) for i, chunk in enumerate(model.chunks)
+    }
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+    return state
+
+
+def _inner(optimizer: Any) -> Iterator[Any]:
+    """torch's AdamW of each part of a chained optimiser; none where Transformer Engine's or Apex's is used."""
+    for each in optimizer.chained_optimizers:
+        if isinstance(each.optimizer, torch.optim.AdamW):
+            yield each.optimizer
+
+
+def _fill_moments(optimizer: Any) -> None:
+    """Gives every parameter a state, as torch's AdamW makes it with its first step only."""
+    for inner in _inner(optimizer):
+        for parameter in (p for group in inner.param_groups for p in group["params"]):
+            if not inner.state.get(parameter):
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+
+@contextmanager
+def _steps_apart(optimizer: Any) -> Iterator[None]:
+    """What Megatron-core's loading leaves out for torch's AdamW, whose states count steps.
+
+    It looks for the count among the tensors that were saved, where it is not, and then has all parameters share one
+    tensor, in which each of them would count.
+    """
+    for each in optimizer.chained_optimizers:
+        if isinstance(each, DistributedOptimizer) and isinstance(each.optimizer, torch.optim.AdamW):
+            each._set_main_param_and_optimizer_states = _setter(each)
+    yield
+    for each in optimizer.chained_optimizers:
+        each.__dict__.pop("_set_main_param_and_optimizer_states", None)
+    for inner in _inner(optimizer):
+        for state in inner.state.values():
+            state["step"] = state["step"].detach().clone()
+
+
+def _setter(optimizer: Any) -> Callable[[Tensor, dict[str, Tensor]], None]:
+    original = optimizer._set_main_param_and_optimizer_states
+
+    def set_states(model_param: Tensor, tensors: dict[str, Tensor]) -> None:
+        group, place = optimizer.model_param_group_index_map[model_param]
+        state = optimizer.optimizer.state[optimizer.optimizer.param_groups[group]["params"][place]]
+        step = state.pop("step")
+        original(model_param, tensors)
+        state["step"] = step
+
+    return set_states

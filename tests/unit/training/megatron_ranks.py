@@ -1,0 +1,231 @@
+"""What each trainer rank does for `test_megatron.py`, which starts this file as a program: both backends, side by side.
+
+python -m tests.unit.training.megatron_ranks <rank> <port> <dense model> <model with experts> <folder> <kind>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
+from rlscale.errors import WorkerError
+from rlscale.protocols import TrainBackend
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.megatron.backend import MegatronBackend
+from rlscale.training.spec import TrainerSpec
+from rlscale.types import TrainBatch
+from tests.unit.training.ranks import BATCHES as RANDOM
+from tests.unit.training.ranks import full_spec
+from tests.unit.training.rollouts import plan
+
+SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]
+"""Micro-batches of a step; with two data-parallel ranks each has two of them, and one has nothing to do at the end."""
+
+# transformers lets no gradient reach the embedding of the padding token, 0, which Megatron-core does not know of.
+BATCHES = [replace(batch, tokens=np.where(batch.tokens == 0, 14, batch.tokens)) for batch in RANDOM]
+SAVED_AFTER = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """A way to divide the ranks. Sizes are fields of the config, further ones are handed on to Megatron-core."""
+
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    has_experts: bool = False
+    num_ranks: int = 2
+    is_slow: bool = False  # left out of the short tests
+
+    @property
+    def config(self) -> MegatronConfig:
+        sizes = {SHORT.get(name, name): value for name, value in self.sizes.items()}
+        return MegatronConfig(**sizes, core_args=dict(self.more))
+
+
+SHORT = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2")
+SEQUENCES = {"sequence_parallel": True}
+INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
+MODES: dict[str, Mode] = {
+    "dp2": Mode(),
+    "dp2, whole optimiser on each": Mode(sizes={"use_distributed_optimizer": False}, is_slow=True),
+    "tp2": Mode(sizes={"tp": 2}),
+    "tp2, sequence-parallel": Mode(sizes={"tp": 2}, more=SEQUENCES),
+    "pp2": Mode(sizes={"pp": 2}),
+    "pp2, interleaved": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_slow=True),
+    "cp2": Mode(sizes={"cp": 2}),
+    "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}),
+    "dp2, selective recompute": Mode(sizes={"recompute_granularity": "selective"}, is_slow=True),
+    "ep2": Mode(sizes={"ep": 2}, has_experts=True),
+    "tp2, etp2": Mode(
+        sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, has_experts=True, is_slow=True
+    ),
+    "tp2 pp2": Mode(sizes={"tp": 2, "pp": 2}, more=SEQUENCES, num_ranks=4, is_slow=True),
+    "tp2 cp2": Mode(sizes={"tp": 2, "cp": 2}, more=SEQUENCES, num_ranks=4, is_slow=True),
+    "pp2 dp2": Mode(sizes={"pp": 2}, num_ranks=4, is_slow=True),
+    "cp2 dp2": Mode(sizes={"cp": 2}, num_ranks=4, is_slow=True),
+    "pp2 cp2, interleaved": Mode(sizes={"pp": 2, "cp": 2}, more=INTERLEAVED, num_ranks=4, is_slow=True),
+    "tp2 ep2": Mode(
+        sizes={"tp": 2, "ep": 2},
+        more={**SEQUENCES, "expert_tensor_parallel_size": 1},
+        has_experts=True,
+        num_ranks=4,
+        is_slow=True,
+    ),
+    "ep2 pp2": Mode(sizes={"pp": 2, "ep": 2}, has_experts=True, num_ranks=4, is_slow=True),
+    "ep2 cp2": Mode(sizes={"cp": 2, "ep": 2}, has_experts=True, num_ranks=4, is_slow=True),
+}
+
+
+def megatron_spec(model_path: str, config: MegatronConfig, **changes: Any) -> TrainerSpec:
+    return full_spec(model_path, megatron=config, model=ModelConfig(use_hf_config_for_megatron=True), **changes)
+
+
+def cut(num_data_ranks: int) -> Sequence[Sequence[Sequence[int]]]:
+    """`SAMPLES` dealt out, the same number of micro-batches to each."""
+    return [SAMPLES[i::num_data_ranks] for i in range(num_data_ranks)]
+
+
+def train(backend: TrainBackend, batch: TrainBatch, num_data_ranks: int) -> dict[str, float]:
+    result = backend.train(batch, [plan(batch, cut(num_data_ranks))])
+    return {**result.steps[0], **result.metrics}
+
+
+def weights_of(backend: TrainBackend) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in backend.weights()}
+
+
+def data_ranks(config: MegatronConfig) -> int:
+    shared = config.tensor_model_parallel_size * config.pipeline_model_parallel_size * config.context_parallel_size
+    return dist.get_world_size() // shared
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Three steps and what they led to."""
+
+    steps: list[dict[str, float]]
+    weights: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, backend: TrainBackend, *, num_data_ranks: int) -> Run:
+        steps = [train(backend, batch, num_data_ranks) for batch in BATCHES]
+        return cls(steps=steps, weights=weights_of(backend))
+
+
+def difference(one: Run, other: Run) -> dict[str, Any]:
+    """The greatest differences of numbers, each over max(1, its size), and of weights."""
+    names = {
+        name: set(step) ^ set(theirs) for step, theirs in zip(one.steps, other.steps, strict=True) for name in ("of",)
+    }
+    numbers = {
+        name: max(abs(a[name] - b[name]) / max(1.0, abs(b[name])) for a, b in zip(one.steps, other.steps, strict=True))
+        for name in one.steps[0]
+        if name in other.steps[0]
+    }
+    weights = {n: float((w - other.weights[n]).abs().max()) for n, w in one.weights.items() if n in other.weights}
+    return {
+        "numbers": numbers,
+        "weights": weights,
+        "other names": sorted(set(one.weights) ^ set(other.weights)) + sorted(names["of"]),
+    }
+
+
+def resumed(spec: TrainerSpec, folder: Path, *, rank: int) -> dict[str, bool]:
+    """Whether a run that is loaded after `SAVED_AFTER` steps goes on as it would have, bit for bit."""
+    world_size, shares = dist.get_world_size(), data_ranks(spec.megatron)
+    first = MegatronBackend(spec, rank=rank, world_size=world_size)
+    for batch in BATCHES[:SAVED_AFTER]:
+        train(first, batch, shares)
+    if rank == 0:
+        folder.mkdir()
+    dist.barrier()
+    first.save(folder)
+    number, weights = train(first, BATCHES[SAVED_AFTER], shares), weights_of(first)
+    first.export_hf(folder / "hf")
+    first.close()
+    again = MegatronBackend(spec, rank=rank, world_size=world_size)
+    again.load(folder)
+    same = train(again, BATCHES[SAVED_AFTER], shares) == number
+    loaded = weights_of(again)
+    if rank == 0:
+        save_file(weights, folder / "final.safetensors")
+    return {"numbers": same, "weights": all(torch.equal(loaded[name], weight) for name, weight in weights.items())}
+
+
+def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
+    """The message of every rank when only the loss of the samples that the last one may have is no number."""
+    batch, shares = BATCHES[0], data_ranks(spec.megatron)
+    logprobs = batch.rollout_logprobs.copy()
+    logprobs[batch.offsets[1] : batch.offsets[2]] = np.nan
+    backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
+    try:
+        backend.train(replace(batch, rollout_logprobs=logprobs), [plan(batch, cut(shares))])
+    except WorkerError as error:
+        return str(error)
+    finally:
+        backend.close()
+    return "no error"
+
+
+def continued_alone(spec: TrainerSpec, folder: Path) -> float:
+    """The greatest difference of weights when one rank goes on from what several have saved."""
+    backend = MegatronBackend(spec, rank=0, world_size=1)
+    backend.load(folder)
+    train(backend, BATCHES[SAVED_AFTER], 1)
+    expected = load_file(folder / "final.safetensors")
+    return max(float((weight - expected[name]).abs().max()) for name, weight in backend.weights())
+
+
+def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -> None:
+    num_ranks, is_slow = int(kind[0]), kind.endswith("slow")
+    join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 60.0)
+    expected: dict[bool, Run] = {}
+    report: dict[str, Any] = {"modes": {}, "resumed": {}}
+    if num_ranks == 1:
+        saved = [each for each in folder.iterdir() if each.name in RESUMED]
+        folder = folder / "alone"
+        folder.mkdir()
+        spec = megatron_spec(models[0], MegatronConfig())
+        report["alone"] = {each.name: continued_alone(spec, each) for each in saved}
+    for name, mode in MODES.items():
+        if mode.num_ranks != num_ranks or mode.is_slow != is_slow:
+            continue
+        path, config = models[mode.has_experts], mode.config
+        if mode.has_experts not in expected:
+            backend: TrainBackend = FsdpBackend(full_spec(path), rank=rank, world_size=num_ranks)
+            expected[mode.has_experts] = Run.of(backend, num_data_ranks=num_ranks)
+        spec = megatron_spec(path, config)
+        ours = MegatronBackend(spec, rank=rank, world_size=num_ranks)
+        report["modes"][name] = difference(Run.of(ours, num_data_ranks=data_ranks(config)), expected[mode.has_experts])
+        ours.close()
+        if name in RESUMED:
+            report["resumed"][name] = resumed(spec, folder / name, rank=rank)
+        if name == "pp2":
+            no_kl = replace(spec, algo=AlgoConfig(use_rollout_logprobs=True), ref_path=None)
+            report["nan"] = nan_on_last_rank(no_kl, rank=rank)
+    (folder / f"report_{rank}.json").write_text(json.dumps(report))
+    leave_world()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:5], Path(sys.argv[5]), sys.argv[6])
+    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    os._exit(0)

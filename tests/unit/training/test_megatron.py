@@ -1,0 +1,91 @@
+"""The Megatron-core backend against the one for FSDP2, on ranks of gloo: the same steps, divided in every way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.unit.training.launch import report, run_ranks
+from tests.unit.training.megatron_ranks import MODES
+from tests.unit.training.megatron_ranks import RESUMED as SAVED
+from tests.unit.training.rollouts import tiny_model, tiny_moe
+
+PROGRAM = "tests.unit.training.megatron_ranks"
+SHORT = [name for name, mode in MODES.items() if not mode.is_slow]
+RESUMED = [name for name in SAVED if not MODES[name].is_slow]
+LONG = [name for name, mode in MODES.items() if mode.is_slow]
+
+
+@pytest.fixture(scope="module")
+def models(cache: Path) -> list[str]:
+    """A dense model of four layers, and one with experts."""
+    return [tiny_model(cache, num_layers=4), tiny_moe(cache)]
+
+
+@pytest.fixture(scope="module")
+def folder(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind; they run once for all tests of this module."""
+    folder = tmp_path_factory.mktemp("two")
+    run_ranks(PROGRAM, *models, str(folder), "2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def others(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Likewise of the modes that take longer, on two ranks and on four."""
+    folders = {number: tmp_path_factory.mktemp("others") for number in (2, 4)}
+    for number, folder in folders.items():
+        run_ranks(PROGRAM, *models, str(folder), f"{number} slow", num_ranks=number, timeout_s=400)
+    return folders
+
+
+def assert_equal(found: dict[str, Any]) -> None:
+    assert found["other names"] == []
+    numbers, weights = found["numbers"], found["weights"]
+    assert {"loss", "grad_norm", "kl_loss", "entropy", "logprob_diff/mean"} <= set(numbers)
+    assert max(numbers.values()) < 1e-5, numbers
+    assert max(weights.values()) < 1e-5, weights
+
+
+@pytest.mark.parametrize("mode", SHORT)
+def test_three_steps_are_those_of_fsdp(folder: Path, mode: str) -> None:
+    assert_equal(report(folder, 0)["modes"][mode])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", LONG)
+def test_three_steps_divided_in_further_ways_are_those_of_fsdp(others: dict[int, Path], mode: str) -> None:
+    found = report(others[MODES[mode].num_ranks], 0)
+    assert_equal(found["modes"][mode])
+    assert all(found["resumed"].get(mode, {}).values())
+
+
+def test_all_ranks_report_the_same(folder: Path) -> None:
+    assert report(folder, 0) == report(folder, 1)
+
+
+@pytest.mark.parametrize("mode", RESUMED)
+def test_loading_on_the_same_ranks_continues_bit_for_bit(folder: Path, mode: str) -> None:
+    assert report(folder, 0)["resumed"][mode] == {"numbers": True, "weights": True}
+
+
+def test_one_rank_goes_on_from_what_two_have_saved(folder: Path, models: list[str]) -> None:
+    run_ranks(PROGRAM, *models, str(folder), "1", num_ranks=1)
+    found = report(folder / "alone", 0)["alone"]
+    assert set(found) == set(RESUMED) and max(found.values()) < 1e-5, found
+
+
+@pytest.mark.parametrize("mode", RESUMED)
+def test_what_is_exported_loads_with_transformers(folder: Path, mode: str) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(folder / mode / "hf")
+    final = load_file(folder / mode / "final.safetensors")
+    assert all(torch.equal(weight, final[name]) for name, weight in loaded.named_parameters())
+
+
+def test_every_rank_names_the_one_with_the_bad_loss(folder: Path) -> None:
+    # The last stage computes the loss.
+    for rank in range(2):
+        assert report(folder, rank)["nan"].startswith("actor rank 1: the loss of optimiser step 0 must be finite")
