@@ -106,6 +106,10 @@ class HfCheckpoint:
         found: Tensor = self._open(self.files[name]).get_tensor(name)
         return found
 
+    def dtypes(self) -> set[str]:
+        """The types of all tensors, as safetensors names them, e.g. `F32`."""
+        return {str(self._open(file).get_slice(name).get_dtype()) for name, file in self.files.items()}
+
     def _open(self, file: str) -> Any:
         if file not in self._handles:
             self._handles[file] = safe_open(file, framework="pt")

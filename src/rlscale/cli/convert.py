@@ -1,0 +1,90 @@
+"""The command `rlscale-convert`: weights from a Hugging Face folder to one of Megatron-core, and back."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlscale.errors import ConfigError, DataError
+
+log = logging.getLogger("rlscale.convert")
+
+DONE, WRONG_INPUT = 0, 2
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlscale-convert",
+        description="Converts weights from Hugging Face to Megatron-core, or back, by what SOURCE is. A checkpoint of "
+        "a Megatron trainer is such a source, too. There and back again gives the same bytes.",
+        epilog="For a model that is too large for one process start several, as in torchrun --nproc-per-node 4 -m "
+        "rlscale.cli.convert SOURCE TARGET --tensor-parallel 4; what is written can be read with any sizes. "
+        "Parts of Megatron-core's format are pickled: convert only what you trust. "
+        "exit code: 0 done, 2 the input is wrong",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("source", help="Hugging Face folder or hub id, or a folder with torch_dist/")
+    add("target", type=Path, help="new folder")
+    add("--model", default=None, help="Hugging Face folder or hub id that says what a trainer's checkpoint is of")
+    add("--dtype", choices=DTYPES, default=None, help="type of the weights; default: the one they have")
+    add("--tensor-parallel", type=int, default=1, help="processes that share every layer's matrices")
+    add("--pipeline-parallel", type=int, default=1, help="processes that have some of the layers each")
+    add("--expert-parallel", type=int, default=1, help="processes that share the experts of a layer")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Converts. Returns the exit code."""
+    args = make_parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log.setLevel(logging.INFO)
+    if args.target.exists():
+        log.error("TARGET must be a new folder, got %s, which exists; choose another one", args.target)
+        return WRONG_INPUT
+    try:
+        _convert(args)
+    except (ConfigError, DataError) as error:
+        log.error("%s", error)
+        return WRONG_INPUT
+    return DONE
+
+
+def _convert(args: argparse.Namespace) -> None:
+    import torch
+
+    from rlscale.config import MegatronConfig
+    from rlscale.training.distributed import join_world, leave_world
+    from rlscale.training.megatron.convert import is_megatron_folder, stored_dtype, to_hf, to_megatron
+
+    expert = args.expert_parallel
+    sizes = MegatronConfig(
+        tensor_model_parallel_size=args.tensor_parallel,
+        pipeline_model_parallel_size=args.pipeline_parallel,
+        expert_model_parallel_size=expert,
+        core_args={"expert_tensor_parallel_size": 1} if expert > 1 else {},
+    )
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
+    join_world(rank, world_size, address, port, "nccl" if torch.cuda.is_available() else "gloo", 1800.0)
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    started, source = time.perf_counter(), Path(args.source)
+    if is_megatron_folder(source):
+        dtype = dtype or stored_dtype(source)
+        found = to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype)
+    else:
+        found = to_megatron(args.source, args.target, sizes=sizes, dtype=dtype)
+    if rank == 0:
+        seconds = time.perf_counter() - started
+        log.info("%s: %d tensors, %.3g GB in %.1f s", args.target, found.num_tensors, found.num_bytes / 1e9, seconds)
+    leave_world()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Weights between Hugging Face folders and folders of Megatron-core, by one or more ranks.
+
+<folder>/torch_dist/   weights by their place in the whole model, which any parallel sizes can read
+<folder>/hf/           configuration and tokenizer
+
+A checkpoint of a trainer has the same `torch_dist`, with the optimiser's state beside the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+
+from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.errors import DataError
+from rlscale.training.megatron.checkpoint import STATE, InProcessSave
+from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.grid import make_grid
+from rlscale.training.megatron.hf_folder import HfWriter, copy_beside
+from rlscale.training.megatron.model import MegatronModel, build_model
+from rlscale.training.megatron.names.export import export_hf
+from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
+
+BESIDE = "hf"
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """What a conversion wrote."""
+
+    num_tensors: int
+    num_bytes: int
+
+
+def is_megatron_folder(path: Path) -> bool:
+    """Whether it holds weights of Megatron-core."""
+    return (path / STATE).is_dir()
+
+
+def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torch.dtype | None = None) -> Converted:
+    """Writes the weights of a Hugging Face folder or hub id into a new folder; a collective of the world.
+
+    Each rank reads and writes the parts that it would have in training with these sizes.
+
+    Args:
+        source: with safetensors.
+        target: must not exist yet.
+        sizes: parallel sizes that divide the world.
+        dtype: of the weights; None: the one they have.
+
+    Raises:
+        ConfigError: a model that Megatron-core does not have.
+        DataError: weights are missing, or of several types.
+    """
+    checkpoint = HfCheckpoint(source)
+    if dtype is None:
+        found = sorted(checkpoint.dtypes())
+        if len(found) != 1 or found[0] not in DTYPES:
+            rule = f"hold tensors of one type among {', '.join(DTYPES)}"
+            raise DataError(f"{source} must {rule}, got {', '.join(found)}; choose one with --dtype")
+        dtype = DTYPES[found[0]]
+    with megatron_device():
+        model = _model(source, sizes=sizes, dtype=dtype)
+        load_hf(model, source)
+        if dist.get_rank() == 0:
+            (target / STATE).mkdir(parents=True)
+            (target / BESIDE).mkdir()
+            copy_beside(source, target / BESIDE)
+        dist.barrier()
+        dist_checkpointing.save(_sharded(model), str(target / STATE), sharded_strategy=InProcessSave())
+    return _counted(checkpoint)
+
+
+def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfig, dtype: torch.dtype) -> Converted:
+    """Writes a Hugging Face folder from weights of Megatron-core; a collective of the world.
+
+    Every weight is gathered from the ranks by itself, and rank 0 writes it.
+
+    Args:
+        source: from `to_megatron`, or the checkpoint of a trainer.
+        target: must not exist yet.
+        model: Hugging Face folder or hub id that configuration and tokenizer are taken from; None: those in `source`.
+        sizes: parallel sizes that divide the world, whatever they were before.
+        dtype: of the weights that are written.
+
+    Raises:
+        ConfigError: a model that Megatron-core does not have.
+        DataError: `source` is of another model, or says nothing of it.
+    """
+    about = model or str(source / BESIDE)
+    if model is None and not (source / BESIDE).is_dir():
+        raise DataError(f"{source} must hold {BESIDE}/config.json, got no such file; name the model with --model")
+    with megatron_device():
+        built = _model(about, sizes=sizes, dtype=dtype)
+        _load(built, source)
+        writer = HfWriter(folder=target)
+        number, is_writer = 0, dist.get_rank() == 0
+        if is_writer:
+            target.mkdir(parents=True)
+            copy_beside(about, target)
+        for name, tensor in export_hf(built):
+            number += 1
+            if is_writer:
+                writer.add(name, tensor)
+        if is_writer:
+            writer.close()
+        dist.barrier()
+    return Converted(num_tensors=number, num_bytes=writer.num_bytes)
+
+
+def stored_dtype(source: Path) -> torch.dtype:
+    """The type of the weights in a folder of Megatron-core, by that of the embedding."""
+    found = dist_checkpointing.load_tensors_metadata(str(source / STATE))
+    dtype: torch.dtype = found["embedding.word_embeddings.weight"].dtype
+    return dtype
+
+
+def _model(path: str, *, sizes: MegatronConfig, dtype: torch.dtype) -> MegatronModel:
+    make_grid(sizes, seed=0)
+    return build_model(path, model=ModelConfig(use_hf_config_for_megatron=True), megatron=sizes, dtype=dtype)
+
+
+def _load(model: MegatronModel, source: Path) -> None:
+    try:
+        state = dist_checkpointing.load(_sharded(model), str(source / STATE))
+    except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
+        raise DataError(f"{source} must hold weights of this model, got others ({error}); check --model") from error
+    for i, chunk in enumerate(model.chunks):
+        chunk.load_state_dict(state[f"model{i}"])
+
+
+def _sharded(model: MegatronModel) -> dict[str, Any]:
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return {
+        f"model{i}": chunk.sharded_state_dict(metadata={"dp_cp_group": group}) for i, chunk in enumerate(model.chunks)
+    }
+
+
+def _counted(checkpoint: HfCheckpoint) -> Converted:
+    sizes = [Path(file).stat().st_size for file in set(checkpoint.files.values())]
+    return Converted(num_tensors=len(checkpoint.files), num_bytes=sum(sizes))

@@ -1,0 +1,55 @@
+"""The command `rlscale-convert`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlscale.cli.convert import main, make_parser
+from tests.unit.training.rollouts import tiny_model
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "rlscale.cli.convert", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+def test_the_target_must_be_new(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["source", str(tmp_path)]) == 2
+    assert f"TARGET must be a new folder, got {tmp_path}, which exists" in caplog.text
+
+
+def test_the_help_says_how_large_models_are_converted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--help"])
+    assert "torchrun" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_there_and_back_again(tmp_path: Path) -> None:
+    source = Path(tiny_model(tmp_path / "models", tied=False))
+    there, back = tmp_path / "there", tmp_path / "back"
+    assert run(str(source), str(there)).returncode == 0
+    done = run(str(there), str(back))
+    assert done.returncode == 0 and f"{back}: 25 tensors" in done.stderr
+    before, after = (load_file(each / "model.safetensors") for each in (source, back))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (source / "tokenizer.json").read_bytes() == (back / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_model_that_megatron_core_does_not_have_is_told(tmp_path: Path) -> None:
+    source = Path(tiny_model(tmp_path / "models"))
+    about = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**about, "hidden_act": "gelu"}))
+    done = run(str(source), str(tmp_path / "there"))
+    assert done.returncode == 2
+    assert "must have hidden_act=silu in its config.json with Megatron-core, got gelu" in done.stderr

@@ -1,0 +1,59 @@
+"""Tiny models of every family that Megatron-core trains, as Hugging Face folders. No test in here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers.utils import logging
+
+SHARED: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+CONFIGS = {
+    "qwen3": Qwen3Config(**SHARED),
+    "qwen3_tied": Qwen3Config(**{**SHARED, "tie_word_embeddings": True}),
+    "qwen3_deep": Qwen3Config(**{**SHARED, "num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "qwen2": Qwen2Config(**SHARED),
+    "llama": LlamaConfig(**SHARED, rope_parameters=LLAMA3_ROPE),
+    "glm4": Glm4Config(**SHARED, attention_bias=True),
+    "qwen3_moe": Qwen3MoeConfig(**SHARED, **EXPERTS, norm_topk_prob=True),
+    "qwen3_moe_mixed": Qwen3MoeConfig(**SHARED, **EXPERTS, norm_topk_prob=False, mlp_only_layers=[1]),
+}
+
+
+def write_families(root: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """One folder a name of `CONFIGS`, in which no two tensors are alike: norms and biases are random, too."""
+    logging.disable_progress_bar()
+    generator = torch.Generator().manual_seed(5)
+    for name, config in CONFIGS.items():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator) * 0.1
+                parameter.copy_(noise + 1 if "norm" in key else noise)
+        model.save_pretrained(root / name, max_shard_size="40KB" if name == "qwen3" else "1GB")

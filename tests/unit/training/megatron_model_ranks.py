@@ -1,0 +1,219 @@
+"""What one of two ranks does for `test_megatron_model.py`, which starts this file as a program.
+
+python -m tests.unit.training.megatron_model_ranks <rank> <port> <folder of the models> <folder for reports>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlscale.algo.head import HeadOptions, head_logprobs
+from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.megatron.attention import packed_rows, zigzag_positions
+from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
+from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.grid import MegatronGrid, make_grid
+from rlscale.training.megatron.model import Decoder, MegatronModel, build_model
+from rlscale.training.megatron.names.export import export_hf
+from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
+from rlscale.training.vocabulary import vocab_shard
+from tests.unit.training.megatron_families import CONFIGS
+
+TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
+EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
+SP = {"sequence_parallel": True}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2": ("qwen3", {TP: 2}),
+    "tp2, tied": ("qwen3_tied", {TP: 2}),
+    "tp2 sp": ("qwen3", {TP: 2, "core_args": SP}),
+    "pp2": ("qwen3", {PP: 2}),
+    "pp2, tied": ("qwen3_tied", {PP: 2}),
+    "vpp2": ("qwen3_deep", {PP: 2, "core_args": {"virtual_pipeline_model_parallel_size": 2}}),
+    "cp2": ("qwen3", {CP: 2}),
+    "cp2, rows": ("qwen3", {CP: 2}),
+    "dp2, rows": ("qwen3", {}),
+    "tp2 sp, recomputed": ("qwen3", {TP: 2, "recompute_granularity": "full", "core_args": SP}),
+    "tp2, attention recomputed": ("qwen3", {TP: 2, "recompute_granularity": "selective"}),
+    "ep2": ("qwen3_moe", {EP: 2}),
+    "ep2, a dense layer": ("qwen3_moe_mixed", {EP: 2}),
+    "tp2 sp etp2": ("qwen3_moe", {TP: 2, "core_args": {**SP, ETP: 2}}),
+    "tp2 sp ep2": ("qwen3_moe", {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}}),
+    "pp2, experts": ("qwen3_moe", {PP: 2}),
+    "tp2, qwen2": ("qwen2", {TP: 2}),
+    "tp2, llama": ("llama", {TP: 2}),
+    "tp2 sp, glm4": ("glm4", {TP: 2, "core_args": SP}),
+}
+LENGTHS = ([4, 12, 24], [8, 8, 36])
+"""Tokens of the samples of two micro-batches; all can be cut in four. In rows they are all as long as the longest."""
+
+
+def make_micro(lengths: list[int], *, seed: int) -> tuple[Tensor, list[int]]:
+    """Token ids of samples end to end, and the samples' lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 101, (sum(lengths),), generator=generator), lengths
+
+
+@cache
+def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Logprobs of each token after the first of each sample, by micro-batch, and the gradient of their mean."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    found, total = [], 0
+    for ids, lengths in micros(is_row):
+        parts = []
+        for sample in ids.split(lengths):
+            logits = model(sample[None]).logits[0, :-1]
+            parts.append(logits.log_softmax(-1).gather(1, sample[1:, None])[:, 0])
+        found.append(torch.cat(parts))
+        total += len(found[-1])
+    (torch.cat(found).sum() / total).backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    # As weights are published, each expert by itself.
+    return [each.detach() for each in found], revert_weight_conversion(model, grads)
+
+
+def micros(is_row: bool) -> list[tuple[Tensor, list[int]]]:
+    lengths = [[max(each)] * 2 for each in LENGTHS] if is_row else [list(each) for each in LENGTHS]
+    return [make_micro(each, seed=i) for i, each in enumerate(lengths)]
+
+
+class Case:
+    """One parallel layout of one model."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        family, sizes = CASES[name]
+        self.path, self.is_row = str(root / family), name.endswith("rows")
+        megatron = MegatronConfig(**sizes)
+        self.grid: MegatronGrid = make_grid(megatron, seed=1)
+        model = ModelConfig(use_hf_config_for_megatron=True)
+        self.model: MegatronModel = build_model(self.path, model=model, megatron=megatron, dtype=torch.float32)
+        self.found: dict[int, Tensor] = {}
+        self.worst = 0.0
+
+    def exported_is_loaded(self) -> bool:
+        """Whether the weights of the folder come back bit for bit, under the same names."""
+        load_hf(self.model, self.path)
+        checkpoint = HfCheckpoint(self.path)
+        found = {name: tensor.clone() for name, tensor in export_hf(self.model)}
+        same = all(torch.equal(found[name], checkpoint.tensor(name)) for name in found)
+        return same and found.keys() == checkpoint.files.keys()
+
+    def run(self) -> dict[str, float]:
+        """Largest differences of logprobs, and of gradients in units of the largest of the tensor."""
+        config, ddp = self.model.config, DistributedDataParallelConfig(use_distributed_optimizer=False)
+        config.calculate_per_token_loss = True
+        config.finalize_model_grads_func = finalize_model_grads
+        chunks = [DistributedDataParallel(config, ddp, chunk) for chunk in self.model.chunks]
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        indices = list(range(2)) if self.grid.data_group.size() == 1 else [self.grid.data_index]
+        get_forward_backward_func()(
+            forward_step_func=self.step,
+            data_iterator=[iter(indices) for _ in chunks],
+            model=chunks,
+            num_microbatches=len(indices),
+            seq_length=36,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        with torch.no_grad():
+            for _, parameter in self.model.named_parameters():
+                parameter.copy_(parameter.main_grad)
+        return {"logprobs": self.worst, "tokens": sum(map(len, self.found.values())), "grads": self.compare()}
+
+    def compare(self) -> float:
+        _, expected = reference(self.path, self.is_row)
+        worst, names = 0.0, set()
+        for name, grad in export_hf(self.model):
+            want = expected[name]
+            worst = max(worst, ((grad - want).abs().max() / want.abs().max().clamp(min=1e-3)).item())
+            names.add(name)
+        assert names == expected.keys()
+        return worst
+
+    def step(self, data: Iterator[int], chunk: Any) -> tuple[Tensor, Any]:
+        index = next(data)
+        ids, lengths = micros(self.is_row)[index]
+        context = self.grid.context
+        place, size = (0, 1) if context is None else (context.index, context.size)
+        starts = np.cumsum(lengths) - np.array(lengths)
+        own = [start + zigzag_positions(n, index=place, size=size) for start, n in zip(starts, lengths, strict=True)]
+        rows = torch.from_numpy(np.concatenate(own))
+        last = torch.from_numpy(np.isin(np.concatenate(own), starts + np.array(lengths) - 1))
+        inputs, targets = ids[rows], ids[(rows + 1).clamp(max=len(ids) - 1)]
+        packed = packed_rows(np.array(lengths), context=context, device=torch.device("cpu"))
+        if self.is_row:
+            shape = (len(lengths), -1)
+            output = chunk(inputs.view(shape), torch.zeros_like(inputs).view(shape), None)
+        else:
+            output = chunk(inputs[None], torch.zeros_like(inputs)[None], None, packed_seq_params=packed)
+
+        def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            decoder: Decoder = chunk.module
+            group = self.grid.tensor_group
+            shard = None if group.size() == 1 else vocab_shard(group, first=self.model.first_token)
+            weight = decoder.head_weight[: max(101 - self.model.first_token, 0)]
+            options = HeadOptions(chunk_tokens=16, shard=shard)
+            logprobs, _ = head_logprobs(hidden.flatten(0, 1), weight, targets_T=targets, options=options)
+            expected = torch.zeros(len(ids))
+            at = np.delete(np.arange(len(ids)), starts + np.array(lengths) - 1)
+            expected[at] = reference(self.path, self.is_row)[0][index]
+            self.found[index] = logprobs[~last].detach()
+            self.worst = max(self.worst, (self.found[index] - expected[rows][~last]).abs().max().item())
+            return (logprobs * ~last).sum(), (~last).sum(), {}
+
+        return output, loss
+
+
+def main(rank: int, port: int, root: Path, folder: Path) -> None:
+    join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
+    report: dict[str, Any] = {}
+    with megatron_device():
+        import faulthandler
+
+        faulthandler.dump_traceback_later(100, exit=True)
+        for name in os.environ.get("ONLY", "").split(";") if os.environ.get("ONLY") else CASES:
+            case = Case(name, root)
+            report[name] = {"exported": case.exported_is_loaded(), **case.run()}
+            parallel_state.destroy_model_parallel()
+        report["converted"] = {name: converted(name, root, folder) for name in CONFIGS}
+    (folder / f"report_{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    leave_world()
+
+
+def converted(name: str, root: Path, folder: Path) -> bool:
+    """Whether a folder comes back bit for bit by way of one that tensor-parallel ranks write and stages read."""
+    source, there, back = root / name, folder / f"{name}-there", folder / f"{name}-back"
+    written = to_megatron(str(source), there, sizes=MegatronConfig(tensor_model_parallel_size=2))
+    spread = {EP: 2, "core_args": {ETP: 1}} if "moe" in name else {PP: 2}
+    assert stored_dtype(there) == torch.float32
+    read = to_hf(there, back, model=None, sizes=MegatronConfig(**spread), dtype=torch.float32)
+    before, after = HfCheckpoint(str(source)), HfCheckpoint(str(back))
+    assert written.num_tensors == read.num_tensors == len(after.files)
+    same = all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
+    configs = [(each / "config.json").read_bytes() for each in (source, back)]
+    return same and before.files.keys() == after.files.keys() and configs[0] == configs[1]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    os._exit(0)

@@ -1,0 +1,66 @@
+"""Hugging Face folders that are written tensor by tensor."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlscale.errors import DataError
+from rlscale.training.megatron.hf_folder import HfWriter, copy_beside
+from rlscale.training.megatron.names.load import HfCheckpoint
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {f"layer.{i}": torch.full((10,), float(i)) for i in range(5)}
+
+
+@pytest.mark.parametrize(("most", "files"), [(10**6, ["model.safetensors"]), (80, 3), (1, 5)])
+def test_files_hold_as_much_as_fits(most: int, files: int | list[str], tmp_path: Path) -> None:
+    writer = HfWriter(folder=tmp_path, max_file_bytes=most)
+    for name, tensor in weights().items():
+        writer.add(name, tensor)
+    writer.close()
+    found = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    if isinstance(files, int):
+        assert found == [f"model-{i + 1:05}-of-{files:05}.safetensors" for i in range(files)]
+    else:
+        assert found == files
+    checkpoint = HfCheckpoint(str(tmp_path))
+    assert checkpoint.files.keys() == weights().keys()
+    assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in weights().items())
+    assert writer.num_bytes == 5 * 40 and not list(tmp_path.glob(".part*"))
+
+
+def test_a_tensor_is_kept_as_it_was_when_it_came(tmp_path: Path) -> None:
+    writer, tensor = HfWriter(folder=tmp_path), torch.ones(3)
+    writer.add("a", tensor)
+    tensor.zero_()
+    writer.close()
+    assert HfCheckpoint(str(tmp_path)).tensor("a").tolist() == [1, 1, 1]
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"must hold config.json, got no such file"):
+        copy_beside(str(tmp_path / "empty"), tmp_path)
+    with pytest.raises(DataError, match=r"must hold model.safetensors.index.json or model.safetensors, got neither"):
+        HfCheckpoint(str(tmp_path)).source("a")
+    writer = HfWriter(folder=tmp_path)
+    writer.add("a", torch.ones(3))
+    writer.close()
+    with pytest.raises(DataError, match=r"must hold b, got no such tensor"):
+        HfCheckpoint(str(tmp_path)).source("b")
+
+
+def test_experts_in_one_tensor_are_read_one_by_one(tmp_path: Path) -> None:
+    gate_up, down = torch.arange(48.0).view(2, 6, 4), torch.arange(24.0).view(2, 4, 3)
+    writer = HfWriter(folder=tmp_path)
+    writer.add("l.mlp.experts.gate_up_proj", gate_up)
+    writer.add("l.mlp.experts.down_proj", down)
+    writer.close()
+    checkpoint = HfCheckpoint(str(tmp_path))
+    gate, up, last = (checkpoint.source(f"l.mlp.experts.1.{each}_proj.weight") for each in ("gate", "up", "down"))
+    assert gate.shape == up.shape == (3, 4) and last.shape == (4, 3)
+    assert torch.equal(gate.rows(slice(1, 3)), gate_up[1, 1:3])
+    assert torch.equal(up.rows(slice(0, 2)), gate_up[1, 3:5])
+    assert torch.equal(last.columns(slice(1, 3)), down[1, :, 1:3])

@@ -1,0 +1,46 @@
+"""Models for Megatron-core on two ranks, in every parallel layout, against transformers on one."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.training.launch import report, run_ranks
+from tests.unit.training.megatron_families import CONFIGS, write_families
+from tests.unit.training.megatron_model_ranks import CASES, LENGTHS
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks found; they run once for all tests of this module."""
+    models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("reports")
+    write_families(models)
+    run_ranks("tests.unit.training.megatron_model_ranks", str(models), str(folder))
+    return [report(folder, rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logprobs_and_gradients_are_those_of_transformers(name: str, reports: list[dict[str, Any]]) -> None:
+    for found in reports:
+        assert found[name]["logprobs"] < 1e-5
+        assert found[name]["grads"] < 1e-5
+    _, sizes = CASES[name]
+    lengths = [[max(each)] * 2 for each in LENGTHS] if name.endswith("rows") else LENGTHS
+    num_tokens = sum(n - 1 for each in lengths for n in each)
+    shares_tokens = "tensor_model_parallel_size" not in sizes and "pipeline_model_parallel_size" not in sizes
+    counts = [found[name]["tokens"] for found in reports]
+    if "pipeline_model_parallel_size" in sizes:
+        assert counts == [0, num_tokens]  # the last stage has the logprobs
+    elif shares_tokens:
+        assert sum(counts) == num_tokens
+    else:
+        assert counts == [num_tokens, num_tokens]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_come_back_bit_for_bit_from_every_layout(name: str, reports: list[dict[str, Any]]) -> None:
+    assert all(found[name]["exported"] for found in reports)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_folder_of_every_family_comes_back_bit_for_bit(family: str, reports: list[dict[str, Any]]) -> None:
+    assert all(found["converted"][family] for found in reports)
