@@ -19,7 +19,7 @@ from rlscale.cluster.plan import RunPlan, plan_run
 from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
 from rlscale.cluster.warmup import warmup_config
-from rlscale.config import Device, RunConfig, to_dict, to_yaml
+from rlscale.config import Device, RunConfig, mixes_caches, to_dict, to_yaml
 from rlscale.control.checks import check_metric
 from rlscale.control.interrupt import run_interruptibly
 from rlscale.control.memory import with_memory_advice
@@ -158,7 +158,9 @@ def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume
     return Observer(
         console=console,
         sinks=[metrics, *open_trackers(config.logging, tracked, tell=console.message, warn=console.warning)],
-        diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
+        diff_limit=diff_limit(
+            config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
+        ),
         dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
         batches=BatchDump(config.debug.save_train_data) if config.debug.save_train_data is not None else None,
         rollouts=RolloutLog(

@@ -34,7 +34,7 @@ from rlscale.config.network import NetworkConfig
 from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
 from rlscale.config.resolve import Derived
 from rlscale.config.reward import RewardConfig, RewardType
-from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode
+from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode, mixes_caches
 from rlscale.config.router import RouterConfig, RouterPolicy
 from rlscale.config.run import RunConfig
 from rlscale.config.sampling import SamplingConfig
@@ -105,6 +105,7 @@ __all__ = [
     "config_hash",
     "load_config",
     "load_config_with_notes",
+    "mixes_caches",
     "to_dict",
     "to_yaml",
     "uses_critic",

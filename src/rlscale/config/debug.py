@@ -17,7 +17,8 @@ class DebugConfig(ConfigGroup):
         Field(
             gt=0,
             description="Warn when the mean absolute difference of trainer and engine logprobs is above this. None: "
-            "1e-4 with `train.dtype=float32`, 0.05 with `bfloat16`.",
+            "1e-4 with `train.dtype=float32`, 0.05 with `bfloat16`, and no warning where `rollout.pause_mode=in_place` "
+            "mixes the caches of several weights.",
         ),
     ] = None
     save_rollout_data: Annotated[

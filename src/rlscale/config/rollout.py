@@ -154,3 +154,9 @@ class RolloutConfig(ConfigGroup):
             "starts, restarts nor ends them. None: needed there, else ignored.",
         ),
     ] = None
+
+
+def mixes_caches(rollout: RolloutConfig) -> bool:
+    """Whether tokens of new weights may stand on a cache that old weights computed."""
+    overlaps = rollout.max_staleness > 0 and rollout.update_mode == UpdateMode.in_flight
+    return overlaps and rollout.pause_mode == PauseMode.in_place
