@@ -19,7 +19,8 @@ from rlscale.cluster.session import Bundles, reserved
 from rlscale.cluster.trainer_spec import make_trainer_spec
 from rlscale.cluster.trainers import RayTrainers
 from rlscale.cluster.watch import find_dead_engine, watch_engines, watch_trainers
-from rlscale.config import UpdateMode, WeightChannelName
+from rlscale.config import TrainBackendName, UpdateMode, WeightChannelName, mixes_caches
+from rlscale.config.rules import ranks_per_model
 from rlscale.control.failures import run_guarded
 from rlscale.control.generate_only import GenerationParts, generate_only
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
@@ -286,7 +287,7 @@ class Execution:
 
     def _loop_config(self) -> LoopConfig:
         config = self._plan.config
-        context_ranks = config.fsdp.context_parallel_size
+        is_megatron = config.train.backend == TrainBackendName.megatron
         # Labels and files do not age: there is nothing to make ahead, and no engine to update.
         is_given = self._plan.sft is not None or self._plan.replay is not None
         return LoopConfig(
@@ -295,10 +296,12 @@ class Execution:
             checkpoint=config.checkpoint,
             logging=config.logging,
             ci=config.ci,
-            diff_limit=diff_limit(config.debug.logprob_diff_warn, config.train.dtype),
+            diff_limit=diff_limit(
+                config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
+            ),
             num_rollouts=self._plan.num_rollouts,
-            num_ranks=max(1, self._plan.layout.num_trainers // context_ranks),
-            context_ranks=context_ranks,
+            num_ranks=max(1, self._plan.layout.num_trainers // ranks_per_model(config)),
+            context_ranks=(config.megatron if is_megatron else config.fsdp).context_parallel_size,
             max_staleness=0 if is_given else config.rollout.max_staleness,
             update_interval=1 if is_given else config.train.update_weights_interval,
             leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,

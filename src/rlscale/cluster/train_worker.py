@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rlscale.cluster.rank_worker import RankWorker
 from rlscale.engines.http import HttpEngine
@@ -15,6 +15,7 @@ from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainRes
 
 if TYPE_CHECKING:
     from rlscale.training.fsdp.backend import FsdpBackend
+    from rlscale.training.megatron.backend import MegatronBackend
     from rlscale.weights.channel import EngineChannel
 
 
@@ -27,19 +28,19 @@ class TrainWorker(RankWorker):
         worker.train(batch, steps)
     """
 
-    _backend: FsdpBackend
+    _backend: FsdpBackend | MegatronBackend
     _channel: EngineChannel
 
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the world and loads the model (a collective)."""
         self._join(master_address, master_port)
         # Imported here: torch and transformers take seconds, which the driver should not wait for.
-        from rlscale.training.fsdp.backend import FsdpBackend
+        from rlscale.training.backends import make_backend
         from rlscale.weights.channels import make_channel
 
         world = self._world
         with self._watch.memory():
-            self._backend = FsdpBackend(self._spec, rank=self.rank, world_size=world.world_size)
+            self._backend = make_backend(self._spec, rank=self.rank, world_size=world.world_size)
         self._channel = make_channel(
             world.channel,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
@@ -56,17 +57,17 @@ class TrainWorker(RankWorker):
         """With `estimate` and `improve` what `train` does, where the critic has ranks of its own."""
         self._rollout_id = batch.version
         with self._watch.memory():
-            self._backend.score(batch, steps)
+            self._of_fsdp.score(batch, steps)
 
     def estimate(self, values: Float32) -> Float32 | None:
         """Returns of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
         with self._watch.memory():
-            returns = self._backend.estimate(values)
+            returns = self._of_fsdp.estimate(values)
         return returns if self.rank == 0 else None
 
     def improve(self) -> TrainResult:
         with self._watch.memory(), self._watch.rollout(self._rollout_id):
-            return self._backend.improve()
+            return self._of_fsdp.improve()
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._channel.connect(engines)
@@ -88,3 +89,8 @@ class TrainWorker(RankWorker):
     def close(self) -> None:
         self._channel.close()
         self._backend.close()
+
+    @property
+    def _of_fsdp(self) -> FsdpBackend:
+        """The backend, where a critic takes part: a rule lets it be this one only."""
+        return cast("FsdpBackend", self._backend)

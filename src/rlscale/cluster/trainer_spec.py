@@ -27,6 +27,8 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
         num_old_policies=config.rollout.max_staleness if config.train.keep_old_actor else 0,
         train=config.train,
         fsdp=config.fsdp,
+        megatron=config.megatron,
+        model=config.model,
         optim=config.optim,
         algo=algo,
         temperature=config.rollout.temperature,

@@ -5,21 +5,23 @@ Building a part means deleting its lines here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from rlscale.config.algo import uses_critic, uses_reference, uses_teacher
 from rlscale.config.derive import DERIVATIONS
 from rlscale.config.notes import ignored
+from rlscale.config.optim import OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.resolve import Draft
 from rlscale.config.reward import RewardType
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
-from rlscale.config.train import TrainBackendName
+from rlscale.config.train import QkvFormat, TrainBackendName
 from rlscale.errors import Problem
 
 _LEAVE_OUT = "leave it out"
@@ -46,31 +48,24 @@ class Built:
 
 PARTS: tuple[Part, ...] = (
     Part(
-        name="the Megatron-core backend",
-        fix="choose train=fsdp",
-        values={"train.backend": (TrainBackendName.fsdp,)},
+        name="lengths and positions that Megatron-core is told of",
         keys=(
-            "megatron.tensor_model_parallel_size",
-            "megatron.pipeline_model_parallel_size",
-            "megatron.context_parallel_size",
-            "megatron.expert_model_parallel_size",
-            "megatron.recompute_granularity",
-            "megatron.use_distributed_optimizer",
-            "megatron.bf16",
             "megatron.seq_length",
             "megatron.max_position_embeddings",
             "megatron.rope_type",
             "megatron.variable_seq_lengths",
+        ),
+    ),
+    Part(
+        name="user code in the Megatron-core backend",
+        keys=(
             "megatron.init_hook_path",
             "megatron.before_log_prob_hook_path",
             "megatron.before_train_step_hook_path",
-            "model.name",
-            "model.megatron_to_hf_mode",
             "model.custom_model_provider_path",
-            "model.use_hf_config_for_megatron",
-            "model.padded_vocab_size",
         ),
     ),
+    Part(name="conversion by mbridge", keys=("model.megatron_to_hf_mode",)),
     Part(
         name="user code in the generation loop",
         keys=(
@@ -120,6 +115,59 @@ PARTS: tuple[Part, ...] = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lack:
+    """Something that one backend has and the other one has not yet."""
+
+    path: str  # the key that asks for it
+    rule: str  # what it must be instead
+    is_asked: Callable[[RunConfig], bool]
+
+
+def _not_null(path: str) -> Lack:
+    return Lack(path=path, rule="be null", is_asked=lambda config: attrgetter(path)(config) is not None)
+
+
+MEGATRON_LACKS: tuple[Lack, ...] = (
+    Lack(
+        path="algo.advantage_estimator",
+        rule="not be ppo, which trains a critic,",
+        is_asked=lambda config: uses_critic(config.algo),
+    ),
+    Lack(path="algo.opd_kl_coef", rule="be 0", is_asked=lambda config: uses_teacher(config.algo)),
+    Lack(
+        path="algo.ref_update_interval",
+        rule="be null",
+        is_asked=lambda config: uses_reference(config.algo) and config.algo.ref_update_interval is not None,
+    ),
+    Lack(path="cluster.offload_train", rule="be false", is_asked=lambda config: bool(config.cluster.offload_train)),
+    Lack(path="optim.name", rule="be adam", is_asked=lambda config: config.optim.name != OptimizerName.adam),
+    _not_null("optim.matrix_lr"),
+    _not_null("optim.embedding_lr"),
+    _not_null("optim.unembedding_lr"),
+    _not_null("train.only_train_params"),
+    _not_null("train.freeze_params"),
+    Lack(path="train.keep_old_actor", rule="be false", is_asked=lambda config: config.train.keep_old_actor),
+    Lack(path="train.qkv_format", rule="be thd", is_asked=lambda config: config.train.qkv_format != QkvFormat.thd),
+)
+"""What needs `train.backend=fsdp`; adapters and the true-on-policy mode have rules of their own that say so."""
+
+
+def _lacks(config: RunConfig) -> list[Problem]:
+    if config.train.backend != TrainBackendName.megatron:
+        return []
+    return [
+        Problem(
+            path=lack.path,
+            rule=f"{lack.rule} with train.backend=megatron (not built yet)",
+            value=show(attrgetter(lack.path)(config)),
+            fix="choose train=fsdp, or leave it out",
+        )
+        for lack in MEGATRON_LACKS
+        if lack.is_asked(config)
+    ]
+
+
 @cache
 def unbuilt() -> Mapping[str, Built]:
     """What of each key works, for the keys of which not everything does."""
@@ -149,7 +197,7 @@ def check_built(config: RunConfig) -> list[Problem]:
         rule = f"be {works}" if len(built.values) == 1 else f"be one of {works}"
         rule += f" (not built yet: {built.waits_for})"
         problems.append(Problem(path=path, rule=rule, value=show(value), fix=built.fix))
-    return problems
+    return problems + _lacks(config)
 
 
 def _derived(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Parallel:
     context: int
     expert: int
     data: int
+    within_expert: int  # ranks that share the matrices of an expert
 
     @classmethod
     def of(cls, config: MegatronConfig, num_ranks: int) -> Parallel:
@@ -38,23 +39,32 @@ class Parallel:
             pipeline=pipeline,
             context=context,
             expert=config.expert_model_parallel_size,
+            within_expert=int(config.core_args.get("expert_tensor_parallel_size") or tensor),
             data=max(1, num_ranks // (tensor * pipeline * context)),
         )
 
 
-def megatron_memory(
-    a: Architecture, config: MegatronConfig, micro: Pass, *, num_ranks: int, num_microbatches: int
-) -> TrainerMemory:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Who trains, and what beside the policy."""
+
+    number: int
+    num_microbatches: int  # of a rank in a step
+    has_reference: bool
+
+
+def megatron_memory(a: Architecture, config: MegatronConfig, micro: Pass, *, ranks: Ranks) -> TrainerMemory:
     """The memory of a rank of the fullest stage; `micro` is a micro-batch before it is cut over context ranks."""
+    num_ranks = ranks.number
     parallel = Parallel.of(config, num_ranks)
     dense, experts = _parameters(a, parallel)
     spread, spread_experts = 1, 1
     if config.use_distributed_optimizer:
         spread = parallel.data * parallel.context
-        spread_experts = max(1, num_ranks // (parallel.tensor * parallel.pipeline * parallel.expert))
+        spread_experts = max(1, num_ranks // (parallel.within_expert * parallel.pipeline * parallel.expert))
     kept = _layer_kept(a, config, micro) / (parallel.tensor * parallel.context)
     layers = math.ceil(a.num_layers / parallel.pipeline)
-    in_flight = min(parallel.pipeline, num_microbatches)
+    in_flight = min(parallel.pipeline, ranks.num_microbatches)
     vocabulary = a.vocab_size / parallel.tensor
     logits = micro.logit_rows / parallel.context * vocabulary * (micro.dtype_bytes + 2 * FLOAT32)
     gradients = FLOAT32 * (dense + experts)
@@ -63,7 +73,8 @@ def megatron_memory(
     return TrainerMemory(
         weights=micro.dtype_bytes * (dense + experts),
         optimizer=ADAM_BYTES * (dense / spread + experts / spread_experts),
-        reference=0.0,  # kept in the host's memory, and brought in turns
+        # On the host, and on the device beside the policy's while it scores.
+        reference=micro.dtype_bytes * (dense + experts) if ranks.has_reference else 0.0,
         moments={"last stage": last} if parallel.pipeline == 1 else {"first stage": first, "last stage": last},
     )
 
@@ -79,7 +90,7 @@ def _parameters(a: Architecture, parallel: Parallel) -> tuple[float, float]:
         dense = root + sum(whole[j] * number for j, number in a.kinds.items())
     else:
         dense = root + layers * max(whole.values())
-    return dense / parallel.tensor, num_with_experts * expert / (parallel.expert * parallel.tensor)
+    return dense / parallel.tensor, num_with_experts * expert / (parallel.expert * parallel.within_expert)
 
 
 def _layer_kept(a: Architecture, config: MegatronConfig, micro: Pass) -> float:

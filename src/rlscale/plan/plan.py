@@ -28,7 +28,7 @@ from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
 from rlscale.plan.engine import EngineMemory, engine_memory
 from rlscale.plan.floor import Floor, Setting, least_times
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
-from rlscale.plan.megatron import Parallel, megatron_memory
+from rlscale.plan.megatron import Parallel, Ranks, megatron_memory
 from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.placement import Layout, Place, layout_of, places
 
@@ -251,7 +251,8 @@ def _trainer(
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
         number = work.num_microbatches
-        return megatron_memory(a, config.megatron, work.largest, num_ranks=num_ranks, num_microbatches=number)
+        ranks = Ranks(number=num_ranks, num_microbatches=number, has_reference=reference is not None)
+        return megatron_memory(a, config.megatron, work.largest, ranks=ranks)
     return trainer_memory(a, work, reference=reference)
 
 

@@ -150,6 +150,38 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {**MEGATRON, "megatron.variable_seq_lengths": False, "train.qkv_format": "bshd"},
     ),
     (
+        "shared_layers_share_their_experts",
+        {**MEGATRON, **EIGHT, "model.num_experts": 8, TENSOR: 2, "megatron.core_args": {**SHARES_TOKENS, **WHOLE}},
+        "megatron.expert_tensor_parallel_size must be 2 with megatron.tensor_model_parallel_size=2 and "
+        "megatron.expert_model_parallel_size=1, got 1; leave it out, or spread the experts over ranks",
+        {
+            **MEGATRON,
+            **EIGHT,
+            "model.num_experts": 8,
+            TENSOR: 2,
+            EXPERTS: 2,
+            "megatron.core_args": {**SHARES_TOKENS, **WHOLE},
+        },
+    ),
+    (
+        "shared_experts_share_sequences",
+        {**MEGATRON, **EIGHT, "model.num_experts": 8, TENSOR: 2},
+        "megatron.sequence_parallel must be true for a model with experts and megatron.tensor_model_parallel_size=2",
+        {**MEGATRON, **EIGHT, "model.num_experts": 8, TENSOR: 2, "megatron.core_args": SHARES_TOKENS},
+    ),
+    (
+        "tokens_reach_experts_in_any_number",
+        {**MEGATRON, "megatron.core_args": {"moe_token_dispatcher_type": "allgather"}},
+        "megatron.moe_token_dispatcher_type must be alltoall or flex, as micro-batches differ in length, got allgather",
+        {**MEGATRON, "megatron.core_args": {"moe_token_dispatcher_type": "alltoall"}},
+    ),
+    (
+        "steps_end_with_whole_weights",
+        {**MEGATRON, "megatron.core_args": {"overlap_param_gather": True}},
+        "megatron.overlap_param_gather must be false, got true; passes without gradient and the weight sync read",
+        {"train.backend": "fsdp", "megatron.core_args": {"overlap_param_gather": True}},
+    ),
+    (
         "megatron_computes_in_one_format",
         {**MEGATRON, "megatron.bf16": False},
         "megatron.bf16 must be true with train.dtype=bfloat16, got false; set train.dtype=float32 instead",

@@ -6,18 +6,21 @@ import pytest
 
 from rlscale.config import load_config_with_notes
 from rlscale.config.schema import Key, keys
-from rlscale.config.unbuilt import unbuilt
+from rlscale.config.unbuilt import MEGATRON_LACKS, Lack, unbuilt
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 CASES = [
-    ("train=megatron", "train.backend must be fsdp (not built yet: the Megatron-core backend), got megatron; choose"),
+    (
+        "optim.name=muon train=megatron",
+        "optim.name must be adam with train.backend=megatron (not built yet), got muon; choose train=fsdp",
+    ),
     ("reward.type=f1", "reward.type must be one of null, exact_match, math, random (not built yet: that reward)"),
 ]
 
 
 @pytest.mark.parametrize(("word", "told"), CASES, ids=[word for word, _ in CASES])
 def test_an_unbuilt_value_is_refused(word: str, told: str) -> None:
-    assert told in only_mistake([word])
+    assert told in only_mistake(word.split())
 
 
 def another_value(key: Key) -> str:
@@ -44,7 +47,7 @@ def test_every_entry_gives_values_of_its_key() -> None:
     for path, built in unbuilt().items():
         key = keys()[path]
         kind: Any = dict if key.is_mapping else list if key.type in (list[str], list[int]) else key.type
-        assert key.default in built.values or path == "train.backend", path
+        assert key.default in built.values, path
         assert all(value is None or isinstance(value, kind) for value in built.values), path
 
 
@@ -52,3 +55,27 @@ def test_a_value_that_would_be_derived_is_none_that_was_chosen() -> None:
     assert mistakes("sampling.over_sampling_batch_size=48") == []
     (told,) = mistakes("sampling.over_sampling_batch_size=49")
     assert told.startswith("sampling.over_sampling_batch_size must be null (not built yet: over-sampling and filters)")
+
+
+ASKED_OF_MEGATRON = {
+    "algo.advantage_estimator": "algo=ppo",
+    "algo.opd_kl_coef": "algo.opd_kl_coef=0.1 model.teacher_load=teacher",
+    "algo.ref_update_interval": "algo.use_kl_loss=true algo.ref_update_interval=2",
+    "cluster.offload_train": "cluster.offload_train=true",
+    "optim.name": "optim.name=muon",
+    "optim.matrix_lr": "optim.matrix_lr=0.1",
+    "optim.embedding_lr": "optim.embedding_lr=0.1",
+    "optim.unembedding_lr": "optim.unembedding_lr=0.1",
+    "train.only_train_params": "train.only_train_params=[norm]",
+    "train.freeze_params": "train.freeze_params=[norm]",
+    "train.keep_old_actor": "train.keep_old_actor=true",
+    "train.qkv_format": "train.qkv_format=bshd",
+}
+
+
+@pytest.mark.parametrize("lack", MEGATRON_LACKS, ids=lambda lack: str(lack.path))
+def test_what_megatron_lacks_is_refused_with_it_alone(lack: Lack) -> None:
+    words = ["experiment=quickstart", *ASKED_OF_MEGATRON[lack.path].split()]
+    told = f"{lack.path} must {lack.rule} with train.backend=megatron (not built yet)"
+    assert any(text.startswith(told) for text in mistakes(*words, "train=megatron"))
+    assert not any("train.backend=megatron" in text for text in mistakes(*words))

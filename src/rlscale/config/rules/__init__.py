@@ -28,7 +28,14 @@ from rlscale.config.rules import (
     weights,
 )
 from rlscale.config.rules.placement import uses_router
-from rlscale.config.rules.rule import Rule, has_critic_ranks, num_critic_ranks, uses_decoupled_loss, uses_engines
+from rlscale.config.rules.rule import (
+    Rule,
+    has_critic_ranks,
+    num_critic_ranks,
+    ranks_per_model,
+    uses_decoupled_loss,
+    uses_engines,
+)
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
@@ -38,6 +45,7 @@ __all__ = [
     "check_rules",
     "has_critic_ranks",
     "num_critic_ranks",
+    "ranks_per_model",
     "uses_decoupled_loss",
     "uses_engines",
     "uses_router",

@@ -165,6 +165,63 @@ def padded_layout_is_static(config: RunConfig) -> list[Problem]:
     return problems
 
 
+@rule(
+    "train.backend",
+    "model.num_experts",
+    "megatron.core_args",
+    "megatron.tensor_model_parallel_size",
+    "megatron.expert_model_parallel_size",
+)
+def shared_layers_share_their_experts(config: RunConfig) -> list[Problem]:
+    """Megatron-core 0.16 adds up wrong gradients of experts that every tensor-parallel rank has whole."""
+    megatron = config.megatron
+    tensor, path = megatron.tensor_model_parallel_size, "megatron.expert_tensor_parallel_size"
+    within = megatron.core_args.get("expert_tensor_parallel_size") or tensor
+    is_spread = megatron.expert_model_parallel_size > 1 or within > 1
+    is_dense = config.model.num_experts is None
+    if config.train.backend != TrainBackendName.megatron or is_dense or tensor == 1 or is_spread:
+        return []
+    rule = f"be {tensor} with megatron.tensor_model_parallel_size={tensor} and megatron.expert_model_parallel_size=1"
+    return [Problem(path=path, rule=rule, value=show(within), fix="leave it out, or spread the experts over ranks")]
+
+
+@rule("train.backend", "model.num_experts", "megatron.core_args", "megatron.tensor_model_parallel_size")
+def shared_experts_share_sequences(config: RunConfig) -> list[Problem]:
+    """Megatron-core trains experts on tensor-parallel ranks only where those share the tokens between layers, too."""
+    megatron = config.megatron
+    tensor, is_on = megatron.tensor_model_parallel_size, bool(megatron.core_args.get("sequence_parallel"))
+    if config.train.backend != TrainBackendName.megatron or config.model.num_experts is None or tensor == 1 or is_on:
+        return []
+    rule = f"be true for a model with experts and megatron.tensor_model_parallel_size={tensor}"
+    return [Problem(path="megatron.sequence_parallel", rule=rule, value="false", fix="set it to true")]
+
+
+@rule("train.backend", "megatron.core_args")
+def tokens_reach_experts_in_any_number(config: RunConfig) -> list[Problem]:
+    """Micro-batches differ in length, for which one of Megatron-core's dispatchers is not made."""
+    kind = config.megatron.core_args.get("moe_token_dispatcher_type")
+    if config.train.backend != TrainBackendName.megatron or kind != "allgather":
+        return []
+    path, rule = "megatron.moe_token_dispatcher_type", "be alltoall or flex, as micro-batches differ in length"
+    return [Problem(path=path, rule=rule, value=show(kind), fix="leave it out")]
+
+
+WHOLE_WEIGHTS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+"""Fields of Megatron-core that leave weights unfinished between steps, where others read them."""
+
+
+@rule("train.backend", "megatron.core_args")
+def steps_end_with_whole_weights(config: RunConfig) -> list[Problem]:
+    if config.train.backend != TrainBackendName.megatron:
+        return []
+    rule, fix = "be false", "passes without gradient and the weight sync read the weights between steps; leave it out"
+    return [
+        Problem(path=f"megatron.{name}", rule=rule, value="true", fix=fix)
+        for name in WHOLE_WEIGHTS
+        if config.megatron.core_args.get(name)
+    ]
+
+
 @rule("train.backend", "train.qkv_format", "megatron.variable_seq_lengths")
 def packed_layout_varies_in_length(config: RunConfig) -> list[Problem]:
     if config.train.backend != TrainBackendName.megatron or config.train.qkv_format == QkvFormat.bshd:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from rlscale.models import load_tokenizer
+from rlscale.training.megatron.hf_folder import HfWriter
 
 
 def write_hf(weights: Iterator[tuple[str, Tensor]], folder: Path, *, source: str, dtype: torch.dtype) -> None:
-    """Writes weights, configuration and tokenizer; a collective. Rank 0 holds the whole model in memory and writes.
+    """Writes weights, configuration and tokenizer; a collective. Rank 0 writes, and holds one file at a time.
 
     Args:
         weights: full ones; a collective on each item.
@@ -24,10 +24,14 @@ def write_hf(weights: Iterator[tuple[str, Tensor]], folder: Path, *, source: str
         dtype: of the weights.
     """
     is_writer = dist.get_rank() == 0
-    kept = {name: weight.to("cpu", copy=True) for name, weight in weights if is_writer}
+    writer = HfWriter(folder=folder)
     if is_writer:
         folder.mkdir(parents=True, exist_ok=True)
-        save_torch_state_dict(kept, folder)
+    for name, weight in weights:
+        if is_writer:
+            writer.add(name, weight)
+    if is_writer:
+        writer.close()
         config = AutoConfig.from_pretrained(source)
         config.dtype = dtype
         config.save_pretrained(folder)
