@@ -40,11 +40,7 @@ def install_cpu_layer() -> None:
     """
     if torch.cuda.is_available() or _installed.is_set():
         return
-    version = megatron.core.__version__
-    if not version.startswith(VERSION):
-        rule, value = f"have megatron-core {VERSION}x to run without CUDA", f"megatron with megatron-core {version}"
-        fix = "pip install 'rlscale[megatron]', or choose train=fsdp"
-        raise ConfigError([Problem(path="train.backend", rule=rule, value=value, fix=fix)])
+    check_version(megatron.core.__version__)
     for name, replacement in _REPLACED.items():
         setattr(torch.cuda, name, replacement)
     for name in ("get_rng_state", "set_rng_state", "manual_seed"):
@@ -56,6 +52,14 @@ def install_cpu_layer() -> None:
     moe_utils.maybe_move_tensor_to_cpu = _move_to_cpu
     token_dispatcher.maybe_move_tensor_to_cpu = _move_to_cpu
     _installed.set()
+
+
+def check_version(version: str) -> None:
+    """Raises ConfigError for a version of Megatron-core that the layer was not made for."""
+    if not version.startswith(VERSION):
+        rule, value = f"have megatron-core {VERSION}x to run without CUDA", f"megatron with megatron-core {version}"
+        fix = "pip install 'rlscale[megatron]', or choose train=fsdp"
+        raise ConfigError([Problem(path="train.backend", rule=rule, value=value, fix=fix)])
 
 
 @contextmanager
