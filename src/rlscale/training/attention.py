@@ -40,7 +40,10 @@ class LengthBucket:
 
     def pad(self, rows: Tensor) -> Tensor:
         """Its part of packed rows [T, H, D], each sample filled up on the right. [num_samples, H, max_len, D]"""
-        rows = rows[self.start : self.stop]
+        return self.padded(rows[self.start : self.stop])
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """`pad` of the rows of this bucket alone."""
         if self.slots is not None:
             rows = _Reindex.apply(rows, self.rows, self.slots)  # type: ignore[no-untyped-call]
         return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
@@ -182,6 +185,36 @@ def packed_attention(
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def attend_joined(
+    qkv_TJD: Tensor, *, num_heads: int, num_kv_heads: int, packing: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    """What `packed_attention` computes on a CPU, of queries, keys and values side by side, which move as one.
+
+    Args:
+        qkv_TJD: first the query heads, then those of keys, then those of values. [T, H + 2 K, D]
+        num_heads, num_kv_heads: H and K.
+        packing: where the samples lie.
+        scale: of the scores.
+        window: tokens that a query sees, itself included; None: all before it.
+
+    Returns:
+        [T, H, D]
+    """
+    shared = packing.shared
+    if shared is not None:
+        qkv_TJD = _Expand.apply(qkv_TJD, shared)  # type: ignore[no-untyped-call]
+    # Cut in one go: the gradient of every single slice would be as large as the whole.
+    pieces = torch.split(qkv_TJD, [bucket.stop - bucket.start for bucket in packing.buckets])
+    parts = []
+    for bucket, piece in zip(packing.buckets, pieces, strict=True):
+        q, k, v = torch.split(bucket.padded(piece), [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        parts.append(bucket.unpad(_causal(q, k, v, scale=scale, window=window)))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if shared is not None:
+        out = _Reindex.apply(out, shared.pick, shared.expand)  # type: ignore[no-untyped-call]
+    return out
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:

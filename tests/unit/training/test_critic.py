@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlscale.algo.advantages import gae
 from rlscale.algo.ragged import TokenLayout
+from rlscale.config import LoraConfig
 from rlscale.errors import DataError
 from rlscale.models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -59,7 +60,7 @@ def test_values_are_the_heads_product_at_the_position_before_each_token(model_pa
     train(trainer)  # the head has left 0
     assert trainer.critic is not None
     rollout = trainer._prepare(BATCH, [plan(BATCH, ONE)])
-    named = {name: p.full_tensor() for name, p in trainer.critic.model.named_parameters()}  # type: ignore[attr-defined]
+    named = {name: p.detach() for name, p in trainer.critic.model.named_parameters()}  # one rank holds all
     model = load_causal_lm(model_path, dtype=torch.float32)
     model.load_state_dict({n: w for n, w in named.items() if n != "lm_head.weight"}, strict=False)
     assert rollout.values is not None
@@ -169,7 +170,7 @@ def test_a_critic_starts_from_a_folder_a_critic_or_a_policy(model_path: str, cac
     assert trainer.critic is not None
     loaded = dict(load_causal_lm(other, dtype=torch.float32).named_parameters())
     for name, weight in weights(trainer.critic.model).items():
-        assert torch.equal(weight.full_tensor(), loaded[name] if name != "lm_head.weight" else weight.full_tensor() * 0)
+        assert torch.equal(weight, loaded[name] if name != "lm_head.weight" else weight * 0)
     train(trainer)
     trainer.save(tmp_path)
     again = backend(model_path, source=ModelSource(path=model_path, checkpoint=tmp_path))
@@ -183,7 +184,7 @@ def test_a_critic_starts_from_a_folder_a_critic_or_a_policy(model_path: str, cac
     third = backend(model_path, source=ModelSource(path=model_path, checkpoint=tmp_path / "grpo"))
     assert third.critic is not None
     found = weights(third.critic.model)
-    assert not found.pop("lm_head.weight").full_tensor().any()
+    assert not found.pop("lm_head.weight").any()
     assert same(found, weights(grpo.policy.model))
 
 
@@ -222,3 +223,23 @@ def test_a_sample_that_no_token_of_is_trained_matters_to_nobody(model_path: str)
     masked = replace(BATCH, loss_mask=mask)
     loud = replace(masked, rewards=rewards)
     assert train(backend(model_path), masked).steps == train(backend(model_path), loud).steps
+
+
+def test_a_critic_beside_adapters_trains_all_of_its_weights(model_path: str, tmp_path: Path) -> None:
+    def made() -> FsdpBackend:
+        critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2)
+        return FsdpBackend(spec(model_path, algo=PPO, critic=critic, lora=LoraConfig(rank=4)), rank=0, world_size=1)
+
+    first, second = made(), made()
+    assert first.critic is not None
+    policy, critic = weights(first.policy.model), weights(first.critic.model)
+    for seed in range(2):
+        train(first, make_batch(RAGGED, seed=seed))
+    changed = {name for name, weight in weights(first.policy.model).items() if not torch.equal(weight, policy[name])}
+    assert changed and all(".lora_" in name for name in changed)
+    assert all(not torch.equal(weight, critic[name]) for name, weight in weights(first.critic.model).items())
+    first.save(tmp_path)
+    second.load(tmp_path)
+    assert train(second, cuts=TWO_STEPS).steps == train(first, cuts=TWO_STEPS).steps
+    assert second.critic is not None and same(weights(second.critic.model), weights(first.critic.model))
+    assert same(weights(second.policy.model), weights(first.policy.model))

@@ -1,5 +1,7 @@
 """A lane: the slots that decode together over one cache length."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -44,21 +46,26 @@ class Lane:
     def num_active(self) -> int:
         return self.num_slots - len(self._free)
 
-    def place(self, sequence: Sequence, cache: Tensor, length: int) -> None:
-        """Gives `sequence` a slot. `cache` [L, 2, K, >= length, D] holds all its tokens but the last."""
+    def place(self, sequences: Iterable[Sequence], cache: Tensor, length: int) -> None:
+        """Gives `sequences` a slot each. `cache` [L, 2, K, >= length, D] holds all their tokens but the last."""
         if not self._deterministic:
             self._fit(length)
-        slot = self._free.pop()
-        rows = self._rows(slot)
-        # Old values are masked, but 0 times NaN would be NaN: nothing of an earlier sequence stays.
-        values = self._cache.values
-        values[:, :, rows, length:] = 0
-        values[:, :, rows, :length] = cache[:, :, :, :length]
-        self._mask[rows, :, :length] = 0
-        self._mask[rows, :, length:] = -torch.inf
-        self._ids[slot], self._positions[slot] = sequence.ids[-1], length
-        sequence.set_params(self._params, slot)
-        self.sequences[slot] = sequence
+        slots = []
+        for sequence in sequences:
+            slot = self._free.pop()
+            slots.append(slot)
+            self._ids[slot], self._positions[slot] = sequence.ids[-1], length
+            sequence.set_params(self._params, slot)
+            self.sequences[slot] = sequence
+        # Neighbouring slots are written as one: the start of an operator costs more than its work.
+        for first, last in _runs(slots):
+            rows, num = self._rows(first, last), last - first
+            # Old values are masked, but 0 times NaN would be NaN: nothing of an earlier sequence stays.
+            values = self._cache.values
+            values[:, :, rows, length:] = 0
+            values[:, :, rows, :length] = cache[:, :, :, :length].repeat(1, 1, num, 1, 1)
+            self._mask[rows, :, :length] = 0
+            self._mask[rows, :, length:] = -torch.inf
 
     def remove(self, sequence: Sequence) -> None:
         """Frees the slot of `sequence`."""
@@ -123,8 +130,9 @@ class Lane:
         assert sequence is not None, f"slot {slot} must hold a sequence"
         return sequence
 
-    def _rows(self, slot: int) -> slice:
-        return slice(slot * self._num_heads, (slot + 1) * self._num_heads)
+    def _rows(self, first: int, last: int | None = None) -> slice:
+        """Rows of the slots from `first` to before `last`; None: of this one."""
+        return slice(first * self._num_heads, (first + 1 if last is None else last) * self._num_heads)
 
     def _move_last_to(self, slot: int) -> int:
         last = self.num_active - 1
@@ -141,3 +149,13 @@ class Lane:
             self._params.copy(last, slot)
             self.sequences[slot] = self.sequences[last]
         return last
+
+
+def _runs(slots: list[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of neighbouring slots."""
+    ordered = sorted(slots)
+    first = 0
+    for i, slot in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != slot + 1:
+            yield ordered[first], slot + 1
+            first = i + 1

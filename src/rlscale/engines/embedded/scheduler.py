@@ -303,16 +303,21 @@ class Scheduler:
         logits = torch.stack([job.logits for _, job, _ in flat if job.logits is not None])
         positions = torch.tensor([len(job.tokens) for _, job, _ in flat]).numpy()
         ids, logprobs = draw(logits, params, positions, self._scratch)
-        for (lane, job, s), token, logprob in zip(flat, ids.tolist(), logprobs.tolist(), strict=True):
-            if self._extend(s, token, logprob) and job.cache is not None:
-                lane.place(s, job.cache, len(job.tokens))
+        drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
+        for lane, job, taken in chosen:
+            going_on = [s for s in taken if self._extend(s, *next(drawn))]
+            # A failure meanwhile takes all sequences of its request with it.
+            going_on = [s for s in going_on if s.finish is None]
+            if going_on and job.cache is not None:
+                lane.place(going_on, job.cache, len(job.tokens))
 
     def _step(self) -> None:
         for length, lane in list(self._lanes.items()):
             if not lane.num_active:
                 continue
             try:
-                for sequence, token, logprob in lane.step():
+                # From the last: a slot that is freed is filled from the end, and nothing moves where the end is freed.
+                for sequence, token, logprob in reversed(lane.step()):
                     self._extend(sequence, token, logprob)
             except Exception as e:
                 log.exception("a decode step failed")

@@ -13,6 +13,7 @@ from rlscale.models import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.chosen import choose_parameters
 from rlscale.training.context_attention import CONTEXT_ATTENTION
+from rlscale.training.fused import use_fused_layers
 from rlscale.training.head import use_logprob_head
 from rlscale.training.linear import use_onednn
 from rlscale.training.lora import add_adapters
@@ -33,7 +34,8 @@ def load_sharded(
 ) -> PreTrainedModel:
     """Loads a model on every rank and keeps this rank's shard of it, in float32.
 
-    Every decoder layer is a unit of its own; embeddings, final norm and output layer belong to the root.
+    Every decoder layer is a unit of its own; embeddings, final norm and output layer belong to the root. Where there is
+    nothing to shard or to cast (`is_whole`) the model is left as it is; checkpoints are the same.
 
     Args:
         path: Hugging Face folder or hub id.
@@ -55,16 +57,21 @@ def load_sharded(
         else:
             choose_parameters(model, train)
     _switch_off_dropout(model)
+    if mesh.device_type == "cpu":
+        use_onednn(model)
+        if not train.true_on_policy_mode:
+            use_fused_layers(model, decoder_layers(model))
     if is_trained and fsdp.gradient_checkpointing:
         model.activation_checkpointing_enable()
     model.train(is_trained)
-    if mesh.device_type == "cpu":
-        use_onednn(model)
     if not has_value_head:
         if train.true_on_policy_mode:
             use_engine_kernels(model, decoder_layers(model))
         else:
             use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
+    if is_whole(mesh, train):
+        _own_memory(model)
+        return model
     policy = MixedPrecisionPolicy()
     if train.dtype != ComputeDtype.float32:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[train.dtype], reduce_dtype=torch.float32)
@@ -109,10 +116,30 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
         theirs.copy_(ours)
 
 
-def as_fsdp(model: nn.Module) -> FSDPModule:
-    """The same object, typed as what `fully_shard` made of it."""
-    assert isinstance(model, FSDPModule), "the model is not sharded"
-    return model
+@torch.no_grad()
+def _own_memory(model: nn.Module) -> None:
+    """Copies the weights out of the files they are mapped from, into storages that can be freed and taken anew."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def is_whole(mesh: DeviceMesh, train: TrainConfig) -> bool:
+    """Whether a model stays unsharded: one rank on a CPU that casts nothing would pay for the hooks alone."""
+    return mesh.device_type == "cpu" and mesh.size() == 1 and train.dtype == ComputeDtype.float32
+
+
+def reshard(model: nn.Module) -> None:
+    """Gives back gathered parameters after a forward pass without a backward one: the next optimiser step would not
+    reach the copy of the root's.
+    """
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def sync_gradients(model: nn.Module, *, is_last: bool) -> None:
+    """Has the next backward pass reduce gradients over the ranks, or only add them up."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
 
 
 def _switch_off_dropout(model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.fsdp.turns import Turns, make_turns
+from rlscale.training.host_memory import keep_freed_memory
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.pack import in_engine_shapes
 from rlscale.training.packing import Microbatch, pack, pad
@@ -48,6 +49,7 @@ class Rank:
         device = pick_device(spec.device, local_rank=local_rank)
         if device.type == "cpu":
             use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
+            keep_freed_memory()
         torch.manual_seed(spec.train.seed + rank)
         return cls(
             spec=spec,

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import SpanLayout
-from rlscale.training.fsdp.model import as_fsdp
+from rlscale.training.fsdp.model import reshard, sync_gradients
 from rlscale.training.head import Asked, LogprobHead, only_rows, output_layer
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.forward import computes_as_engine, drawn_logprobs, with_values
@@ -139,8 +139,7 @@ def score(
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
         trainable = micro.layout.mask_T.cpu()
         column[torch.from_numpy(micro.batch_rows)[trainable]] = lp[trainable]
-    # A forward pass without a backward one leaves the root gathered; the next optimiser step would not reach the copy.
-    as_fsdp(model).reshard()
+    reshard(model)
     return column
 
 
@@ -170,9 +169,9 @@ def optimizer_step(
         WorkerError: loss or gradient is not finite. Raised on every rank, before any weight is changed.
     """
     assert micros, "a step needs at least one micro-batch on every rank"
-    sharded, world_size = as_fsdp(model), dist.get_world_size()
+    world_size = dist.get_world_size()
     for i, micro in enumerate(micros):
-        sharded.set_requires_gradient_sync(i == len(micros) - 1)
+        sync_gradients(model, is_last=i == len(micros) - 1)
         loss = loss_of(micro)
         metrics.add_share("loss", loss / micro.num_shards)
         # FSDP averages over ranks; the shares add up, and so do the gradients by each rank's tokens.

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.algo.losses import value_loss
 from rlscale.config import OptimConfig
-from rlscale.training.fsdp.model import as_fsdp, load_sharded
+from rlscale.training.fsdp.model import load_sharded, reshard
 from rlscale.training.fsdp.sources import load_weights
 from rlscale.training.fsdp.state import load_state, save_state
 from rlscale.training.fsdp.step import MicrobatchLoss, logits_of, optimizer_step
@@ -65,7 +65,7 @@ class Critic:
             for micro in rollout.scored:
                 values, trainable = self._values(micro).cpu(), micro.layout.mask_T.cpu()
                 column[torch.from_numpy(micro.batch_rows)[trainable]] = values[trainable]
-            as_fsdp(self.model).reshard()
+            reshard(self.model)
             rollout.values = everywhere(column, device=self._device, group=rollout.data_group)
 
     def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
