@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from rlscale.cli.convert import main, make_parser
 from tests.unit.training.rollouts import tiny_model
 
+ROOT = Path(__file__).parents[3]
+
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-m", "rlscale.cli.convert", *words]
@@ -43,6 +45,40 @@ def test_there_and_back_again(tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert (source / "tokenizer.json").read_bytes() == (back / "tokenizer.json").read_bytes()
+
+
+TRAINER = """
+import sys
+from pathlib import Path
+from safetensors.torch import save_file
+from rlscale.config import ComputeDtype, MegatronConfig
+from rlscale.training.distributed import join_world
+from rlscale.training.megatron.backend import MegatronBackend
+from tests.unit.training.megatron_ranks import BATCHES, megatron_spec, train
+
+model, folder = sys.argv[1], Path(sys.argv[2])
+join_world(0, 1, "127.0.0.1", 0, "gloo", 60.0)
+backend = MegatronBackend(megatron_spec(model, MegatronConfig(), dtype=ComputeDtype.bfloat16), rank=0, world_size=1)
+train(backend, BATCHES[0], 1)
+(folder / "saved").mkdir()
+backend.save(folder / "saved")
+save_file({name: weight.clone() for name, weight in backend.weights()}, folder / "weights.safetensors")
+"""
+
+
+@pytest.mark.slow
+def test_out_of_a_trainers_checkpoint(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "models")
+    command = [sys.executable, "-W", "ignore", "-c", TRAINER, model, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120, cwd=ROOT)
+    saved, back = str(tmp_path / "saved"), tmp_path / "back"
+    unnamed = run(saved, str(back))
+    assert unnamed.returncode == 2 and "must hold hf/config.json, got no such file; name the model" in unnamed.stderr
+    assert run(saved, str(back), "--model", model).returncode == 0
+    found, expected = load_file(back / "model.safetensors"), load_file(tmp_path / "weights.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert json.loads((back / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ A checkpoint of a trainer has the same `torch_dist`, with the optimiser's state 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
         if is_writer:
             target.mkdir(parents=True)
             copy_beside(about, target)
+            _say_dtype(target / "config.json", dtype)
         for name, tensor in export_hf(built):
             number += 1
             if is_writer:
@@ -134,6 +136,14 @@ def _load(model: MegatronModel, source: Path) -> None:
         raise DataError(f"{source} must hold weights of this model, got others ({error}); check --model") from error
     for i, chunk in enumerate(model.chunks):
         chunk.load_state_dict(state[f"model{i}"])
+
+
+def _say_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Has a config.json name the type of the weights; one that does stays as it is."""
+    content, name = json.loads(file.read_text(encoding="utf-8")), str(dtype).removeprefix("torch.")
+    key = "torch_dtype" if "torch_dtype" in content else "dtype"
+    if content.get(key) != name:
+        file.write_text(json.dumps({**content, key: name}, indent=2) + "\n", encoding="utf-8")
 
 
 def _sharded(model: MegatronModel) -> dict[str, Any]:
