@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("experiment", ["nanochat_sft", "nanochat_rl"])
 def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str) -> None:
-    words = ("checkpoint.save_interval=2", "eval.interval=null", "batch.rollout_batch_size=4")
+    words = ("checkpoint.save_interval=2", "eval.interval=2", "batch.rollout_batch_size=4")
     # The random model is never right, so that there would be nothing to learn from.
     own = {"nanochat_sft": "batch.n_samples_per_prompt=1", "nanochat_rl": "reward.type=random"}[experiment]
     done = command.run(f"experiment={experiment}", "+on=cpu", *words, own)
@@ -27,6 +27,9 @@ def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str)
                 moments.setdefault(key.split(".")[0], set()).add(key.split(".", 1)[1])
     assert all("proj" in name for name in moments["momentum_buffer"]) and moments["momentum_buffer"]
     assert "model.embed_tokens.weight" in moments["exp_avg"] and not moments["exp_avg"] & moments["momentum_buffer"]
+    losses = [m["eval/arithmetic/loss"] for m in command.metrics() if "eval/arithmetic/loss" in m]
+    assert len(losses) == (3 if experiment == "nanochat_sft" else 0)  # eval.num_batches
+    assert losses == sorted(losses, reverse=True)
     config = (command.run_dir / "config.yaml").read_text()
     assert "name: muon" in config and "embedding_lr: 0.2" in config
 

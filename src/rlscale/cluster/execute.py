@@ -25,8 +25,10 @@ from rlscale.control.failures import run_guarded
 from rlscale.control.generate_only import GenerationParts, generate_only
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
+from rlscale.data.sft import labelled_group
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.held_out import HeldOutLoss, LabelledSet
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
@@ -263,15 +265,32 @@ class Execution:
             trainers=trainers,
             store=self._store,
             observer=self._observer,
-            evaluator=self._evaluator(pool, rewards),
+            evaluator=self._evaluator(pool, rewards, trainers=trainers),
             pool=pool,
         )
 
-    def _evaluator(self, pool: EnginePool | None, rewards: RewardRunner | None) -> Evaluator | None:
+    def _evaluator(
+        self, pool: EnginePool | None, rewards: RewardRunner | None, *, trainers: Trainers | None = None
+    ) -> Evaluator | None:
         if not self._plan.eval_sets:
             return None
         assert pool is not None and rewards is not None, "evaluation needs engines"
-        return Evaluator(sets=self._plan.eval_sets, pool=pool, rewards=rewards)
+        sets = self._plan.eval_sets
+        held_out = None if trainers is None else HeldOutLoss(self._labelled_sets(), measure=trainers.loss)
+        return Evaluator(sets=sets, pool=pool, rewards=rewards, held_out=held_out)
+
+    def _labelled_sets(self) -> dict[str, LabelledSet]:
+        """What `eval.num_batches` asks for of each set; empty without supervised training."""
+        loop, tokenizer = self._loop_config(), self._plan.tokenizer
+        return {
+            name: LabelledSet.of(
+                [labelled_group(i, prompt, tokenizer, version=0) for i, prompt in enumerate(prompts)],
+                loop.batch,
+                num_ranks=loop.num_ranks,
+                context_ranks=loop.context_ranks,
+            )
+            for name, prompts in self._plan.held_out.items()
+        }
 
     def _generated(self, pool: EnginePool | None, rewards: RewardRunner | None) -> RolloutSource:
         assert pool is not None and rewards is not None, "generation needs engines"

@@ -21,6 +21,7 @@ from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
 from rlscale.rollout.generate import eval_params
 from rlscale.rollout.replay import ReplayedRollouts
+from rlscale.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,6 +51,15 @@ class RunPlan:
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str), "ids of one text give one text"
         return text
+
+    @property
+    def held_out(self) -> dict[str, Sequence[Prompt]]:
+        """Prompts of each set whose labels supervised training measures its loss on; empty where it does not."""
+        number = self.config.eval.num_batches
+        if self.sft is None or number is None:
+            return {}
+        most = number * self.config.batch.rollout_batch_size
+        return {each.name: each.prompts[:most] for each in self.eval_sets}
 
     @property
     def total_steps(self) -> int:

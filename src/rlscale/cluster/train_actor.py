@@ -34,6 +34,10 @@ class _TrainActor(TrainWorker):
         return super().train(batch, steps)
 
     @stamped
+    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        return super().loss(batch, steps)
+
+    @stamped
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         super().score(batch, steps)
 

@@ -53,6 +53,10 @@ class TrainWorker(RankWorker):
         with self._watch.memory(), self._watch.rollout(batch.version):
             return self._backend.train(batch, steps)
 
+    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        with self._watch.memory():
+            return self._of_fsdp.loss(batch, steps)
+
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         """With `estimate` and `improve` what `train` does, where the critic has ranks of its own."""
         self._rollout_id = batch.version

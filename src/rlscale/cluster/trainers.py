@@ -100,6 +100,10 @@ class RayTrainers:
         ranks = critic.own_ranks
         return plan_steps(batch, ranks.batch, num_ranks=ranks.number // shared, context_ranks=shared)
 
+    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        loss: float = await self._policy.call("loss", ray.put(batch), ray.put(list(steps)))
+        return loss
+
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
         await self._policy.call("connect", list(engines))
 

@@ -77,5 +77,9 @@ class EvalConfig(ConfigGroup):
     ] = None
     num_batches: Annotated[
         int | None,
-        Field(gt=0, description="Batches of an evaluation of supervised training. None: all of the data."),
+        Field(
+            gt=0,
+            description="Have the trainer measure the loss of supervised training at every evaluation, on the first "
+            "this many times `batch.rollout_batch_size` prompts of each set with their labels. None: it does not.",
+        ),
     ] = None

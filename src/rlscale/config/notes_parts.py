@@ -10,7 +10,7 @@ from rlscale.config.rules.rule import are_external, has_critic_ranks, uses_engin
 from rlscale.config.run import RunConfig
 
 
-def _offloads_trainer(config: RunConfig) -> bool:
+def offloads_trainer(config: RunConfig) -> bool:
     """Whether the trainer is offloaded, given or derived."""
     cluster = config.cluster
     given = cluster.offload_train
@@ -62,7 +62,7 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
     ),
     Ignored(
         names=("cluster.offload_train_mode", "train.memory_margin_bytes", "train.weights_backuper"),
-        when=lambda config: not _offloads_trainer(config),
+        when=lambda config: not offloads_trainer(config),
         why="the trainer is not offloaded",
     ),
     Ignored(

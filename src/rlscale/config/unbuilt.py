@@ -15,6 +15,7 @@ from typing import Any
 from rlscale.config.algo import uses_critic, uses_reference, uses_teacher
 from rlscale.config.derive import DERIVATIONS
 from rlscale.config.notes import ignored
+from rlscale.config.notes_parts import offloads_trainer
 from rlscale.config.optim import OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.resolve import Draft
@@ -89,7 +90,7 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")),
-    Part(name="SFT of whole conversations", keys=("data.loss_mask_type", "eval.num_batches")),
+    Part(name="SFT of whole conversations", keys=("data.loss_mask_type",)),
     Part(
         name="that reward",
         fix="choose reward=exact_match or reward=math, or set reward.custom_path",
@@ -122,6 +123,7 @@ class Lack:
     path: str  # the key that asks for it
     rule: str  # what it must be instead
     is_asked: Callable[[RunConfig], bool]
+    fix: str = "choose train=fsdp, or leave it out"
 
 
 def _not_null(path: str) -> Lack:
@@ -140,7 +142,12 @@ MEGATRON_LACKS: tuple[Lack, ...] = (
         rule="be null",
         is_asked=lambda config: uses_reference(config.algo) and config.algo.ref_update_interval is not None,
     ),
-    Lack(path="cluster.offload_train", rule="be false", is_asked=lambda config: bool(config.cluster.offload_train)),
+    Lack(
+        path="cluster.offload_train",
+        rule="be false",
+        is_asked=offloads_trainer,
+        fix="choose train=fsdp, or give engines and trainer GPUs of their own",
+    ),
     Lack(path="optim.name", rule="be adam", is_asked=lambda config: config.optim.name != OptimizerName.adam),
     _not_null("optim.matrix_lr"),
     _not_null("optim.embedding_lr"),
@@ -161,7 +168,7 @@ def _lacks(config: RunConfig) -> list[Problem]:
             path=lack.path,
             rule=f"{lack.rule} with train.backend=megatron (not built yet)",
             value=show(attrgetter(lack.path)(config)),
-            fix="choose train=fsdp, or leave it out",
+            fix=lack.fix,
         )
         for lack in MEGATRON_LACKS
         if lack.is_asked(config)

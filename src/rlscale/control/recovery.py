@@ -127,6 +127,10 @@ class EngineRecovery:
         async with self._trainers_lock:
             return await self._trainers.train(batch, steps)
 
+    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        async with self._trainers_lock:
+            return await self._trainers.loss(batch, steps)
+
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._addresses, self._connected = list(engines), False
 

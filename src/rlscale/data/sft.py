@@ -31,7 +31,6 @@ class SftSource:
             fix = "set eos_token in its tokenizer_config.json"
             raise ConfigError([Problem(path="model.hf_checkpoint", rule="have an end token", value="none", fix=fix)])
         self._prompts, self._tokenizer = prompts, tokenizer
-        self._eos_token_id = int(tokenizer.eos_token_id)
         self._num_prompts = rollout_batch_size
 
     def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
@@ -51,12 +50,22 @@ class SftSource:
         Raises:
             DataError: the prompt has no label; the message names its row.
         """
-        if prompt.label is None:
-            raise DataError(
-                f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
-            )
-        token_ids = [*self._tokenizer.encode(prompt.label, add_special_tokens=False), self._eos_token_id]
-        sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
-        sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[oldest] * len(token_ids))
-        sample.response, sample.status = prompt.label, SampleStatus.completed
-        return Group(index=index, prompt=prompt, samples=[sample])
+        return labelled_group(index, prompt, self._tokenizer, version=oldest)
+
+
+def labelled_group(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, version: WeightVersion) -> Group:
+    """One group of one sample, whose response is the label and the end token, as if `version` had made it.
+
+    Raises:
+        DataError: the prompt has no label; the message names its row.
+    """
+    if prompt.label is None:
+        raise DataError(
+            f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
+        )
+    assert tokenizer.eos_token_id is not None, "looked at when the training data was"
+    token_ids = [*tokenizer.encode(prompt.label, add_special_tokens=False), int(tokenizer.eos_token_id)]
+    sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
+    sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[version] * len(token_ids))
+    sample.response, sample.status = prompt.label, SampleStatus.completed
+    return Group(index=index, prompt=prompt, samples=[sample])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from rlscale.evaluation.held_out import HeldOutLoss
 from rlscale.evaluation.named_rewards import named_rewards
 from rlscale.evaluation.passk import pass_at_k
 from rlscale.rewards import RewardRunner
@@ -27,11 +28,19 @@ class EvalSet:
 class Evaluator:
     """Answers every prompt of every set and reports means.
 
-    The seeds depend on the row alone, so two evaluations of the same weights give the same numbers.
+    The seeds depend on the row alone, so two evaluations of the same weights give the same numbers. `held_out`: what
+    the trainer measures beside it.
     """
 
-    def __init__(self, *, sets: Sequence[EvalSet], pool: EnginePool, rewards: RewardRunner) -> None:
-        self._sets, self._pool, self._rewards = sets, pool, rewards
+    def __init__(
+        self,
+        *,
+        sets: Sequence[EvalSet],
+        pool: EnginePool,
+        rewards: RewardRunner,
+        held_out: HeldOutLoss | None = None,
+    ) -> None:
+        self._sets, self._pool, self._rewards, self._held_out = sets, pool, rewards, held_out
 
     async def run(self, version: WeightVersion) -> dict[str, float]:
         """`eval/<set>/...` for every set, and `eval/reward_mean`, the mean over the sets."""
@@ -40,7 +49,7 @@ class Evaluator:
             groups = await self._answer(eval_set, version)
             metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in _measure(groups).items()}
         metrics["eval/reward_mean"] = fmean(metrics[f"eval/{s.name}/reward_mean"] for s in self._sets)
-        return metrics
+        return metrics | (await self._held_out.run() if self._held_out is not None else {})
 
     async def _answer(self, eval_set: EvalSet, version: WeightVersion) -> list[Group]:
         async with asyncio.TaskGroup() as tasks:

@@ -135,6 +135,9 @@ class SimulatedTrainers:
         self.history.append(Trained(groups=groups, versions=versions, version=batch.version))
         return TrainResult(steps=[{"loss": 0.0, "lr": 0.0}], metrics={})
 
+    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        raise AssertionError("only supervised training is measured on labels")
+
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
         raise AssertionError("the loop does not connect")
 

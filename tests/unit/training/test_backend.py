@@ -592,3 +592,16 @@ def test_the_loss_is_the_same_with_logits_in_chunks(model_path: str, chunk: int)
     whole, chunked = train(backend(model_path)), train(backend(model_path, log_probs_chunk_size=chunk))
     assert chunked.steps[0]["loss"] == pytest.approx(whole.steps[0]["loss"], rel=1e-5)
     assert chunked.steps[0]["grad_norm"] == pytest.approx(whole.steps[0]["grad_norm"], rel=1e-4)
+
+
+def test_the_loss_of_labels_is_what_supervised_training_starts_with(model_path: str) -> None:
+    trainer = FsdpBackend(
+        spec(model_path, algo={"loss_type": "sft_loss", "calculate_per_token_loss": True}), rank=0, world_size=1
+    )
+    cuts = [plan(BATCH, [[[0, 1, 2], [3]]]), plan(BATCH, [[[4, 5], [6, 7]]])]
+    measured = trainer.loss(BATCH, cuts)
+    before = weights(trainer)
+    assert measured == pytest.approx(trainer.loss(BATCH, [plan(BATCH, [[[*range(8)]]])]), rel=1e-6)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
+    assert trainer.train(BATCH, [plan(BATCH, [[[*range(8)]]])]).steps[0]["loss"] == pytest.approx(measured, rel=1e-6)
+    assert trainer.loss(BATCH, cuts) < measured

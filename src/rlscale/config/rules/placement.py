@@ -83,7 +83,8 @@ RESTING = ("cluster.offload", "cluster.offload_rollout", "cluster.colocate", *US
 """Keys that say whether engines give back their memory while the trainer works."""
 
 
-def _engines_rest(config: RunConfig) -> bool:
+def engines_rest(config: RunConfig) -> bool:
+    """Whether engines give back their memory while the trainer works, given or derived."""
     cluster = config.cluster
     given = cluster.offload_rollout
     return uses_engines(config) and (given if given is not None else cluster.offload or cluster.colocate)
@@ -92,7 +93,7 @@ def _engines_rest(config: RunConfig) -> bool:
 @rule("rollout.max_staleness", *RESTING)
 def resting_engines_are_given_weights(config: RunConfig) -> list[Problem]:
     """An engine that gave back its memory generates nothing, and then has no weights but those it is sent."""
-    if not _engines_rest(config) or config.cluster.colocate:
+    if not engines_rest(config) or config.cluster.colocate:
         return []  # with cluster.colocate another rule says so
     rule = "be 0 with cluster.offload_rollout"
     fix = "engines without memory generate nothing ahead; set it to 0, or cluster.offload_rollout=false"
@@ -102,7 +103,7 @@ def resting_engines_are_given_weights(config: RunConfig) -> list[Problem]:
 
 @rule("train.weight_channel", *RESTING)
 def resting_engines_are_given_all_weights(config: RunConfig) -> list[Problem]:
-    if not _engines_rest(config) or config.train.weight_channel != WeightChannelName.delta:
+    if not engines_rest(config) or config.train.weight_channel != WeightChannelName.delta:
         return []
     rule = "be another one with cluster.offload_rollout"
     fix = "an engine that gave back its memory has no weights to change; set cluster.offload_rollout=false"

@@ -91,6 +91,7 @@ def num_trainer_ranks(config: RunConfig) -> int:
 
 CRITIC_RANKS = (
     "algo.advantage_estimator",
+    "algo.custom_advantage_function_path",
     "algo.loss_type",
     "cluster.critic_num_nodes",
     "cluster.critic_num_gpus_per_node",

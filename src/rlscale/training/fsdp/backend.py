@@ -117,6 +117,14 @@ class FsdpBackend:
             logprobs=rollout.asked.gather(self._device, group=rollout.data_group),
         )
 
+    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        """Mean of -logprob over the trainable tokens of all steps, at the temperature of training; changes nothing."""
+        rollout = self._rank.rollout(batch, steps, kernel=self.policy.model.config._attn_implementation)
+        with self._turns.of("policy"):
+            self.policy.measure(rollout)
+        self._turns.rest()
+        return rollout.metrics.gather()[0]["loss"]
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, as engines hold them."""
         with self._turns.of("policy"):

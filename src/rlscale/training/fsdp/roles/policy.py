@@ -62,6 +62,15 @@ class Policy:
             compare(rollout, micro, trainer=lp)
             rollout.asked.add(micro, lp)
 
+    def measure(self, rollout: Rollout) -> None:
+        """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""
+        num_tokens, temperature = len(rollout.batch.tokens), self._spec.temperature
+        column = score(self.model, rollout.flat, num_tokens=num_tokens, temperature=temperature)
+        for micro in rollout.flat:
+            lp = pick(column, micro)
+            assert lp is not None, "scored above"
+            rollout.metrics.add({"loss": micro.layout.sum_and_count(-lp)})
+
     def step(
         self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
     ) -> dict[str, float]:

@@ -1,0 +1,48 @@
+"""The loss of supervised training on held-out prompts with their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rlscale.config import BatchConfig
+from rlscale.data.batch import build_batch
+from rlscale.data.schedule import plan_steps
+from rlscale.types import Group, StepPlan, TrainBatch
+
+Measure = Callable[[TrainBatch, Sequence[StepPlan]], Awaitable[float]]
+"""`Trainers.loss`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledSet:
+    """Held-out samples that are labels, cut for the trainer's ranks."""
+
+    batch: TrainBatch
+    steps: tuple[StepPlan, ...]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], config: BatchConfig, *, num_ranks: int, context_ranks: int) -> LabelledSet:
+        batch = build_batch(groups, version=0, has_rewards=False)
+        return cls(
+            batch=batch, steps=tuple(plan_steps(batch, config, num_ranks=num_ranks, context_ranks=context_ranks))
+        )
+
+
+class HeldOutLoss:
+    """Measures what the trainer's weights give at the moment.
+
+    Example:
+        held_out = HeldOutLoss({"gsm8k": labelled}, measure=trainers.loss)
+        metrics = await held_out.run()  # {"eval/gsm8k/loss": 1.7, "eval/loss": 1.7}
+    """
+
+    def __init__(self, sets: Mapping[str, LabelledSet], *, measure: Measure) -> None:
+        self._sets, self._measure = dict(sets), measure
+
+    async def run(self) -> dict[str, float]:
+        """`eval/<set>/loss` by token for every set, and `eval/loss`, the mean over the sets."""
+        losses = {name: await self._measure(each.batch, each.steps) for name, each in self._sets.items()}
+        metrics = {f"eval/{name}/loss": loss for name, loss in losses.items()}
+        return metrics | ({"eval/loss": fmean(losses.values())} if losses else {})
