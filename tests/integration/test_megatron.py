@@ -21,6 +21,7 @@ def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("sizes", [TENSOR, STAGES], ids=["tensor", "pipeline"])
 def test_the_quickstart_learns_as_it_does_with_fsdp(command: Command, sizes: str) -> None:
     done = command.run(*TWO, sizes, "ci.enabled=true", small=False, timeout_s=1200)

@@ -27,7 +27,7 @@ from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.ranks import BATCHES as RANDOM
-from tests.unit.training.ranks import full_spec
+from tests.unit.training.ranks import full_spec, whole_rollout_spec
 from tests.unit.training.rollouts import plan
 
 SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]
@@ -170,6 +170,30 @@ def resumed(spec: TrainerSpec, folder: Path, *, rank: int) -> dict[str, bool]:
     return {"numbers": same, "weights": all(torch.equal(loaded[name], weight) for name, weight in weights.items())}
 
 
+def kl_to_saved(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
+    """The KL loss of the saved policy to the reference with the same weights, from the same folder."""
+    backend = MegatronBackend(replace(spec, ref_checkpoint=folder), rank=rank, world_size=dist.get_world_size())
+    backend.load(folder)
+    kl = train(backend, BATCHES[0], data_ranks(spec.megatron))["kl_loss"]
+    backend.close()
+    return kl
+
+
+def with_passes(spec: TrainerSpec, reference: str, *, rank: int) -> dict[str, Any]:
+    """A step with every pass before the loss, which have micro-batches of their own, on both backends."""
+    algo = whole_rollout_spec(spec.model_path).algo
+    spec = replace(spec, algo=algo, ref_path=reference)
+    size, shares = dist.get_world_size(), data_ranks(spec.megatron)
+    fsdp: TrainBackend = FsdpBackend(spec, rank=rank, world_size=size)
+    expected = Run(steps=[train(fsdp, BATCHES[0], size)], weights=weights_of(fsdp))
+    ours = MegatronBackend(spec, rank=rank, world_size=size)
+    scoring = tuple((tuple(i for micro in own for i in micro),) for own in cut(shares))
+    result = ours.train(BATCHES[0], [replace(plan(BATCHES[0], cut(shares)), scoring=scoring)])
+    found = difference(Run(steps=[{**result.steps[0], **result.metrics}], weights=weights_of(ours)), expected)
+    ours.close()
+    return found
+
+
 def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
     """The message of every rank when only the loss of the samples that the last one may have is no number."""
     batch, shares = BATCHES[0], data_ranks(spec.megatron)
@@ -218,7 +242,11 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
         ours.close()
         if name in RESUMED:
             report["resumed"][name] = resumed(spec, folder / name, rank=rank)
+        if name == "tp2":
+            report["kl to itself"] = kl_to_saved(spec, folder / name, rank=rank)
         if name == "pp2":
+            # The reference is a model that other tests have left: its values are another's, its shapes the same.
+            report["passes"] = with_passes(spec, str(folder / "tp2" / "hf"), rank=rank)
             no_kl = replace(spec, algo=AlgoConfig(use_rollout_logprobs=True), ref_path=None)
             report["nan"] = nan_on_last_rank(no_kl, rank=rank)
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

@@ -72,6 +72,18 @@ def test_loading_on_the_same_ranks_continues_bit_for_bit(folder: Path, mode: str
     assert report(folder, 0)["resumed"][mode] == {"numbers": True, "weights": True}
 
 
+def test_passes_before_the_loss_are_those_of_fsdp(folder: Path) -> None:
+    found = report(folder, 0)["passes"]
+    assert {"rollout/kl", "rollout/entropy", "mis_weight"} <= set(found["numbers"])
+    assert found["other names"] == [] and max(found["numbers"].values()) < 1e-5, found
+    assert max(found["weights"].values()) < 1e-5, found["weights"]
+
+
+def test_a_reference_comes_from_a_checkpoint(folder: Path) -> None:
+    # Against the weights that training began with it is 0.07.
+    assert report(folder, 0)["kl to itself"] == 0
+
+
 def test_one_rank_goes_on_from_what_two_have_saved(folder: Path, models: list[str]) -> None:
     run_ranks(PROGRAM, *models, str(folder), "1", num_ranks=1)
     found = report(folder / "alone", 0)["alone"]

@@ -86,17 +86,9 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
     Raises:
         DataError: files are missing or are not of this model.
     """
-    about = read_json(folder / "trainer.json")
-    if about["format"] != FORMAT:
-        fix = "train with the backend that saved it, or from model.hf_checkpoint"
-        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; {fix}")
+    about = _about(folder)
     _fill_moments(optimizer)
-    try:
-        state = dist_checkpointing.load(_sharded(model, optimizer, is_loading=True), str(folder / STATE))
-    except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
-        raise DataError(
-            f"{folder} must be a checkpoint of this model, got another ({error}); check model.* and the path"
-        ) from error
+    state = _read(folder, _sharded(model, optimizer, is_loading=True))
     for i, chunk in enumerate(model.chunks):
         chunk.load_state_dict(state[f"model{i}"])
     with torch.no_grad(), _steps_apart(optimizer):
@@ -108,18 +100,49 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
     return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about["num_rollouts"]))
 
 
+def load_weights(folder: Path, *, model: MegatronModel) -> None:
+    """Takes the weights that were saved, and nothing else; a collective. Raises as `load_state`."""
+    _about(folder)
+    state = _read(folder, _sharded_weights(model))
+    for i, chunk in enumerate(model.chunks):
+        chunk.load_state_dict(state[f"model{i}"])
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    about: dict[str, Any] = read_json(folder / "trainer.json")
+    if about["format"] != FORMAT:
+        fix = "take one that train=megatron has saved, or a Hugging Face folder"
+        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; {fix}")
+    return about
+
+
+def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = dist_checkpointing.load(wanted, str(folder / STATE))
+    except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
+        raise DataError(
+            f"{folder} must be a checkpoint of this model, got another ({error}); check model.* and the path"
+        ) from error
+    return found
+
+
 def _sharded(model: MegatronModel, optimizer: Any, *, is_loading: bool = False) -> dict[str, Any]:
     """Every tensor of the state with its place in that of the whole model."""
-    metadata = {
+    state = _sharded_weights(model)
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
+    return state
+
+
+def _sharded_weights(model: MegatronModel) -> dict[str, Any]:
+    return {f"model{i}": chunk.sharded_state_dict(metadata=_metadata()) for i, chunk in enumerate(model.chunks)}
+
+
+def _metadata() -> dict[str, Any]:
+    return {
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    state: dict[str, Any] = {
-        f"model{i}": chunk.sharded_state_dict(metadata=metadata) for i, chunk in enumerate(model.chunks)
-    }
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
-    return state
 
 
 def _inner(optimizer: Any) -> Iterator[Any]:

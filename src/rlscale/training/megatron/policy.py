@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlscale.config import ComputeDtype, uses_reference
+from rlscale.training.megatron.checkpoint import load_weights
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.head import LogprobHead
 from rlscale.training.megatron.model import build_model
@@ -123,5 +124,8 @@ class MegatronPolicy:
         spec = self._spec
         if spec.ref_path is None or not uses_reference(spec.algo):
             return None
-        load_hf(self.model, spec.ref_path)
+        if spec.ref_checkpoint is None:
+            load_hf(self.model, spec.ref_path)
+        else:
+            load_weights(spec.ref_checkpoint, model=self.model)
         return ReferenceWeights(self.model.chunks)
