@@ -77,3 +77,40 @@ def test_a_critic_on_a_gpu_of_its_own_may_die_and_changes_nothing(cache: Path, t
         found.append([{key: step.get(key) for key in exact} for step in steps])
     assert found[0] == found[1] and len(found[0]) == 24
     assert "train/loss" in exact and found[0][0]["train/loss"] is None and found[0][1]["train/loss"] is not None
+
+
+DIES_ONCE = """
+import os
+import signal
+from pathlib import Path
+
+
+def die_once(rollout):
+    if Path("second").exists() and not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path("second" if Path("first").exists() else "first").touch()
+    return rollout.tokens, {}
+"""
+
+
+def test_a_trainer_that_dies_while_engines_have_given_back_their_memory_is_restarted(command: Command) -> None:
+    (command.folder / "deaths.py").write_text(DIES_ONCE)
+    done = command.run(
+        "train.rollout_data_postprocess_path=deaths:die_once",  # in the middle of training on the third rollout
+        "cluster.colocate=true",
+        "cluster.num_gpus_per_node=1",
+        "cluster.actor_num_gpus_per_node=1",
+        "data.num_rollout=5",
+        "checkpoint.save_interval=2",
+        "fault_tolerance.enabled=true",
+        "reward.type=random",
+        "ci.enabled=true",
+        "eval.interval=5",
+    )
+    assert done.code == 0, done.err
+    assert (command.folder / "died").exists() and "restarting the trainers from the last checkpoint" in done.out
+    steps = [record for record in command.metrics() if "train/loss" in record]
+    assert [record["step"] for record in steps] == list(range(5))
+    # The engine, which had no weights when the trainer died, has had the right ones since.
+    assert all(record["time/offload_s"] > 0 and record["logprob_diff/mean"] < 1e-4 for record in steps)

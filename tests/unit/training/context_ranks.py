@@ -23,14 +23,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
-from rlscale.config import ComputeDtype, MisConfig, MisLevel
+from rlscale.config import ComputeDtype, LoraConfig, MisConfig, MisLevel, OffloadMode, OptimizerName
 from rlscale.training.attention import packed_attention
 from rlscale.training.context_attention import context_attention
 from rlscale.training.distributed import RankGrid, join_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.packing import pack
 from rlscale.training.sharding import pack_share
-from rlscale.training.spec import CriticSpec, ModelSource, TrainerSpec
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_equal_prompts
 
@@ -69,6 +69,14 @@ CASES: dict[str, dict[str, Any]] = {
         "algo": {"advantage_estimator": "ppo", "kl_coef": 0.1, "lambd": 0.9, "normalize_advantages": True},
         "critic": True,
     },
+    "lora": {"algo": POLICY, "lora": LoraConfig(rank=4, alpha=8)},
+    "muon": {"algo": POLICY, "name": OptimizerName.muon, "muon_momentum": 0.0, "matrix_lr": 0.02, "lr": 1e-3},
+    "moving": {
+        "algo": {"advantage_estimator": "ppo", "kl_coef": 0.1},
+        "critic": True,
+        "offload": OffloadSpec(mode=OffloadMode.move),
+    },
+    "experts": {"algo": POLICY, "experts": True},
     "bfloat16": {"algo": POLICY, "dtype": ComputeDtype.bfloat16},
 }
 EXACT = [name for name in CASES if name != "bfloat16"]
@@ -79,8 +87,13 @@ WORLDS = {2: {2: list(CASES)}, 4: {2: ["whole_rollout"], 4: ["gspo"]}}
 
 
 def case_spec(name: str, model_path: str, *, context_size: int = 1) -> TrainerSpec:
-    """No clipping and no first moment: `exp_avg` is the gradient."""
+    """No clipping and no first moment: `exp_avg`, or Muon's buffer, is the gradient.
+
+    The model with experts is `experts` beside the other.
+    """
     changes = {"clip_grad": 0.0, "adam_beta1": 0.0, "adam_eps": 1e-4, **CASES[name]}
+    if changes.pop("experts", False):
+        model_path = str(Path(model_path).with_name("experts"))
     if changes.pop("critic", False):
         changes["critic"] = CriticSpec(source=ModelSource(path=model_path), lr=1e-2)
     return spec(model_path, ref_path=model_path, context_parallel_size=context_size, **changes)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.unit.training.context_ranks import BATCHES, EXACT, WORLDS, case_spec, play
+from tests.unit.training.rollouts import tiny_model, tiny_moe
 
 pytestmark = pytest.mark.usefixtures("world")
 ROOT = Path(__file__).parents[3]
@@ -26,6 +27,15 @@ SHAPES = [
     for name in names
     if name in EXACT
 ]
+
+
+@pytest.fixture(scope="module")
+def model_path(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The dense model; the one with experts lies beside it."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "experts").symlink_to(tiny_moe(cache))
+    (folder / "dense").symlink_to(tiny_model(cache))
+    return str(folder / "dense")
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +68,14 @@ def alone(world: None, model_path: str) -> Any:
 
 
 def gradient(backend: FsdpBackend) -> dict[str, Tensor]:
-    """That of the last step: without a first moment Adam keeps it as it is."""
-    policy = backend.policy
-    return {name: policy.optimizer.state[p]["exp_avg"].clone() for name, p in policy.model.named_parameters()}
+    """That of the last step, of what is trained: without a first moment optimisers keep it as it is."""
+    policy, found = backend.policy, {}
+    with backend._turns.of("policy", "policy.optimizer"):
+        for name, parameter in policy.model.named_parameters():
+            if parameter.requires_grad:
+                state = policy.optimizer.state[parameter]
+                found[name] = state["momentum_buffer" if "momentum_buffer" in state else "exp_avg"].clone()
+    return found
 
 
 def reports(folder: Path, ranks: int, size: int, name: str) -> list[dict[str, Any]]:
@@ -95,8 +110,10 @@ def test_gradients_are_those_of_one_rank(
 @pytest.mark.parametrize(("ranks", "size", "name"), SHAPES)
 def test_weights_go_out_whole(folder: Path, alone: Any, ranks: int, size: int, name: str) -> None:
     made = folder / f"{name}_{ranks}_{size}"
-    final, exported = load_file(made / "final.safetensors"), AutoModelForCausalLM.from_pretrained(made / "hf")
-    assert all(torch.equal(weight, final[key]) for key, weight in exported.named_parameters())
+    final, exported = load_file(made / "final.safetensors"), load_file(made / "hf" / "model.safetensors")
+    assert exported.keys() == final.keys()
+    assert all(torch.equal(weight, final[key]) for key, weight in exported.items())
+    AutoModelForCausalLM.from_pretrained(made / "hf")
     for key, weight in alone(name)[2].items():
         torch.testing.assert_close(final[key], weight, atol=1e-5, rtol=1e-5, msg=lambda text, k=key: f"{k}: {text}")
 
