@@ -1,6 +1,6 @@
-"""What one of two trainer ranks does for `test_optimizers.py`, which starts this file as a program.
+"""What one of two trainer ranks does for `test_optimizers.py` and `test_lora.py`, which start this file as a program.
 
-python -m tests.unit.training.optimizer_ranks <rank> <port> <model> <folder>
+python -m tests.unit.training.optimizer_ranks <rank> <port> <model> <folder> <case>...
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from rlscale.config import OptimizerName
+from rlscale.config import LoraConfig, OptimizerName
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import TrainerSpec
 from tests.unit.training.ranks import TWO_RANKS
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
@@ -36,13 +38,18 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
         "recompute_loss_function": True,
     },
+    "lora": {"lora": LoraConfig(rank=4, alpha=8), "lr": 1e-2, "adam_eps": 1e-4},
 }
+
+
+def case_spec(case: str, model_path: str, **changes: Any) -> TrainerSpec:
+    return spec(model_path, **{**CASES[case], **changes})
 
 
 def run(case: str, model_path: str, *, rank: int, world_size: int, folder: Path) -> tuple[list[float], FsdpBackend]:
     """Norms of the gradients of three steps; the trainer is saved before the last one."""
     cut = TWO_RANKS if world_size == 2 else ONE_RANK
-    trainer = FsdpBackend(spec(model_path, **CASES[case]), rank=rank, world_size=world_size)
+    trainer = FsdpBackend(case_spec(case, model_path), rank=rank, world_size=world_size)
     norms = []
     for i, batch in enumerate(BATCHES):
         if i == 2:
@@ -51,14 +58,15 @@ def run(case: str, model_path: str, *, rank: int, world_size: int, folder: Path)
     return norms, trainer
 
 
-def main(rank: int, port: int, model_path: str, folder: Path) -> None:
+def main(rank: int, port: int, model_path: str, folder: Path, cases: Sequence[str]) -> None:
     join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
     report: dict[str, Any] = {}
-    for case, fields in CASES.items():
+    for case in cases:
         saved = folder / case
         norms, trainer = run(case, model_path, rank=rank, world_size=2, folder=saved)
         final = {name: weight.clone() for name, weight in trainer.weights()}
-        resumed = FsdpBackend(spec(model_path, **fields), rank=rank, world_size=2)
+        trainer.export_hf(folder / case / "hf")
+        resumed = FsdpBackend(case_spec(case, model_path), rank=rank, world_size=2)
         resumed.load(saved)
         resumed.train(BATCHES[2], [plan(BATCHES[2], TWO_RANKS)])
         same = all(torch.equal(weight, final[name]) for name, weight in resumed.weights())
@@ -70,6 +78,6 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5:])
     # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
     os._exit(0)

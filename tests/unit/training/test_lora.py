@@ -16,14 +16,15 @@ from rlscale.config import ComputeDtype, LoraConfig
 from rlscale.errors import ConfigError
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.lora_ranks import BATCHES, LORA, ONE_RANK, lora_spec, run
+from tests.unit.training.optimizer_ranks import BATCHES, CASES, ONE_RANK, case_spec, run
 from tests.unit.training.rollouts import plan, spec
 
 pytestmark = pytest.mark.usefixtures("world")
+LORA = CASES["lora"]["lora"]
 
 
 def trained(model_path: str, **changes: Any) -> FsdpBackend:
-    return FsdpBackend(lora_spec(model_path, **changes), rank=0, world_size=1)
+    return FsdpBackend(case_spec("lora", model_path, **changes), rank=0, world_size=1)
 
 
 def weights(trainer: FsdpBackend) -> dict[str, Tensor]:
@@ -40,14 +41,14 @@ def logits(model: Any) -> Tensor:
 def folder(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind."""
     folder = tmp_path_factory.mktemp("lora")
-    (folder / "saved").mkdir()
-    run_ranks("tests.unit.training.lora_ranks", model_path, str(folder))
+    (folder / "lora").mkdir()
+    run_ranks("tests.unit.training.optimizer_ranks", model_path, str(folder), "lora")
     return folder
 
 
 @pytest.fixture(scope="module")
 def alone(world: None, model_path: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], FsdpBackend]:
-    return run(model_path, rank=0, world_size=1, folder=tmp_path_factory.mktemp("alone"))
+    return run("lora", model_path, rank=0, world_size=1, folder=tmp_path_factory.mktemp("alone"))
 
 
 def test_new_adapters_change_nothing_and_training_them_changes_the_layers_they_are_in(model_path: str) -> None:
@@ -105,22 +106,22 @@ def test_layers_that_are_not_there_are_told(model_path: str) -> None:
 def test_two_ranks_do_what_one_does_and_go_on_exactly(folder: Path, alone: Any, model_path: str) -> None:
     norms, trainer = alone
     for rank in range(2):
-        assert report(folder, rank)["norms"] == pytest.approx(norms, rel=1e-4)
-        assert report(folder, rank)["resumed_exactly"]
-    final = load_file(folder / "final.safetensors")
+        assert report(folder, rank)["lora"]["norms"] == pytest.approx(norms, rel=1e-4)
+        assert report(folder, rank)["lora"]["resumed_exactly"]
+    final = load_file(folder / "lora.safetensors")
     for name, weight in trainer.weights():
         torch.testing.assert_close(final[name], weight, atol=1e-5, rtol=1e-5, msg=name)
-    adapters = load_file(folder / "hf" / "adapter" / "adapter_model.safetensors")
+    adapters = load_file(folder / "lora" / "hf" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 2 and all("lora_" in name for name in adapters)  # A and B of 7 layers, twice
     resumed = trained(model_path)
-    resumed.load(folder / "saved")
+    resumed.load(folder / "lora")
     result = resumed.train(BATCHES[2], [plan(BATCHES[2], ONE_RANK)])
     assert result.steps[0]["grad_norm"] == pytest.approx(norms[2], rel=1e-4)
 
 
 def test_the_optimiser_keeps_moments_of_adapters_only(folder: Path) -> None:
     moments = set()
-    for file in (folder / "saved" / "tensors").glob("*.safetensors"):
+    for file in (folder / "lora" / "tensors").glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             moments |= {key for key in tensors.keys() if key.startswith("exp_avg.")}  # noqa: SIM118  # not a mapping
     assert moments and all(".lora_A." in name or ".lora_B." in name for name in moments)
