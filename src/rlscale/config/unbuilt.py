@@ -143,8 +143,8 @@ MEGATRON_LACKS: tuple[Lack, ...] = (
         is_asked=lambda config: uses_reference(config.algo) and config.algo.ref_update_interval is not None,
     ),
     Lack(
-        path="cluster.offload_train",
-        rule="be false",
+        path="train.backend",
+        rule="be fsdp where the trainer leaves its GPUs to others (cluster.offload_train)",
         is_asked=offloads_trainer,
         fix="choose train=fsdp, or give engines and trainer GPUs of their own",
     ),
@@ -163,10 +163,11 @@ MEGATRON_LACKS: tuple[Lack, ...] = (
 def _lacks(config: RunConfig) -> list[Problem]:
     if config.train.backend != TrainBackendName.megatron:
         return []
+    beside = " with train.backend=megatron"
     return [
         Problem(
             path=lack.path,
-            rule=f"{lack.rule} with train.backend=megatron (not built yet)",
+            rule=lack.rule + beside * (lack.path != "train.backend") + " (not built yet)",
             value=show(attrgetter(lack.path)(config)),
             fix=lack.fix,
         )

@@ -82,7 +82,7 @@ def test_nothing_starts_when_one_job_is_wrong() -> None:
 
 def test_a_mistake_of_all_jobs_is_told_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        sweep("algo.eps_clip=0.1,0.2,0.3", "train=megatron")
+        sweep("algo.eps_clip=0.1,0.2,0.3", "train=megatron", "optim.name=muon")
     assert len(caught.value.problems) == 1
 
 
