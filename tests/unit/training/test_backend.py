@@ -17,7 +17,7 @@ from rlscale.models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import logits_of, optimizer_step
 from rlscale.training.metrics import MetricSums
-from rlscale.training.packing import pack
+from rlscale.training.packing import Microbatch, pack
 from rlscale.training.settings import StepSettings
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model, tiny_moe
@@ -212,6 +212,11 @@ def test_bfloat16_runs_close_to_float32_on_float32_weights(model_path: str) -> N
     assert {p.dtype for p in low.policy.model.parameters()} == {torch.float32}
 
 
+def _pack_all(trainer: FsdpBackend, batch: TrainBatch) -> Microbatch:
+    kernel = trainer.policy.model.config._attn_implementation
+    return trainer._rank._pack(batch, range(batch.num_samples), kernel=kernel)
+
+
 def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> None:
     tokens = BATCH.tokens.copy()
     length = int(BATCH.prompt_lens.min())
@@ -220,7 +225,7 @@ def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> 
     for start in BATCH.offsets[:-1]:
         tokens[start : start + length] = tokens[:length]
     trainers = [backend(model_path, share_prompts=each) for each in (True, False)]
-    sizes = [trainer._pack(equal, range(8)).input_ids.shape[1] for trainer in trainers]
+    sizes = [_pack_all(trainer, equal).input_ids.shape[1] for trainer in trainers]
     assert sizes == [len(tokens) - 7 * length, len(tokens)], "the key has an effect"
     shared, whole = (train(trainer, equal) for trainer in trainers)
     for name, value in whole.steps[0].items():
