@@ -65,7 +65,7 @@ def loss_and_gradient(trainer: FsdpBackend, batch_seed: int, cut: list[list[int]
     result = trainer.train(batch, [plan(batch, [cut])]).steps[0]
     # With beta1 = 0 Adam's first moment is the gradient of the step.
     named = trainer.policy.model.named_parameters()
-    gradients = {name: trainer.policy.optimizer.state[p]["exp_avg"].full_tensor().clone() for name, p in named}
+    gradients = {name: trainer.policy.optimizer.state[p]["exp_avg"].clone() for name, p in named}
     return gradients | {"loss": torch.tensor(result["loss"]), "entropy": torch.tensor(result["entropy"])}
 
 

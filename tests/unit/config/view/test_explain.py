@@ -39,7 +39,7 @@ def test_a_key_without_effect_says_so() -> None:
 
 
 def test_a_key_of_a_part_that_is_not_built_says_so() -> None:
-    assert "Not built yet" in explained("train.backend").not_built
+    assert "Not built yet" in explained("rollout.function_path").not_built
 
 
 def test_a_required_key() -> None:
