@@ -123,7 +123,7 @@ def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -
     )
     channel.connect([address])
     assert channel._link is not None
-    taken = channel._link.group.name
+    taken = channel._link.group_names[0]
     store = open_store("127.0.0.1", timeout_s=5)
 
     async def join_again() -> None:
@@ -145,7 +145,7 @@ def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -
         asyncio.run(join_again())
     # A new link has a new name, so that it never meets an old one.
     channel.connect([address])
-    assert channel._link.group.name != taken
+    assert channel._link.group_names[0] != taken
     channel.close()
 
 
