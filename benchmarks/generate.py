@@ -34,11 +34,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlscale.config import ModelConfig
+from rlscale.config import ModelBuild, ModelConfig
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.wire import GenerateRequest
-from rlscale.models.tiny import build_tiny_qwen3
+from rlscale.models.tiny import build_model
 from rlscale.types import EngineAddress, Generation, SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
@@ -108,7 +108,7 @@ def main() -> None:
     results = read_results(args.out)
     with tempfile.TemporaryDirectory() as name:
         for model in args.models:
-            folder = build_tiny_qwen3(model_config(model), Path(name))
+            folder = build_model(model_config(model), Path(name))
             for dtype in args.dtypes:
                 for batch in args.batches:
                     for lengths in args.lengths:
@@ -121,7 +121,7 @@ def main() -> None:
 
 def model_config(name: str) -> ModelConfig:
     figures: dict[str, Any] = {"max_position_embeddings": 512, **MODELS[name]}
-    return ModelConfig(**figures)
+    return ModelConfig(build=ModelBuild.tiny_qwen3, **figures)
 
 
 # -- one case
