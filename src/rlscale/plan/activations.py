@@ -16,6 +16,8 @@ FLOAT32 = 4
 TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
 """Logits that exist at a time where the output layer works by tiles (training/head.py)."""
 MIN_CHUNKED_VOCABULARY = 4096
+JOINED_MODELS = frozenset({None, "llama", "mistral", "qwen3"})
+"""Whose dense layers are two functions on a CPU in float32 (training/fused.py); None: models made on the spot."""
 CHUNKED_MODELS = frozenset({None, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 
@@ -39,11 +41,19 @@ class Pass:
     device: str = "cpu"
     chunk_tokens: int = 0  # tokens whose logits exist at a time, where the user says so; not above 0: TILE_ELEMENTS
     context_ranks: int = 1  # that share each sample; `tokens` and `logit_rows` are one rank's
+    may_join: bool = False  # nothing in the config keeps layers from being two functions
 
     @property
     def keys_per_token(self) -> float:
         """Keys that attention has for each token, over the tokens of a rank: those of the others, up to its own."""
         return 1.0 if self.context_ranks == 1 else self.context_ranks + 0.5
+
+
+def is_joined(a: Architecture, layer: int, work: Pass) -> bool:
+    """Whether a layer is two functions, which keep less."""
+    plain = a.model_type in JOINED_MODELS and not a.has_experts(layer) and work.context_ranks == 1
+    fits = work.device == "cpu" and work.dtype_bytes == FLOAT32 and work.kernel == Kernel.fused
+    return plain and fits and work.may_join
 
 
 def norm(width: float, b: int) -> float:
@@ -96,7 +106,18 @@ def mlp(a: Architecture, layer: int, b: int) -> float:
 def layer_kept(a: Architecture, layer: int, work: Pass) -> float:
     """What one decoder layer keeps for its backward pass."""
     b = work.dtype_bytes
+    if is_joined(a, layer, work):
+        return work.tokens * _joined_kept(a)
     return work.tokens * (a.num_norms * norm(a.hidden_size, b) + attention(a, work) + mlp(a, layer, b))
+
+
+def _joined_kept(a: Architecture) -> float:
+    """A token: two norms without their inputs, those of heads likewise, attention, and gate, up and activation."""
+    numbers = a.num_norms * (2 * a.hidden_size + 1)
+    both = a.num_heads + a.num_kv_heads
+    numbers += both * (a.head_dim + 1) if a.qk_norm else 0
+    numbers += (both + a.num_kv_heads) * a.head_dim + a.num_heads * (a.head_dim + 1)
+    return FLOAT32 * (numbers + 3 * a.intermediate_size)
 
 
 def layer_backward(a: Architecture, layer: int, work: Pass) -> float:

@@ -256,6 +256,13 @@ def _trainer(
     return trainer_memory(a, work, reference=reference)
 
 
+def _may_join(config: RunConfig) -> bool:
+    """Whether decoder layers may be computed by two functions each; see training/fused.py."""
+    train = config.train
+    plain = train.backend == TrainBackendName.fsdp and train.lora.rank == 0
+    return plain and not train.true_on_policy_mode and train.qkv_format == QkvFormat.thd
+
+
 def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: int) -> TrainerWork:
     """What each of so many ranks does in a step."""
     micro = Pass(
@@ -266,6 +273,7 @@ def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: i
         kernel=_kernel(config, lengths),
         device="cpu" if config.cluster.device == Device.cpu else "cuda",
         chunk_tokens=config.train.log_probs_chunk_size,
+        may_join=_may_join(config),
     )
     context = config.fsdp.context_parallel_size
     if context > 1 and config.train.backend == TrainBackendName.fsdp:
