@@ -6,7 +6,7 @@ longest queries and keys, K places in the keys of all spans end to end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -47,13 +47,23 @@ class SpanLayout:
     buckets: tuple[SpanBucket, ...]
 
 
-def span_layout(spans: Sequence[Span], *, keys: KeyRows, device: torch.device) -> SpanLayout:
-    """The layout of spans in order of ascending end; a span has all positions up to its end as keys."""
+def span_layout(
+    spans: Sequence[Span],
+    *,
+    keys: KeyRows,
+    device: torch.device,
+    alike: Callable[[Int64], Iterable[tuple[int, int]]] = similar_lengths,
+) -> SpanLayout:
+    """The layout of spans as they lie end to end; a span has all positions up to its end as keys.
+
+    Args:
+        alike: the runs of neighbours that make a bucket, by the ends of the spans; of itself for ascending ones.
+    """
     starts, stops = (np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "stop"))
     lengths = stops - starts
     cu_queries, cu_keys = (np.concatenate(([0], np.cumsum(each))) for each in (lengths, stops))
     buckets = []
-    for first, last in similar_lengths(stops):
+    for first, last in alike(stops):
         some = slice(first, last)
         positions = starts[some, None] + np.arange(lengths[some].max())
         # A padded query sees what the last real one sees: it must see something, or its softmax would be NaN.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlscale.training.attention import PackedLayout, length_bucket, packed_attention
 from rlscale.training.context import ContextGroup, Span, key_rows
-from rlscale.training.context_attention import SpanBucket, SpanLayout, context_attention
+from rlscale.training.context_attention import SpanLayout, context_attention, span_layout
 from rlscale.types import Int64
 
 _MASK_SLACK = 8
@@ -168,28 +168,8 @@ def _span_layout(lengths_S: Int64, *, context: ContextGroup, device: torch.devic
             spans.append(Span(sample=i, start=place * chunk, stop=(place + 1) * chunk))
             keys.append(rows[: (place + 1) * chunk])
         first_row += 2 * chunk
-    starts, stops = (np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "stop"))
-    lengths = stops - starts
-    cu_queries, cu_keys = (np.concatenate(([0], np.cumsum(each))) for each in (lengths, stops))
-    buckets = []
-    for first, last in _alike(stops):
-        some = slice(first, last)
-        positions = np.minimum(starts[some, None] + np.arange(lengths[some].max()), stops[some, None] - 1)
-        buckets.append(
-            SpanBucket(
-                queries=length_bucket(lengths[some], start=int(cu_queries[first]), device=device),
-                keys=length_bucket(stops[some], start=int(cu_keys[first]), device=device),
-                positions=torch.from_numpy(positions).to(device),
-            )
-        )
-    return SpanLayout(
-        keys=key_rows(np.concatenate(keys), max_rows=num_rows, context=context, device=device),
-        cu_queries=torch.from_numpy(cu_queries.astype(np.int32)).to(device),
-        cu_keys=torch.from_numpy(cu_keys.astype(np.int32)).to(device),
-        max_queries=int(lengths.max()),
-        max_keys=int(stops.max()),
-        buckets=tuple(buckets),
-    )
+    key_rows_of_spans = key_rows(np.concatenate(keys), max_rows=num_rows, context=context, device=device)
+    return span_layout(spans, keys=key_rows_of_spans, device=device, alike=_alike)
 
 
 def _alike(lengths: Int64) -> Iterator[tuple[int, int]]:
