@@ -1,6 +1,6 @@
 """The typed configuration of a run. The only user of Hydra and OmegaConf; imports neither torch nor Ray."""
 
-from rlscale.config.algo import (
+from rlscale.config.groups.algo import (
     AdvantageEstimator,
     AlgoConfig,
     KlType,
@@ -11,36 +11,36 @@ from rlscale.config.algo import (
     uses_reference,
     uses_teacher,
 )
-from rlscale.config.batch import BatchConfig
-from rlscale.config.buffer import BufferConfig
-from rlscale.config.checkpoint import CheckpointConfig
-from rlscale.config.ci import CiConfig
-from rlscale.config.cluster import ClusterConfig, Device, DistributedBackend, OffloadMode
-from rlscale.config.critic import CriticConfig
-from rlscale.config.data import DataConfig
-from rlscale.config.debug import DebugConfig
-from rlscale.config.eval import EvalConfig
-from rlscale.config.fault_tolerance import FaultToleranceConfig
-from rlscale.config.fsdp import AttnImplementation, FsdpConfig
-from rlscale.config.group import ConfigGroup
-from rlscale.config.identity import IdentityConfig
+from rlscale.config.groups.batch import BatchConfig
+from rlscale.config.groups.buffer import BufferConfig
+from rlscale.config.groups.checkpoint import CheckpointConfig
+from rlscale.config.groups.ci import CiConfig
+from rlscale.config.groups.cluster import ClusterConfig, Device, DistributedBackend, OffloadMode
+from rlscale.config.groups.critic import CriticConfig
+from rlscale.config.groups.data import DataConfig
+from rlscale.config.groups.debug import DebugConfig
+from rlscale.config.groups.eval import EvalConfig
+from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
+from rlscale.config.groups.fsdp import AttnImplementation, FsdpConfig
+from rlscale.config.groups.group import ConfigGroup
+from rlscale.config.groups.identity import IdentityConfig
+from rlscale.config.groups.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
+from rlscale.config.groups.lora import LoraConfig
+from rlscale.config.groups.megatron import MegatronConfig
+from rlscale.config.groups.mis import MisConfig, MisLevel, MisMode
+from rlscale.config.groups.model import ModelBuild, ModelConfig
+from rlscale.config.groups.network import NetworkConfig
+from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
+from rlscale.config.groups.reward import RewardConfig, RewardType
+from rlscale.config.groups.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode, mixes_caches
+from rlscale.config.groups.router import RouterConfig, RouterPolicy
+from rlscale.config.groups.sampling import SamplingConfig
+from rlscale.config.groups.sglang import SglangConfig
+from rlscale.config.groups.train import ComputeDtype, QkvFormat, TrainBackendName, TrainConfig, WeightChannelName
 from rlscale.config.load import Loaded, load_config, load_config_with_notes
-from rlscale.config.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
-from rlscale.config.lora import LoraConfig
-from rlscale.config.megatron import MegatronConfig
-from rlscale.config.mis import MisConfig, MisLevel, MisMode
-from rlscale.config.model import ModelBuild, ModelConfig
-from rlscale.config.network import NetworkConfig
-from rlscale.config.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
 from rlscale.config.resolve import Derived
-from rlscale.config.reward import RewardConfig, RewardType
-from rlscale.config.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode, mixes_caches
-from rlscale.config.router import RouterConfig, RouterPolicy
 from rlscale.config.run import RunConfig
-from rlscale.config.sampling import SamplingConfig
 from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
-from rlscale.config.sglang import SglangConfig
-from rlscale.config.train import ComputeDtype, QkvFormat, TrainBackendName, TrainConfig, WeightChannelName
 
 __all__ = [
     "AdvantageEstimator",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlscale.config.algo import LossType, uses_critic
-from rlscale.config.cluster import Device, OffloadMode
-from rlscale.config.rollout import EngineKind
+from rlscale.config.groups.algo import LossType, uses_critic
+from rlscale.config.groups.cluster import Device, OffloadMode
+from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.train import ComputeDtype, TrainBackendName
 from rlscale.config.rules import has_critic_ranks, uses_engines
-from rlscale.config.train import ComputeDtype, TrainBackendName
 
 if TYPE_CHECKING:
     from rlscale.config.resolve import Draft

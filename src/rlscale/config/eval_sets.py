@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from rlscale.config.eval import EvalConfig
+from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.problems import from_pydantic, show
 from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.model import ModelBuild, ModelConfig
+from rlscale.config.groups.model import ModelBuild, ModelConfig
 
 CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -15,8 +15,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.algo import LossType, compares_policies
-from rlscale.config.custom import PARAMETER
+from rlscale.config.groups.algo import LossType, compares_policies
+from rlscale.config.groups.custom import PARAMETER
 from rlscale.config.rules import uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.suggest import nearest

@@ -9,9 +9,9 @@ from operator import attrgetter
 from pathlib import Path
 
 from rlscale.config.compose import Composed, compose
-from rlscale.config.custom import merge_custom_file
 from rlscale.config.fields import CheckedFields, check_fields
 from rlscale.config.folder import ConfigFolders
+from rlscale.config.groups.custom import merge_custom_file
 from rlscale.config.notes import warnings_of
 from rlscale.config.overrides import CommandLine, parse_command_line
 from rlscale.config.problems import DEFAULT, EVERYTHING

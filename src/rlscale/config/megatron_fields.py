@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.config.figures import figures_of
-from rlscale.config.megatron import MegatronConfig, RopeType
-from rlscale.config.model import ModelConfig
+from rlscale.config.groups.megatron import MegatronConfig, RopeType
+from rlscale.config.groups.model import ModelConfig
 from rlscale.config.problems import show
 from rlscale.errors import Problem
 

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
-from rlscale.config.patterns import DOTTED_PATH
+from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.schema import Key, keys, nodes
 from rlscale.config.suggest import nearest, nearest_key
 from rlscale.errors import Problem

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config.algo import uses_reference
-from rlscale.config.cluster import Device, DistributedBackend
 from rlscale.config.derive import (
     derive_critic,
     derive_megatron,
@@ -21,12 +19,14 @@ from rlscale.config.derive import (
     derive_passes,
     derive_sources,
 )
-from rlscale.config.fsdp import AttnImplementation
-from rlscale.config.rollout import EngineKind
+from rlscale.config.groups.algo import uses_reference
+from rlscale.config.groups.cluster import Device, DistributedBackend
+from rlscale.config.groups.fsdp import AttnImplementation
+from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.train import TrainBackendName, WeightChannelName
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.serialize import config_hash
-from rlscale.config.train import TrainBackendName, WeightChannelName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,31 +5,31 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rlscale.config.algo import AlgoConfig
-from rlscale.config.batch import BatchConfig
-from rlscale.config.buffer import BufferConfig
-from rlscale.config.checkpoint import CheckpointConfig
-from rlscale.config.ci import CiConfig
-from rlscale.config.cluster import ClusterConfig
-from rlscale.config.critic import CriticConfig
-from rlscale.config.data import DataConfig
-from rlscale.config.debug import DebugConfig
-from rlscale.config.eval import EvalConfig
-from rlscale.config.fault_tolerance import FaultToleranceConfig
-from rlscale.config.fsdp import FsdpConfig
-from rlscale.config.group import ConfigGroup
-from rlscale.config.identity import IdentityConfig
-from rlscale.config.logging import LoggingConfig
-from rlscale.config.megatron import MegatronConfig
-from rlscale.config.model import ModelConfig
-from rlscale.config.network import NetworkConfig
-from rlscale.config.optim import OptimConfig
-from rlscale.config.reward import RewardConfig
-from rlscale.config.rollout import RolloutConfig
-from rlscale.config.router import RouterConfig
-from rlscale.config.sampling import SamplingConfig
-from rlscale.config.sglang import SglangConfig
-from rlscale.config.train import TrainConfig
+from rlscale.config.groups.algo import AlgoConfig
+from rlscale.config.groups.batch import BatchConfig
+from rlscale.config.groups.buffer import BufferConfig
+from rlscale.config.groups.checkpoint import CheckpointConfig
+from rlscale.config.groups.ci import CiConfig
+from rlscale.config.groups.cluster import ClusterConfig
+from rlscale.config.groups.critic import CriticConfig
+from rlscale.config.groups.data import DataConfig
+from rlscale.config.groups.debug import DebugConfig
+from rlscale.config.groups.eval import EvalConfig
+from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
+from rlscale.config.groups.fsdp import FsdpConfig
+from rlscale.config.groups.group import ConfigGroup
+from rlscale.config.groups.identity import IdentityConfig
+from rlscale.config.groups.logging import LoggingConfig
+from rlscale.config.groups.megatron import MegatronConfig
+from rlscale.config.groups.model import ModelConfig
+from rlscale.config.groups.network import NetworkConfig
+from rlscale.config.groups.optim import OptimConfig
+from rlscale.config.groups.reward import RewardConfig
+from rlscale.config.groups.rollout import RolloutConfig
+from rlscale.config.groups.router import RouterConfig
+from rlscale.config.groups.sampling import SamplingConfig
+from rlscale.config.groups.sglang import SglangConfig
+from rlscale.config.groups.train import TrainConfig
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from rlscale.config.group import ConfigGroup
+from rlscale.config.groups.group import ConfigGroup
 from rlscale.config.run import RunConfig
 
 _NOT_HASHED = ("run", "logging", "debug")

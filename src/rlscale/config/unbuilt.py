@@ -12,17 +12,17 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.algo import uses_critic, uses_reference, uses_teacher
 from rlscale.config.derive import DERIVATIONS
+from rlscale.config.groups.algo import uses_critic, uses_reference, uses_teacher
+from rlscale.config.groups.optim import OptimizerName
+from rlscale.config.groups.reward import RewardType
+from rlscale.config.groups.train import QkvFormat, TrainBackendName
 from rlscale.config.notes import ignored
-from rlscale.config.notes_parts import offloads_trainer
-from rlscale.config.optim import OptimizerName
+from rlscale.config.notes.parts import offloads_trainer
 from rlscale.config.problems import show
 from rlscale.config.resolve import Draft
-from rlscale.config.reward import RewardType
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
-from rlscale.config.train import QkvFormat, TrainBackendName
 from rlscale.errors import Problem
 
 _LEAVE_OUT = "leave it out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import RunConfig
-from rlscale.config.custom import with_custom
+from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import load_hook
 from rlscale.data.prompts import FilePromptSource
 from rlscale.errors import ConfigError, Problem

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
+SETTLING_S = 2.0  # from the last answer until the engine has put the request away
 # SGLang closes connections that were idle for 5 s: none is used again that was idle for long. A call whose connection
 # is closed all the same is made anew on one of its own: the next one of the pool may be just as dead.
 KEEP_ALIVE_S = 3.0
@@ -142,8 +143,9 @@ class HttpEngine:
         await self._call("POST", "/flush_cache", {})
 
     async def release_memory(self, tags: Collection[str] = ()) -> None:
-        # A real SGLang server ends when it is to release memory beside a running request; this it refuses instead.
-        await self.flush_cache()
+        # A real SGLang server ends when it is to release memory beside a running request; this it refuses instead. It
+        # counts a request as running for a moment after its answer.
+        await self._call("POST", f"/flush_cache?timeout={SETTLING_S:g}", {})
         await self._call("POST", "/release_memory_occupation", {"tags": list(tags) or None})
 
     async def resume_memory(self, tags: Collection[str] = ()) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ MEMORY_TAGS = ("weights", "kv_cache")
 DEFAULT_GROUP_TIMEOUT_S = 300.0
 BUCKET_FORMATS = ("flattened_bucket", "tensor_blocks")
 TENSOR_FORMATS = ("shared_memory", "cuda_ipc")
+FLUSH_PERIOD_S = 0.01
 FOLDER_FORMATS = (None, "auto", "safetensors", "delta")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -246,8 +248,17 @@ class _Routes:
         return [render(request, a, index=i, text=t) for i, (a, t) in enumerate(zip(answers, texts, strict=True))]
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        await self._service.flush_cache()
-        return web.Response(text="Cache flushed.\n")
+        """`?timeout=<seconds>` waits that long for the requests that are running; without it they are refused at once."""
+        timeout_s = _seconds(request.query.get("timeout", "0"), key="timeout")
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                await self._service.flush_cache()
+                return web.Response(text="Cache flushed.\n")
+            except Refused:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(FLUSH_PERIOD_S)
 
     async def pause(self, request: web.Request) -> web.Response:
         mode = _get(await _body(request), "mode", str, "abort")
@@ -397,6 +408,16 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
     if not isinstance(body, Mapping):
         raise BadRequest("body", "be a JSON object", body)
     return body
+
+
+def _seconds(text: str, *, key: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadRequest(key, "be seconds >= 0", text)
+    return seconds
 
 
 _REQUIRED: Any = object()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlscale.config import EngineKind, RunConfig, TrainBackendName
-from rlscale.config.megatron import RecomputeGranularity
+from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import check_rules
 from rlscale.plan.plan import Plan
 

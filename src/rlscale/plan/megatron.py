@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from rlscale.config import MegatronConfig
-from rlscale.config.megatron import RecomputeGranularity
+from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import FLOAT32, Pass
 from rlscale.plan.architecture import Architecture, count
 from rlscale.plan.memory import TrainerMemory

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from rlscale.config.optim import OptimizerName
+from rlscale.config.groups.optim import OptimizerName
 from rlscale.plan.activations import (
     FLOAT32,
     Pass,

@@ -19,7 +19,7 @@ from rlscale.config import (
     uses_critic,
     uses_reference,
 )
-from rlscale.config.megatron import RecomputeGranularity
+from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
 from rlscale.config.unbuilt import check_built
 from rlscale.plan.activations import Kernel, Pass

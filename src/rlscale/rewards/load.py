@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from rlscale.config import RewardConfig
-from rlscale.config.custom import with_custom
+from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import accepts, load_hook
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import Reward

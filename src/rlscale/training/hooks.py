@@ -10,7 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, cast
 
-from rlscale.config.custom import with_custom
+from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import load_hook
 from rlscale.protocols import AdvantageFunction, LossFunction, PostprocessFunction, ReducerFunction, WeightFunction
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import load_config
-from rlscale.config.custom import with_custom
+from rlscale.config.groups.custom import with_custom
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 

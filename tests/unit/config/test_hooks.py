@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from rlscale.cli.app import main_train
+from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.hooks import HOOKS, check_hooks
-from rlscale.config.patterns import DOTTED_PATH
 from rlscale.config.schema import keys
 from rlscale.config.unbuilt import unbuilt
 from tests.unit.config.test_rules import change

@@ -9,8 +9,8 @@ import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config.groups.megatron import RopeType
 from rlscale.config.load import load_config
-from rlscale.config.megatron import RopeType
 from rlscale.config.megatron_fields import ASSUMED, architecture_problems, megatron_fields
 
 QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())

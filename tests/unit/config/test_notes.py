@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlscale.config.notes import EVAL_DATA, IGNORED, doubtful, ignored
+from rlscale.config.notes import IGNORED, doubtful, ignored
+from rlscale.config.notes.table import EVAL_DATA
 from rlscale.config.schema import keys, nodes
 from tests.unit.config.test_rules import change
 

@@ -21,6 +21,7 @@ from rlscale.rollout.pool import EnginePool
 from rlscale.types import (
     EngineAddress,
     Generation,
+    Group,
     Prompt,
     SamplingParams,
     StepPlan,
@@ -175,6 +176,14 @@ class Sink:
     def close(self) -> None: ...
 
 
+class InstantRewards(RewardRunner):
+    """Scores within the call. Threads would make it a matter of the machine's load what happens beside what."""
+
+    async def score(self, group: Group, *, key: str | None = None) -> None:
+        for sample in group.samples:
+            sample.reward = self._call(sample, key)
+
+
 @dataclass
 class Simulation:
     """The loop with everything around it; reach into the parts to disturb them."""
@@ -221,7 +230,7 @@ def simulation(
     )
     rollout = RolloutConfig(max_staleness=staleness)
     with (
-        RewardRunner(lambda sample: 1.0, max_workers=1) as rewards,
+        InstantRewards(lambda sample: 1.0, max_workers=1) as rewards,
         open_console("none", title="test", total=num_rollouts) as console,
     ):
         source = GeneratedRollouts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import (
+from rlscale.config.groups.algo import (
     GROUP_CENTRED,
     WITHOUT_KL,
     AdvantageEstimator,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import AdvantageEstimator
+from rlscale.config.groups.algo import AdvantageEstimator
 from rlscale.config.problems import show
 from rlscale.config.rules.parallel import STEP
 from rlscale.config.rules.rule import (

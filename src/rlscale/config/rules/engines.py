@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.rollout import EngineKind
+from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.rules.placement import uses_router
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig

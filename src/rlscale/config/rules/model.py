@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rlscale.config.figures import CONFIG_NAMES, EMBEDDED_FAMILIES, known_figures, read_config_json
+from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.megatron_fields import architecture_problems
 from rlscale.config.problems import show
-from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
-from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.optim import LrDecayStyle, OptimConfig
+from rlscale.config.groups.optim import LrDecayStyle, OptimConfig
 from rlscale.config.problems import show
 from rlscale.config.rules.rule import rule
 from rlscale.config.run import RunConfig

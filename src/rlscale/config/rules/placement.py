@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import LossType
+from rlscale.config.groups.algo import LossType
+from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.train import WeightChannelName
 from rlscale.config.problems import show
-from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, are_external, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
-from rlscale.config.train import WeightChannelName
 from rlscale.errors import Problem
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlscale.config.groups.reward import RewardType
 from rlscale.config.problems import show
-from rlscale.config.reward import RewardType
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlscale.config.algo import LossType, uses_critic
-from rlscale.config.rollout import EngineKind
+from rlscale.config.groups.algo import LossType, uses_critic
+from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.run import RunConfig
-from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
 
 Check = Callable[[RunConfig], list[Problem]]

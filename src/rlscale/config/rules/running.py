@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import LossType
+from rlscale.config.groups.algo import LossType
 from rlscale.config.rules.rule import rule
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem

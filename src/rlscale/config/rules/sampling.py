@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.problems import show
-from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import rule
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import LossType
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.groups.algo import LossType
+from rlscale.config.groups.reward import RewardType
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.problems import show
-from rlscale.config.reward import RewardType
 from rlscale.config.rules.placement import RESTING, engines_rest
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
-from rlscale.config.train import TrainBackendName
 from rlscale.errors import ConfigError, Problem
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from rlscale.config.algo import compares_policies, uses_reference, uses_teacher
+from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
+from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.problems import show
-from rlscale.config.rollout import EngineKind
 from rlscale.config.rules.rule import are_external, rule
 from rlscale.config.run import RunConfig
-from rlscale.config.train import TrainBackendName
 from rlscale.errors import Problem
 
 REFERENCE = (

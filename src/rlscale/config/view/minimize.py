@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rlscale.config.cluster import Device
 from rlscale.config.fields import adapter, check_fields
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.grammar import is_readable
+from rlscale.config.groups.cluster import Device
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.passing import is_passed, passing_groups
 from rlscale.config.resolve import resolve

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.group import ConfigGroup
-from rlscale.config.mis import MisConfig
-from rlscale.config.patterns import DOTTED_PATH
+from rlscale.config.groups.group import ConfigGroup
+from rlscale.config.groups.mis import MisConfig
+from rlscale.config.groups.patterns import DOTTED_PATH
 
 
 class AdvantageEstimator(StrEnum):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlscale.config.algo import LossType, compares_policies, uses_critic, uses_reference, uses_teacher
-from rlscale.config.cluster import Device, OffloadMode
-from rlscale.config.notes_algo import Ignored
-from rlscale.config.reward import RewardType
+from rlscale.config.groups.algo import LossType, compares_policies, uses_critic, uses_reference, uses_teacher
+from rlscale.config.groups.cluster import Device, OffloadMode
+from rlscale.config.groups.reward import RewardType
+from rlscale.config.notes.algo import Ignored
 from rlscale.config.rules.rule import are_external, has_critic_ranks, uses_engines
 from rlscale.config.run import RunConfig
 

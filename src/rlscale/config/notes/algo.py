@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlscale.config.algo import (
+from rlscale.config.groups.algo import (
     GROUP_CENTRED,
     WITH_RETURNS,
     WITHOUT_KL,

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.group import ConfigGroup
-from rlscale.config.patterns import DOTTED_PATH
+from rlscale.config.groups.group import ConfigGroup
+from rlscale.config.groups.patterns import DOTTED_PATH
 
 
 class ModelBuild(StrEnum):

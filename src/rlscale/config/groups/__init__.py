@@ -1,0 +1,1 @@
+"""One module a config group: a dataclass with a documented field for each key."""
