@@ -248,7 +248,7 @@ class _Routes:
         return [render(request, a, index=i, text=t) for i, (a, t) in enumerate(zip(answers, texts, strict=True))]
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """`?timeout=<seconds>` waits that long for the requests that are running; without it they are refused at once."""
+        """`?timeout=<seconds>` waits that long for what is running; without it the flush is refused at once."""
         timeout_s = _seconds(request.query.get("timeout", "0"), key="timeout")
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
