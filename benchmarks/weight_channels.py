@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.launch import free_port
@@ -36,7 +37,6 @@ from rlscale.engines.process import EngineProcess
 from rlscale.types import EngineAddress, WeightGroup
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.checksum import checksum
 from rlscale.weights.group import join_group, leave_group, open_store, start_broadcast
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, Generation, SamplingParams
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.checksum import checksum
 from rlscale.weights.disk import DiskChannel
 from rlscale.weights.folders import map_file
 from tests.contract.conftest import Target, open_embedded

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlscale.algo.checksum import checksum
 from rlscale.engines.embedded.loading import eos_ids, load_decoder, open_codec
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
 from rlscale.engines.embedded.service import EmbeddedService
@@ -25,7 +26,6 @@ from rlscale.engines.service import make_app
 from rlscale.engines.serving import API_KEY_VARIABLE, Server, is_loopback
 from rlscale.engines.wire import Limits
 from rlscale.models.shapes import MAX_CACHED_TOKENS
-from rlscale.weights.checksum import checksum
 from rlscale.weights.receiver import EngineReceiver
 
 log = logging.getLogger("rlscale.serve")

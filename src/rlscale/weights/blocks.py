@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.algo.checksum import BLOCK_BYTES, DIGEST_BYTES, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket
 from rlscale.weights.buckets import sizes_of
-from rlscale.weights.checksum import BLOCK_BYTES, DIGEST_BYTES, block_digest, bytes_of, digest_of
 from rlscale.weights.group import Group, start_broadcast
 from rlscale.weights.incoming import changed, landing
 

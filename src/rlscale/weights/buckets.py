@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum, digest_of
 from rlscale.types import WeightBucket
-from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum, digest_of
 
 Named = tuple[str, Tensor]
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.algo.checksum import checksum_like
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket, WeightVersion
 from rlscale.weights.buckets import PackedBucket, cut, pack, unpack
 from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
-from rlscale.weights.checksum import checksum_like
 from rlscale.weights.incoming import changed, encode_payload
 from rlscale.weights.serialized import serialize
 

@@ -23,10 +23,10 @@ import xxhash
 import zstandard
 from torch import Tensor
 
+from rlscale.algo.checksum import Bytes, bytes_of, checksum, checksum_like
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket, WeightVersion
 from rlscale.weights.buckets import dtype_of
-from rlscale.weights.checksum import Bytes, bytes_of, checksum, checksum_like
 from rlscale.weights.folders import CHECKSUMS, WRITING, FolderWeights, map_file, write_json
 from rlscale.weights.incoming import changed, landing
 

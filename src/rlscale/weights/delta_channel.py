@@ -11,9 +11,9 @@ trainer rank 0                                       every engine
 import shutil
 import uuid
 
+from rlscale.algo.checksum import Bytes, bytes_of
 from rlscale.types import WeightVersion
 from rlscale.weights.channel import Weights
-from rlscale.weights.checksum import Bytes, bytes_of
 from rlscale.weights.delta import DeltaIndex, DeltaWriter, base_path, catch_up, delta_path
 from rlscale.weights.folder_channel import FolderChannel
 from rlscale.weights.folders import write_folder

@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket
 from rlscale.weights.buckets import Named, cut, layout_of, sizes_of
-from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
 from rlscale.weights.incoming import copy_checked, landing
 
 CHECKSUMS = "checksums.json"

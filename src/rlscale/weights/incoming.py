@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum, checksum_like, digest_of
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket
 from rlscale.weights.buckets import dtype_of, sizes_of, unpack
-from rlscale.weights.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum, checksum_like, digest_of
 from rlscale.weights.ring import RingReader
 
 

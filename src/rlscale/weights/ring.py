@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rlscale.algo.checksum import BLOCK_BYTES, DIGEST_BYTES, Bytes, block_digest
 from rlscale.errors import WeightSyncError
-from rlscale.weights.checksum import BLOCK_BYTES, DIGEST_BYTES, Bytes, block_digest
 
 NUM_BLOCKS = 16
 NUM_POLLS = 100

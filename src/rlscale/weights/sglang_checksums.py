@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlscale.algo.checksum import bytes_of
 from rlscale.errors import WeightSyncError
-from rlscale.weights.checksum import bytes_of
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from rlscale.algo.checksum import Bytes, bytes_of
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import Engine
 from rlscale.types import WeightBucket, WeightVersion
 from rlscale.weights.buckets import Named, cut, layout_of
 from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
-from rlscale.weights.checksum import Bytes, bytes_of
 from rlscale.weights.incoming import encode_payload
 from rlscale.weights.ring import RingWriter
 from rlscale.weights.serialized import SharedStaging, serialize

@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.algo.checksum import Bytes, checksum
 from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
@@ -14,7 +15,6 @@ from rlscale.types import EngineAddress, WeightVersion
 from rlscale.weights.blocks import BlockSender
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.checksum import Bytes, checksum
 from rlscale.weights.delta import DeltaReader, delta_path
 from rlscale.weights.group import Group
 from rlscale.weights.process_group import BlockWay, ProcessGroupChannel

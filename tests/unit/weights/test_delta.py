@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlscale.algo.checksum import Bytes, bytes_of, checksum
 from rlscale.errors import WeightSyncError
-from rlscale.weights.checksum import Bytes, bytes_of, checksum
 from rlscale.weights.delta import (
     PIECE_BYTES,
     DeltaIndex,

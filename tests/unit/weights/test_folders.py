@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
-from rlscale.weights.checksum import checksum
 from rlscale.weights.folders import FolderWeights, map_file, read_checksums, write_file, write_folder
 from tests.unit.weights.conftest import some_weights
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlscale.weights.checksum import bytes_of
+from rlscale.algo.checksum import bytes_of
 from rlscale.weights.incoming import landing
 
 

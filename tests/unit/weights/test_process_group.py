@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlscale.algo.checksum import checksum
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress
 from rlscale.weights.buckets import PackedBucket
-from rlscale.weights.checksum import checksum
 from rlscale.weights.group import Group
 from rlscale.weights.process_group import PackedWay, ProcessGroupChannel, Sent
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlscale.algo.checksum import BLOCK_BYTES, checksum
 from rlscale.errors import WeightSyncError
 from rlscale.weights.buckets import layout_of
-from rlscale.weights.checksum import BLOCK_BYTES, checksum
 from rlscale.weights.incoming import RingWeights, decode_payload, encode_payload
 from rlscale.weights.ring import NUM_BLOCKS, RingReader, RingWriter
 
