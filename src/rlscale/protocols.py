@@ -307,7 +307,8 @@ class TrainBackend(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter in full under its Hugging Face name, in a fixed order (a collective).
 
-        What it gives may be the memory of the model itself: it is good until the next call of any method.
+        All of them come on rank 0, which brings them to the engines; other ranks may get none. What it gives may be the
+        memory of the model itself: it is good until the next call of any method.
         """
         ...
 

@@ -31,7 +31,7 @@ from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.grid import MegatronGrid, make_grid
 from rlscale.training.megatron.model import Decoder, MegatronModel, build_model
-from rlscale.training.megatron.names.export import export_hf
+from rlscale.training.megatron.names.export import Exporter, export_hf
 from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
 from rlscale.training.vocabulary import vocab_shard
 from tests.unit.training.megatron_families import CONFIGS
@@ -89,6 +89,22 @@ def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]
     return [each.detach() for each in found], revert_weight_conversion(model, grads)
 
 
+def come_back(model: MegatronModel, path: str, **options: Any) -> bool:
+    """Whether the weights of a folder, which the model has loaded, come back bit for bit, each on one rank.
+
+    Args:
+        options: of `Exporter`.
+    """
+    checkpoint = HfCheckpoint(path)
+    found = {name: tensor.clone() for name, tensor in Exporter(model, **options).weights()}
+    same = all(torch.equal(tensor, checkpoint.tensor(name)) for name, tensor in found.items())
+    names: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(names, list(found))
+    if not options.get("is_spread", False):
+        assert not any(names[1:])
+    return same and sorted(name for some in names for name in some) == sorted(checkpoint.files)
+
+
 def micros(is_row: bool) -> list[tuple[Tensor, list[int]]]:
     lengths = [[max(each)] * 2 for each in LENGTHS] if is_row else [list(each) for each in LENGTHS]
     return [make_micro(each, seed=i) for i, each in enumerate(lengths)]
@@ -108,12 +124,9 @@ class Case:
         self.worst = 0.0
 
     def exported_is_loaded(self) -> bool:
-        """Whether the weights of the folder come back bit for bit, under the same names."""
+        """Whether the weights of the folder come back bit for bit under the same names: on rank 0, and spread."""
         load_hf(self.model, self.path)
-        checkpoint = HfCheckpoint(self.path)
-        found = {name: tensor.clone() for name, tensor in export_hf(self.model)}
-        same = all(torch.equal(found[name], checkpoint.tensor(name)) for name in found)
-        return same and found.keys() == checkpoint.files.keys()
+        return all(come_back(self.model, self.path, is_spread=is_spread) for is_spread in (False, True))
 
     def run(self) -> dict[str, float]:
         """Largest differences of logprobs, and of gradients in units of the largest of the tensor."""
@@ -145,7 +158,7 @@ class Case:
             want = expected[name]
             worst = max(worst, ((grad - want).abs().max() / want.abs().max().clamp(min=1e-3)).item())
             names.add(name)
-        assert names == expected.keys()
+        assert names == (expected.keys() if dist.get_rank() == 0 else set())
         return worst
 
     def step(self, data: Iterator[int], chunk: Any) -> tuple[Tensor, Any]:

@@ -109,7 +109,10 @@ def train(backend: TrainBackend, batch: TrainBatch, num_data_ranks: int) -> dict
 
 
 def weights_of(backend: TrainBackend) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in backend.weights()}
+    """On every rank those that come on rank 0."""
+    found = [{name: weight.clone() for name, weight in backend.weights()}]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
 
 
 def data_ranks(config: MegatronConfig) -> int:

@@ -81,7 +81,7 @@ class MegatronBackend:
         return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=logprobs)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See TrainBackend. In `train.dtype`, as engines hold them."""
+        """See TrainBackend. In `train.dtype`, as engines hold them; on rank 0, to which the others only send."""
         yield from self._exporter.weights()
 
     def rest(self) -> None:
@@ -100,8 +100,9 @@ class MegatronBackend:
         self.policy.num_steps, self._num_rollouts = position.num_steps, position.num_rollouts
 
     def export_hf(self, folder: Path) -> None:
-        """See TrainBackend. In `train.dtype`."""
-        write_hf(self.weights(), folder, source=self._spec.model_path, dtype=self.policy.dtype)
+        """See TrainBackend. In `train.dtype`. Every rank writes some of it."""
+        with megatron_device():
+            write_hf(self.policy.model, folder, source=self._spec.model_path, dtype=self.policy.dtype)
 
     def close(self) -> None:
         """Drops model and optimiser. The process group belongs to who made it."""

@@ -22,10 +22,10 @@ from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.errors import DataError
 from rlscale.training.megatron.checkpoint import STATE, InProcessSave
 from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.grid import make_grid
-from rlscale.training.megatron.hf_folder import HfWriter, copy_beside
+from rlscale.training.megatron.hf_folder import copy_beside
 from rlscale.training.megatron.model import MegatronModel, build_model
-from rlscale.training.megatron.names.export import export_hf
 from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
 
 BESIDE = "hf"
@@ -82,11 +82,11 @@ def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torc
 def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfig, dtype: torch.dtype) -> Converted:
     """Writes a Hugging Face folder from weights of Megatron-core; a collective of the world.
 
-    Every weight is gathered from the ranks by itself, and rank 0 writes it.
+    Each rank writes some of the weights, of which it holds a part; the others' parts are sent to it.
 
     Args:
         source: from `to_megatron`, or the checkpoint of a trainer.
-        target: must not exist yet.
+        target: must not exist yet; seen by all ranks.
         model: Hugging Face folder or hub id that configuration and tokenizer are taken from; None: those in `source`.
         sizes: parallel sizes that divide the world, whatever they were before.
         dtype: of the weights that are written.
@@ -101,20 +101,14 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
     with megatron_device():
         built = _model(about, sizes=sizes, dtype=dtype)
         _load(built, source)
-        writer = HfWriter(folder=target)
-        number, is_writer = 0, dist.get_rank() == 0
-        if is_writer:
+        if dist.get_rank() == 0:
             target.mkdir(parents=True)
             copy_beside(about, target)
             _say_dtype(target / "config.json", dtype)
-        for name, tensor in export_hf(built):
-            number += 1
-            if is_writer:
-                writer.add(name, tensor)
-        if is_writer:
-            writer.close()
-        dist.barrier()
-    return Converted(num_tensors=number, num_bytes=writer.num_bytes)
+        written = write_weights(built, target)
+    return Converted(
+        num_tensors=sum(each.num_tensors for each in written), num_bytes=sum(each.num_bytes for each in written)
+    )
 
 
 def stored_dtype(source: Path) -> torch.dtype:

@@ -1,9 +1,10 @@
-"""A Hugging Face folder, written tensor by tensor: one file is held in memory, never the whole model."""
+"""A Hugging Face folder, written tensor by tensor: a rank holds one file in memory, never the whole model."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,8 @@ BESIDE = (
 class HfWriter:
     """Writes weights into an existing folder, as many to a file as fit. `close` gives the files their names.
 
+    Several ranks may write into one folder, each its own tensors: one of them then names all files with `name_files`.
+
     Example:
         writer = HfWriter(folder=folder)
         for name, tensor in weights:
@@ -42,6 +45,7 @@ class HfWriter:
 
     folder: Path
     max_file_bytes: int = MAX_FILE_BYTES
+    rank: int = 0  # of those that write into the folder
     num_bytes: int = 0  # of all tensors
     _files: list[list[str]] = field(default_factory=list)  # tensors by file
     _held: dict[str, Tensor] = field(default_factory=dict)
@@ -56,29 +60,53 @@ class HfWriter:
         self._held_bytes += size
         self.num_bytes += size
 
+    def finish(self) -> Written:
+        """Writes the last file. The files are then named by `name_files`."""
+        self._flush()
+        files = tuple((_part(self.rank, i), tuple(names)) for i, names in enumerate(self._files))
+        return Written(files=files, num_bytes=self.num_bytes)
+
     def close(self) -> None:
         """Writes the last file, and the index where there are several."""
-        self._flush()
-        number = len(self._files)
-        if number == 1:
-            self._part(0).rename(self.folder / "model.safetensors")
-            return
-        by_tensor: dict[str, str] = {}
-        for i, names in enumerate(self._files):
-            file = f"model-{i + 1:05}-of-{number:05}.safetensors"
-            self._part(i).rename(self.folder / file)
-            by_tensor |= dict.fromkeys(names, file)
-        index = {"metadata": {"total_size": self.num_bytes}, "weight_map": by_tensor}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+        name_files(self.folder, [self.finish()])
 
     def _flush(self) -> None:
         if self._held:
-            save_file(self._held, self._part(len(self._files)), metadata={"format": "pt"})
+            save_file(self._held, self.folder / _part(self.rank, len(self._files)), metadata={"format": "pt"})
             self._files.append(list(self._held))
             self._held, self._held_bytes = {}, 0
 
-    def _part(self, number: int) -> Path:
-        return self.folder / f".part-{number}"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What one rank has written."""
+
+    files: tuple[tuple[str, tuple[str, ...]], ...]  # name, and the tensors in it
+    num_bytes: int
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(len(names) for _, names in self.files)
+
+
+def name_files(folder: Path, written: Sequence[Written]) -> None:
+    """Gives the files of all ranks the names under which transformers looks for them, and writes their index."""
+    files = [each for rank in written for each in rank.files]
+    if len(files) == 1:
+        (folder / files[0][0]).rename(folder / "model.safetensors")
+        return
+    by_tensor: dict[str, str] = {}
+    for i, (part, names) in enumerate(files):
+        file = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
+        (folder / part).rename(folder / file)
+        by_tensor |= dict.fromkeys(names, file)
+    total = sum(rank.num_bytes for rank in written)
+    index = {"metadata": {"total_size": total}, "weight_map": by_tensor}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _part(rank: int, number: int) -> str:
+    return f".part-{rank}-{number}"
 
 
 def copy_beside(source: str, target: Path) -> None:

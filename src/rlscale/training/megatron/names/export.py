@@ -1,148 +1,105 @@
-"""Full weights under Hugging Face names, gathered from all ranks.
+"""Full weights under Hugging Face names, from the parts that all ranks hold.
 
-    rank's parts of some weights, flat ─ pipeline group: the stage that has them sends ─┬─ tensor group: gathered ─ full
-                                                    experts: gathered in the expert group ┘
+    parts ─ transfer plan: from a rank that holds one to the rank that needs it ─ joined and renamed ─ full
 
-Every rank takes part in every collective, and gets the same tensors in the same order.
+No rank gets what it does not need: with one receiver all others only send, each part once; experts go from their owner
+to the receiver and to nobody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
 from math import prod
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from rlscale.training.megatron.model import MegatronModel
 from rlscale.training.megatron.names.cut import give
-from rlscale.training.megatron.names.tables import Entry, entries_of, figures_of_model
+from rlscale.training.megatron.names.entry import Layout
+from rlscale.training.megatron.names.tables import entries_of, figures_of_model, part_of_rank
+from rlscale.training.megatron.transfer.carry import Post, carry
+from rlscale.training.megatron.transfer.plan import TransferPlan, Wanted, owners, plan_transfer
 
 BUCKET_BYTES = 2**28
-"""Of one rank's parts of the weights that are gathered at once."""
+"""Of the weights that a rank receives at once."""
 
 Named = tuple[str, Tensor]
 
 
-def export_hf(model: MegatronModel, *, dtype: torch.dtype | None = None) -> Iterator[Named]:
-    """Every weight in full under its published Hugging Face name, layer by layer; a collective on each item.
-
-    A tied output layer comes once, as the embedding. The first call finds out where weights lie; an `Exporter` that is
-    kept does so once.
-
-    Args:
-        model: whose parameters are those of the last step.
-        dtype: of the tensors; None: that of the parameters.
-    """
-    return Exporter(model).weights(dtype=dtype)
+def export_hf(model: MegatronModel, *, is_spread: bool = False) -> Iterator[Named]:
+    """Every weight in full under its published Hugging Face name, see `Exporter`; a collective."""
+    return Exporter(model, is_spread=is_spread).weights()
 
 
 class Exporter:
-    """Gathers the weights of one model, as often as needed. Making it is a collective.
+    """Gathers the weights of one model, as often as needed. Making it, which plans the transfer, is a collective.
+
+    Args:
+        model: whose parameters are given.
+        is_spread: each weight comes on one of the ranks that hold a part of it, so that all have something to do with
+            them. Else all weights come on rank 0, layer by layer, and none on the others.
+        bucket_bytes: most bytes that a rank receives at once, a larger weight aside.
+        post: sends messages. None: the default process group.
 
     Example:
         exporter = Exporter(model)
-        for name, tensor in exporter.weights(dtype=torch.bfloat16):
+        for name, tensor in exporter.weights():
             ...
     """
 
-    def __init__(self, model: MegatronModel) -> None:
+    def __init__(
+        self,
+        model: MegatronModel,
+        *,
+        is_spread: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+        post: Post | None = None,
+    ) -> None:
         self._parameters = dict(model.named_parameters())
-        self._dtype: torch.dtype = model.config.params_dtype
         self._figures = figures_of_model(model.architecture)
         self._entries = list(entries_of(model.architecture))
-        self._pipeline = parallel_state.get_pipeline_model_parallel_group()
-        shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
-        stages: list[dict[str, tuple[int, ...]]] = [{} for _ in range(self._pipeline.size())]
-        dist.all_gather_object(stages, shapes, group=self._pipeline)
-        # The first stage that has a weight gives it: of a tied output layer that is the embedding.
-        self._owners = {name: rank for rank in reversed(range(len(stages))) for name in stages[rank]}
-        self._shapes = {name: shape for stage in stages for name, shape in stage.items()}
+        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self._post = post
+        self.plan = self._make_plan(is_spread=is_spread, bucket_bytes=bucket_bytes)
 
     @torch.no_grad()
-    def weights(self, *, dtype: torch.dtype | None = None) -> Iterator[Named]:
-        """Every weight in full, see `export_hf`. A tensor is good until the next one is asked for."""
-        for (owner, layer), entries in groupby(self._entries, key=self._place):
-            if layer is None:
-                yield from self._plain(list(entries), owner=owner, dtype=dtype or self._dtype)
-            else:
-                yield from self._experts(list(entries), owner=owner, dtype=dtype or self._dtype)
+    def weights(self) -> Iterator[Named]:
+        """The weights that this rank receives; a collective. A tensor is good until the next one is asked for.
 
-    def _place(self, entry: Entry) -> tuple[int, int | None]:
-        """The pipeline rank that has a weight, and of experts their layer: other ranks have other ones of it."""
-        if entry.expert is None:
-            return self._owners[entry.weight.megatron], None
-        return self._owners[f"decoder.layers.{entry.layer}.mlp.router.weight"], entry.layer
-
-    def _plain(self, entries: Sequence[Entry], *, owner: int, dtype: torch.dtype) -> Iterator[Named]:
-        group = parallel_state.get_tensor_model_parallel_group()
-        for some in _buckets(entries, size=lambda entry: self._num_bytes(entry, dtype)):
-            flats = _gathered(self._own(some, owner=owner, dtype=dtype), group)
-            yield from self._full(some, some, flats)
-
-    def _experts(self, entries: Sequence[Entry], *, owner: int, dtype: torch.dtype) -> Iterator[Named]:
-        """Of each rank of the expert group as many experts as fit in a bucket, one rank after the other."""
-        tensor = parallel_state.get_expert_tensor_parallel_group()
-        spread = parallel_state.get_expert_model_parallel_group()
-        share = len(entries) // spread.size()
-        by_rank = [entries[rank * share : (rank + 1) * share] for rank in range(spread.size())]
-        own, done = by_rank[spread.rank()], 0
-        for some in _buckets(own, size=lambda entry: self._num_bytes(entry, dtype)):
-            flats = _gathered(self._own(some, owner=owner, dtype=dtype), tensor)
-            for rank, both in enumerate(_gathered(torch.cat(flats), spread)):
-                theirs = by_rank[rank][done : done + len(some)]
-                yield from self._full(theirs, some, both.chunk(len(flats)))
-            done += len(some)
-
-    def _own(self, entries: Sequence[Entry], *, owner: int, dtype: torch.dtype) -> Tensor:
-        """This rank's parts of some weights end to end, which `owner` sends to its pipeline group."""
-        if self._pipeline.rank() == owner:
-            parts = [self._parameters[entry.weight.megatron].detach().to(dtype).flatten() for entry in entries]
-            flat = torch.cat(parts)
-        else:
-            number = sum(prod(self._shapes[entry.weight.megatron]) for entry in entries)
-            flat = torch.empty(number, dtype=dtype, device=torch.cuda.current_device())
-        if self._pipeline.size() > 1:
-            dist.broadcast(flat, group=self._pipeline, group_src=owner)
-        return flat
-
-    def _full(self, entries: Sequence[Entry], alike: Sequence[Entry], flats: Sequence[Tensor]) -> Iterator[Named]:
-        """Weights in full from all ranks' parts; `alike` are weights of this rank with the same shapes."""
-        start = 0
-        for entry, own in zip(entries, alike, strict=True):
-            shape = self._shapes[own.weight.megatron]
-            stop = start + prod(shape)
-            parts = [flat[start:stop].view(shape) for flat in flats]
-            tensors = give(entry.weight.layout, parts, figures=self._figures)
-            for name, tensor in zip(entry.weight.hf, tensors, strict=True):
+        A tied output layer comes once, as the embedding. Raises WeightSyncError for one that does not arrive as it was
+        sent.
+        """
+        parts = {name: parameter.detach().contiguous() for name, parameter in self._parameters.items()}
+        device = next(iter(parts.values())).device
+        for arrived in carry(self.plan, parts, rank=dist.get_rank(), device=device, post=self._post):
+            weight = self._entries[arrived.weight].weight
+            shape, dtype = self._shapes[weight.megatron]
+            tensors = give(
+                weight.layout, [part.view(dtype).view(shape) for part in arrived.parts], figures=self._figures
+            )
+            for name, tensor in zip(weight.hf, tensors, strict=True):
                 yield name, tensor.contiguous()
-            start = stop
 
-    def _num_bytes(self, entry: Entry, dtype: torch.dtype) -> int:
-        return prod(self._shapes[entry.weight.megatron]) * dtype.itemsize
-
-
-def _gathered(flat: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """What all ranks of a group have, which is of one length."""
-    if group.size() == 1:
-        return [flat]
-    flats = [torch.empty_like(flat) for _ in range(group.size())]
-    dist.all_gather(flats, flat, group=group)
-    return flats
-
-
-def _buckets(entries: Sequence[Entry], *, size: Callable[[Entry], int]) -> Iterator[list[Entry]]:
-    """Neighbours that together stay below BUCKET_BYTES, if there is more than one."""
-    some: list[Entry] = []
-    total = 0
-    for entry in entries:
-        if some and total + size(entry) > BUCKET_BYTES:
-            yield some
-            some, total = [], 0
-        some.append(entry)
-        total += size(entry)
-    if some:
-        yield some
+    def _make_plan(self, *, is_spread: bool, bucket_bytes: int) -> TransferPlan:
+        own: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
+        for entry in self._entries:
+            parameter = self._parameters.get(entry.weight.megatron)
+            if parameter is not None:
+                # All ranks hold the only part of a weight that is not divided.
+                part = part_of_rank(entry)
+                index, count = (0, 1) if entry.weight.layout == Layout.whole else (part.index, part.count)
+                own[entry.weight.megatron] = (index, count, parameter.shape, parameter.dtype)
+        everywhere: list[dict[str, tuple[int, int, torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(everywhere, own)
+        known = {name: about for rank in everywhere for name, about in rank.items()}
+        self._shapes = {name: (shape, dtype) for name, (_, _, shape, dtype) in known.items()}
+        wanted = []
+        for entry in self._entries:
+            _, count, shape, dtype = known[entry.weight.megatron]
+            size = prod(shape) * dtype.itemsize
+            wanted.append(Wanted(name=entry.weight.megatron, num_parts=count, part_bytes=size))
+        held = [{name: about[0] for name, about in rank.items()} for rank in everywhere]
+        receivers = owners(wanted, held) if is_spread else [0] * len(wanted)
+        return plan_transfer(wanted, held, receivers=receivers, bucket_bytes=bucket_bytes)

@@ -1,0 +1,103 @@
+"""What one of four ranks does for `test_megatron_transfer.py`, which starts this file as a program.
+
+python -m tests.unit.training.megatron_transfer_ranks <rank> <port> <folder of the models> <folder for reports>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.errors import WeightSyncError
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.grid import make_grid
+from rlscale.training.megatron.model import MegatronModel, build_model
+from rlscale.training.megatron.names.export import Exporter
+from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.transfer.carry import Post
+from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
+
+NUM_RANKS = 4
+SMALL_BUCKET = 3000  # bytes: several rounds, and weights that are larger
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2 pp2, tied": ("qwen3_tied", {TP: 2, PP: 2}),
+    "tp2 dp2": ("llama", {TP: 2}),
+    "tp2 cp2": ("glm4", {TP: 2, CP: 2}),
+    "vpp2 dp2": ("qwen3_deep", {PP: 2, "core_args": {"virtual_pipeline_model_parallel_size": 2}}),
+    "ep4": ("qwen3_moe", {EP: 4}),
+    "ep2 pp2": ("qwen3_moe", {EP: 2, PP: 2}),
+    "tp2 ep4": ("qwen3_moe_mixed", {TP: 2, EP: 4, "core_args": {**SP, ETP: 1}}),
+    "tp2 ep2 etp2": ("qwen3_moe", {TP: 2, EP: 2, "core_args": {**SP, ETP: 2}}),
+    "cp2 ep2": ("qwen3_moe", {CP: 2, EP: 2}),
+}
+
+
+class Flipping(Post):
+    """Changes one bit of the third message that a rank sends."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+
+    def exchange(self, out: Mapping[int, Tensor], into: Mapping[int, Tensor], *, number: int) -> list[dist.Work]:
+        for flat in out.values():
+            self.num_sent += 1
+            if self.num_sent == 3:
+                flat[5] ^= 4
+        return super().exchange(out, into, number=number)
+
+
+def built(family: str, sizes: Mapping[str, Any], root: Path) -> MegatronModel:
+    megatron = MegatronConfig(**sizes)
+    make_grid(megatron, seed=1)
+    path = str(root / family)
+    model = build_model(
+        path, model=ModelConfig(use_hf_config_for_megatron=True), megatron=megatron, dtype=torch.float32
+    )
+    load_hf(model, path)
+    return model
+
+
+def changed_on_the_way(model: MegatronModel, *, rank: int) -> tuple[str, int]:
+    """What rank 0 says of a message that rank 2 has sent and that arrives changed, and how many weights came before."""
+    exporter = Exporter(model, bucket_bytes=SMALL_BUCKET, post=Flipping() if rank == 2 else None)
+    number = 0
+    try:
+        for _ in exporter.weights():
+            number += 1
+    except WeightSyncError as error:
+        return str(error), number
+    return "", number
+
+
+def main(rank: int, port: int, root: Path, folder: Path) -> None:
+    join_world(rank, NUM_RANKS, "127.0.0.1", port, "gloo", 60.0)
+    report: dict[str, Any] = {}
+    with megatron_device():
+        for name, (family, sizes) in CASES.items():
+            model = built(family, sizes, root)
+            path = str(root / family)
+            report[name] = {
+                "on one": come_back(model, path, bucket_bytes=SMALL_BUCKET),
+                "spread": come_back(model, path, bucket_bytes=SMALL_BUCKET, is_spread=True),
+            }
+        report["changed"], report["before"] = changed_on_the_way(built("qwen3", {PP: 2}, root), rank=rank)
+        again = built("qwen3", {PP: 2}, root)
+        report["afterwards"] = come_back(again, str(root / "qwen3"))
+    (folder / f"report_{rank}.json").write_text(json.dumps(report))
+    leave_world()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    os._exit(0)

@@ -1,0 +1,160 @@
+"""Who sends what to whom: as data, for layouts of up to 64 ranks."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+
+from rlscale.training.megatron.transfer.plan import TransferPlan, Wanted, owners, plan_transfer
+
+LAYERS, EXPERTS, BUCKET = 4, 8, 1000
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks of Megatron-core: stages, in each of them copies of the layers, in each of those tensor-parallel parts."""
+
+    tp: int = 1
+    pp: int = 1
+    copies: int = 1  # data and context parallelism
+    ep: int = 1
+    etp: int = 1
+
+    def stage(self, layer: int) -> int:
+        return layer * self.pp // LAYERS
+
+    def wanted(self) -> list[Wanted]:
+        found = [Wanted(name="embedding", num_parts=self.tp, part_bytes=1600 // self.tp)]
+        for i in range(LAYERS):
+            found.append(Wanted(name=f"{i}.norm", num_parts=1, part_bytes=12))
+            found.append(Wanted(name=f"{i}.attention", num_parts=self.tp, part_bytes=400 // self.tp))
+            found += [
+                Wanted(name=f"{i}.expert.{j}", num_parts=self.etp, part_bytes=200 // self.etp) for j in range(EXPERTS)
+            ]
+        return found
+
+    def held(self) -> list[dict[str, int]]:
+        ranks = []
+        for stage, copy, tensor in product(range(self.pp), range(self.copies), range(self.tp)):
+            place = copy * self.tp + tensor  # within the stage, which experts divide anew
+            expert_tensor, expert = place % self.etp, place // self.etp % self.ep
+            own = {"embedding": tensor} if stage == 0 else {}
+            for i in range(LAYERS):
+                if self.stage(i) == stage:
+                    share = EXPERTS // self.ep
+                    own |= {f"{i}.norm": 0, f"{i}.attention": tensor}
+                    own |= {f"{i}.expert.{j}": expert_tensor for j in range(expert * share, (expert + 1) * share)}
+            ranks.append(own)
+        return ranks
+
+
+LAYOUTS = {
+    "alone": Layout(),
+    "dp4": Layout(copies=4),
+    "tp2": Layout(tp=2, etp=2),
+    "pp4": Layout(pp=4),
+    "ep4": Layout(copies=4, ep=4),
+    "ep2 etp2": Layout(tp=2, copies=2, ep=2, etp=2),
+    "tp4 pp2 ep8": Layout(tp=4, pp=2, copies=4, ep=8),
+    "tp4 pp4 ep4 etp2": Layout(tp=4, pp=4, copies=4, ep=4, etp=2),
+}
+
+
+def planned(layout: Layout, *, is_spread: bool) -> TransferPlan:
+    wanted, held = layout.wanted(), layout.held()
+    receivers = owners(wanted, held) if is_spread else [0] * len(wanted)
+    return plan_transfer(wanted, held, receivers=receivers, bucket_bytes=BUCKET)
+
+
+CASES = [
+    pytest.param(layout, is_spread, id=f"{name}, {'spread' if is_spread else 'on one'}")
+    for name, layout in LAYOUTS.items()
+    for is_spread in (False, True)
+]
+
+
+@pytest.mark.parametrize(("layout", "is_spread"), CASES)
+def test_every_part_comes_once_from_a_rank_that_holds_it(layout: Layout, is_spread: bool) -> None:
+    plan, held = planned(layout, is_spread=is_spread), layout.held()
+    parts = Counter((piece.weight, piece.part) for b in plan.buckets for p in b.parcels for piece in p.pieces)
+    assert parts == Counter((i, part) for i, weight in enumerate(plan.wanted) for part in range(weight.num_parts))
+    for bucket in plan.buckets:
+        for parcel in bucket.parcels:
+            assert all(held[parcel.sender][plan.wanted[p.weight].name] == p.part for p in parcel.pieces)
+            assert {p.weight for p in parcel.pieces} <= set(bucket.weights)
+
+
+@pytest.mark.parametrize(("layout", "is_spread"), CASES)
+def test_parts_lie_apart_in_a_message(layout: Layout, is_spread: bool) -> None:
+    plan = planned(layout, is_spread=is_spread)
+    for parcel in (parcel for bucket in plan.buckets for parcel in bucket.parcels):
+        end = 0
+        for piece in parcel.pieces:
+            assert piece.start >= end and piece.start % 8 == 0
+            end = piece.start + plan.wanted[piece.weight].part_bytes
+        assert end <= parcel.num_bytes < end + 8
+
+
+@pytest.mark.parametrize(("layout", "is_spread"), CASES)
+def test_buckets_are_in_order_and_no_larger_than_asked(layout: Layout, is_spread: bool) -> None:
+    plan = planned(layout, is_spread=is_spread)
+    for receiver in {bucket.receiver for bucket in plan.buckets}:
+        own = [bucket for bucket in plan.buckets if bucket.receiver == receiver]
+        assert [bucket.number for bucket in own] == list(range(len(own)))
+        weights = [i for bucket in own for i in bucket.weights]
+        assert weights == sorted(weights)
+        for bucket in own:
+            assert sum(plan.wanted[i].num_bytes for i in bucket.weights) <= BUCKET or len(bucket.weights) == 1
+    if not is_spread:
+        assert {bucket.receiver for bucket in plan.buckets} == {0}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_messages_of_a_round_take_a_bucket_in_and_one_out_at_most(layout: Layout) -> None:
+    on_one = planned(layout, is_spread=False)
+    largest = max(weight.num_bytes for weight in on_one.wanted)  # which is more than a bucket
+    slack = 8 * max(len(bucket.weights) for bucket in on_one.buckets) * layout.tp
+    assert all(on_one.peak_bytes(rank) <= largest + slack for rank in range(len(layout.held())))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_ranks_with_the_same_parts_send_alike(layout: Layout) -> None:
+    plan, held = planned(layout, is_spread=False), layout.held()
+    by_content: dict[frozenset[tuple[str, int]], list[int]] = {}
+    for rank, own in enumerate(held):
+        by_content.setdefault(frozenset(own.items()), []).append(plan.sent_bytes(rank))
+    assert plan.sent_bytes(0) == 0
+    for own_bytes in by_content.values():
+        others = own_bytes[1:] if own_bytes[0] == 0 else own_bytes  # rank 0 receives
+        assert not others or max(others) - min(others) <= 1600 // layout.tp
+
+
+@pytest.mark.parametrize("name", ["ep4", "ep2 etp2", "tp4 pp4 ep4 etp2"])
+def test_experts_that_stay_with_their_owners_are_not_sent(name: str) -> None:
+    layout = LAYOUTS[name]
+    plan, held = planned(layout, is_spread=True), layout.held()
+    for bucket in plan.buckets:
+        for parcel in bucket.messages:
+            for piece in parcel.pieces:
+                weight = plan.wanted[piece.weight]
+                assert weight.name in held[bucket.receiver]
+                assert weight.num_parts > 1  # else the receiver has all of it
+
+
+@pytest.mark.parametrize("name", ["dp4", "ep4", "tp4 pp2 ep8"])
+def test_owners_get_about_as_much(name: str) -> None:
+    layout = LAYOUTS[name]
+    wanted, held = layout.wanted(), layout.held()
+    given = Counter[int]()
+    for weight, rank in zip(wanted, owners(wanted, held), strict=True):
+        given[rank] += weight.num_bytes
+    stages = [range(s * len(held) // layout.pp, (s + 1) * len(held) // layout.pp) for s in range(layout.pp)]
+    for stage in stages:
+        assert max(given[rank] for rank in stage) - min(given[rank] for rank in stage) <= 1600
+
+
+def test_a_part_that_nobody_holds_is_a_mistake_of_ours() -> None:
+    wanted = [Wanted(name="a", num_parts=2, part_bytes=4)]
+    with pytest.raises(AssertionError, match="no rank holds part 1 of a"):
+        plan_transfer(wanted, [{"a": 0}], receivers=[0], bucket_bytes=8)
