@@ -17,6 +17,7 @@ from rlscale.cli.mistakes import mistakes_text
 from rlscale.cli.usage import usage
 from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
+from rlscale.config.load import with_origin
 from rlscale.errors import (
     CheckError,
     ConfigError,
@@ -110,7 +111,7 @@ def _run(arguments: Arguments, run_job: RunJob, report: Report, check_job: Check
         sys.stdout.write(redact_yaml(to_yaml(loaded.config)))
         return OK
     if problems := check_job(loaded.config):
-        raise ConfigError(problems)
+        raise ConfigError([with_origin(problem, loaded.composed) for problem in problems])
     _tell_notes(loaded)
     report(loaded.config, run_job(loaded.config))
     return OK

@@ -161,7 +161,8 @@ def _composing_problem(error: Exception, read: YamlFiles) -> list[Problem]:
         return []
     said = next((line for line in str(error).splitlines() if line.startswith("Key ")), str(error).splitlines()[0])
     rule = "be what Hydra takes" if path.startswith("hydra.") else "be composable by Hydra"
-    return [Problem(path=path, rule=rule, value=f'"{said}"', origin=read.origin(path))]
+    fix = "mend the file; those of conf/ show how each kind is written"
+    return [Problem(path=path, rule=rule, value=f'"{said}"', fix=fix, origin=read.origin(path))]
 
 
 def _find_line(file: Path, names: Sequence[str]) -> int | None:

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.problems import from_pydantic, show
+from rlscale.config.schema import keys
 from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 
@@ -103,9 +104,11 @@ def _make(config: EvalConfig, path: str, place: str, entry: dict[str, Any]) -> E
     try:
         checked = _adapter().validate_python(own)
     except ValidationError as error:
-        found = [from_pydantic(detail, origin="") for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        found = [from_pydantic(each, key=keys()[f"eval.{each['loc'][0]}"], origin="") for each in details]
         return [
-            _problem(f"have {place}.{each.path} that must {each.rule}", f"{each.value} in {path}", "") for each in found
+            _problem(f"have {place}.{each.path} that must {each.rule}", f"{each.value} in {path}", "leave it out")
+            for each in found
         ]
     given = {name: getattr(checked, name) for name in own}
     return EvalSetConfig(name=entry["name"], path=entry["path"], eval=replace(config, **given))

@@ -37,7 +37,8 @@ def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
     if is_interpolated(value):
         if is_complete(value):
             return None
-        return Problem(path=key.path, rule="close every ${ with a }", value=value, origin=origin)
+        fix = "write ${<key>}, or ${oc.env:<VARIABLE>}"
+        return Problem(path=key.path, rule="close every ${ with a }", value=value, fix=fix, origin=origin)
     try:
         _assign(_scratch(), key, value)
     except OmegaConfBaseException:
@@ -156,7 +157,7 @@ def _validate(typed: DictConfig, origin: Origin, broken: set[str]) -> tuple[RunC
     for detail in details:
         path = ".".join(str(part) for part in detail["loc"])
         key = next(key for key in keys().values() if f"{path}.".startswith(f"{key.path}."))
-        problems.append(from_pydantic(detail, origin=origin(key.path)))
+        problems.append(from_pydantic(detail, key=key, origin=origin(key.path)))
         broken.add(key.path)
         _put(plain, key.path, 1 if key.required else key.default)
     return adapter().validate_python(plain), problems

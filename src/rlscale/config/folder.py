@@ -31,7 +31,8 @@ class ConfigFolders:
         main = packaged_folder()
         assert main.is_dir(), f"the folder of the configuration files must exist, got {main}"
         if extra is not None and not extra.is_dir():
-            raise ConfigError([Problem(path="--config-dir", rule="name an existing folder", value=str(extra))])
+            fix = "it has folders like those of conf/, e.g. experiment/, with YAML files"
+            raise ConfigError([Problem(path="--config-dir", rule="name an existing folder", value=str(extra), fix=fix)])
         return cls(main=main, extra=extra.resolve() if extra else None)
 
     @property

@@ -10,6 +10,7 @@ from typing import get_args, get_origin
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from rlscale.config.problems import leave_out
 from rlscale.config.schema import Key
 
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
@@ -28,7 +29,7 @@ def explain_value(path: str, value: str, key: Key | None) -> tuple[str, str]:
         rule = f"be {key.type_text}"
         return rule, _first_readable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))
     if key is not None and key.type is not str and not key.is_mapping:
-        return f"be {key.type_text}", ""
+        return f"be {key.type_text}", leave_out(key)
     opened = _left_open(value)
     if opened and opened in _QUOTES:
         return f"close the quote {opened}", _first_readable(path, [_quote(value.replace(opened, ""))])

@@ -41,7 +41,13 @@ def _told(
             continue
         wrong = value if listed else path
         found = nearest(wrong, candidates, limit=2)
-        fix = f"did you mean {found}?" if found else ""
+        fix = (
+            f"did you mean {found}?"
+            if found
+            else ""
+            if listed
+            else "leave it out; Hydra's documentation lists its keys"
+        )
         fix += f"{' ' if fix else ''}options: {', '.join(candidates)}" if listed and candidates else ""
         return word, Problem(path=path, rule=rule, value=show(value), fix=fix, origin=COMMAND_LINE)
     return None

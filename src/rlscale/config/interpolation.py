@@ -33,12 +33,12 @@ def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -
     text = str(error).splitlines()[0]
     if missing := re.search(r"Interpolation key '([^']*)' not found", text):
         found = nearest_key(missing.group(1))
-        return "refer to a key that exists", f"did you mean ${{{found}}}?" if found else ""
+        return "refer to a key that exists", f"did you mean ${{{found}}}?" if found else "write its whole path"
     if variable := re.search(r"Environment variable '([^']*)' not found", text):
         name = variable.group(1)
         return "refer to a variable of the environment that is set", f"set {name}, or write ${{oc.env:{name},<value>}}"
     if resolver := re.search(r"Unsupported interpolation type (\S+)", text):
         return f"be made by a resolver that exists, not {resolver.group(1)}", f"there are {', '.join(RESOLVERS)}"
     if "ecursive" in text:
-        return "not refer to itself", ""
+        return "not refer to itself", "write a value"
     return f"refer to a value that is {key.type_text}", f'it is not: "{text}"'

@@ -14,7 +14,8 @@ from rlscale.config.folder import ConfigFolders
 from rlscale.config.groups.custom import merge_custom_file
 from rlscale.config.notes import warnings_of
 from rlscale.config.overrides import CommandLine, parse_command_line
-from rlscale.config.problems import DEFAULT, EVERYTHING
+from rlscale.config.passing import is_passed
+from rlscale.config.problems import DEFAULT, DERIVED, EVERYTHING, show
 from rlscale.config.resolve import Derived, resolve
 from rlscale.config.rules import check_rules
 from rlscale.config.run import RunConfig
@@ -73,7 +74,7 @@ def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFold
     if to_run:
         found += [problem for problem in check_built(checked.config) if not _is_consequence(problem, broken)]
     found += check_rules(checked.config, broken=broken)
-    problems += [_with_origin(problem, composed) for problem in found]
+    problems += [with_origin(problem, composed) for problem in found]
     if problems:
         raise ConfigError(problems)
     given = checked.config
@@ -98,12 +99,14 @@ def _is_consequence(problem: Problem, broken: set[str]) -> bool:
     return EVERYTHING in broken or any(problem.path == name or problem.path.startswith(f"{name}.") for name in broken)
 
 
-def _with_origin(problem: Problem, composed: Composed) -> Problem:
+def with_origin(problem: Problem, composed: Composed) -> Problem:
     """Says where the value came from, and where those of other keys did that the rule names."""
-    if problem.path not in keys():
+    path, key = problem.path, keys().get(problem.path)
+    if key is None and not is_passed(path):
         return problem
-    own = problem.origin or composed.origin(problem.path) or DEFAULT
-    others = (name for name in _KEY.findall(problem.rule) if name in keys() and name != problem.path)
+    is_default = key is None or key.required or problem.value == show(key.default)
+    own = problem.origin or composed.origin(path) or (DEFAULT if is_default else DERIVED)
+    others = (name for name in _KEY.findall(problem.rule) if name in keys() and name != path)
     beside = [
         f"{name}: {origin}" for name in dict.fromkeys(others) if (origin := composed.origin(name)) not in ("", own)
     ]

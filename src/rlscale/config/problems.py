@@ -15,6 +15,7 @@ from rlscale.errors import Problem
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
+DERIVED = "derived"
 EVERYTHING = ""
 """Stands among the names of broken keys and groups for all of them."""
 
@@ -48,21 +49,25 @@ def not_a_group(path: str, value: Any, *, origin: str) -> Problem:
 
 
 def _fix_of_type(key: Key, value: Any) -> str:
-    """What to write instead; empty where the rule says all there is to say."""
-    if key.choices:
-        found = nearest(str(value), key.choices)
-        return f"did you mean {found}?" if found else ""
-    if value is None:
-        return "" if key.required else f"leave it out for its default, {show(key.default)}"
+    """What to write instead."""
+    found = nearest(str(value), key.choices)
+    if found:
+        return f"did you mean {found}?"
     if value == "" and key.optional:
         return f"write {key.path}=null for none"
     if key.is_mapping:
         return f"write {key.path}.<name>=<value>"
     if key.type is int and isinstance(value, float) and value.is_integer():
         return f"write {key.path}={int(value)}"
-    if get_origin(key.type) is list and isinstance(value, str | int | float) and value != "":
-        return f"write {key.path}=[{value}]" if isinstance(value, str) == (get_args(key.type) == (str,)) else ""
-    return ""
+    is_entry = isinstance(value, str) == (get_args(key.type) == (str,)) and value != ""
+    if get_origin(key.type) is list and isinstance(value, str | int | float) and is_entry:
+        return f"write {key.path}=[{value}]"
+    return leave_out(key)
+
+
+def leave_out(key: Key) -> str:
+    """The fix where the rule says all there is to say of the value."""
+    return f"write {key.path}=<value>" if key.required else f"leave it out for its default, {show(key.default)}"
 
 
 def unset_key(key: Key) -> Problem:
@@ -70,10 +75,13 @@ def unset_key(key: Key) -> Problem:
     return Problem(path=key.path, rule="be set", value="nothing", fix=f"add {key.path}=<value>; {key.description}")
 
 
-def from_pydantic(error: ErrorDetails, *, origin: str) -> Problem:
-    """One entry of `ValidationError.errors()`."""
-    path = ".".join(str(part) for part in error["loc"])
-    return Problem(path=path, rule=_rule(error), value=show(error["input"]), origin=origin)
+def from_pydantic(error: ErrorDetails, *, key: Key, origin: str) -> Problem:
+    """One entry of `ValidationError.errors()`, about `key` or what is inside its value."""
+    path, value = ".".join(str(part) for part in error["loc"]), show(error["input"])
+    fix = leave_out(key)
+    if error["type"] == "string_pattern_mismatch" and error.get("ctx", {}).get("pattern") == DOTTED_PATH:
+        fix = f"write e.g. {key.path}=my_module:my_function"
+    return Problem(path=path, rule=_rule(error), value=value, fix=fix, origin=origin)
 
 
 def _rule(error: ErrorDetails) -> str:

@@ -98,7 +98,8 @@ def _device(draft: Draft, has_cuda: Callable[[], bool]) -> None:
     if cluster.device != Device.cpu:
         return
     draft.put("cluster.distributed_backend", DistributedBackend.gloo, "nccl needs CUDA")
-    if draft.config.fsdp.attn_implementation == AttnImplementation.flash_attention_2:
+    is_fsdp = draft.config.train.backend == TrainBackendName.fsdp
+    if is_fsdp and draft.config.fsdp.attn_implementation == AttnImplementation.flash_attention_2:
         draft.put("fsdp.attn_implementation", AttnImplementation.sdpa, "flash_attention_2 needs CUDA")
 
 

@@ -13,12 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.config.derive import DERIVATIONS
-from rlscale.config.groups.algo import uses_critic, uses_reference, uses_teacher
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
 from rlscale.config.notes import ignored
-from rlscale.config.notes.parts import offloads_trainer
 from rlscale.config.problems import show
 from rlscale.config.resolve import Draft
 from rlscale.config.run import RunConfig
@@ -131,30 +129,12 @@ def _not_null(path: str) -> Lack:
 
 
 MEGATRON_LACKS: tuple[Lack, ...] = (
-    Lack(
-        path="algo.advantage_estimator",
-        rule="not be ppo, which trains a critic,",
-        is_asked=lambda config: uses_critic(config.algo),
-    ),
-    Lack(path="algo.opd_kl_coef", rule="be 0", is_asked=lambda config: uses_teacher(config.algo)),
-    Lack(
-        path="algo.ref_update_interval",
-        rule="be null",
-        is_asked=lambda config: uses_reference(config.algo) and config.algo.ref_update_interval is not None,
-    ),
-    Lack(
-        path="train.backend",
-        rule="be fsdp where the trainer leaves its GPUs to others (cluster.offload_train)",
-        is_asked=offloads_trainer,
-        fix="choose train=fsdp, or give engines and trainer GPUs of their own",
-    ),
     Lack(path="optim.name", rule="be adam", is_asked=lambda config: config.optim.name != OptimizerName.adam),
     _not_null("optim.matrix_lr"),
     _not_null("optim.embedding_lr"),
     _not_null("optim.unembedding_lr"),
     _not_null("train.only_train_params"),
     _not_null("train.freeze_params"),
-    Lack(path="train.keep_old_actor", rule="be false", is_asked=lambda config: config.train.keep_old_actor),
     Lack(path="train.qkv_format", rule="be thd", is_asked=lambda config: config.train.qkv_format != QkvFormat.thd),
 )
 """What needs `train.backend=fsdp`; adapters and the true-on-policy mode have rules of their own that say so."""

@@ -135,19 +135,24 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
         text = file.path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        report(error.problem_mark.line + 1 if error.problem_mark else 1, "be valid YAML", f'"{error.problem}"')
+        line, fix = (
+            error.problem_mark.line + 1 if error.problem_mark else 1,
+            "close every bracket and quote; use no tabs",
+        )
+        report(line, "be valid YAML", f'"{error.problem}"', fix)
         return []
     except (OSError, ValueError, yaml.YAMLError) as error:
-        report(1, "be a text file with YAML in it", f'"{str(error).splitlines()[0]}"')
+        report(1, "be a text file with YAML in it", f'"{str(error).splitlines()[0]}"', "save it as text in UTF-8")
         return []
     if not isinstance(root, yaml.MappingNode):
-        report(1, "set keys, each as `name: value`", "nothing" if root is None else f'"{text.splitlines()[0]}"')
+        found_text = "nothing" if root is None else f'"{text.splitlines()[0]}"'
+        report(1, "set keys, each as `name: value`", found_text, "the files of conf/ are examples")
         return []
     if file.group in GLOBAL_GROUPS and GLOBAL not in text.splitlines():
         fix = f"files of {file.group}/ set keys of every group"
         report(1, f'have a line "{GLOBAL}"', f'"{text.splitlines()[0]}"', fix)
     for name, line in _repeated(root):
-        report(line, "name each key once", name)
+        report(line, "name each key once", name, "keep one of the lines")
     prefix = f"{file.group}." if file.group and file.group not in GLOBAL_GROUPS else ""
     file.values = dict(_leaves(root, prefix))
     defaults = next((child for key, child in root.value if key.value == "defaults"), None)
@@ -212,7 +217,8 @@ def _entries(defaults: yaml.Node, report: _Report) -> Iterator[_Choice | _Parent
             ((name, option),) = value.items()
             yield from _choice(str(name), option, line, report)
         else:
-            report(line, "be one `group: option` an entry", show(value), path="defaults")
+            fix = "write `- override /<group>: <option>`"
+            report(line, "be one `group: option` an entry", show(value), fix, path="defaults")
 
 
 def _parent(name: str, line: int, report: _Report) -> Iterator[_Parent]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlscale.config import Device, EngineKind, RunConfig
-from rlscale.plan.architecture import Architecture
+from rlscale.plan.architecture import Architecture, count
 from rlscale.plan.batches import Lengths
 from rlscale.plan.hardware import Hardware
 
@@ -29,7 +29,7 @@ class EngineMemory:
     cache: float
     scratch: float  # logits of a decode step, copies of the weights
     cache_tokens: int  # of the whole engine
-    bytes_per_token: float  # of the cache, on each of its GPUs
+    bytes_per_token: float  # of the cache, on each of its GPUs, on average
 
     @property
     def total(self) -> float:
@@ -74,15 +74,21 @@ def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, dtype_bytes:
 
 
 def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hardware) -> EngineMemory:
-    """SGLang fills its share of the memory: what the weights leave is cache."""
-    gpus = config.cluster.rollout_num_gpus_per_engine
-    stages = int(config.sglang.server_args.get("pp_size") or 1)
+    """SGLang fills its share of the memory: what the weights leave is cache.
+
+    With `sglang.enable_dp_attention` its GPUs are `sglang.dp_size` parties, each with the attention's weights and a
+    cache for samples of its own.
+    """
+    gpus, arguments = config.cluster.rollout_num_gpus_per_engine, config.sglang.server_args
+    stages = int(arguments.get("pp_size") or 1)
+    parties = int(arguments.get("dp_size") or 1) if arguments.get("enable_dp_attention") else 1
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
-    weights = a.parameters * dtype_bytes / gpus
-    per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages) / stages
+    attention = a.num_layers * count(tuple(a.attention_shapes()))
+    weights = (a.parameters + (parties - 1) * attention) * dtype_bytes / gpus
+    per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // parties) / stages / parties
     cache = max(0.0, fraction * hardware.memory_bytes - weights)
-    given = config.sglang.server_args.get("max_total_tokens")
+    given = arguments.get("max_total_tokens")
     limit = int(given) if given else SGLANG_CPU_TOKENS if device == "cpu" else None
     tokens = int(cache / per_token)
     if limit is not None and tokens > limit:

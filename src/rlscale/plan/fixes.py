@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rlscale.config import EngineKind, RunConfig, TrainBackendName
+from rlscale.config import Device, EngineKind, RunConfig, TrainBackendName
 from rlscale.config.groups.megatron import RecomputeGranularity
+from rlscale.config.groups.optim import OptimizerName
+from rlscale.config.problems import show
 from rlscale.config.rules import check_rules
 from rlscale.plan.plan import Plan
 
@@ -118,6 +120,21 @@ def _smaller_microbatches(config: RunConfig, plan: Plan) -> Iterator[Change]:
         number //= 2
 
 
+def _optimizer_on_host(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    """Its states leave the GPU, and its step takes longer."""
+    if config.cluster.device != Device.cuda or config.optim.name != OptimizerName.adam:
+        return
+    if config.train.backend == TrainBackendName.fsdp:
+        optim = replace(config.optim, name=OptimizerName.deepspeed_cpu_adam)
+        yield Change(words="optim.name=deepspeed_cpu_adam", config=replace(config, optim=optim))
+        return
+    wanted = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
+    core_args = config.megatron.core_args | wanted
+    if core_args != config.megatron.core_args:
+        words = " ".join(f"megatron.{name}={show(value)}" for name, value in wanted.items())
+        yield Change(words=words, config=replace(config, megatron=replace(config.megatron, core_args=core_args)))
+
+
 def _smaller_cache(config: RunConfig, plan: Plan) -> Iterator[Change]:
     if config.rollout.engine == EngineKind.embedded:
         slots = config.rollout.num_slots // 2
@@ -162,4 +179,11 @@ def _with_ranks(config: RunConfig, words: str, nodes: int, each: int) -> Change:
     return Change(words=words, config=replace(config, cluster=cluster))
 
 
-LEVERS: tuple[Lever, ...] = (_recompute, _smaller_microbatches, _smaller_cache, _wider_engines, _more_ranks)
+LEVERS: tuple[Lever, ...] = (
+    _recompute,
+    _smaller_microbatches,
+    _smaller_cache,
+    _optimizer_on_host,
+    _wider_engines,
+    _more_ranks,
+)

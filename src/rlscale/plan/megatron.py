@@ -1,8 +1,10 @@
 """Memory of a trainer rank of the Megatron-core backend. An estimate that has not been compared with a measurement.
 
-bfloat16 weights (2), float32 gradients (4), and float32 master weights with Adam's two states (12), the latter spread
-over the data-parallel ranks with `megatron.use_distributed_optimizer`. Activations as the fused layers of
-Transformer Engine keep them; the first pipeline stage holds those of as many micro-batches as there are stages.
+bfloat16 weights (2), float32 gradients (4), and float32 master weights with Adam's two states (12; 8 where the weights
+are float32 themselves), the latter spread over the data-parallel ranks with `megatron.use_distributed_optimizer` and
+on the host with `megatron.optimizer_cpu_offload`, as far as `megatron.optimizer_offload_fraction` says. Activations
+as the fused layers of Transformer Engine keep them; the first pipeline stage holds those of as many micro-batches as
+there are stages.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from rlscale.plan.activations import FLOAT32, Pass
 from rlscale.plan.architecture import Architecture, count
 from rlscale.plan.memory import TrainerMemory
 
-ADAM_BYTES = 12  # master weight and two states, in float32
+STATE_BYTES, MASTER_BYTES = 8, 4  # of a parameter: Adam's two states, and its weight, in float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +74,18 @@ def megatron_memory(a: Architecture, config: MegatronConfig, micro: Pass, *, ran
     last = {"gradients": gradients, "activations": layers * kept, "logits": logits}
     return TrainerMemory(
         weights=micro.dtype_bytes * (dense + experts),
-        optimizer=ADAM_BYTES * (dense / spread + experts / spread_experts),
+        optimizer=_optimizer_bytes(config, micro) * (dense / spread + experts / spread_experts),
         # On the host, and on the device beside the policy's while it scores.
         reference=micro.dtype_bytes * (dense + experts) if ranks.has_reference else 0.0,
         moments={"last stage": last} if parallel.pipeline == 1 else {"first stage": first, "last stage": last},
     )
+
+
+def _optimizer_bytes(config: MegatronConfig, micro: Pass) -> float:
+    """Of a parameter, on the device."""
+    each = STATE_BYTES + (MASTER_BYTES if micro.dtype_bytes < FLOAT32 else 0)
+    is_offloaded = config.core_args.get("optimizer_cpu_offload", False)
+    return each * (1 - config.core_args.get("optimizer_offload_fraction", 0.0)) if is_offloaded else each
 
 
 def _parameters(a: Architecture, parallel: Parallel) -> tuple[float, float]:

@@ -237,10 +237,13 @@ def _with_recompute(config: RunConfig, recompute: bool) -> RunConfig:
 
 def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory | None:
     """A rank of the critic: all its weights are trained, and it has one value in the place of the logits."""
-    if not uses_critic(config.algo) or config.train.backend != TrainBackendName.fsdp:
+    if not uses_critic(config.algo):
         return None
     num_ranks = layout.num_critics or layout.num_trainers
     work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
+    if config.train.backend == TrainBackendName.megatron:
+        ranks = Ranks(number=num_ranks, num_microbatches=work.num_microbatches, has_reference=False)
+        return megatron_memory(replace(a, tied=True), config.megatron, replace(work.largest, logit_rows=0), ranks=ranks)
     return trainer_memory(replace(a, tied=True), replace(work, adapter_rank=0, has_values=True))
 
 

@@ -125,18 +125,19 @@ def _memory_of_trainer(plan: Plan, both: Sequence[TrainerMemory]) -> RenderableT
     names = ("activations recomputed", "activations kept")
     title = "memory of a trainer rank"
     table = _table(title, "part", names[not plan.recompute] + " (this run)", names[plan.recompute])
-    sides = [_trainer_parts(each) for each in both]
+    is_megatron = plan.backend == TrainBackendName.megatron
+    sides = [_trainer_parts(each, weights="weights" if is_megatron else "weights, float32") for each in both]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
         table.add_row(name, *[_size(side[name]) if name in side else "" for side in sides])
     table.add_row("most at once", *[_size(each.peak) for each in both], style="bold")
     table.add_row("when", *[each.peak_moment for each in both])
-    if plan.backend == TrainBackendName.megatron:
+    if is_megatron:
         return Group(table, Text("An estimate: it has not been compared with what Megatron-core allocates."))
     return table
 
 
-def _trainer_parts(memory: TrainerMemory) -> dict[str, float]:
-    parts = {"weights, float32": memory.weights, "optimizer": memory.optimizer}
+def _trainer_parts(memory: TrainerMemory, *, weights: str) -> dict[str, float]:
+    parts = {weights: memory.weights, "optimizer": memory.optimizer}
     if memory.reference:
         parts["reference model"] = memory.reference
     parts |= dict(memory.moments[memory.peak_moment])

@@ -12,6 +12,7 @@ def mistakes(*words: str, config_dir: Path | None = None) -> list[str]:
     try:
         load_config(words, config_dir=config_dir)
     except ConfigError as error:
+        assert all(problem.fix for problem in error.problems), error  # each says what to do
         return [str(problem) for problem in error.problems]
     return []
 

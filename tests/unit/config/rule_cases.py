@@ -16,6 +16,7 @@ MEGATRON = {"train.backend": "megatron"}
 SGLANG = {"rollout.engine": "sglang"}
 EIGHT = {"cluster.actor_num_gpus_per_node": 8}
 PPO = {"algo.advantage_estimator": "ppo"}
+CORE = "megatron.core_args"
 STAGES = "megatron.pipeline_model_parallel_size"
 TENSOR = "megatron.tensor_model_parallel_size"
 EXPERTS = "megatron.expert_model_parallel_size"
@@ -48,16 +49,31 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {**EIGHT, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "sdpa"},
     ),
     (
+        "parallel_sizes_divide_the_trainer",
+        {**MEGATRON, **EIGHT, STAGES: 3},
+        "megatron.pipeline_model_parallel_size must divide the trainer's 1 * 8 = 8 ranks, together with tensor and "
+        "context, got tensor 1 * pipeline 3 * context 1 = 3",
+        {**MEGATRON, **EIGHT, STAGES: 4},
+    ),
+    (
+        "offloaded_optimizer_has_a_share",
+        {**MEGATRON, CORE: {"optimizer_cpu_offload": True}},
+        "megatron.optimizer_offload_fraction must be above 0 and at most 1 with megatron.optimizer_cpu_offload, got 0",
+        {**MEGATRON, CORE: {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}},
+    ),
+    (
         "batch_divides_among_ranks",
         {"cluster.actor_num_gpus_per_node": 3, "batch.global_batch_size": 64},
-        "batch.global_batch_size must be a multiple of the number of data-parallel ranks, 3, got 64; nearest are "
+        "batch.global_batch_size must be a multiple of the number of data-parallel ranks, cluster.actor_num_nodes=1 * "
+        "cluster.actor_num_gpus_per_node=3 = 3, got 64; nearest are "
         "batch.global_batch_size=63 or batch.global_batch_size=66, or 2 data-parallel ranks",
         {"cluster.actor_num_gpus_per_node": 4, "batch.global_batch_size": 64},
     ),
     (
         "batch_divides_among_ranks",
         {**EIGHT, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 2},
-        "must be a multiple of the number of data-parallel ranks, 8 ranks / 2 of a model = 4, got 6",
+        "must be a multiple of the number of data-parallel ranks, cluster.actor_num_nodes=1 * "
+        "cluster.actor_num_gpus_per_node=8 / 2 of a model = 4, got 6",
         {**EIGHT, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 4},
     ),
     (

@@ -71,6 +71,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, text: str, told: str)
     with pytest.raises(ConfigError) as caught:
         eval_sets(EvalConfig(config=path))
     assert any(told in str(problem) for problem in caught.value.problems), str(caught.value)
+    assert all(problem.fix for problem in caught.value.problems)
 
 
 def test_a_misspelt_key_gets_the_nearest_and_all_are_told_at_once(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_mistakes_in_a_file_are_told_with_their_line(folder: Path) -> None:
     assert mistakes("experiment=mine", "train.sed=3", config_dir=folder) == [
         "train.sed must be a known key, got 3; did you mean train.seed? (command line)",
         f"algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? ({file}:17)",
-        f"algo.eps_clip must be a number, got abc ({file}:18)",
-        f"optim.lr must be >= 0, got -1.0 ({file}:20)",
+        f"algo.eps_clip must be a number, got abc; leave it out for its default, 0.2 ({file}:18)",
+        f"optim.lr must be >= 0, got -1.0; leave it out for its default, null ({file}:20)",
     ]
 
 
@@ -163,6 +163,11 @@ def test_a_rule_tells_where_both_values_come_from(folder: Path) -> None:
     assert only_mistake(["experiment=mine", "cluster.rollout_num_gpus=null"], config_dir=folder)
     (default,) = mistakes("experiment=mine", "algo.loss_type=custom_loss", config_dir=folder)
     assert default.endswith("(default; algo.loss_type: command line)")
+    three = ("batch.rollout_batch_size=1", "batch.n_samples_per_prompt=3")
+    derived = only_mistake(["experiment=mine", "cluster.actor_num_gpus_per_node=2", *three], folder)
+    assert "(derived; " in derived and derived.endswith("cluster.actor_num_gpus_per_node: command line)")
+    passed = only_mistake(["experiment=qwen3_4b_grpo", "sglang.pp_size=3"])
+    assert passed.startswith("sglang.pp_size must be") and passed.endswith("got 3; set it to 1 (command line)")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

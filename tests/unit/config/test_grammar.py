@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlscale.config.grammar import explain_value, is_readable
+from rlscale.config.problems import leave_out
 from rlscale.config.schema import keys
 
 AWKWARD = st.text(alphabet="ab1,=:;@#%$*\\/ (){}[]<>'\"&|~^", min_size=1, max_size=8)
@@ -47,4 +48,4 @@ def test_a_list_that_is_proposed_holds_what_was_typed(entries: list[str], end: s
     ("path", "value"), [("optim.lr", "1e-5,"), ("train.dtype", "[float32"), ("algo.use_tis", "{x")]
 )
 def test_quotes_are_not_proposed_for_what_is_no_text(path: str, value: str) -> None:
-    assert explain_value(path, value, keys()[path]) == (f"be {keys()[path].type_text}", "")
+    assert explain_value(path, value, keys()[path]) == (f"be {keys()[path].type_text}", leave_out(keys()[path]))

@@ -126,4 +126,5 @@ def test_the_command_tells_it_before_a_run_and_before_any_job_of_a_sweep(capsys:
     assert main_train(["-m", f"{path},code_for_test:score"], run_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
     err = capsys.readouterr().err
     assert err.count("reward.custom_path must be callable with (sample), got code_for_test:two") == 2
+    assert err.count(" (command line)") == 2
     assert ran == []

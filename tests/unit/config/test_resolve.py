@@ -10,6 +10,7 @@ from rlscale.config import (
     Device,
     DistributedBackend,
     RunConfig,
+    TrainBackendName,
     config_hash,
     load_config_with_notes,
 )
@@ -150,9 +151,10 @@ def test_what_is_given_stays(key: str, value: Any) -> None:
 
 
 def test_without_cuda_what_needs_it_is_replaced() -> None:
-    config, derived = derive({})
+    config, derived = derive({"train.backend": TrainBackendName.fsdp})
     assert config.cluster.device is Device.cpu
     assert derived["fsdp.attn_implementation"] is AttnImplementation.sdpa
+    assert "fsdp.attn_implementation" not in derive({"train.backend": TrainBackendName.megatron})[1]
     assert derived["cluster.distributed_backend"] is DistributedBackend.gloo
 
 

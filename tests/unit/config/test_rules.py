@@ -190,7 +190,8 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (
         "every_rank_has_a_sample",
         {"cluster.actor_num_nodes": 2, "cluster.actor_num_gpus_per_node": 8, "batch.global_batch_size": 8},
-        "batch.global_batch_size must be at least the number of trainer ranks, 2 * 8 = 16, got 8",
+        "batch.global_batch_size must be at least the number of trainer ranks, cluster.actor_num_nodes=2 * "
+        "cluster.actor_num_gpus_per_node=8 = 16, got 8",
         {"cluster.actor_num_nodes": 2, "cluster.actor_num_gpus_per_node": 8, "batch.global_batch_size": 16},
     ),
     (
@@ -553,6 +554,7 @@ def test_both_sides(name: str, broken: dict[str, Any], told: str, kept: dict[str
     rule = named(name)
     found = rule(change(broken))
     assert any(told in str(problem) for problem in found), [str(problem) for problem in found]
+    assert all(problem.fix for problem in found)
     assert rule(change(kept)) == []
 
 

@@ -58,17 +58,12 @@ def test_a_value_that_would_be_derived_is_none_that_was_chosen() -> None:
 
 
 ASKED_OF_MEGATRON = {
-    "algo.advantage_estimator": "algo=ppo",
-    "algo.opd_kl_coef": "algo.opd_kl_coef=0.1 model.teacher_load=teacher",
-    "algo.ref_update_interval": "algo.use_kl_loss=true algo.ref_update_interval=2",
-    "train.backend": "cluster.offload_train=true",
     "optim.name": "optim.name=muon",
     "optim.matrix_lr": "optim.matrix_lr=0.1",
     "optim.embedding_lr": "optim.embedding_lr=0.1",
     "optim.unembedding_lr": "optim.unembedding_lr=0.1",
     "train.only_train_params": "train.only_train_params=[norm]",
     "train.freeze_params": "train.freeze_params=[norm]",
-    "train.keep_old_actor": "train.keep_old_actor=true",
     "train.qkv_format": "train.qkv_format=bshd",
 }
 

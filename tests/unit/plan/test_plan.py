@@ -105,6 +105,21 @@ def test_a_wider_engine_has_more_room_for_its_cache() -> None:
     assert wide.engine.cache_tokens > 4 * narrow.engine.cache_tokens
 
 
+def test_parties_of_an_engine_have_samples_of_their_own() -> None:
+    words = ("cluster.rollout_num_gpus_per_engine=4", "sglang.mem_fraction_static=0.8")
+    shared = plan(*words, "sglang.dp_size=2").engine
+    parted = plan(*words, "sglang.dp_size=2", "sglang.enable_dp_attention=true").engine
+    assert shared is not None and parted is not None
+    # Qwen3-4B: 8 key heads over 4 ranks, or 4 over each of two pairs; q, k, v and o twice.
+    assert parted.bytes_per_token == shared.bytes_per_token == 2 * 36 * 2 * 128 * 2
+    attention = 36 * (2560 * (4096 + 2 * 1024) + 4096 * 2560 + 2 * 128)
+    assert parted.weights - shared.weights == pytest.approx(2 * attention / 4)
+    latent = ("sglang.dp_size=1", "sglang.enable_dp_attention=false")
+    whole, cut = plan(*latent, experiment="deepseek_r1").engine, plan(experiment="deepseek_r1").engine
+    assert whole is not None and cut is not None
+    assert whole.bytes_per_token == 8 * cut.bytes_per_token == 61 * (512 + 64) * 2
+
+
 def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
     from rlscale.engines.embedded.scheduler import SchedulerOptions
     from rlscale.models.shapes import lane_length
@@ -234,6 +249,10 @@ def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
     assert whole.trainer.weights == 2 * whole.model.parameters
     assert spread.trainer.optimizer == whole.trainer.optimizer / 8
     assert cut.trainer.weights == whole.trainer.weights / 4
+    host = ("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=0.75")
+    offloaded, float32 = plan(*words, *host).trainer, plan(*words, "train.dtype=float32").trainer
+    assert offloaded is not None and offloaded.optimizer == spread.trainer.optimizer / 4
+    assert float32 is not None and float32.optimizer == 2 * float32.weights / 8  # the weights are the master weights
 
 
 def test_memory_on_a_cpu_is_that_of_the_machine() -> None:

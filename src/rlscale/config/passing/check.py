@@ -144,5 +144,5 @@ def _what_is_wrong(path: str, value: Any, arguments: Arguments) -> tuple[str, st
     if isinstance(value, str) and "${" in value:
         return None  # known only when it is resolved
     if not fits(value, types[name]):
-        return f"be {in_words(types[name])}", ""
+        return f"be {in_words(types[name])}", "leave it out for the library's default"
     return None

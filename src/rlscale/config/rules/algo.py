@@ -115,7 +115,8 @@ def overlong_buffer_fits(config: RunConfig) -> list[Problem]:
     if buffer is None or buffer <= longest:
         return []
     rule = f"be at most rollout.max_response_len={longest}"
-    return [Problem(path="algo.overlong_buffer_len", rule=rule, value=show(buffer))]
+    fix = f"it is the last part of a response; set it to {longest} at most"
+    return [Problem(path="algo.overlong_buffer_len", rule=rule, value=show(buffer), fix=fix)]
 
 
 @rule("algo.loss_type", "batch.n_samples_per_prompt", "data.label_key")
@@ -183,7 +184,9 @@ def tis_bounds_are_ordered(config: RunConfig) -> list[Problem]:
                 name, high = "algo.tis_clip", algo.tis_clip
             pairs.append(("algo.mis.reject_low", _or_inverse(mis.reject_low, high), name, high))
     return [
-        Problem(path=low_path, rule=f"be at most {high_path}={high:g}", value=f"{low:g}", fix="")
+        Problem(
+            path=low_path, rule=f"be at most {high_path}={high:g}", value=f"{low:g}", fix="lower it, or raise the other"
+        )
         for low_path, low, high_path, high in pairs
         if low > high
     ]

@@ -78,7 +78,8 @@ def every_rank_has_a_sample(config: RunConfig) -> list[Problem]:
     ranks = num_trainer_ranks(config) // each
     if size >= ranks:
         return []
-    product = f"{cluster.actor_num_nodes} * {cluster.actor_num_gpus_per_node}"
+    product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
+    product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
     rule = f"be at least the number of trainer ranks, {product}"
     if each > 1:
         rule = f"be at least the number of data-parallel ranks, {product} / {each}"

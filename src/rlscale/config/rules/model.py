@@ -31,7 +31,8 @@ def heads_divide(config: RunConfig) -> list[Problem]:
     if heads is None or kv_heads is None or heads % kv_heads == 0:
         return []
     rule = f"divide model.num_attention_heads={heads}"
-    return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads))]
+    fix = "take both from the checkpoint's config.json, or choose the model=<option> it is"
+    return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads), fix=fix)]
 
 
 @rule("rollout.engine", "model.model_type", "model.build", *USES_ENGINES)
@@ -51,14 +52,15 @@ def experts_can_be_chosen(config: RunConfig) -> list[Problem]:
     """A token chooses some of the experts, from some of the groups that they are evenly divided into."""
     model = config.model
     limits = {"num_experts_per_tok": ("num_experts", model.num_experts), "topk_group": ("n_group", model.n_group)}
+    fix = "take both from the checkpoint's config.json, or choose the model=<option> it is"
     problems = [
-        Problem(path=f"model.{name}", rule=f"be at most model.{of}={limit}", value=show(getattr(model, name)))
+        Problem(path=f"model.{name}", rule=f"be at most model.{of}={limit}", value=show(getattr(model, name)), fix=fix)
         for name, (of, limit) in limits.items()
         if limit is not None and (getattr(model, name) or 0) > limit
     ]
     if model.num_experts is not None and model.n_group is not None and model.num_experts % model.n_group:
         rule = f"divide model.num_experts={model.num_experts}"
-        problems.append(Problem(path="model.n_group", rule=rule, value=show(model.n_group)))
+        problems.append(Problem(path="model.n_group", rule=rule, value=show(model.n_group), fix=fix))
     return problems
 
 
@@ -94,7 +96,8 @@ def lengths_fit(config: RunConfig) -> list[Problem]:
     context = rollout.max_context_len
     if context is not None and positions is not None and context > positions:
         rule = f"be at most model.max_position_embeddings={positions}"
-        problems.append(Problem(path="rollout.max_context_len", rule=rule, value=show(context)))
+        fix = f"set it to {positions} at most, or leave it out"
+        problems.append(Problem(path="rollout.max_context_len", rule=rule, value=show(context), fix=fix))
     return problems
 
 

@@ -27,7 +27,8 @@ def schedule_is_ordered(config: RunConfig) -> list[Problem]:
     problems = []
     if optim.lr_decay_style != LrDecayStyle.constant and optim.lr is not None and optim.min_lr > optim.lr:
         rule = f"be at most optim.lr={optim.lr:g}"
-        problems.append(Problem(path="optim.min_lr", rule=rule, value=show(optim.min_lr)))
+        fix = "the rate falls to it; lower it"
+        problems.append(Problem(path="optim.min_lr", rule=rule, value=show(optim.min_lr), fix=fix))
     return problems + _decay_after_warmup(optim)
 
 
@@ -35,7 +36,8 @@ def _decay_after_warmup(optim: OptimConfig) -> list[Problem]:
     if optim.lr_decay_iters is None or optim.lr_decay_iters > optim.lr_warmup_iters:
         return []
     rule = f"be more than optim.lr_warmup_iters={optim.lr_warmup_iters}"
-    return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters))]
+    fix = "the decay begins after the warm-up and counts it; raise it, or leave it out for the whole run"
+    return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters), fix=fix)]
 
 
 @rule("optim.lr_decay_style", "optim.lr_decay_iters", "optim.lr_wsd_decay_iters")

@@ -48,9 +48,10 @@ def parallel_sizes_divide_the_trainer(config: RunConfig) -> list[Problem]:
     }
     product = " * ".join(f"{name} {size}" for name, size in sizes.items())
     fix = f"lower one of the three, or use a multiple of {each} GPUs"
-    rule = f"divide {of}, together with pipeline and context"
-    value = f"{product} = {each}"
-    return [Problem(path="megatron.tensor_model_parallel_size", rule=rule, value=value, fix=fix)]
+    first, *others = sorted(sizes, key=lambda name: sizes[name] == 1)  # a size that divides, before those of 1
+    rule = f"divide {of}, together with {others[0]} and {others[1]}"
+    path = f"megatron.{first}_parallel_size" if first == "context" else f"megatron.{first}_model_parallel_size"
+    return [Problem(path=path, rule=rule, value=f"{product} = {each}", fix=fix)]
 
 
 @rule("train.backend", "fsdp.context_parallel_size", "fsdp.attn_implementation")
@@ -71,7 +72,10 @@ def batch_divides_among_ranks(config: RunConfig) -> list[Problem]:
     if ranks % each or size < ranks // each or size % (ranks // each) == 0:
         return []  # other rules speak of the first two
     parts = ranks // each
-    product = f"{ranks} ranks / {each} of a model = {parts}" if each > 1 else f"{parts}"
+    cluster = config.cluster
+    product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
+    product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
+    product += f" / {each} of a model = {parts}" if each > 1 else f" = {parts}"
     near = [number for number in (size // parts * parts, size // parts * parts + parts) if number]
     sizes = " or ".join(f"batch.global_batch_size={number}" for number in near)
     fix = f"nearest are {sizes}, or {_nearest_divisor(size, parts)} data-parallel ranks"
@@ -220,6 +224,19 @@ def steps_end_with_whole_weights(config: RunConfig) -> list[Problem]:
         for name in WHOLE_WEIGHTS
         if config.megatron.core_args.get(name)
     ]
+
+
+@rule("train.backend", "megatron.core_args")
+def offloaded_optimizer_has_a_share(config: RunConfig) -> list[Problem]:
+    """Megatron-core's own default of the share is 0."""
+    given, path = config.megatron.core_args, "megatron.optimizer_offload_fraction"
+    share = given.get("optimizer_offload_fraction", 0.0)
+    is_on = config.train.backend == TrainBackendName.megatron and given.get("optimizer_cpu_offload", False)
+    if not is_on or 0 < share <= 1:
+        return []
+    rule = "be above 0 and at most 1 with megatron.optimizer_cpu_offload"
+    fix = "set it to the share of the optimiser's states that the host keeps, e.g. 1.0"
+    return [Problem(path=path, rule=rule, value=show(share), fix=fix)]
 
 
 @rule("train.backend", "train.qkv_format", "megatron.variable_seq_lengths")

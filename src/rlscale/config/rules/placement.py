@@ -140,7 +140,8 @@ def engines_divide_gpus(config: RunConfig) -> list[Problem]:
     problems = _pipeline_problems(config)
     if config.rollout.engine == EngineKind.embedded and each != 1:
         rule = "be 1 with rollout.engine=embedded"
-        problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(each)))
+        fix = "it runs on one GPU; set it to 1, or choose rollout=sglang"
+        problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(each), fix=fix))
     if number is not None and number % each:
         rule = f"divide the {number} GPUs of all engines"
         fix = f"set it to 1, or cluster.rollout_num_gpus={number // each * each + each}"
@@ -154,7 +155,8 @@ def _pipeline_problems(config: RunConfig) -> list[Problem]:
     if config.rollout.engine != EngineKind.sglang or (stages > 0 and each % stages == 0):
         return []
     rule = f"be a positive divisor of cluster.rollout_num_gpus_per_engine={each}"
-    return [Problem(path="sglang.pp_size", rule=rule, value=show(stages))]
+    fix = f"set it to {max(size for size in range(1, each + 1) if each % size == 0 and size <= max(stages, 1))}"
+    return [Problem(path="sglang.pp_size", rule=rule, value=show(stages), fix=fix)]
 
 
 USES_ROUTER = (

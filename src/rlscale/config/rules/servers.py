@@ -23,7 +23,8 @@ def external_servers_are_named(config: RunConfig) -> list[Problem]:
         fix = 'set it, e.g. rollout.external_engine_addrs=["10.0.0.1:30000"]'
         return [Problem(path=path, rule=f"be set with {which}", value="null", fix=fix)]
     wrong = [address for address in addresses if not _ADDRESS.match(address)]
-    return [Problem(path=path, rule="hold addresses as host:port", value=show(address)) for address in wrong]
+    rule, fix = "hold addresses as host:port", "write each like 10.0.0.1:30000"
+    return [Problem(path=path, rule=rule, value=show(address), fix=fix) for address in wrong]
 
 
 @rule(*EXTERNAL, "cluster.colocate")

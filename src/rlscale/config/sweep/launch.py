@@ -12,7 +12,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from rlscale.config.load import load_config_with_notes
+from rlscale.config.load import load_config_with_notes, with_origin
 from rlscale.config.overrides import parse_command_line
 from rlscale.config.run import RunConfig
 from rlscale.config.sweep.records import JobRecord, Outcome, RecordFolder
@@ -56,11 +56,12 @@ class JobChecker:
         if frozenset(words) in self.folders:
             return ()
         try:
-            config = load_config_with_notes(words, config_dir=self._config_dir).config
+            loaded = load_config_with_notes(words, config_dir=self._config_dir)
         except ConfigError as error:
             return error.problems
+        config = loaded.config
         if self._check_config is not None and (problems := self._check_config(config)):
-            return tuple(problems)
+            return tuple(with_origin(problem, loaded.composed) for problem in problems)
         folder = str(config.run.dir)
         taken = folder in self.folders.values()
         self.folders[frozenset(words)] = folder

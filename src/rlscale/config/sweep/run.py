@@ -96,7 +96,8 @@ def _compose(line: CommandLine, loader: ConfigLoader, checker: JobChecker) -> Di
             some_jobs(line), known=[*line.problems, *wrong_values(line)]
         )  # the mistakes of a job say more
         text = str(error.__cause__ or error).splitlines()[0]
-        raise ConfigError([Problem(path="hydra", rule="be composable by Hydra", value=f'"{text}"')]) from error
+        fix = "leave the words about hydra out, one by one"
+        raise ConfigError([Problem(path="hydra", rule="be composable by Hydra", value=f'"{text}"', fix=fix)]) from error
 
 
 def _make_sweeper(master: DictConfig, context: HydraContext, task: TaskFunction) -> Any:

@@ -55,7 +55,8 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(path=str(file), rule="be valid YAML", value=f'"{error}"')]) from error
+        fix = f"name a run folder, or the {CONFIG_FILE} in it"
+        raise ConfigError([Problem(path=str(file), rule="be valid YAML", value=f'"{error}"', fix=fix)]) from error
     if not isinstance(values, dict) or "batch" not in values:
         fix = f"name a run folder, or the {CONFIG_FILE} in it"
         raise ConfigError([Problem(path=str(file), rule="hold a complete config", value="something else", fix=fix)])
