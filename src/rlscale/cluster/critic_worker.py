@@ -13,7 +13,7 @@ from rlscale.cluster.rank_worker import RankWorker
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 if TYPE_CHECKING:
-    from rlscale.training.fsdp.critic_backend import CriticBackend
+    from rlscale.training.critic_backend import CriticRanks
 
 
 class CriticWorker(RankWorker):
@@ -26,16 +26,16 @@ class CriticWorker(RankWorker):
     """
 
     role = "critic"
-    _backend: CriticBackend
+    _backend: CriticRanks
 
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the critic's world and loads its model (a collective)."""
         self._join(master_address, master_port)
         # Imported here: torch and transformers take seconds, which the driver should not wait for.
-        from rlscale.training.fsdp.critic_backend import CriticBackend
+        from rlscale.training.backends import make_critic
 
         with self._watch.memory():
-            self._backend = CriticBackend(self._spec, rank=self.rank, world_size=self._world.world_size)
+            self._backend = make_critic(self._spec, rank=self.rank, world_size=self._world.world_size)
 
     def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32 | None:
         """Values of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rlscale.cluster.rank_worker import RankWorker
 from rlscale.engines.http import HttpEngine
 from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
 
 if TYPE_CHECKING:
-    from rlscale.training.fsdp.backend import FsdpBackend
-    from rlscale.training.megatron.backend import MegatronBackend
+    from rlscale.training.role_backend import TrainerRank
     from rlscale.weights.channel import EngineChannel
 
 
@@ -28,7 +27,7 @@ class TrainWorker(RankWorker):
         worker.train(batch, steps)
     """
 
-    _backend: FsdpBackend | MegatronBackend
+    _backend: TrainerRank
     _channel: EngineChannel
 
     def setup(self, master_address: str, master_port: int) -> None:
@@ -55,23 +54,23 @@ class TrainWorker(RankWorker):
 
     def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         with self._watch.memory():
-            return self._of_fsdp.loss(batch, steps)
+            return self._backend.loss(batch, steps)
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         """With `estimate` and `improve` what `train` does, where the critic has ranks of its own."""
         self._rollout_id = batch.version
         with self._watch.memory():
-            self._of_fsdp.score(batch, steps)
+            self._backend.score(batch, steps)
 
     def estimate(self, values: Float32) -> Float32 | None:
         """Returns of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
         with self._watch.memory():
-            returns = self._of_fsdp.estimate(values)
+            returns = self._backend.estimate(values)
         return returns if self.rank == 0 else None
 
     def improve(self) -> TrainResult:
         with self._watch.memory(), self._watch.rollout(self._rollout_id):
-            return self._of_fsdp.improve()
+            return self._backend.improve()
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._channel.connect(engines)
@@ -93,8 +92,3 @@ class TrainWorker(RankWorker):
     def close(self) -> None:
         self._channel.close()
         self._backend.close()
-
-    @property
-    def _of_fsdp(self) -> FsdpBackend:
-        """The backend, where a critic takes part: a rule lets it be this one only."""
-        return cast("FsdpBackend", self._backend)

@@ -96,9 +96,8 @@ class RayTrainers:
         assert critic is not None and critic.own_ranks is not None, "a critic with ranks has them in the spec"
         if len(self._critic.names) == len(self._policy.names):
             return steps
-        shared = self._spec.fsdp.context_parallel_size
-        ranks = critic.own_ranks
-        return plan_steps(batch, ranks.batch, num_ranks=ranks.number // shared, context_ranks=shared)
+        ranks, number = critic.own_ranks, critic.own_ranks.number // self._spec.ranks_per_model
+        return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks)
 
     async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         loss: float = await self._policy.call("loss", ray.put(batch), ray.put(list(steps)))

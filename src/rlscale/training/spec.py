@@ -14,6 +14,7 @@ from rlscale.config import (
     ModelConfig,
     OffloadMode,
     OptimConfig,
+    TrainBackendName,
     TrainConfig,
 )
 from rlscale.models.shapes import EngineShapes
@@ -96,6 +97,7 @@ class TrainerSpec:
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
     engine_shapes: EngineShapes | None = None  # of the engines, with `train.true_on_policy_mode`
+    start_weights: Path | None = None  # folder of Megatron-core's format to start from; None: weights of `model_path`
     ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none
     ref_checkpoint: Path | None = None  # folder of the checkpoint its weights are in; None: those of `ref_path`
     critic: CriticSpec | None = None  # the value model of ppo; None: there is none
@@ -106,3 +108,17 @@ class TrainerSpec:
     model: ModelConfig = field(default_factory=ModelConfig)  # likewise: what must agree with the model's own config
     num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user
+
+    @property
+    def context_ranks(self) -> int:
+        """Ranks that share each sample."""
+        is_megatron = self.train.backend == TrainBackendName.megatron
+        return (self.megatron if is_megatron else self.fsdp).context_parallel_size
+
+    @property
+    def ranks_per_model(self) -> int:
+        """Ranks that take one micro-batch together."""
+        if self.train.backend != TrainBackendName.megatron:
+            return self.context_ranks
+        sizes = self.megatron
+        return sizes.tensor_model_parallel_size * sizes.pipeline_model_parallel_size * self.context_ranks

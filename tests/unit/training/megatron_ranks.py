@@ -1,6 +1,6 @@
 """What each trainer rank does for `test_megatron.py`, which starts this file as a program: both backends, side by side.
 
-python -m tests.unit.training.megatron_ranks <rank> <port> <dense model> <model with experts> <folder> <kind>
+python -m tests.unit.training.megatron_ranks <rank> <port> <dense> <with experts> <other dense> <deeper> <folder> <kind>
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
+from tests.unit.training import megatron_roles
 from tests.unit.training.ranks import BATCHES as RANDOM
 from tests.unit.training.ranks import full_spec, whole_rollout_spec
 from tests.unit.training.rollouts import plan
@@ -60,6 +61,8 @@ SHORT = {
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
 }
+ROLES = ("pp2",)
+MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # which take longer
 RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2")
 SEQUENCES = {"sequence_parallel": True}
 INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
@@ -197,6 +200,22 @@ def with_passes(spec: TrainerSpec, reference: str, *, rank: int) -> dict[str, An
     return found
 
 
+def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger: str) -> dict[str, Any]:
+    """All roles on this backend and on FSDP2."""
+    spec, shares = megatron_roles.with_everyone(path, other, mode.config), data_ranks(mode.config)
+    steps, weights = megatron_roles.expected(path, other, rank=rank)
+    found = megatron_roles.moved_and_saved(spec, folder, rank=rank, num_data_ranks=shares)
+    ours = Run(steps=found["rollouts"], weights=found["weights"])
+    further = {"rank": rank, "num_data_ranks": shares}
+    return {
+        "difference": difference(ours, Run(steps=steps, weights=weights)),
+        "resumed exactly": found["resumed exactly"],
+        "bytes at rest": found["bytes at rest"],
+        "apart": megatron_roles.critic_apart(spec, **further),
+        "teacher": 0.0 if mode.has_experts else megatron_roles.teacher_of_another_shape(spec, larger, **further),
+    }
+
+
 def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
     """The message of every rank when only the loss of the samples that the last one may have is no number."""
     batch, shares = BATCHES[0], data_ranks(spec.megatron)
@@ -225,7 +244,7 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
     num_ranks, is_slow = int(kind[0]), kind.endswith("slow")
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 60.0)
     expected: dict[bool, Run] = {}
-    report: dict[str, Any] = {"modes": {}, "resumed": {}}
+    report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}}
     if num_ranks == 1:
         saved = [each for each in folder.iterdir() if each.name in RESUMED]
         folder = folder / "alone"
@@ -252,11 +271,17 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
             report["passes"] = with_passes(spec, str(folder / "tp2" / "hf"), rank=rank)
             no_kl = replace(spec, algo=AlgoConfig(use_rollout_logprobs=True), ref_path=None)
             report["nan"] = nan_on_last_rank(no_kl, rank=rank)
+    for name in MORE_ROLES if is_slow else ROLES:
+        mode = MODES[name]
+        if mode.num_ranks == num_ranks:
+            other, larger = (models[1], models[1]) if mode.has_experts else (models[2], models[3])
+            path, into = models[mode.has_experts], folder / f"{name} roles"
+            report["roles"][name] = roles(mode, path, other, into, rank=rank, larger=larger)
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     leave_world()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:5], Path(sys.argv[5]), sys.argv[6])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7], Path(sys.argv[7]), sys.argv[8])
     # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
     os._exit(0)

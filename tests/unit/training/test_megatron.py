@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_ranks import MODES
+from tests.unit.training.megatron_ranks import MODES, MORE_ROLES, ROLES
 from tests.unit.training.megatron_ranks import RESUMED as SAVED
 from tests.unit.training.rollouts import tiny_model, tiny_moe
 
@@ -21,8 +21,9 @@ LONG = [name for name, mode in MODES.items() if mode.is_slow]
 
 @pytest.fixture(scope="module")
 def models(cache: Path) -> list[str]:
-    """A dense model of four layers, and one with experts."""
-    return [tiny_model(cache, num_layers=4), tiny_moe(cache)]
+    """A dense model of four layers, one with experts, another one like the first, and one of six layers."""
+    first = tiny_model(cache, num_layers=4)
+    return [first, tiny_moe(cache), tiny_model(cache, seed=1, num_layers=4), tiny_model(cache, num_layers=6)]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,26 @@ def test_three_steps_divided_in_further_ways_are_those_of_fsdp(others: dict[int,
     found = report(others[MODES[mode].num_ranks], 0)
     assert_equal(found["modes"][mode])
     assert all(found["resumed"].get(mode, {}).values())
+
+
+@pytest.mark.parametrize("mode", ROLES)
+def test_all_roles_are_those_of_fsdp(folder: Path, mode: str) -> None:
+    assert_roles(report(folder, 0)["roles"][mode])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MORE_ROLES)
+def test_all_roles_divided_in_further_ways_are_those_of_fsdp(others: dict[int, Path], mode: str) -> None:
+    assert_roles(report(others[MODES[mode].num_ranks], 0)["roles"][mode])
+
+
+def assert_roles(found: dict[str, Any]) -> None:
+    numbers, weights = found["difference"]["numbers"], found["difference"]["weights"]
+    assert {"loss", "critic_loss", "rollout/kl", "rollout/teacher_kl", "rollout/return"} <= set(numbers)
+    assert found["difference"]["other names"] == []
+    assert max(numbers.values()) < 1e-5 and max(weights.values()) < 1e-5, found["difference"]
+    assert found["resumed exactly"] and found["bytes at rest"] == 0
+    assert found["apart"] < 1e-5 and found["teacher"] < 1e-5, found
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:

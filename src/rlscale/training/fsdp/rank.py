@@ -14,7 +14,6 @@ from rlscale.training.asked import AskedLogprobs
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.context_attention import CONTEXT_ATTENTION
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.fsdp.turns import Turns, make_turns
 from rlscale.training.host_memory import keep_freed_memory
 from rlscale.training.metrics import MetricSums
 from rlscale.training.on_policy.pack import in_engine_shapes
@@ -22,6 +21,7 @@ from rlscale.training.packing import Microbatch, pack, pad
 from rlscale.training.rollout import Rollout
 from rlscale.training.sharding import pack_share
 from rlscale.training.spec import TrainerSpec
+from rlscale.training.turns import Turns, make_turns
 from rlscale.types import StepPlan, TrainBatch
 
 

@@ -1,47 +1,39 @@
 """MegatronBackend: one trainer rank on Megatron-core.
 
-    rollout ─> pack ─> [old logprobs] ─> [reference logprobs] ─> advantages ─┐
-                                                                             ▼
-               weights <─ optimiser <─ clip <─ reduce <─ micro-batches through the stages, loss on the last one
-
-A bracketed pass is made only where the loss needs it. Columns and metrics that the last stage computes are sent to the
-others, so that every rank knows and returns the same.
+Columns and metrics that the last stage of the pipeline computes are sent to the others, so that every rank knows and
+returns the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from rlscale.config import LossType, compares_policies
-from rlscale.training.asked import AskedLogprobs
-from rlscale.training.before import estimate, last_look, needs_old_pass, weight_scale
-from rlscale.training.distributed import local_ranks, pick_device, use_threads
-from rlscale.training.megatron.checkpoint import load_state, save_state
+from rlscale.training.megatron.checkpoint import load_weights
 from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.export import write_hf
-from rlscale.training.megatron.grid import make_grid
+from rlscale.training.megatron.model import DTYPES, build_model, for_grid
 from rlscale.training.megatron.names.export import Exporter
-from rlscale.training.megatron.packing import pack_rows
-from rlscale.training.megatron.policy import MegatronPolicy
-from rlscale.training.metrics import MetricSums
-from rlscale.training.packing import Microbatch
+from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.policy import MegatronPolicy, PolicyCopies
+from rlscale.training.megatron.rank import MegatronRank
+from rlscale.training.megatron.scorers import MegatronReference, MegatronTeacher
+from rlscale.training.old_policies import OldPolicies
 from rlscale.training.position import Position
+from rlscale.training.role_backend import RoleBackend
 from rlscale.training.rollout import Rollout
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import StepPlan, TrainBatch, TrainResult
+from rlscale.types import Float32, StepPlan, TrainBatch
 
 
-class MegatronBackend:
+class MegatronBackend(RoleBackend):
     """Trains a model that is divided over all ranks of the default process group as `megatron.*` says.
 
-    Invariants: every method is a collective, called on all ranks alike; for the same inputs on the same ranks the
-    numbers are the same bit for bit; there is one of it at a time in a process.
+    Invariants: those of `RoleBackend`; there is one of it at a time in a process.
 
     Example:
         join_world(rank, world_size, "127.0.0.1", port, "gloo", 600.0)
@@ -50,101 +42,105 @@ class MegatronBackend:
         for name, weight in backend.weights(): ...
     """
 
-    def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
-        assert dist.is_initialized(), "join_world comes first"
-        assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
-        local_rank, num_local_ranks = local_ranks()
-        self._spec = spec
-        self._device = pick_device(spec.device, local_rank=local_rank)
-        if self._device.type == "cpu":
-            use_threads(None, num_local_ranks=num_local_ranks)
-        torch.manual_seed(spec.train.seed + rank)
-        with megatron_device():
-            self._grid = make_grid(spec.megatron, seed=spec.train.seed)
-            self.policy = MegatronPolicy(spec, grid=self._grid, device=self._device)
-            self._exporter = Exporter(self.policy.model)
-        self._num_rollouts = 0
+    policy: MegatronPolicy
+    critic: MegatronCritic | None
+    reference: MegatronReference | None
+    teacher: MegatronTeacher | None
 
-    def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
-        results: list[dict[str, float]] = []
-        with megatron_device():
-            rollout = self._prepare(batch, steps)
-            with rollout.timed("optimize"):
-                for i, plan in enumerate(steps):
-                    result = self.policy.step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0)
-                    results.append(result)
-            self._num_rollouts += 1
-            metrics, _ = rollout.metrics.gather()
-            logprobs = rollout.asked.gather(self._device, group=rollout.data_group)
-            metrics, logprobs = self._grid.from_last_stage((metrics, logprobs))
-        return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=logprobs)
+    def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
+        self._rank = MegatronRank.join(spec, rank=rank, world_size=world_size)
+        super().__init__(spec, device=self._rank.device, turns=self._rank.turns)
+        grid, dtype = self._rank.grid, DTYPES[spec.train.dtype]
+        with self._computing():
+            model = build_model(spec.model_path, model=spec.model, megatron=spec.megatron, dtype=dtype)
+            for_grid(model, grid)
+            # These may have the model hold their weights for a moment.
+            self.reference = MegatronReference.of(spec, policy=model, grid=grid)
+            self.teacher = MegatronTeacher.of(spec, policy=model, grid=grid)
+            if spec.start_weights is None:
+                load_hf(model, spec.model_path)
+            else:
+                load_weights(spec.start_weights, model=model)
+            self.policy = MegatronPolicy(spec, model, grid=grid, device=self._device)
+            copies = PolicyCopies(self.policy, grid=grid)
+            self._old_policies = OldPolicies(copies, limit=spec.num_old_policies) if spec.num_old_policies else None
+            is_here = spec.critic is not None and spec.critic.own_ranks is None
+            self.critic = (
+                MegatronCritic(spec, spec.critic, grid=grid, device=self._device) if spec.critic and is_here else None
+            )
+            self._exporter = Exporter(model)
+        self._take_part()
+        self._turns.rest()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See TrainBackend. In `train.dtype`, as engines hold them; on rank 0, to which the others only send."""
-        yield from self._exporter.weights()
-
-    def rest(self) -> None:
-        """See TrainBackend. A model of this backend never leaves its device."""
+        """See TrainBackend. In `train.dtype`, as engines hold them."""
+        with self._turns.of("policy"):
+            yield from self._exporter.weights()
 
     def save(self, folder: Path) -> None:
         """See TrainBackend."""
         position = Position(num_steps=self.policy.num_steps, num_rollouts=self._num_rollouts)
-        with megatron_device():
-            save_state(folder, model=self.policy.model, optimizer=self.policy.optimizer, position=position)
+        with self._computing():
+            with self._turns.of("policy", "policy.optimizer"):
+                self.policy.trained.save(folder, position=position)
+                if self.reference is not None:
+                    self.reference.save(folder)
+                if self._old_policies is not None:
+                    self._old_policies.save(folder)
+            if self.critic is not None:
+                with self._turns.of("critic", "critic.optimizer"):
+                    self.critic.save(folder)
+        self._turns.rest()
 
     def load(self, folder: Path) -> None:
         """See TrainBackend. Raises DataError for a folder that is no checkpoint of this model."""
-        with megatron_device():
-            position = load_state(folder, model=self.policy.model, optimizer=self.policy.optimizer)
-        self.policy.num_steps, self._num_rollouts = position.num_steps, position.num_rollouts
+        with self._computing():
+            with self._turns.of("policy", "policy.optimizer"):
+                position = self.policy.trained.load(folder)
+                if self.reference is not None:
+                    self.reference.load(folder)
+                if self._old_policies is not None:
+                    self._old_policies.load(folder)
+            self.policy.num_steps, self._num_rollouts = position.num_steps, position.num_rollouts
+            if self.critic is not None:
+                with self._turns.of("critic", "critic.optimizer"):
+                    self.critic.load(folder)
+        self._turns.rest()
 
     def export_hf(self, folder: Path) -> None:
-        """See TrainBackend. In `train.dtype`. Every rank writes some of it."""
-        with megatron_device():
-            write_hf(self.policy.model, folder, source=self._spec.model_path, dtype=self.policy.dtype)
+        """See TrainBackend. In `train.dtype`."""
+        dtype = DTYPES[self._spec.train.dtype]
+        with self._computing(), self._turns.of("policy"):
+            write_hf(self.policy.model, folder, source=self._spec.model_path, dtype=dtype)
+        self._turns.rest()
 
     def close(self) -> None:
-        """Drops model and optimiser. The process group belongs to who made it."""
-        del self.policy, self._exporter
+        """Drops models and optimiser. The process group belongs to who made it."""
+        del self.policy, self.reference, self.critic, self.teacher, self._exporter, self._old_policies
 
-    def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
-        """Packs this rank's micro-batches and computes the columns that the loss needs."""
-        grid, algo = self._grid, self._spec.algo
-        rollout = Rollout(
-            batch=batch,
-            micros=[self._pack(batch, plan.microbatches[grid.data_index]) for plan in steps],
-            metrics=MetricSums(self._device, group=grid.data_group),
-            asked=AskedLogprobs(batch),
-            data_group=grid.data_group,
-        )
-        if algo.loss_type == LossType.sft_loss:
-            return rollout
-        rollout.gen = torch.tensor(batch.rollout_logprobs)
-        if not compares_policies(algo):
-            return rollout
-        if steps and steps[0].scoring is not None:
-            cuts = [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[grid.data_index]]
-            rollout.scoring = self._pack(batch, cuts)
-        if algo.use_rollout_logprobs:
-            rollout.old = rollout.gen
-        if needs_old_pass(self._spec, num_steps=len(steps)):
-            self.policy.score_old(rollout)
-        self.policy.score_reference(rollout)
-        estimate(rollout, self._spec, device=self._device)
-        last_look(rollout, self._spec)
-        rollout.weight_scale = weight_scale(rollout, algo, device=self._device)
-        return rollout
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with megatron_device():
+            yield
 
-    def _pack(self, batch: TrainBatch, cuts: Sequence[Sequence[int]]) -> list[Microbatch]:
-        grid = self._grid
-        multiple = grid.tensor_size if self.policy.model.config.sequence_parallel else 1
-        packed = partial(pack_rows, batch, device=self._device, context=grid.context, multiple=multiple)
-        if grid.num_virtual_stages == 1:
-            return [packed(samples) for samples in cuts]
-        # An interleaved pipeline wants them in groups of as many as it has stages, and of one length; empty ones add
-        # nothing.
-        size = 1 if grid.context is None else grid.context.size
-        longest = max(packed(samples).input_ids.shape[1] * size for samples in cuts)
-        missing = -len(cuts) % grid.num_stages
-        return [packed(samples, num_places=longest) for samples in (*cuts, *[()] * missing)]
+    def _take_part(self) -> None:
+        """Names to those who take turns what each role has on the device."""
+        self.policy.trained.take_part(self._turns, name="policy")
+        if self.critic is not None:
+            self.critic.trained.take_part(self._turns, name="critic")
+        for name, role in {"reference": self.reference, "teacher": self.teacher}.items():
+            if role is not None:
+                role.scorer.take_part(self._turns, name=name)
+
+    def _packed(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
+        return self._rank.rollout(batch, steps)
+
+    def _pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan]) -> None:
+        self._rank.pack_for_scoring(rollout, steps)
+
+    def _metrics(self, rollout: Rollout) -> dict[str, float]:
+        metrics, _ = rollout.metrics.gather()
+        return self._rank.grid.from_last_stage(metrics)
+
+    def _asked(self, rollout: Rollout) -> dict[int, Float32]:
+        return self._rank.grid.from_last_stage(rollout.asked.gather(self._device, group=rollout.data_group))

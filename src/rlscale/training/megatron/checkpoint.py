@@ -2,7 +2,8 @@
 
 <folder>/trainer.json            format, ranks, optimiser steps and rollouts made
 <folder>/torch_dist/             weights, master weights and moments by their place in the whole model (`torch_dist`,
-                                 the optimiser's as `fully_reshardable`); parts of it are pickled, as that format is
+                                 the optimiser's as `fully_reshardable`); parts of it are pickled, as that format is,
+                                 and read as plain values only
 <folder>/random/rank_<r>.json    states of the random generators of a rank
 """
 
@@ -31,11 +32,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
+from rlscale.models.megatron_folder import STATE, torch_dist_folder
 from rlscale.training.megatron.model import MegatronModel
+from rlscale.training.megatron.plain import plain_files
 from rlscale.training.position import Position, decode, encode, random_state, read_json, set_random_state, write_json
 
 FORMAT = "torch_dist"
-STATE = "torch_dist"
 
 
 class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron-core has no types
@@ -88,7 +90,7 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
     """
     about = _about(folder)
     _fill_moments(optimizer)
-    state = _read(folder, _sharded(model, optimizer, is_loading=True))
+    state = _read(folder / STATE, _sharded(model, optimizer, is_loading=True))
     for i, chunk in enumerate(model.chunks):
         chunk.load_state_dict(state[f"model{i}"])
     with torch.no_grad(), _steps_apart(optimizer):
@@ -100,12 +102,36 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
     return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about["num_rollouts"]))
 
 
-def load_weights(folder: Path, *, model: MegatronModel) -> None:
-    """Takes the weights that were saved, and nothing else; a collective. Raises as `load_state`."""
-    _about(folder)
-    state = _read(folder, _sharded_weights(model))
+def save_weights(folder: Path, *, model: MegatronModel) -> None:
+    """Writes the weights, and nothing else, for `load_weights`; a collective. The folder is made if needed."""
+    if dist.get_rank() == 0:
+        (folder / STATE).mkdir(parents=True)
+        about = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(Position())}
+        write_json(folder / "trainer.json", about)
+    dist.barrier()
+    dist_checkpointing.save(_sharded_weights(model), str(folder / STATE), sharded_strategy=InProcessSave())
+    dist.barrier()
+
+
+def load_weights(folder: Path, *, model: MegatronModel, but: str | None = None) -> None:
+    """Takes the weights that were saved, and nothing else; a collective. Raises as `load_state`.
+
+    Args:
+        folder: of a checkpoint, from `save_weights`, or any other that `torch_dist_folder` takes.
+        model: of the same architecture.
+        but: the beginning of names that stay as they are; None: none.
+    """
+    source = torch_dist_folder(folder)
+    if source is None:
+        fix = "take one that train=megatron or rlscale-convert has written, or a Hugging Face folder"
+        raise DataError(f"{folder} must hold weights in Megatron-core's format (torch_dist), got none; {fix}")
+    wanted = _sharded_weights(model)
+    if but is not None:
+        wanted = {part: {n: w for n, w in own.items() if not n.startswith(but)} for part, own in wanted.items()}
+    state = _read(source, wanted)
     for i, chunk in enumerate(model.chunks):
-        chunk.load_state_dict(state[f"model{i}"])
+        # Every parameter was asked for by its name, so that none is missing but those that are left out.
+        chunk.load_state_dict(state[f"model{i}"], strict=but is None)
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -118,7 +144,8 @@ def _about(folder: Path) -> dict[str, Any]:
 
 def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = dist_checkpointing.load(wanted, str(folder / STATE))
+        with plain_files(folder):
+            found: dict[str, Any] = dist_checkpointing.load(wanted, str(folder))
     except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
         raise DataError(
             f"{folder} must be a checkpoint of this model, got another ({error}); check model.* and the path"

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from rlscale.algo.head import HeadOptions, head_logprobs
 from rlscale.training.head import TILE_ELEMENTS
+from rlscale.training.megatron.grid import MegatronGrid
+from rlscale.training.megatron.model import MegatronModel
 from rlscale.training.packing import Microbatch
+from rlscale.training.spec import TrainerSpec
 from rlscale.training.vocabulary import vocab_shard
 
 
@@ -26,6 +29,17 @@ class LogprobHead:
     temperature: float
     chunk_tokens: int = -1  # tokens whose logits take the memory of a tile; not above 0: by TILE_ELEMENTS
     group: dist.ProcessGroup | None = None  # None: this rank has the whole vocabulary
+
+    @classmethod
+    def of(cls, model: MegatronModel, spec: TrainerSpec, *, grid: MegatronGrid) -> LogprobHead:
+        """For this rank's part of a model."""
+        return cls(
+            vocab_size=model.architecture.vocab_size,
+            first=model.first_token,
+            temperature=spec.temperature,
+            chunk_tokens=spec.train.log_probs_chunk_size,
+            group=grid.tensor_group if grid.tensor_size > 1 else None,
+        )
 
     def terms(self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool) -> tuple[Tensor, Tensor]:
         """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.

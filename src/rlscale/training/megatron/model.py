@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,18 +12,26 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, get_cuda_rng_tracker
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
 from rlscale.training.megatron.architecture import Architecture, architecture_of
 from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.rotary import ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.specs import block_spec
+from rlscale.training.value_head import ValueHead, squeeze_values
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?P<before>.+\.experts\.)local_experts\.(?P<j>\d+)\.(?P<after>.+)")
 _GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\.weight)(?P<j>\d+)")
+
+VALUE_HEAD = "value_head."
+"""What names of the parameters of a value head begin with."""
+
+DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 
 POST_NORM_FAMILIES = frozenset({"glm4"})
 """Families that normalise what attention and MLP give, too."""
@@ -55,6 +63,32 @@ class Decoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
             return weight
         own: nn.Parameter = self.output_layer.weight
         return own
+
+
+class ValueDecoder(Decoder):
+    """A pipeline chunk of a critic. The last one has a value head in the place of the output layer."""
+
+    def __init__(self, *, config: TransformerConfig, **options: Any) -> None:
+        super().__init__(config=config, **options)
+        if self.post_process:
+            self.output_layer = None
+            # Whole on every tensor-parallel rank, which all give it the same gradient.
+            head = ValueHead(config.hidden_size)
+            self.value_head = head.to(torch.cuda.current_device(), config.params_dtype)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        # What a language model adds to this is about the output layer.
+        state: dict[str, Any] = MegatronModule.sharded_state_dict(self, prefix, sharded_offsets, metadata)
+        if self.pre_process:
+            # The number of rows that fill up the ranks' parts is another on other ranks.
+            state[f"{prefix}embedding.word_embeddings.weight"].allow_shape_mismatch = True
+        return state
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, H] to values [R], in float32."""
+        return squeeze_values(self.value_head(hidden))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +123,9 @@ class MegatronModel:
                 yield _whole_name(name, layers=layers, first_expert=first), parameter
 
 
-def build_model(path: str, *, model: ModelConfig, megatron: MegatronConfig, dtype: torch.dtype) -> MegatronModel:
+def build_model(
+    path: str, *, model: ModelConfig, megatron: MegatronConfig, dtype: torch.dtype, has_value_head: bool = False
+) -> MegatronModel:
     """This rank's part of a model, its weights left as memory comes: `load_hf` or a checkpoint fills them.
 
     Megatron-core's parallel state must be made, and its random generators seeded (`model_parallel_cuda_manual_seed`).
@@ -99,23 +135,35 @@ def build_model(path: str, *, model: ModelConfig, megatron: MegatronConfig, dtyp
         model: keys that must agree with that config, and the padding of the vocabulary.
         megatron: parallel sizes, and further fields of Megatron-core.
         dtype: of parameters and activations.
+        has_value_head: in the place of the output layer; the embedding is then tied to nothing.
 
     Raises:
         ConfigError: with every key that contradicts the config, or what of it Megatron-core does not have.
     """
     with megatron_device():
         architecture = architecture_of(path, model=model, megatron=megatron, dtype=dtype)
+        if has_value_head:
+            architecture = replace(architecture, is_tied=False)
         assert get_cuda_rng_tracker().get_states(), "the random generators of Megatron-core are seeded first"
         virtual = architecture.transformer.virtual_pipeline_model_parallel_size
         stages = [None] if virtual is None else list(range(virtual))
-        chunks = [_chunk(architecture, vp_stage=stage) for stage in stages]
+        kind = ValueDecoder if has_value_head else Decoder
+        chunks = [_chunk(kind, architecture, vp_stage=stage) for stage in stages]
     return MegatronModel(chunks=chunks, architecture=architecture)
 
 
-def _chunk(architecture: Architecture, *, vp_stage: int | None) -> Decoder:
+def for_grid(model: MegatronModel, grid: MegatronGrid) -> MegatronModel:
+    """The same model, told how its stages send messages."""
+    if grid.num_virtual_stages > 1:
+        # Its messages cannot tell of lengths; micro-batches are filled up to one.
+        model.config.variable_seq_lengths = False
+    return model
+
+
+def _chunk(kind: type[Decoder], architecture: Architecture, *, vp_stage: int | None) -> Decoder:
     config, groups = architecture.transformer, ProcessGroupCollection.use_mpu_process_groups()
     where = {"ignore_virtual": False, "vp_stage": vp_stage}
-    chunk = Decoder(
+    chunk = kind(
         config=config,
         transformer_layer_spec=block_spec(
             config, has_post_norms=architecture.family in POST_NORM_FAMILIES, vp_stage=vp_stage

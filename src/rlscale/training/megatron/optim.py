@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +11,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig as CoreOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from torch import nn
+from torch import Tensor, nn
 
 from rlscale.config import MegatronConfig, OptimConfig
 from rlscale.training.megatron.model import MegatronModel
@@ -100,7 +100,25 @@ def apply_gradients(
         group["lr"] = settings.lr
     is_done = optimizer.step_with_ready_grads()
     assert is_done, "without a scale of the loss no step is left out"
+    optimizer.zero_grad()  # master weights would hold on to theirs
     return norm
+
+
+def gradient_buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
+    """What gradients are added up in; of no worth between steps."""
+    for chunk in chunks:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            yield buffer.grad_data
+
+
+def optimizer_tensors(optimizer: Any, *, but: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Master weights and moments; without those that lie in the memory of the tensors `but`."""
+    others = {tensor.untyped_storage()._cdata for tensor in but}
+    for each in optimizer.chained_optimizers:
+        states = (value for state in each.optimizer.state.values() for value in state.values())
+        for tensor in (*(p for group in each.param_groups for p in group["params"]), *states):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in others:
+                yield tensor
 
 
 def _count_padding(buffer: Any) -> None:

@@ -3,61 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rlscale.config import ComputeDtype, uses_reference
-from rlscale.training.megatron.checkpoint import load_weights
+from rlscale.training.megatron.checkpoint import load_weights, save_weights
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.head import LogprobHead
-from rlscale.training.megatron.model import build_model
-from rlscale.training.megatron.names.load import load_hf
-from rlscale.training.megatron.optim import apply_gradients, make_optimizer, wrap_chunks, zero_gradients
-from rlscale.training.megatron.reference import ReferenceWeights
-from rlscale.training.megatron.step import run_microbatches, score
+from rlscale.training.megatron.host_weights import HostWeights
+from rlscale.training.megatron.model import Decoder, MegatronModel
+from rlscale.training.megatron.step import score
+from rlscale.training.megatron.trained import TrainedModel
 from rlscale.training.metrics import MetricSums
+from rlscale.training.old_policies import OldPolicies
 from rlscale.training.packing import Microbatch
 from rlscale.training.policy_loss import PolicyLoss, compare
+from rlscale.training.role_backend import loss_of_column
 from rlscale.training.rollout import Rollout, pick
 from rlscale.training.schedule import LrSchedule
-from rlscale.training.settings import StepSettings, check_loss
+from rlscale.training.settings import StepSettings
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
 
 class MegatronPolicy:
-    """This rank's part of the policy, and of the reference where there is one. Every method is a collective."""
+    """This rank's part of the policy. Every method is a collective.
 
-    def __init__(self, spec: TrainerSpec, *, grid: MegatronGrid, device: torch.device) -> None:
+    Args:
+        model: holding the weights that training begins with.
+    """
+
+    def __init__(self, spec: TrainerSpec, model: MegatronModel, *, grid: MegatronGrid, device: torch.device) -> None:
         self._spec, self._grid, self._device = spec, grid, device
-        is_bf16 = spec.train.dtype == ComputeDtype.bfloat16
-        self.dtype = torch.bfloat16 if is_bf16 else torch.float32
-        self.model = build_model(
-            spec.model_path,
-            model=spec.model,
-            megatron=spec.megatron,
-            dtype=self.dtype,
-        )
-        if grid.num_virtual_stages > 1:
-            # Its messages cannot tell of lengths; micro-batches are filled up to one.
-            self.model.config.variable_seq_lengths = False
-        self._reference = self._load_reference()
-        load_hf(self.model, spec.model_path)
-        self._head = LogprobHead(
-            vocab_size=self.model.architecture.vocab_size,
-            first=self.model.first_token,
-            temperature=spec.temperature,
-            chunk_tokens=spec.train.log_probs_chunk_size,
-            group=grid.tensor_group if grid.tensor_size > 1 else None,
-        )
-        self.chunks = wrap_chunks(self.model, megatron=spec.megatron)
-        self.optimizer = make_optimizer(self.chunks, optim=spec.optim, megatron=spec.megatron, is_bf16=is_bf16)
-        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps)
+        self.model, self.head = model, LogprobHead.of(model, spec, grid=grid)
+        self.trained = TrainedModel(spec, model, optim=spec.optim, grid=grid)
+        waits = 0 if spec.critic is None else spec.critic.num_only_steps
+        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
 
-    def score_old(self, rollout: Rollout) -> None:
-        """Fills `old`, and the metrics that come from it."""
+    def score_old(self, rollout: Rollout, *, earlier: OldPolicies[HostWeights] | None = None) -> None:
+        """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
         algo = self._spec.algo
         with rollout.timed("old_logprobs"):
             old = self._score(rollout, entropies=rollout.metrics if algo.use_rollout_entropy else None)
@@ -65,6 +51,9 @@ class MegatronPolicy:
         if algo.use_rollout_logprobs:
             return
         rollout.old = old
+        if earlier is not None:
+            with rollout.timed("old_logprobs"):
+                earlier.score(rollout)
         if not self._grid.is_last_stage:
             return
         for micro in rollout.flat:
@@ -72,23 +61,15 @@ class MegatronPolicy:
             compare(rollout, micro, trainer=lp)
             rollout.asked.add(micro, lp)
 
-    def score_reference(self, rollout: Rollout) -> None:
-        """Fills `ref`, where there is a reference."""
-        if self._reference is None:
-            return
-        with rollout.timed("ref_logprobs"), self._reference.in_place_of(self.model.chunks):
-            rollout.ref = self._score(rollout)
+    def measure(self, rollout: Rollout) -> None:
+        """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""
+        loss_of_column(rollout, self._score(rollout))
 
     def step(
         self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
     ) -> dict[str, float]:
-        """One optimiser step. Returns its metrics, the same on every rank.
-
-        Raises:
-            WorkerError: loss or gradient is not finite. Raised on every rank, before any weight is changed.
-        """
-        grid = self._grid
-        metrics = MetricSums(self._device, group=grid.data_group)
+        """One optimiser step. Returns its metrics, the same on every rank; raises as `TrainedModel.step`."""
+        metrics = MetricSums(self._device, group=self._grid.data_group)
         settings = StepSettings(
             number=self.num_steps,
             lr=self._schedule.at(self.num_steps),
@@ -96,36 +77,60 @@ class MegatronPolicy:
         )
         loss = PolicyLoss(self._spec, rollout, plan=plan, metrics=metrics, is_first=is_first, device=self._device)
 
-        def loss_of(micro: Microbatch, lp: Tensor, entropy: Tensor) -> Tensor:
-            share = loss(micro, lp=lp, entropy=entropy)
-            metrics.add_share("loss", share)
-            return share
+        def loss_of(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+            lp, entropy = self.head.terms(hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad)
+            return loss(micro, lp=lp, entropy=entropy)
 
-        zero_gradients(self.chunks, self.optimizer)
-        run_microbatches(self.chunks, micros, head=self._head, loss_of=loss_of, entropy_grad=loss.entropy_grad)
-        sums, shares = metrics.gather(keep_empty=True)
-        result, losses, ranks = grid.from_last_stage((sums, shares.get("loss", []), grid.data_ranks))
-        check_loss(losses, step=settings.number, ranks=ranks)
-        norm = apply_gradients(self.optimizer, settings=settings, named_parameters=list(self.model.named_parameters()))
+        result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
         self.num_steps += 1
-        return result | {"grad_norm": norm, "lr": settings.lr}
+        return result
 
     def _score(self, rollout: Rollout, *, entropies: MetricSums | None = None) -> Tensor:
-        return score(
-            self.chunks,
-            rollout.scored,
-            grid=self._grid,
-            head=self._head,
-            num_tokens=len(rollout.batch.tokens),
-            entropies=entropies,
-        )
+        return score_logprobs(self.model, rollout, grid=self._grid, head=self.head, entropies=entropies)
 
-    def _load_reference(self) -> ReferenceWeights | None:
-        spec = self._spec
-        if spec.ref_path is None or not uses_reference(spec.algo):
-            return None
-        if spec.ref_checkpoint is None:
-            load_hf(self.model, spec.ref_path)
-        else:
-            load_weights(spec.ref_checkpoint, model=self.model)
-        return ReferenceWeights(self.model.chunks)
+
+class PolicyCopies:
+    """The `PolicyWeights` of the policy: copies in the host's memory that take its place in its own chunks."""
+
+    def __init__(self, policy: MegatronPolicy, *, grid: MegatronGrid) -> None:
+        self._policy, self._grid, self._chunks = policy, grid, policy.model.chunks
+
+    def copy(self) -> HostWeights:
+        return HostWeights(self._chunks)
+
+    def score(self, rollout: Rollout, weights: HostWeights) -> Tensor:
+        with weights.in_place_of(self._chunks):
+            return score_logprobs(self._policy.model, rollout, grid=self._grid, head=self._policy.head)
+
+    def write(self, weights: HostWeights, folder: Path) -> None:
+        with weights.in_place_of(self._chunks):
+            save_weights(folder, model=self._policy.model)
+
+    def read(self, folder: Path) -> HostWeights:
+        weights = HostWeights(self._chunks)
+        with weights.in_place_of(self._chunks):
+            load_weights(folder, model=self._policy.model)
+            weights.take(self._chunks)
+        return weights
+
+
+def score_logprobs(
+    model: MegatronModel,
+    rollout: Rollout,
+    *,
+    grid: MegatronGrid,
+    head: LogprobHead,
+    entropies: MetricSums | None = None,
+) -> Tensor:
+    """Logprobs by a model as a column of the batch, on every stage; a collective. [tokens]
+
+    `entropies` is given `rollout/entropy` on the last stage; None: none is added.
+    """
+
+    def logprobs(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+        lp, entropy = head.terms(hidden, decoder.head_weight, micro=micro, entropy_grad=False)
+        if entropies is not None:
+            entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
+        return lp
+
+    return score(model.chunks, rollout.scored, grid=grid, entries_of=logprobs, num_tokens=len(rollout.batch.tokens))

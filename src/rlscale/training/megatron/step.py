@@ -1,6 +1,6 @@
 """Forward and backward passes over the micro-batches of a step, through all stages of the pipeline.
 
-Shape legend: R trainable tokens of a micro-batch.
+Shape legend: R trainable tokens of a micro-batch, T places of this rank, H hidden width.
 """
 
 from __future__ import annotations
@@ -17,32 +17,27 @@ from megatron.core.utils import unwrap_model
 from torch import Tensor, nn
 
 from rlscale.training.megatron.grid import MegatronGrid
-from rlscale.training.megatron.head import LogprobHead
+from rlscale.training.megatron.model import Decoder
 from rlscale.training.megatron.packing import MegatronMicrobatch
-from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import Microbatch
 
-TermsLoss = Callable[[Microbatch, Tensor, Tensor], Tensor]
-"""From a micro-batch, its logprobs [R] and entropies [R] to its share of the step's loss. Called on the last stage."""
+StageLoss = Callable[[Microbatch, Tensor, Decoder], Tensor]
+"""From a micro-batch, its hidden states [1, T, H] and the last chunk to its share of the step's loss."""
+
+Entries = Callable[[Microbatch, Tensor, Decoder], Tensor]
+"""Likewise to one number for each of its trainable tokens. [R]"""
 
 
 def run_microbatches(
-    chunks: Sequence[nn.Module],
-    micros: Sequence[Microbatch],
-    *,
-    head: LogprobHead,
-    loss_of: TermsLoss,
-    entropy_grad: bool = False,
-    forward_only: bool = False,
+    chunks: Sequence[nn.Module], micros: Sequence[Microbatch], *, loss_of: StageLoss, forward_only: bool = False
 ) -> None:
     """Runs all micro-batches, and unless `forward_only` adds up and reduces their gradients; a collective.
 
     Args:
         chunks: of the model on this rank.
         micros: as many on every rank, at least one.
-        head: makes logprobs of hidden states.
-        loss_of: whose results add up to the loss of the step, over micro-batches and data-parallel ranks.
-        entropy_grad: the entropy is part of the loss.
+        loss_of: called on the last stage; its results add up to the loss of the step, over micro-batches and
+            data-parallel ranks.
         forward_only: no gradient; what `loss_of` gives is not used.
     """
     assert micros, "a step needs at least one micro-batch on every rank"
@@ -53,10 +48,10 @@ def run_microbatches(
         output = chunk(micro.input_ids, micro.position_ids, None, packed_seq_params=micro.params)
         return output, partial(loss, decoder=unwrap_model(chunk), micro=micro)
 
-    def loss(hidden: Tensor, *, decoder: Any, micro: Microbatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def loss(hidden: Tensor, *, decoder: Decoder, micro: Microbatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         # The share is one of the whole step already: no number of tokens divides it.
-        terms = head.terms(hidden, decoder.head_weight, micro=micro, entropy_grad=entropy_grad)
-        return loss_of(micro, *terms), torch.zeros((), dtype=torch.int, device=hidden.device), {}
+        no_tokens = torch.zeros((), dtype=torch.int, device=hidden.device)
+        return loss_of(micro, hidden, decoder), no_tokens, {}
 
     num_shares = micros[0].num_shards
     with torch.no_grad() if forward_only else nullcontext():
@@ -76,24 +71,22 @@ def score(
     micros: Sequence[Microbatch],
     *,
     grid: MegatronGrid,
-    head: LogprobHead,
+    entries_of: Entries,
     num_tokens: int,
-    entropies: MetricSums | None = None,
 ) -> Tensor:
-    """Logprobs by the model as a column of the batch, 0 where a token is not trainable or not in `micros`. [num_tokens]
+    """What a model says of each trainable token as a column of the batch, 0 elsewhere and outside `micros`.
 
-    On the CPU, float32, on every stage; a collective. `entropies` is given `rollout/entropy`; None: none is added.
+    On the CPU, float32, on every stage; a collective. [num_tokens]
     """
     column = torch.zeros(num_tokens)
 
-    def keep(micro: Microbatch, lp: Tensor, entropy: Tensor) -> Tensor:
-        if entropies is not None:
-            entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
+    def keep(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+        entries = entries_of(micro, hidden, decoder)
         trainable = micro.layout.mask_T.cpu()
-        column[torch.from_numpy(micro.batch_rows)[trainable]] = lp.cpu()[trainable]
-        return lp.sum()
+        column[torch.from_numpy(micro.batch_rows)[trainable]] = entries.float().cpu()[trainable]
+        return entries.sum()
 
-    run_microbatches(chunks, micros, head=head, loss_of=keep, forward_only=True)
+    run_microbatches(chunks, micros, loss_of=keep, forward_only=True)
     if grid.num_stages > 1:
         on_device = column.to(micros[0].input_ids.device)
         dist.broadcast(on_device, src=grid.last_stage_rank, group=grid.stage_group)

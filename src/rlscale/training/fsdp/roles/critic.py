@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlscale.algo.losses import value_loss
-from rlscale.config import OptimConfig
+from rlscale.training.critic import (
+    FOLDER,
+    ValueLoss,
+    critic_folder,
+    critic_rates,
+    critic_settings,
+    has_saved_critic,
+)
 from rlscale.training.fsdp.model import load_sharded, reshard
 from rlscale.training.fsdp.sources import load_weights
 from rlscale.training.fsdp.state import load_state, save_state
-from rlscale.training.fsdp.step import MicrobatchLoss, logits_of, optimizer_step
-from rlscale.training.fsdp.versions import begin_version, end_version
+from rlscale.training.fsdp.step import logits_of, optimizer_step
 from rlscale.training.metrics import MetricSums
-from rlscale.training.objective import reduction
 from rlscale.training.optim import make_optimizer
 from rlscale.training.packing import Microbatch
 from rlscale.training.position import Position
-from rlscale.training.rollout import Rollout, everywhere, pick
+from rlscale.training.rollout import Rollout, everywhere
 from rlscale.training.schedule import LrSchedule
-from rlscale.training.settings import StepSettings
 from rlscale.training.spec import CriticSpec, TrainerSpec
 from rlscale.training.value_head import squeeze_values
+from rlscale.training.versions import begin_version, end_version
 from rlscale.types import StepPlan
-
-FOLDER = "critic"
-
-log = logging.getLogger(__name__)
 
 
 class Critic:
@@ -52,7 +50,7 @@ class Critic:
         )
         if source.checkpoint is not None:
             _load_first_weights(self.model, source.checkpoint)
-        optim = _own_rates(spec.optim, critic)
+        optim = critic_rates(spec.optim, critic)
         self.optimizer = make_optimizer(self.model, optim=optim)
         self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
         self.num_steps = 0  # made
@@ -71,22 +69,23 @@ class Critic:
     def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
         """One optimiser step. Returns its metrics, `critic_...`; raises as `optimizer_step`."""
         metrics = MetricSums(self._device)
-        settings = StepSettings(
-            number=self.num_steps,
-            lr=self._schedule.at(self.num_steps),
-            max_grad_norm=self._spec.optim.clip_grad,
-            role="actor" if self._critic.own_ranks is None else "critic",
-        )
-        loss_of = self._loss(rollout, plan=plan, metrics=metrics)
+        lr = self._schedule.at(self.num_steps)
+        settings = critic_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
+        loss = ValueLoss(self._spec, rollout, plan=plan, metrics=metrics, device=self._device)
         result = optimizer_step(
-            self.model, self.optimizer, micros=micros, loss_of=loss_of, metrics=metrics, settings=settings
+            self.model,
+            self.optimizer,
+            micros=micros,
+            loss_of=lambda micro: loss(micro, values=self._values(micro)),
+            metrics=metrics,
+            settings=settings,
         )
         self.num_steps += 1
         return {f"critic_{name}": value for name, value in result.items()}
 
     def save(self, folder: Path) -> None:
         """Writes the critic's part of the checkpoint in `folder`, or beside it with `critic.save`."""
-        own = self._folder(folder)
+        own = critic_folder(self._critic, folder)
         begin_version(own)
         position = Position(num_steps=self.num_steps)
         save_state(own, model=self.model, optimizer=self.optimizer, reference=None, position=position)
@@ -99,57 +98,14 @@ class Critic:
         Raises:
             DataError: what is there is another critic, or it is missing in `critic.save`.
         """
-        own = self._folder(folder)
-        if self._critic.save is None and not own.is_dir():
-            log.warning("%s has no critic; it begins anew", folder)
-            return
-        position = load_state(own, model=self.model, optimizer=self.optimizer, reference=None)
-        self.num_steps = position.num_steps
-
-    def _folder(self, folder: Path) -> Path:
-        # A checkpoint that is being written has an ending that it loses when it is complete.
-        name = folder.name.partition(".")[0]
-        return folder / FOLDER if self._critic.save is None else self._critic.save / name
+        if has_saved_critic(self._critic, folder):
+            own = critic_folder(self._critic, folder)
+            position = load_state(own, model=self.model, optimizer=self.optimizer, reference=None)
+            self.num_steps = position.num_steps
 
     def _values(self, micro: Microbatch) -> Tensor:
         """Before each trainable token. [R]"""
         return micro.whole(squeeze_values(logits_of(self.model, micro)))
-
-    def _loss(self, rollout: Rollout, *, plan: StepPlan, metrics: MetricSums) -> MicrobatchLoss:
-        denominators_S = rollout.denominators(plan).to(self._device)
-
-        def loss_of(micro: Microbatch) -> Tensor:
-            old, returns = pick(rollout.values, micro), pick(rollout.returns, micro)
-            assert old is not None and returns is not None, "values and returns come first"
-            losses, sums = value_loss(
-                self._values(micro), old_T=old, returns_T=returns, layout=micro.layout, clip=self._critic.value_clip
-            )
-            metrics.add(sums | {"value_error": micro.layout.sum_and_count((old - returns).square())})
-            samples = torch.from_numpy(micro.sample_indices).to(self._device)
-            reduce = reduction(
-                self._spec.algo,
-                plan=plan,
-                layout=micro.layout,
-                denominators_S=denominators_S[samples],
-                max_response_len=self._spec.max_response_len,
-            )
-            return reduce(losses)
-
-        return loss_of
-
-
-def _own_rates(optim: OptimConfig, critic: CriticSpec) -> OptimConfig:
-    """The policy's settings with the critic's learning rate, which is one for all kinds of parameters."""
-    return replace(
-        optim,
-        lr=critic.lr,
-        lr_warmup_iters=critic.lr_warmup_iters,
-        warmup_ratio=0.0,
-        init_lr_frac=None,
-        matrix_lr=None,
-        embedding_lr=None,
-        unembedding_lr=None,
-    )
 
 
 def _load_first_weights(model: torch.nn.Module, checkpoint: Path) -> None:

@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.training.fsdp.model import load_sharded
-from rlscale.training.fsdp.roles.old_policies import OldPolicies
+from rlscale.training.fsdp.roles.old_policies import Shards
 from rlscale.training.fsdp.step import MicrobatchLoss, optimizer_step, policy_terms, score
 from rlscale.training.metrics import MetricSums
+from rlscale.training.old_policies import OldPolicies
 from rlscale.training.optim import make_optimizer
 from rlscale.training.packing import Microbatch
 from rlscale.training.policy_loss import PolicyLoss, compare
+from rlscale.training.role_backend import loss_of_column
 from rlscale.training.rollout import Rollout, pick
 from rlscale.training.schedule import LrSchedule
 from rlscale.training.settings import StepSettings
@@ -39,7 +41,7 @@ class Policy:
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
 
-    def score_old(self, rollout: Rollout, *, earlier: OldPolicies | None = None) -> None:
+    def score_old(self, rollout: Rollout, *, earlier: OldPolicies[Shards] | None = None) -> None:
         """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
         algo = self._spec.algo
         with rollout.timed("old_logprobs"):
@@ -56,7 +58,7 @@ class Policy:
         rollout.old = old
         if earlier is not None:
             with rollout.timed("old_logprobs"):
-                earlier.score(rollout, self.model, temperature=self._spec.temperature)
+                earlier.score(rollout)
         for micro in rollout.flat:
             lp = pick(rollout.old, micro)
             compare(rollout, micro, trainer=lp)
@@ -66,10 +68,7 @@ class Policy:
         """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""
         num_tokens, temperature = len(rollout.batch.tokens), self._spec.temperature
         column = score(self.model, rollout.flat, num_tokens=num_tokens, temperature=temperature)
-        for micro in rollout.flat:
-            lp = pick(column, micro)
-            assert lp is not None, "scored above"
-            rollout.metrics.add({"loss": micro.layout.sum_and_count(-lp)})
+        loss_of_column(rollout, column)
 
     def step(
         self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool

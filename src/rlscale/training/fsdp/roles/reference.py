@@ -6,11 +6,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from rlscale.config import uses_reference
-from rlscale.errors import ConfigError, Problem
 from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
 from rlscale.training.fsdp.sources import load_weights
 from rlscale.training.fsdp.step import score
 from rlscale.training.rollout import Rollout
+from rlscale.training.scorers import reference_cannot_follow
 from rlscale.training.spec import ModelSource, TrainerSpec
 
 
@@ -18,14 +18,12 @@ class Reference:
     """A model that only scores. With `algo.ref_update_interval` it follows the policy, and is part of a checkpoint."""
 
     def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
-        self._temperature, self._interval = spec.temperature, spec.algo.ref_update_interval
+        self._temperature, self._interval, self._policy = spec.temperature, spec.algo.ref_update_interval, policy
         self.model = load_sharded(source.path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
         if source.checkpoint is not None:
             load_weights(source.checkpoint, model=self.model)
         if self._interval is not None and not has_shapes_of(policy, self.model):
-            rule = "be null with a reference model of another shape than the policy's"
-            fix = "set model.ref_load to a checkpoint of the same model"
-            raise ConfigError([Problem(path="algo.ref_update_interval", rule=rule, value=str(self._interval), fix=fix)])
+            raise reference_cannot_follow(self._interval)
 
     @classmethod
     def of(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> Reference | None:
@@ -51,6 +49,6 @@ class Reference:
         """Whether it takes the policy's weights after so many rollouts have been trained on."""
         return self._interval is not None and num_rollouts % self._interval == 0
 
-    def follow(self, policy: PreTrainedModel) -> None:
+    def follow(self) -> None:
         """Takes the policy's weights."""
-        copy_weights(policy, self.model)
+        copy_weights(self._policy, self.model)

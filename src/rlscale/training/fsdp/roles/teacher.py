@@ -6,11 +6,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from rlscale.config import uses_teacher
-from rlscale.errors import ConfigError, Problem
 from rlscale.training.fsdp.model import load_sharded
 from rlscale.training.fsdp.sources import load_weights
 from rlscale.training.fsdp.step import score
 from rlscale.training.rollout import Rollout
+from rlscale.training.scorers import require_tokens
 from rlscale.training.spec import ModelSource, TrainerSpec
 
 
@@ -22,11 +22,7 @@ class Teacher:
         self.model = load_sharded(source.path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
         if source.checkpoint is not None:
             load_weights(source.checkpoint, model=self.model)
-        known, needed = self.model.config.vocab_size, policy.config.vocab_size
-        if known < needed:
-            rule, value = f"name a model with the policy's {needed} tokens", f"{source.path} with {known}"
-            fix = "take a teacher of the same family, whose tokens have the same numbers"
-            raise ConfigError([Problem(path="model.teacher_load", rule=rule, value=value, fix=fix)])
+        require_tokens(source.path, known=self.model.config.vocab_size, needed=policy.config.vocab_size)
 
     @classmethod
     def of(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> Teacher | None:

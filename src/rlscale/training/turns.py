@@ -30,8 +30,15 @@ Tensors = Callable[[], Iterable[Tensor]]
 class Turns(Protocol):
     """One for a trainer rank. Roles go by name, e.g. `policy`, `policy.optimizer`."""
 
-    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False) -> None:
-        """Has a role take part; it is on the device. `is_frozen`: nothing changes it but who calls `changed`."""
+    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None:
+        """Has a role take part; it is on the device.
+
+        Args:
+            name: of the role.
+            tensors: what leaves with it.
+            is_frozen: nothing changes them but who calls `changed`.
+            scratch: likewise of the role, without a content that is needed again.
+        """
         ...
 
     @contextmanager
@@ -51,7 +58,7 @@ class Turns(Protocol):
 class Everyone:
     """All roles stay on the device: `cluster.offload_train` is off."""
 
-    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False) -> None: ...
+    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
 
     @contextmanager
     def of(self, *names: str) -> Iterator[None]:
@@ -66,8 +73,10 @@ class Everyone:
 class _Role:
     tensors: Tensors
     is_frozen: bool
+    scratch: Tensors
     is_here: bool = True
     away: list[tuple[torch.UntypedStorage, Tensor]] = field(default_factory=list)  # storage and its copy on the host
+    emptied: list[tuple[torch.UntypedStorage, int]] = field(default_factory=list)  # scratch and its bytes
     copies: dict[int, Tensor] = field(default_factory=dict)  # kept ones, by storage
     is_known: bool = False  # whether `copies` hold what is on the device
 
@@ -86,9 +95,9 @@ class Moving:
         self._device, self._keeps_copies = device, keeps_copies
         self._roles: dict[str, _Role] = {}
 
-    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False) -> None:
+    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None:
         assert name not in self._roles, f"{name} takes part already"
-        self._roles[name] = _Role(tensors=tensors, is_frozen=is_frozen)
+        self._roles[name] = _Role(tensors=tensors, is_frozen=is_frozen, scratch=scratch)
 
     @contextmanager
     def of(self, *names: str) -> Iterator[None]:
@@ -123,6 +132,9 @@ class Moving:
                 copy.copy_(_bytes(storage))
             storage.resize_(0)
             role.away.append((storage, copy))
+        for storage in _storages(role.scratch()):
+            role.emptied.append((storage, storage.nbytes()))
+            storage.resize_(0)
         role.is_here, role.is_known = False, True
 
     def _come(self, role: _Role) -> None:
@@ -134,7 +146,9 @@ class Moving:
         # By the identity of the storage, which outlives being emptied.
         role.copies = {storage._cdata: copy for storage, copy in role.away} if self._keeps_copies else {}
         role.is_known = self._keeps_copies
-        role.away, role.is_here = [], True
+        for storage, num_bytes in role.emptied:
+            storage.resize_(num_bytes)
+        role.away, role.emptied, role.is_here = [], [], True
 
 
 class MemorySaver(Protocol):
@@ -157,7 +171,7 @@ class Pausing:
         self._saver, self._is_here = saver, True
         saver.memory_margin_bytes = margin_bytes
 
-    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False) -> None: ...
+    def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
 
     @contextmanager
     def of(self, *names: str) -> Iterator[None]:

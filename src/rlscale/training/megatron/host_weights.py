@@ -1,4 +1,4 @@
-"""The reference model: weights in the host's memory that take the place of the policy's for a forward pass."""
+"""Weights in the host's memory that take the place of a model's own for a while, as of a reference or a teacher."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import torch
 from torch import Tensor, nn
 
 
-class ReferenceWeights:
+class HostWeights:
     """Weights of another model with the policy's shapes, of this rank's part.
 
     Invariant: outside of `in_place_of` the chunks hold their own weights.
 
     Example:
-        reference = ReferenceWeights(chunks)      # while the chunks hold the reference's weights
+        reference = HostWeights(chunks)           # while the chunks hold the reference's weights
         with reference.in_place_of(chunks): ...   # later
     """
 
     def __init__(self, chunks: Sequence[nn.Module]) -> None:
-        pinned = torch.cuda.is_available()
-        self._copies = [tensor.detach().to("cpu", copy=True) for tensor in _tensors(chunks)]
-        if pinned:
-            self._copies = [copy.pin_memory() for copy in self._copies]
+        self._copies = [_to_host(tensor) for tensor in _tensors(chunks)]
+
+    def take(self, chunks: Sequence[nn.Module]) -> None:
+        """Becomes a copy of what the chunks hold now."""
+        for tensor, copy in zip(_tensors(chunks), self._copies, strict=True):
+            copy.copy_(tensor.detach())
 
     @contextmanager
     def in_place_of(self, chunks: Sequence[nn.Module]) -> Iterator[None]:
@@ -31,13 +33,19 @@ class ReferenceWeights:
         tensors = _tensors(chunks)
         own = [tensor.data for tensor in tensors]
         for tensor, copy in zip(tensors, self._copies, strict=True):
-            # Their storage is left alone: it is a part of the buffers that the optimiser writes to.
-            tensor.data = copy.to(tensor.device, non_blocking=True)
+            # Their storage is left alone: it is a part of the buffers that the optimiser writes to. A copy on any
+            # device, as what is loaded meanwhile must not change these.
+            tensor.data = copy.to(tensor.device, non_blocking=True, copy=True)
         try:
             yield
         finally:
             for tensor, data in zip(tensors, own, strict=True):
                 tensor.data = data
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().to("cpu", copy=True)
+    return copy.pin_memory() if torch.cuda.is_available() else copy
 
 
 def _tensors(chunks: Sequence[nn.Module]) -> list[Tensor]:

@@ -1,0 +1,113 @@
+"""The critic on Megatron-core: the value model of ppo, on the policy's ranks or on ranks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlscale.config import ModelConfig
+from rlscale.training.critic import (
+    FOLDER,
+    ValueLoss,
+    critic_folder,
+    critic_rates,
+    critic_settings,
+    has_saved_critic,
+)
+from rlscale.training.megatron.checkpoint import load_weights
+from rlscale.training.megatron.grid import MegatronGrid
+from rlscale.training.megatron.model import DTYPES, VALUE_HEAD, Decoder, MegatronModel, build_model, for_grid
+from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.scorers import own_model_config
+from rlscale.training.megatron.step import score
+from rlscale.training.megatron.trained import TrainedModel
+from rlscale.training.metrics import MetricSums
+from rlscale.training.packing import Microbatch
+from rlscale.training.position import Position
+from rlscale.training.rollout import Rollout, everywhere
+from rlscale.training.schedule import LrSchedule
+from rlscale.training.spec import CriticSpec, TrainerSpec
+from rlscale.training.versions import begin_version, end_version
+from rlscale.types import StepPlan
+
+
+class MegatronCritic:
+    """This rank's part of a model with a value head, with optimiser and schedule. Every method is a collective."""
+
+    def __init__(self, spec: TrainerSpec, critic: CriticSpec, *, grid: MegatronGrid, device: torch.device) -> None:
+        self._spec, self._critic, self._grid, self._device = spec, critic, grid, device
+        optim = critic_rates(spec.optim, critic)
+        self.trained = TrainedModel(spec, _first_model(spec, critic, grid=grid), optim=optim, grid=grid)
+        self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
+        self.num_steps = 0  # made
+
+    def score(self, rollout: Rollout) -> None:
+        """Fills `values`, on every rank those of all."""
+        with rollout.timed("values"):
+            column = score(
+                self.trained.model.chunks,
+                rollout.scored,
+                grid=self._grid,
+                entries_of=_values,
+                num_tokens=len(rollout.batch.tokens),
+            )
+            rollout.values = everywhere(column, device=self._device, group=rollout.data_group)
+
+    def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
+        """One optimiser step. Returns its metrics, `critic_...`; raises as `TrainedModel.step`."""
+        metrics = MetricSums(self._device, group=self._grid.data_group)
+        lr = self._schedule.at(self.num_steps)
+        settings = critic_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
+        loss = ValueLoss(self._spec, rollout, plan=plan, metrics=metrics, device=self._device)
+
+        def loss_of(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+            return loss(micro, values=_values(micro, hidden, decoder))
+
+        result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
+        self.num_steps += 1
+        return {f"critic_{name}": value for name, value in result.items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes the critic's part of the checkpoint in `folder`, or beside it with `critic.save`."""
+        own = critic_folder(self._critic, folder)
+        begin_version(own)
+        self.trained.save(own, position=Position(num_steps=self.num_steps))
+        if self._critic.save is not None:
+            end_version(own, keep_last=self._critic.keep_last)
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`. A checkpoint of a run without a critic leaves it as it was made.
+
+        Raises:
+            DataError: what is there is another critic, or it is missing in `critic.save`.
+        """
+        if has_saved_critic(self._critic, folder):
+            self.num_steps = self.trained.load(critic_folder(self._critic, folder)).num_steps
+
+
+def _values(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+    """Before each trainable token. [R]"""
+    return micro.whole(decoder.values(hidden.flatten(0, 1).index_select(0, micro.logit_rows)))
+
+
+def _first_model(spec: TrainerSpec, critic: CriticSpec, *, grid: MegatronGrid) -> MegatronModel:
+    """With the weights of a folder, of the critic of a checkpoint or, where it has none, of its policy."""
+    path, checkpoint = critic.source.path, critic.source.checkpoint
+    config = ModelConfig(use_hf_config_for_megatron=True)
+    model = build_model(
+        path,
+        model=config,
+        megatron=own_model_config(spec.megatron),
+        dtype=DTYPES[spec.train.dtype],
+        has_value_head=True,
+    )
+    if checkpoint is None:
+        load_hf(model, path)
+    elif (checkpoint / FOLDER).is_dir():
+        load_weights(checkpoint / FOLDER, model=model)
+    else:
+        load_weights(checkpoint, model=model, but=VALUE_HEAD)
+    return for_grid(model, grid)

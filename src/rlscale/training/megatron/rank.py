@@ -1,0 +1,82 @@
+"""Where a trainer rank works: its device, its place in the grid, and how it packs its share of a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from rlscale.training.asked import AskedLogprobs
+from rlscale.training.distributed import local_ranks, pick_device, use_threads
+from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.grid import MegatronGrid, make_grid
+from rlscale.training.megatron.packing import pack_rows
+from rlscale.training.metrics import MetricSums
+from rlscale.training.packing import Microbatch
+from rlscale.training.rollout import Rollout
+from rlscale.training.spec import TrainerSpec
+from rlscale.training.turns import Turns, make_turns
+from rlscale.types import StepPlan, TrainBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MegatronRank:
+    """One rank of the default process group, whichever models it trains.
+
+    Example:
+        rank = MegatronRank.join(spec, rank=0, world_size=2)
+        rollout = rank.rollout(batch, steps)
+    """
+
+    spec: TrainerSpec
+    device: torch.device
+    grid: MegatronGrid
+    turns: Turns
+
+    @classmethod
+    def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> MegatronRank:
+        """Takes device, threads and seed of this rank, and divides the world; a collective."""
+        assert dist.is_initialized(), "join_world comes first"
+        assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
+        local_rank, num_local_ranks = local_ranks()
+        device = pick_device(spec.device, local_rank=local_rank)
+        if device.type == "cpu":
+            use_threads(None, num_local_ranks=num_local_ranks)
+        torch.manual_seed(spec.train.seed + rank)
+        with megatron_device():
+            grid = make_grid(spec.megatron, seed=spec.train.seed)
+        return cls(spec=spec, device=device, grid=grid, turns=make_turns(spec.offload, device=device))
+
+    def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
+        """This rank's micro-batches of every step."""
+        grid = self.grid
+        return Rollout(
+            batch=batch,
+            micros=[self._pack(batch, plan.microbatches[grid.data_index]) for plan in steps],
+            metrics=MetricSums(self.device, group=grid.data_group),
+            asked=AskedLogprobs(batch),
+            data_group=grid.data_group,
+        )
+
+    def pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan]) -> None:
+        """Fills `scoring` where passes without gradient have micro-batches of their own."""
+        if steps and steps[0].scoring is not None:
+            index = self.grid.data_index
+            cuts = [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[index]]
+            rollout.scoring = self._pack(rollout.batch, cuts)
+
+    def _pack(self, batch: TrainBatch, cuts: Sequence[Sequence[int]]) -> list[Microbatch]:
+        grid = self.grid
+        multiple = grid.tensor_size if self.spec.megatron.core_args.get("sequence_parallel") else 1
+        packed = partial(pack_rows, batch, device=self.device, context=grid.context, multiple=multiple)
+        if grid.num_virtual_stages == 1:
+            return [packed(samples) for samples in cuts]
+        # An interleaved pipeline wants them in groups of as many as it has stages, and of one length; empty ones add
+        # nothing.
+        size = 1 if grid.context is None else grid.context.size
+        longest = max(packed(samples).input_ids.shape[1] * size for samples in cuts)
+        missing = -len(cuts) % grid.num_stages
+        return [packed(samples, num_places=longest) for samples in (*cuts, *[()] * missing)]

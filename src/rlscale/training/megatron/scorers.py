@@ -1,0 +1,161 @@
+"""Reference and teacher: weights that take turns inside of the policy's model, or a model of another architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
+from rlscale.config.megatron_fields import ASSUMED
+from rlscale.training.megatron.checkpoint import load_weights, save_weights
+from rlscale.training.megatron.grid import MegatronGrid
+from rlscale.training.megatron.head import LogprobHead
+from rlscale.training.megatron.host_weights import HostWeights
+from rlscale.training.megatron.model import DTYPES, MegatronModel, build_model, for_grid
+from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.policy import score_logprobs
+from rlscale.training.rollout import Rollout
+from rlscale.training.scorers import reference_cannot_follow, require_tokens
+from rlscale.training.spec import ModelSource, TrainerSpec
+from rlscale.training.turns import Turns
+
+FOLDER = "reference"
+_NAMES = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"})
+"""Entries of a config that say nothing of a model's shapes or of what it computes."""
+
+
+class Scorer:
+    """A model that is never trained. Where it has the policy's architecture, it is computed in the policy's chunks.
+
+    Invariant: outside of its methods the policy's chunks hold their own weights.
+
+    Args:
+        source: where its weights come from.
+        policy: the policy's model, whose weights are loaded after this.
+    """
+
+    def __init__(self, spec: TrainerSpec, source: ModelSource, *, policy: MegatronModel, grid: MegatronGrid) -> None:
+        self._grid = grid
+        borrows = is_like(source.path, spec.model_path)
+        self.model = policy if borrows else _own_model(spec, source.path, grid=grid)
+        if source.checkpoint is None:
+            load_hf(self.model, source.path)
+        else:
+            load_weights(source.checkpoint, model=self.model)
+        self.weights = HostWeights(policy.chunks) if borrows else None
+        self._head = LogprobHead.of(self.model, spec, grid=grid)
+
+    def column(self, rollout: Rollout) -> Tensor:
+        """Its logprobs of the rollout; a collective. The temperature is the policy's, as the two are compared."""
+        with self.in_place():
+            return score_logprobs(self.model, rollout, grid=self._grid, head=self._head)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While `model` holds its weights."""
+        if self.weights is None:
+            yield
+            return
+        with self.weights.in_place_of(self.model.chunks):
+            yield
+
+    def take_part(self, turns: Turns, *, name: str) -> None:
+        """Names to those who take turns what it has on the device between its turns; nothing where it borrows."""
+        if self.weights is None:
+            turns.add(name, lambda: (p for chunk in self.model.chunks for p in chunk.parameters()), is_frozen=True)
+
+
+class MegatronReference:
+    """The reference of the KL terms. With `algo.ref_update_interval` it follows the policy, and is saved."""
+
+    def __init__(self, scorer: Scorer, *, interval: int | None) -> None:
+        if interval is not None and scorer.weights is None:
+            raise reference_cannot_follow(interval)
+        self.scorer, self._interval = scorer, interval
+
+    @classmethod
+    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, grid: MegatronGrid) -> MegatronReference | None:
+        """None where the loss needs none. Raises ConfigError for one that cannot follow the policy as it should."""
+        if spec.ref_path is None or not uses_reference(spec.algo):
+            return None
+        source = ModelSource(path=spec.ref_path, checkpoint=spec.ref_checkpoint)
+        return cls(Scorer(spec, source, policy=policy, grid=grid), interval=spec.algo.ref_update_interval)
+
+    def score(self, rollout: Rollout) -> None:
+        """Fills `ref`; a collective."""
+        with rollout.timed("ref_logprobs"):
+            rollout.ref = self.scorer.column(rollout)
+
+    def is_due(self, num_rollouts: int) -> bool:
+        """Whether it takes the policy's weights after so many rollouts have been trained on."""
+        return self._interval is not None and num_rollouts % self._interval == 0
+
+    def follow(self) -> None:
+        """Takes the policy's weights."""
+        assert self.scorer.weights is not None, "one that follows has the policy's shapes"
+        self.scorer.weights.take(self.scorer.model.chunks)
+
+    def save(self, folder: Path) -> None:
+        """Writes it into a checkpoint where it changes; a collective."""
+        if self._interval is None:
+            return
+        with self.scorer.in_place():
+            save_weights(folder / FOLDER, model=self.scorer.model)
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`."""
+        if self._interval is None:
+            return
+        assert self.scorer.weights is not None, "one that follows has the policy's shapes"
+        with self.scorer.in_place():
+            load_weights(folder / FOLDER, model=self.scorer.model)
+            self.scorer.weights.take(self.scorer.model.chunks)
+
+
+class MegatronTeacher:
+    """The teacher of on-policy distillation, of any architecture that Megatron-core has, with the policy's tokens."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    @classmethod
+    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, grid: MegatronGrid) -> MegatronTeacher | None:
+        """None where the advantages need none. Raises ConfigError for a teacher that lacks tokens."""
+        if spec.teacher is None or not uses_teacher(spec.algo):
+            return None
+        scorer = Scorer(spec, spec.teacher, policy=policy, grid=grid)
+        known, needed = scorer.model.architecture.vocab_size, policy.architecture.vocab_size
+        require_tokens(spec.teacher.path, known=known, needed=needed)
+        return cls(scorer)
+
+    def score(self, rollout: Rollout) -> None:
+        """Fills `teacher`; a collective."""
+        with rollout.timed("teacher_logprobs"):
+            rollout.teacher = self.scorer.column(rollout)
+
+
+def is_like(path: str, other: str) -> bool:
+    """Whether two Hugging Face folders or hub ids are of one architecture in every figure."""
+    return path == other or _figures(path) == _figures(other)
+
+
+def own_model_config(megatron: MegatronConfig) -> MegatronConfig:
+    """The same sizes, for a model whose architecture its own config.json says."""
+    given = {name: value for name, value in megatron.core_args.items() if name not in ASSUMED}
+    return replace(megatron, core_args=given)
+
+
+def _own_model(spec: TrainerSpec, path: str, *, grid: MegatronGrid) -> MegatronModel:
+    config = ModelConfig(use_hf_config_for_megatron=True)
+    megatron, dtype = own_model_config(spec.megatron), DTYPES[spec.train.dtype]
+    return for_grid(build_model(path, model=config, megatron=megatron, dtype=dtype), grid)
+
+
+def _figures(path: str) -> dict[str, Any]:
+    return {name: value for name, value in AutoConfig.from_pretrained(path).to_dict().items() if name not in _NAMES}

@@ -1,0 +1,58 @@
+"""What is read of a checkpoint of Megatron-core runs no code that it names."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
+
+from rlscale.errors import DataError
+from rlscale.training.megatron.plain import METADATA, plain_files
+
+
+class Sneaky:
+    """A file of it writes another one when it is read."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (os.mkdir, (str(self.target),))
+
+
+def write_metadata(folder: Path, **more: Any) -> None:
+    properties = TensorProperties(dtype=torch.bfloat16)
+    tensor = TensorStorageMetadata(properties=properties, size=torch.Size([2]), chunks=[])
+    content = Metadata(state_dict_metadata={"weight": tensor}, **more)
+    (folder / METADATA).write_bytes(pickle.dumps(content))
+
+
+def test_metadata_of_tensors_is_read(tmp_path: Path) -> None:
+    write_metadata(tmp_path)
+    with plain_files(tmp_path):
+        pass
+
+
+def test_metadata_that_names_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
+    write_metadata(tmp_path, planner_data=Sneaky(tmp_path / "made"))
+    with (
+        pytest.raises(
+            DataError, match=r"/\.metadata must hold what Megatron-core writes .*, got the name posix\.mkdir"
+        ),
+        plain_files(tmp_path),
+    ):
+        pytest.fail("nobody gets to read it")
+    assert not (tmp_path / "made").exists()
+
+
+def test_objects_are_read_as_plain_values(tmp_path: Path) -> None:
+    write_metadata(tmp_path)
+    torch.save({"common": Sneaky(tmp_path / "made")}, tmp_path / "common.pt")
+    with plain_files(tmp_path), pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir"):
+        torch.load(tmp_path / "common.pt", weights_only=False)
+    assert not (tmp_path / "made").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
