@@ -18,6 +18,7 @@ from rlscale.cluster.execute import Execution, Start
 from rlscale.cluster.plan import RunPlan, plan_run
 from rlscale.cluster.preflight import check_files
 from rlscale.cluster.session import ray_session
+from rlscale.cluster.trainer_spec import starting_weights
 from rlscale.cluster.warmup import warmup_config
 from rlscale.config import Device, RunConfig, mixes_caches, to_dict, to_yaml
 from rlscale.control.checks import check_metric
@@ -180,10 +181,12 @@ def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, co
         console.message(f"{folder.path} goes on with another config: {'; '.join(folder.changed)}")
     checkpoint = store.latest() if folder.resumed else None
     load = config.checkpoint.load
-    if checkpoint is None and load is not None and not is_hf_folder(load):
+    if checkpoint is None and load is not None and not is_hf_folder(load) and starting_weights(config) is None:
         checkpoint = CheckpointStore.resolve(load)
     if checkpoint is not None:
         console.message(f"going on from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
+    elif starting_weights(config) is not None:
+        console.message(f"starting from the weights in {load}")
     elif folder.resumed:
         console.message(f"{folder.path} holds a run without a checkpoint yet, which begins anew")
     start, first = Start.at(checkpoint), config.data.start_rollout_id

@@ -93,6 +93,16 @@ class CheckpointStore:
         return _read(complete[-1]) if complete else None
 
     @staticmethod
+    def is_one(folder: Path) -> bool:
+        """Whether `resolve` takes it for a checkpoint or for a folder that holds some."""
+        return (folder / STATE_FILE).is_file() or bool(_complete(folder) or _complete(folder / "checkpoints"))
+
+    @staticmethod
+    def is_leftover(folder: Path) -> bool:
+        """Whether it is of a save that was never completed."""
+        return _LEFTOVER.fullmatch(folder.name) is not None
+
+    @staticmethod
     def resolve(path: str | Path, *, key: str = "checkpoint.load", rollout_id: int | None = None) -> Checkpoint:
         """The checkpoint that `key` names: its folder, or the newest of a folder of them or of a run.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlscale.errors import ConfigError, DataError
+from rlscale.models.megatron_folder import torch_dist_folder
 
 log = logging.getLogger("rlscale.convert")
 
@@ -30,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("source", help="Hugging Face folder or hub id, or a folder with torch_dist/")
+    add("source", help="Hugging Face folder or hub id, or a folder with torch_dist/, also Megatron-LM's")
     add("target", type=Path, help="new folder")
     add("--model", default=None, help="Hugging Face folder or hub id that says what a trainer's checkpoint is of")
     add("--dtype", choices=DTYPES, default=None, help="type of the weights; default: the one they have")
@@ -61,8 +62,13 @@ def _convert(args: argparse.Namespace) -> None:
 
     from rlscale.config import MegatronConfig
     from rlscale.training.distributed import join_world, leave_world
-    from rlscale.training.megatron.convert import is_megatron_folder, stored_dtype, to_hf, to_megatron
+    from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
 
+    is_megatron = torch_dist_folder(args.source) is not None
+    if not is_megatron and Path(args.source).is_dir() and not (Path(args.source) / "config.json").is_file():
+        fix = "it has neither; check the path"
+        rule = "be a Hugging Face folder (config.json) or one in Megatron-core's format (torch_dist/metadata.json)"
+        raise DataError(f"SOURCE must {rule}, got {args.source}; {fix}")
     expert = args.expert_parallel
     sizes = MegatronConfig(
         tensor_model_parallel_size=args.tensor_parallel,
@@ -75,7 +81,7 @@ def _convert(args: argparse.Namespace) -> None:
     join_world(rank, world_size, address, port, "nccl" if torch.cuda.is_available() else "gloo", 1800.0)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     started, source = time.perf_counter(), Path(args.source)
-    if is_megatron_folder(source):
+    if is_megatron:
         dtype = dtype or stored_dtype(source)
         found = to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype)
     else:

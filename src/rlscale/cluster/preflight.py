@@ -7,8 +7,17 @@ from pathlib import Path
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.external import check_servers
 from rlscale.cluster.saver import SAVER
-from rlscale.cluster.trainer_spec import is_checkpoint
-from rlscale.config import Device, EngineKind, ModelConfig, OffloadMode, RunConfig, uses_critic, uses_teacher
+from rlscale.cluster.trainer_spec import is_checkpoint, is_weights_alone
+from rlscale.config import (
+    Device,
+    EngineKind,
+    ModelConfig,
+    OffloadMode,
+    RunConfig,
+    TrainBackendName,
+    uses_critic,
+    uses_teacher,
+)
 from rlscale.config.eval_sets import eval_sets
 from rlscale.config.hooks import check_hooks
 from rlscale.config.rules import uses_engines
@@ -38,19 +47,28 @@ def check_files(config: RunConfig) -> list[Problem]:
 
 def _check_roles(config: RunConfig) -> list[Problem]:
     """Where the models beside the policy come from, and what pauses them."""
-    step = config.model.ref_ckpt_step
-    problems = _check_source("model.ref_load", config.model, config.model.ref_load, rollout_id=step)
+    step, backend = config.model.ref_ckpt_step, config.train.backend
+    problems = _check_source("model.ref_load", config.model, config.model.ref_load, backend=backend, rollout_id=step)
     if uses_teacher(config.algo):  # of any architecture, so the figures of the policy say nothing
-        problems += _check_source("model.teacher_load", ModelConfig(), config.model.teacher_load)
+        problems += _check_source("model.teacher_load", ModelConfig(), config.model.teacher_load, backend=backend)
     if uses_critic(config.algo):
-        problems += _check_source("critic.load", config.model, config.critic.load)
+        problems += _check_source("critic.load", config.model, config.critic.load, backend=backend)
     return problems + _check_saver(config)
 
 
-def _check_source(key: str, model: ModelConfig, path: str | None, *, rollout_id: int | None = None) -> list[Problem]:
+def _check_source(
+    key: str,
+    model: ModelConfig,
+    path: str | None,
+    *,
+    backend: TrainBackendName,
+    rollout_id: int | None = None,
+) -> list[Problem]:
     """A Hugging Face folder or hub id, or checkpoints of a trainer."""
     if path is None or not is_checkpoint(path):
         return _check_model(key, model, path)
+    if is_weights_alone(path):
+        return _check_weights_alone(key, path, backend)
     try:
         CheckpointStore.resolve(path, key=key, rollout_id=rollout_id)
     except ConfigError as error:
@@ -115,7 +133,7 @@ def _check_data(key: str, path: str | None) -> list[Problem]:
 
 
 def _check_start(config: RunConfig) -> list[Problem]:
-    """`checkpoint.load`: a Hugging Face folder, or one with a training checkpoint."""
+    """`checkpoint.load`: a Hugging Face folder, one in Megatron-core's format, or one with a training checkpoint."""
     load = config.checkpoint.load
     if load is not None and is_hf_folder(load):
         return _check_model("checkpoint.load", config.model, load)
@@ -123,12 +141,29 @@ def _check_start(config: RunConfig) -> list[Problem]:
     if load is not None and config.debug.rollout_only:
         rule, fix = "name a Hugging Face folder with debug.rollout_only", "engines read no training checkpoint"
         return [Problem(path="checkpoint.load", rule=rule, value=load, fix=fix)]
-    if load is not None and not problems:
-        try:
-            CheckpointStore.resolve(load)
-        except ConfigError as error:
-            problems += error.problems
-    return problems
+    if load is None or problems:
+        return problems
+    if is_weights_alone(load):
+        return _check_weights_alone("checkpoint.load", load, config.train.backend)
+    folder = Path(load).expanduser()
+    if not CheckpointStore.is_one(folder) and not CheckpointStore.is_leftover(folder):
+        rule = "name a Hugging Face folder, a checkpoint of a run or a folder in Megatron-core's format (torch_dist)"
+        fix = "it has no config.json, no checkpoint.json and no torch_dist/metadata.json; check the path"
+        return [Problem(path="checkpoint.load", rule=rule, value=repr(load), fix=fix)]
+    try:
+        CheckpointStore.resolve(load)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _check_weights_alone(key: str, path: str, backend: TrainBackendName) -> list[Problem]:
+    """Weights in Megatron-core's format, which only its own backend reads."""
+    if backend == TrainBackendName.megatron:
+        return []
+    rule = f"be a Hugging Face folder or a checkpoint of a run with train.backend={backend}"
+    fix = f"it is in Megatron-core's format; convert it: rlscale-convert {path} <new folder>"
+    return [Problem(path=key, rule=rule, value=path, fix=fix)]
 
 
 def _check_folder(key: str, path: str | None) -> list[Problem]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.plan import RunPlan
 from rlscale.config import RunConfig, uses_critic, uses_reference, uses_teacher
-from rlscale.models import is_hf_folder
+from rlscale.models import is_hf_folder, torch_dist_folder
 from rlscale.models.shapes import EngineShapes
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec, WatchSpec
 
@@ -19,6 +19,7 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
     teacher = config.model.teacher_load if uses_teacher(algo) else None
     return TrainerSpec(
         model_path=plan.model_path,
+        start_weights=starting_weights(config),
         ref_path=None if reference is None else reference.path,
         ref_checkpoint=None if reference is None else reference.checkpoint,
         critic=_critic(plan) if uses_critic(algo) else None,
@@ -45,13 +46,15 @@ def model_source(path: str, *, key: str, base: str, rollout_id: int | None = Non
     """What a key names: a Hugging Face folder or hub id, or checkpoints of a trainer.
 
     Args:
-        path: the value of the key.
+        path: the value of the key. Weights in the format of Megatron-core will do, too.
         key: named in errors.
         base: Hugging Face folder or hub id of the architecture of a checkpoint.
         rollout_id: of a folder of checkpoints that one. None: the newest.
     """
     if not is_checkpoint(path):
         return ModelSource(path=path)
+    if is_weights_alone(path):
+        return ModelSource(path=base, checkpoint=Path(path).expanduser().absolute())
     folder = CheckpointStore.resolve(path, key=key, rollout_id=rollout_id).folder
     return ModelSource(path=base, checkpoint=folder.absolute())
 
@@ -59,6 +62,18 @@ def model_source(path: str, *, key: str, base: str, rollout_id: int | None = Non
 def is_checkpoint(path: str) -> bool:
     """Whether a path is meant to hold checkpoints of a trainer: it is a folder that transformers would not load."""
     return Path(path).expanduser().is_dir() and not is_hf_folder(path)
+
+
+def is_weights_alone(path: str) -> bool:
+    """Whether a path names weights in Megatron-core's format that are no checkpoint of a run."""
+    folder = Path(path).expanduser()
+    return not CheckpointStore.is_one(folder) and not is_hf_folder(path) and torch_dist_folder(folder) is not None
+
+
+def starting_weights(config: RunConfig) -> Path | None:
+    """Where the policy's first weights are, in Megatron-core's format; None: in the Hugging Face folder."""
+    load = config.checkpoint.load
+    return Path(load).expanduser().absolute() if load is not None and is_weights_alone(load) else None
 
 
 def _reference(plan: RunPlan) -> ModelSource:

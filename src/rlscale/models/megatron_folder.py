@@ -1,4 +1,4 @@
-"""Folders with weights in Megatron-core's format, found without reading them. Imports neither torch nor Megatron-core."""
+"""Folders with weights in Megatron-core's format, found without reading them: torch is not imported."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.algo.head import HeadOptions, head_logprobs
-from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.attention import packed_rows, zigzag_positions
+from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.grid import MegatronGrid, make_grid
@@ -35,6 +38,7 @@ from rlscale.training.megatron.names.export import Exporter, export_hf
 from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
 from rlscale.training.vocabulary import vocab_shard
 from tests.unit.training.megatron_families import CONFIGS
+from tests.unit.training.megatron_ranks import megatron_spec
 
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
@@ -207,6 +211,8 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
             report[name] = {"exported": case.exported_is_loaded(), **case.run()}
             parallel_state.destroy_model_parallel()
         report["converted"] = {name: converted(name, root, folder) for name in CONFIGS}
+        report["megatron-lm"] = read_as_megatron_lm("qwen3", root, folder)
+    report["started"] = started_from(folder / "qwen3-there", root / "qwen3", rank=rank)
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     leave_world()
@@ -224,6 +230,32 @@ def converted(name: str, root: Path, folder: Path) -> bool:
     same = all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
     configs = [(each / "config.json").read_bytes() for each in (source, back)]
     return same and before.files.keys() == after.files.keys() and configs[0] == configs[1]
+
+
+def read_as_megatron_lm(name: str, root: Path, folder: Path) -> bool:
+    """Whether weights are found where Megatron-LM puts them, with what its own training saves beside them."""
+    saved = folder / "megatron-lm"
+    if dist.get_rank() == 0:
+        shutil.copytree(folder / f"{name}-there" / "torch_dist", saved / "iter_0000012")
+        (saved / "latest_checkpointed_iteration.txt").write_text("12")
+    dist.barrier()
+    back = folder / "from-megatron-lm"
+    to_hf(saved, back, model=str(root / name), sizes=MegatronConfig(**{TP: 2}), dtype=stored_dtype(saved))
+    before, after = HfCheckpoint(str(root / name)), HfCheckpoint(str(back))
+    return all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
+
+
+def started_from(saved: Path, source: Path, *, rank: int) -> bool:
+    """Whether a trainer starts from weights in Megatron-core's format: its Hugging Face folder has none."""
+    spec = megatron_spec(str(saved / "hf"), MegatronConfig(**{PP: 2}))
+    spec = replace(spec, algo=AlgoConfig(use_kl_loss=False), ref_path=None, start_weights=saved)
+    backend = MegatronBackend(spec, rank=rank, world_size=2)
+    found = {name: weight.clone() for name, weight in backend.weights()}
+    backend.close()
+    expected = HfCheckpoint(str(source))
+    return all(torch.equal(weight, expected.tensor(name)) for name, weight in found.items()) and (
+        rank > 0 or found.keys() == expected.files.keys()
+    )
 
 
 if __name__ == "__main__":

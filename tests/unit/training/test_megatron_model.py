@@ -44,3 +44,11 @@ def test_weights_come_back_bit_for_bit_from_every_layout(name: str, reports: lis
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_folder_of_every_family_comes_back_bit_for_bit(family: str, reports: list[dict[str, Any]]) -> None:
     assert all(found["converted"][family] for found in reports)
+
+
+def test_weights_are_found_where_megatron_lm_puts_them(reports: list[dict[str, Any]]) -> None:
+    assert all(found["megatron-lm"] for found in reports)
+
+
+def test_a_trainer_starts_from_weights_in_the_format_of_megatron_core(reports: list[dict[str, Any]]) -> None:
+    assert all(found["started"] for found in reports)

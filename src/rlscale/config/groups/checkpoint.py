@@ -22,8 +22,8 @@ class CheckpointConfig(ConfigGroup):
         str | None,
         Field(
             min_length=1,
-            description="Checkpoint folder to resume from, or Hugging Face folder to start from. None: an unfinished "
-            "run in `run.dir`, else `model`.",
+            description="Checkpoint folder to resume from, or folder to start from: of Hugging Face or, with "
+            "`train.backend=megatron`, in Megatron-core's format. None: an unfinished run in `run.dir`, else `model`.",
         ),
     ] = None
     save_hf: Annotated[

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.core import CheckpointingException
 
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.errors import DataError
-from rlscale.training.megatron.checkpoint import STATE, InProcessSave
+from rlscale.models.megatron_folder import STATE, torch_dist_folder
+from rlscale.training.megatron.checkpoint import InProcessSave, load_weights
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.grid import make_grid
 from rlscale.training.megatron.hf_folder import copy_beside
 from rlscale.training.megatron.model import MegatronModel, build_model
 from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
+from rlscale.training.megatron.plain import plain_files
 
 BESIDE = "hf"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -38,11 +39,6 @@ class Converted:
 
     num_tensors: int
     num_bytes: int
-
-
-def is_megatron_folder(path: Path) -> bool:
-    """Whether it holds weights of Megatron-core."""
-    return (path / STATE).is_dir()
 
 
 def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torch.dtype | None = None) -> Converted:
@@ -85,7 +81,7 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
     Each rank writes some of the weights, of which it holds a part; the others' parts are sent to it.
 
     Args:
-        source: from `to_megatron`, or the checkpoint of a trainer.
+        source: from `to_megatron`, the checkpoint of a trainer, or any other that `torch_dist_folder` takes.
         target: must not exist yet; seen by all ranks.
         model: Hugging Face folder or hub id that configuration and tokenizer are taken from; None: those in `source`.
         sizes: parallel sizes that divide the world, whatever they were before.
@@ -100,7 +96,7 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
         raise DataError(f"{source} must hold {BESIDE}/config.json, got no such file; name the model with --model")
     with megatron_device():
         built = _model(about, sizes=sizes, dtype=dtype)
-        _load(built, source)
+        load_weights(source, model=built)
         if dist.get_rank() == 0:
             target.mkdir(parents=True)
             copy_beside(about, target)
@@ -113,7 +109,10 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
 
 def stored_dtype(source: Path) -> torch.dtype:
     """The type of the weights in a folder of Megatron-core, by that of the embedding."""
-    found = dist_checkpointing.load_tensors_metadata(str(source / STATE))
+    folder = torch_dist_folder(source)
+    assert folder is not None, f"{source} was looked into before"
+    with plain_files(folder):
+        found = dist_checkpointing.load_tensors_metadata(str(folder))
     dtype: torch.dtype = found["embedding.word_embeddings.weight"].dtype
     return dtype
 
@@ -121,15 +120,6 @@ def stored_dtype(source: Path) -> torch.dtype:
 def _model(path: str, *, sizes: MegatronConfig, dtype: torch.dtype) -> MegatronModel:
     make_grid(sizes, seed=0)
     return build_model(path, model=ModelConfig(use_hf_config_for_megatron=True), megatron=sizes, dtype=dtype)
-
-
-def _load(model: MegatronModel, source: Path) -> None:
-    try:
-        state = dist_checkpointing.load(_sharded(model), str(source / STATE))
-    except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
-        raise DataError(f"{source} must hold weights of this model, got others ({error}); check --model") from error
-    for i, chunk in enumerate(model.chunks):
-        chunk.load_state_dict(state[f"model{i}"])
 
 
 def _say_dtype(file: Path, dtype: torch.dtype) -> None:

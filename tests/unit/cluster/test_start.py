@@ -1,0 +1,80 @@
+"""What `checkpoint.load` may name, as it is looked at before anything is started."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlscale.cluster.preflight import _check_start
+from rlscale.cluster.trainer_spec import is_weights_alone, model_source, starting_weights
+from rlscale.config import RunConfig, TrainBackendName
+from rlscale.models import torch_dist_folder
+from tests.unit.config.test_rules import change
+
+
+def weights(folder: Path) -> Path:
+    """What of a folder in Megatron-core's format is looked at."""
+    folder.mkdir(parents=True)
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+    return folder
+
+
+def config(load: Path, backend: TrainBackendName = TrainBackendName.megatron) -> RunConfig:
+    return change({"train.backend": backend, "checkpoint.load": str(load)})
+
+
+def test_the_format_of_megatron_core_is_found_wherever_it_is_written(tmp_path: Path) -> None:
+    ours = weights(tmp_path / "ours" / "torch_dist")
+    assert torch_dist_folder(tmp_path / "ours") == torch_dist_folder(ours) == ours
+    theirs = weights(tmp_path / "theirs" / "iter_0000012")
+    weights(tmp_path / "theirs" / "iter_0000011")
+    (tmp_path / "theirs" / "latest_checkpointed_iteration.txt").write_text("12\n")
+    assert torch_dist_folder(tmp_path / "theirs") == torch_dist_folder(theirs) == theirs
+    released = weights(tmp_path / "released" / "release")
+    (tmp_path / "released" / "latest_checkpointed_iteration.txt").write_text("release")
+    assert torch_dist_folder(tmp_path / "released") == released
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"sharded_backend": "zarr"}'])
+def test_other_formats_are_not(content: str, tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_text(content)
+    assert torch_dist_folder(tmp_path) is None and torch_dist_folder(tmp_path / "nowhere") is None
+
+
+def test_weights_alone_are_where_a_run_starts(tmp_path: Path) -> None:
+    weights(tmp_path / "torch_dist")
+    assert _check_start(config(tmp_path)) == []
+    assert starting_weights(config(tmp_path)) == tmp_path
+    source = model_source(str(tmp_path), key="model.ref_load", base="/base")
+    assert (source.path, source.checkpoint) == ("/base", tmp_path)
+
+
+def test_a_checkpoint_of_a_run_is_gone_on_from(tmp_path: Path) -> None:
+    folder = tmp_path / "rollout_00000003"
+    weights(folder / "torch_dist")
+    (folder / "checkpoint.json").write_text(json.dumps({"format": 1, "rollout_id": 3, "state": {}}))
+    for load in (folder, tmp_path):
+        assert not is_weights_alone(str(load)) and starting_weights(config(load)) is None
+        assert _check_start(config(load)) == []
+
+
+def test_fsdp_does_not_read_the_format_of_megatron_core(tmp_path: Path) -> None:
+    weights(tmp_path / "torch_dist")
+    (problem,) = _check_start(config(tmp_path, TrainBackendName.fsdp))
+    assert str(problem) == (
+        f"checkpoint.load must be a Hugging Face folder or a checkpoint of a run with train.backend=fsdp, got "
+        f"{tmp_path}; it is in Megatron-core's format; convert it: rlscale-convert {tmp_path} <new folder>"
+    )
+
+
+def test_a_folder_that_is_neither_is_refused(tmp_path: Path) -> None:
+    (problem,) = _check_start(config(tmp_path))
+    assert str(problem) == (
+        "checkpoint.load must name a Hugging Face folder, a checkpoint of a run or a folder in Megatron-core's format "
+        f"(torch_dist), got {str(tmp_path)!r}; it has no config.json, no checkpoint.json and no "
+        "torch_dist/metadata.json; check the path"
+    )
+    unfinished = tmp_path / "rollout_00000003.saving"
+    unfinished.mkdir()
+    (problem,) = _check_start(config(unfinished))
+    assert "that save was never completed" in str(problem)
