@@ -36,6 +36,8 @@ from rlscale.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlscale.config import MegatronConfig
+
 Metrics = Mapping[str, float]
 
 
@@ -142,6 +144,59 @@ class PostprocessFunction(Protocol):
     """
 
     def __call__(self, rollout: RolloutColumns, /) -> tuple[TokenColumns, Mapping[str, tuple[Tensor, Tensor]]]: ...
+
+
+class MegatronInit(Protocol):
+    """`megatron.init_hook_path`: called once on each rank, when Megatron-core has its groups and no model is made yet.
+
+    Args:
+        megatron: the config group, resolved.
+    """
+
+    def __call__(self, megatron: MegatronConfig, /) -> None: ...
+
+
+class BeforeLogprobs(Protocol):
+    """`megatron.before_log_prob_hook_path`: called on each rank before each forward pass without gradient.
+
+    Args:
+        model: the pipeline chunks of this rank, holding the weights that the pass computes with.
+        role: whose weights those are: `policy`, `old_policy`, `reference`, `teacher` or `critic`.
+    """
+
+    def __call__(self, model: Sequence[Any], role: str, /) -> None: ...
+
+
+class BeforeTrainStep(Protocol):
+    """`megatron.before_train_step_hook_path`: called on each rank before each optimiser step, gradients still unset.
+
+    Args:
+        rollout_id: of the rollout that is trained on.
+        step_id: optimiser steps that the model has made.
+        model: the pipeline chunks of this rank in their buffers for gradients; of the policy or of the critic.
+        optimizer: Megatron-core's, of these chunks.
+    """
+
+    def __call__(self, rollout_id: int, step_id: int, model: Sequence[Any], optimizer: Any, /) -> None: ...
+
+
+class ModelProvider(Protocol):
+    """`model.custom_model_provider_path`: makes one pipeline chunk of a model of Megatron-core.
+
+    Called for policy and critic. Weights are loaded afterwards, by their names.
+
+    Args:
+        build: makes the chunk that would be made without the function; arguments by name take the place of what it
+            gives to its class (`build.arguments`), a subclass of GPTModel (`build.kind`).
+        pre_process: it has the embedding.
+        post_process: it has the final norm, and the output layer or value head.
+        vp_stage: which chunk of this rank, with an interleaved pipeline.
+
+    Returns:
+        An object of `build.kind` or of a subclass of it.
+    """
+
+    def __call__(self, build: Any, pre_process: bool, post_process: bool, vp_stage: int | None, /) -> Any: ...
 
 
 class Engine(Protocol):
@@ -318,7 +373,14 @@ class TrainBackend(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes model, optimiser, schedule and random states of all ranks into an existing folder (a collective)."""
+        """Writes model, optimiser, schedule and random states of all ranks into an existing folder (a collective).
+
+        With `megatron.async_save` it may return before, when training can go on: `finish_saving` says the rest.
+        """
+        ...
+
+    def finish_saving(self) -> None:
+        """Returns when all of what was saved is on disk. Not a collective; called beside any other method."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -346,6 +408,10 @@ class Trainers(Protocol):
     async def sync_weights(self, version: WeightVersion) -> WeightSyncReport: ...
 
     async def save(self, folder: Path) -> None: ...
+
+    async def finish_saving(self) -> None:
+        """Returns when all of what was saved is on disk, which may be later than `save` (`megatron.async_save`)."""
+        ...
 
     async def load(self, folder: Path) -> None: ...
 

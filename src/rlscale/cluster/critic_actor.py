@@ -14,7 +14,7 @@ from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 
 class _CriticActor(CriticWorker):
-    """A critic's rank in an actor process. Health checks have a thread of their own; all else runs in one thread."""
+    """A critic's rank in an actor process. Health checks and waits for saves have threads of their own."""
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, log_folder: Path) -> None:
         self.name = f"critic rank {rank}"
@@ -41,9 +41,14 @@ class _CriticActor(CriticWorker):
     def save(self, folder: Path) -> None:
         super().save(folder)
 
+    @ray.method(concurrency_group="saving")
+    @stamped
+    def finish_saving(self) -> None:
+        super().finish_saving()
+
     @stamped
     def load(self, folder: Path) -> None:
         super().load(folder)
 
 
-CriticActor: Any = ray.remote(concurrency_groups={"health": 1})(_CriticActor)  # type: ignore[call-overload]
+CriticActor: Any = ray.remote(concurrency_groups={"health": 1, "saving": 1})(_CriticActor)  # type: ignore[call-overload]

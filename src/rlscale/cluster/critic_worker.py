@@ -51,6 +51,9 @@ class CriticWorker(RankWorker):
     def save(self, folder: Path) -> None:
         self._backend.save(folder)
 
+    def finish_saving(self) -> None:
+        self._backend.finish_saving()
+
     def load(self, folder: Path) -> None:
         self._backend.load(folder)
 

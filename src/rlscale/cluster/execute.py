@@ -326,6 +326,7 @@ class Execution:
             leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,
             drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
             engines_rest=bool(config.cluster.offload_rollout),
+            saves_beside_training=is_megatron and config.megatron.async_save,
         )
 
     def _world_spec(self, bundles: Bundles) -> WorldSpec:

@@ -14,7 +14,7 @@ from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainRes
 
 
 class _TrainActor(TrainWorker):
-    """A trainer rank in an actor process. Health checks have a thread of their own; all else runs in one thread."""
+    """A trainer rank in an actor process. Health checks and waits for saves have threads of their own."""
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, log_folder: Path) -> None:
         self.name = f"actor rank {rank}"
@@ -61,6 +61,11 @@ class _TrainActor(TrainWorker):
     def save(self, folder: Path) -> None:
         super().save(folder)
 
+    @ray.method(concurrency_group="saving")
+    @stamped
+    def finish_saving(self) -> None:
+        super().finish_saving()
+
     @stamped
     def load(self, folder: Path) -> None:
         super().load(folder)
@@ -70,4 +75,4 @@ class _TrainActor(TrainWorker):
         super().export_hf(folder)
 
 
-TrainActor: Any = ray.remote(concurrency_groups={"health": 1})(_TrainActor)  # type: ignore[call-overload]
+TrainActor: Any = ray.remote(concurrency_groups={"health": 1, "saving": 1})(_TrainActor)  # type: ignore[call-overload]

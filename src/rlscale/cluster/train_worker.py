@@ -83,6 +83,9 @@ class TrainWorker(RankWorker):
     def save(self, folder: Path) -> None:
         self._backend.save(folder)
 
+    def finish_saving(self) -> None:
+        self._backend.finish_saving()
+
     def load(self, folder: Path) -> None:
         self._backend.load(folder)
 

@@ -36,6 +36,7 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
         max_response_len=config.rollout.max_response_len,
         total_steps=plan.total_steps,
         device=config.cluster.device,
+        timeout_minutes=config.cluster.distributed_timeout_minutes,
         engine_shapes=_engine_shapes(config),
         watch=WatchSpec.of(config.debug, run_folder=run_folder),
         custom=config.custom,

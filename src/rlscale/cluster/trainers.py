@@ -113,6 +113,9 @@ class RayTrainers:
     async def save(self, folder: Path) -> None:
         await self._both(self._critic.calls("save", folder), self._policy.calls("save", folder))
 
+    async def finish_saving(self) -> None:
+        await self._both(self._critic.calls("finish_saving"), self._policy.calls("finish_saving"))
+
     async def load(self, folder: Path) -> None:
         await self._both(self._critic.calls("load", folder), self._policy.calls("load", folder))
 

@@ -17,6 +17,7 @@ An evaluation measures one version: the next update waits for it, and generation
 """
 
 import asyncio
+import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class LoopConfig:
     update_interval: int = 1  # rollouts from one update of the engines to the next, at most max_staleness + 1
     leave_out_truncated: bool = False  # train on no token of an answer that was cut off
     drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
+    saves_beside_training: bool = False  # trainers return from `save` before all is on disk
     engines_rest: bool = False  # engines give back their memory while the trainer works; max_staleness is 0
 
 
@@ -116,6 +118,7 @@ class TrainingLoop:
         self._overlaps = config.max_staleness > 0
         self._evaluation: _Evaluation | None = None
         self._is_evaluation_owed = False
+        self._saving: asyncio.Task[None] | None = None
         self._timers = Timers()
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -164,7 +167,7 @@ class TrainingLoop:
             # rollout and its metrics, the other way round would lose them.
             self._report(rollout, metrics)
             if saved:
-                self._commit()
+                self._commit(tasks)
             # The gate opens last: with k = 0 nothing is generated beside an evaluation or a save.
             await self._gate.open(self._version_of_next)
         await self._settle_evaluation()
@@ -365,6 +368,7 @@ class TrainingLoop:
             return False
         self._phase("save")
         with self._timers("save"):
+            await self._settle_saving()
             folder = self._parts.store.begin(done)
             await self._parts.trainers.save(folder)
             if self._config.checkpoint.save_hf is not None:
@@ -373,9 +377,23 @@ class TrainingLoop:
             await asyncio.to_thread(save_groups, folder, self._producer.finished_groups())
         return True
 
-    def _commit(self) -> None:
+    def _commit(self, tasks: asyncio.TaskGroup) -> None:
+        """Makes a checkpoint of what was saved: at once, or when all of it is on disk."""
         state = {"progress": self.progress.state_dict(), "source": self._producer.position()}
-        self._parts.store.commit(self.progress.next_rollout, state)
+        number = self.progress.next_rollout
+        if self._config.saves_beside_training:
+            self._saving = tasks.create_task(self._commit_written(number, copy.deepcopy(state)))
+        else:
+            self._parts.store.commit(number, state)
+
+    async def _commit_written(self, number: int, state: dict[str, Any]) -> None:
+        await self._parts.trainers.finish_saving()
+        await asyncio.to_thread(self._parts.store.commit, number, state)
+
+    async def _settle_saving(self) -> None:
+        """Waits until the last checkpoint is one; there is one save at a time."""
+        if self._saving is not None:
+            await self._saving
 
     def _report(self, rollout: FinishedRollout, metrics: dict[str, float]) -> None:
         seconds = self._timers.seconds

@@ -143,6 +143,9 @@ class EngineRecovery:
         async with self._trainers_lock:
             await self._trainers.save(folder)
 
+    async def finish_saving(self) -> None:
+        await self._trainers.finish_saving()  # beside whatever else they do
+
     async def load(self, folder: Path) -> None:
         await self._trainers.load(folder)
 

@@ -78,6 +78,10 @@ class CriticRanks(ABC):
             self.critic.save(folder)
         self._turns.rest()
 
+    @abstractmethod
+    def finish_saving(self) -> None:
+        """See TrainBackend."""
+
     def load(self, folder: Path) -> None:
         """The inverse of `save`; the number of ranks may differ, and the critic may have been on the policy's."""
         with self._computing(), self._turns.of("critic", "critic.optimizer"):

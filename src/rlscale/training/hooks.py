@@ -12,7 +12,17 @@ from typing import Any, cast
 
 from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import load_hook
-from rlscale.protocols import AdvantageFunction, LossFunction, PostprocessFunction, ReducerFunction, WeightFunction
+from rlscale.protocols import (
+    AdvantageFunction,
+    BeforeLogprobs,
+    BeforeTrainStep,
+    LossFunction,
+    MegatronInit,
+    ModelProvider,
+    PostprocessFunction,
+    ReducerFunction,
+    WeightFunction,
+)
 
 NO_CUSTOM: Mapping[str, Any] = MappingProxyType({})
 
@@ -42,6 +52,26 @@ def reducer_function(path: str, custom: Mapping[str, Any] = NO_CUSTOM) -> Reduce
 def postprocess_function(path: str, custom: Mapping[str, Any] = NO_CUSTOM) -> PostprocessFunction:
     """The function of `train.rollout_data_postprocess_path`. Raises ConfigError where it cannot be used."""
     return cast(PostprocessFunction, _load("train.rollout_data_postprocess_path", path, custom))
+
+
+def megatron_init(path: str, custom: Mapping[str, Any] = NO_CUSTOM) -> MegatronInit:
+    """The function of `megatron.init_hook_path`. Raises ConfigError where it cannot be used."""
+    return cast(MegatronInit, _load("megatron.init_hook_path", path, custom))
+
+
+def before_logprobs(path: str, custom: Mapping[str, Any] = NO_CUSTOM) -> BeforeLogprobs:
+    """The function of `megatron.before_log_prob_hook_path`. Raises ConfigError where it cannot be used."""
+    return cast(BeforeLogprobs, _load("megatron.before_log_prob_hook_path", path, custom))
+
+
+def before_train_step(path: str, custom: Mapping[str, Any] = NO_CUSTOM) -> BeforeTrainStep:
+    """The function of `megatron.before_train_step_hook_path`. Raises ConfigError where it cannot be used."""
+    return cast(BeforeTrainStep, _load("megatron.before_train_step_hook_path", path, custom))
+
+
+def model_provider(path: str, custom: Mapping[str, Any] = NO_CUSTOM) -> ModelProvider:
+    """The function of `model.custom_model_provider_path`. Raises ConfigError where it cannot be used."""
+    return cast(ModelProvider, _load("model.custom_model_provider_path", path, custom))
 
 
 def _load(key: str, path: str, custom: Mapping[str, Any]) -> Callable[..., Any]:

@@ -155,6 +155,10 @@ class RoleBackend(ABC):
         """See TrainBackend."""
         self._turns.rest()
 
+    @abstractmethod
+    def finish_saving(self) -> None:
+        """See TrainBackend."""
+
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Around whatever computes with models or communicates."""

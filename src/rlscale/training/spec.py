@@ -96,6 +96,7 @@ class TrainerSpec:
     max_response_len: int  # tokens of the longest response
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
+    timeout_minutes: float = 10.0  # that a collective may take
     engine_shapes: EngineShapes | None = None  # of the engines, with `train.true_on_policy_mode`
     start_weights: Path | None = None  # folder of Megatron-core's format to start from; None: weights of `model_path`
     ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none

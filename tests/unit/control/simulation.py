@@ -154,6 +154,8 @@ class SimulatedTrainers:
         await turns(2)
         (folder / "history.json").write_text(json.dumps(history))
 
+    async def finish_saving(self) -> None: ...
+
     async def load(self, folder: Path) -> None:
         self.history = [Trained(**each) for each in json.loads((folder / "history.json").read_text())]
 

@@ -1,5 +1,6 @@
 """The loop against fakes: order of phases, staleness, stopping, what reaches the sinks and checkpoints."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,14 @@ class Journal:
 
     has_rewards = True
 
-    def __init__(self, *, eval_rewards: Sequence[float] = (), fail_at: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        eval_rewards: Sequence[float] = (),
+        fail_at: int | None = None,
+        written: asyncio.Event | None = None,
+    ) -> None:
+        self.written = written  # when a save beside training is on disk; None: `save` leaves nothing to be written
         self.events: list[str] = []
         self.logged: dict[int, dict[str, float]] = {}
         self._eval_rewards, self._fail_at = list(eval_rewards), fail_at
@@ -68,7 +76,15 @@ class Journal:
 
     async def save(self, folder: Path) -> None:
         self.events.append("save")
-        (folder / "weights").write_text("here")
+        if self.written is None:
+            (folder / "weights").write_text("here")
+        self._folder = folder
+
+    async def finish_saving(self) -> None:
+        if self.written is not None:
+            await self.written.wait()
+            self.events.append("written")
+            (self._folder / "weights").write_text("here")
 
     async def load(self, folder: Path) -> None:
         raise AssertionError("nothing is loaded here")
@@ -99,6 +115,7 @@ def loop_of(
             save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
         ),
         num_rollouts=num_rollouts,
+        saves_beside_training=journal.written is not None,
         num_ranks=1,
         max_staleness=staleness,
         update_interval=values.get("update_interval", 1),
@@ -168,6 +185,25 @@ async def test_checkpoints_carry_progress_and_data_position(tmp_path: Path) -> N
     assert newest.rollout_id == 3
     assert newest.state["source"] == {"rollouts": 3}
     assert Progress(**newest.state["progress"]).version == 3
+
+
+async def test_a_save_beside_training_is_a_checkpoint_when_it_is_on_disk(tmp_path: Path) -> None:
+    written = asyncio.Event()
+    journal = Journal(written=written)
+    run = asyncio.create_task(loop_of(journal, tmp_path, num_rollouts=2, save_interval=1).run())
+    while "train on v1" not in journal.events:
+        await asyncio.sleep(0.01)
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+    # The next rollout is trained on, and its save waits for the one before.
+    assert journal.events[-3:] == ["rollout 1 v1", "train on v1", "sync v2"]
+    assert not list(tmp_path.glob("rollout_????????"))
+    written.set()
+    await run
+    assert journal.events[-4:] == ["sync v2", "written", "save", "written"]
+    newest = CheckpointStore(tmp_path, keep_last=2).latest()
+    assert newest is not None and newest.rollout_id == 2 and newest.state["source"] == {"rollouts": 2}
+    assert (newest.folder / "weights").read_text() == "here"
 
 
 async def test_a_failure_of_the_trainer_ends_the_loop(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ SHORT = {
 }
 ROLES = ("pp2",)
 MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # which take longer
-RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2")
+RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2", "ep2")
+RESHARDED = {"pp2": "dp2"}
+MORE_RESHARDED = {"tp2, etp2": "ep2"}
 SEQUENCES = {"sequence_parallel": True}
 INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
 MODES: dict[str, Mode] = {
@@ -72,6 +74,7 @@ MODES: dict[str, Mode] = {
     "tp2": Mode(sizes={"tp": 2}),
     "tp2, sequence-parallel": Mode(sizes={"tp": 2}, more=SEQUENCES),
     "pp2": Mode(sizes={"pp": 2}),
+    "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 64}),
     "pp2, interleaved": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_slow=True),
     "cp2": Mode(sizes={"cp": 2}),
     "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}),
@@ -231,26 +234,27 @@ def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
     return "no error"
 
 
-def continued_alone(spec: TrainerSpec, folder: Path) -> float:
-    """The greatest difference of weights when one rank goes on from what several have saved."""
-    backend = MegatronBackend(spec, rank=0, world_size=1)
+def continued(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
+    """The greatest difference of weights when ranks divided otherwise go on from what was saved."""
+    backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
     backend.load(folder)
-    train(backend, BATCHES[SAVED_AFTER], 1)
-    expected = load_file(folder / "final.safetensors")
-    return max(float((weight - expected[name]).abs().max()) for name, weight in backend.weights())
+    train(backend, BATCHES[SAVED_AFTER], data_ranks(spec.megatron))
+    expected, found = load_file(folder / "final.safetensors"), weights_of(backend)
+    backend.close()
+    return max(float((weight - expected[name]).abs().max()) for name, weight in found.items())
 
 
 def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -> None:
     num_ranks, is_slow = int(kind[0]), kind.endswith("slow")
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 60.0)
     expected: dict[bool, Run] = {}
-    report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}}
+    report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}, "resharded": {}}
     if num_ranks == 1:
         saved = [each for each in folder.iterdir() if each.name in RESUMED]
         folder = folder / "alone"
         folder.mkdir()
-        spec = megatron_spec(models[0], MegatronConfig())
-        report["alone"] = {each.name: continued_alone(spec, each) for each in saved}
+        specs = {each: megatron_spec(models[MODES[each.name].has_experts], MegatronConfig()) for each in saved}
+        report["alone"] = {each.name: continued(spec, each, rank=rank) for each, spec in specs.items()}
     for name, mode in MODES.items():
         if mode.num_ranks != num_ranks or mode.is_slow != is_slow:
             continue
@@ -262,7 +266,7 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
         ours = MegatronBackend(spec, rank=rank, world_size=num_ranks)
         report["modes"][name] = difference(Run.of(ours, num_data_ranks=data_ranks(config)), expected[mode.has_experts])
         ours.close()
-        if name in RESUMED:
+        if name in (*RESUMED, *MORE_RESHARDED):
             report["resumed"][name] = resumed(spec, folder / name, rank=rank)
         if name == "tp2":
             report["kl to itself"] = kl_to_saved(spec, folder / name, rank=rank)
@@ -271,6 +275,9 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
             report["passes"] = with_passes(spec, str(folder / "tp2" / "hf"), rank=rank)
             no_kl = replace(spec, algo=AlgoConfig(use_rollout_logprobs=True), ref_path=None)
             report["nan"] = nan_on_last_rank(no_kl, rank=rank)
+    for name, other in (MORE_RESHARDED if is_slow else RESHARDED).items() if num_ranks == 2 else ():
+        spec = megatron_spec(models[MODES[name].has_experts], MODES[other].config)
+        report["resharded"][name] = continued(spec, folder / name, rank=rank)
     for name in MORE_ROLES if is_slow else ROLES:
         mode = MODES[name]
         if mode.num_ranks == num_ranks:

@@ -50,9 +50,10 @@ def rollouts(backend: RoleBackend, num_data_ranks: int) -> list[dict[str, float]
 
 
 def weights_of(backend: RoleBackend) -> dict[str, torch.Tensor]:
-    found = {name: weight.clone() for name, weight in backend.weights()}  # type: ignore[attr-defined]
+    found = [{name: weight.clone() for name, weight in backend.weights()}]  # type: ignore[attr-defined]
     backend.rest()
-    return found
+    dist.broadcast_object_list(found, src=0)  # some come on rank 0 only
+    return found[0]
 
 
 def expected(model: str, other: str, *, rank: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
@@ -65,7 +66,8 @@ def expected(model: str, other: str, *, rank: int) -> tuple[list[dict[str, float
 def moved_and_saved(spec: TrainerSpec, folder: Path, *, rank: int, num_data_ranks: int) -> dict[str, Any]:
     """Three rollouts while roles take turns, and the third again by a run that is loaded, where all stay."""
     size = dist.get_world_size()
-    first = MegatronBackend(replace(spec, offload=MOVE), rank=rank, world_size=size)
+    config = replace(spec.megatron, async_save=True)
+    first = MegatronBackend(replace(spec, offload=MOVE, megatron=config), rank=rank, world_size=size)
     away = bytes_on_device(first)
     found = []
     for version in range(NUM_ROLLOUTS):
@@ -76,6 +78,8 @@ def moved_and_saved(spec: TrainerSpec, folder: Path, *, rank: int, num_data_rank
             first.save(folder)
         found.append(train(first, version, num_data_ranks))
     away = max(away, bytes_on_device(first))
+    first.finish_saving()
+    dist.barrier()
     weights = weights_of(first)
     first.close()
     second = MegatronBackend(spec, rank=rank, world_size=size)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_ranks import MODES, MORE_ROLES, ROLES
+from tests.unit.training.megatron_ranks import MODES, MORE_RESHARDED, MORE_ROLES, RESHARDED, ROLES
 from tests.unit.training.megatron_ranks import RESUMED as SAVED
 from tests.unit.training.rollouts import tiny_model, tiny_moe
 
@@ -109,6 +109,17 @@ def test_one_rank_goes_on_from_what_two_have_saved(folder: Path, models: list[st
     run_ranks(PROGRAM, *models, str(folder), "1", num_ranks=1)
     found = report(folder / "alone", 0)["alone"]
     assert set(found) == set(RESUMED) and max(found.values()) < 1e-5, found
+
+
+@pytest.mark.parametrize("mode", RESHARDED)
+def test_ranks_divided_otherwise_go_on(folder: Path, mode: str) -> None:
+    assert report(folder, 0)["resharded"][mode] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MORE_RESHARDED)
+def test_experts_are_spread_anew(others: dict[int, Path], mode: str) -> None:
+    assert report(others[2], 0)["resharded"][mode] < 1e-5
 
 
 @pytest.mark.parametrize("mode", RESUMED)

@@ -58,6 +58,13 @@ class MegatronConfig(ConfigGroup):
     use_distributed_optimizer: Annotated[
         bool, Field(description="Spread master weights and optimiser state over the data-parallel ranks (ZeRO-1).")
     ] = True
+    async_save: Annotated[
+        bool,
+        Field(
+            description="Train on while a checkpoint is written, from a copy in the host's memory. It counts as a "
+            "checkpoint once all of it is on disk."
+        ),
+    ] = False
     bf16: Annotated[
         bool,
         Field(description="Weights and activations in bfloat16; false: in float32, as `train.dtype` must say too."),
@@ -66,17 +73,25 @@ class MegatronConfig(ConfigGroup):
         int,
         Field(
             gt=0,
-            description="Sequence length that Megatron wants to be told, in tokens. Sequences vary, so it limits "
-            "nothing.",
+            description="Length of every packed micro-batch with `megatron.variable_seq_lengths=false`, in tokens of "
+            "all context-parallel ranks together. Where lengths vary, it limits nothing.",
         ),
     ] = 4096
     max_position_embeddings: Annotated[
         int | None,
-        Field(gt=0, description="Positions of the rotary embedding, in tokens. None: `model.max_position_embeddings`."),
+        Field(
+            gt=0,
+            description="Positions of the rotary embedding, in tokens, as the model's config.json says, or those that "
+            "YaRN started from. None: from there.",
+        ),
     ] = None
     rope_type: Annotated[RopeType, Field(description="Rotary positions, plain or stretched by YaRN.")] = RopeType.rope
     variable_seq_lengths: Annotated[
-        bool, Field(description="Micro-batches of a step may differ in length, which packing needs.")
+        bool,
+        Field(
+            description="Micro-batches of a step may differ in length; false fills packed ones up to "
+            "`megatron.seq_length`."
+        ),
     ] = True
     init_hook_path: Annotated[
         str | None,

@@ -84,6 +84,9 @@ class FsdpBackend(RoleBackend):
                 self.critic.save(folder)
         self._turns.rest()
 
+    def finish_saving(self) -> None:
+        """See TrainBackend. `save` leaves nothing to be written."""
+
     def load(self, folder: Path) -> None:
         """See TrainBackend. Raises DataError for a folder that is no checkpoint of this model."""
         policy, reference = self.policy, self._moving_reference

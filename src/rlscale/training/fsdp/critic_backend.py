@@ -28,6 +28,9 @@ class CriticBackend(CriticRanks):
         self._turns.add("critic.optimizer", partial(state_tensors, self.critic.optimizer))
         self._turns.rest()
 
+    def finish_saving(self) -> None:
+        """See TrainBackend. `save` leaves nothing to be written."""
+
     def _packed(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
         kernel = self.critic.model.config._attn_implementation
         rollout = self._rank.rollout(batch, steps, kernel=kernel)

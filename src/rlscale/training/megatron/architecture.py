@@ -16,6 +16,7 @@ from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.figures import figures_of
 from rlscale.config.megatron_fields import architecture_problems, megatron_fields
 from rlscale.errors import ConfigError
+from rlscale.training.megatron.rotary import yarn_fields
 
 _FIELDS = frozenset(field.name for field in fields(TransformerConfig))
 
@@ -57,13 +58,16 @@ def architecture_of(path: str, *, model: ModelConfig, megatron: MegatronConfig, 
     problems = architecture_problems(as_json, model=model, megatron=megatron)
     if problems:
         raise ConfigError(problems)
+    transformer = TransformerConfig(**_transformer_fields(as_json, megatron=megatron, dtype=dtype))
+    for name, value in yarn_fields(config).items():
+        setattr(transformer, name, value)  # no fields of it, but looked for
     figures = figures_of(as_json)
     vocab_size, parts = int(figures["vocab_size"]), megatron.tensor_model_parallel_size
     padded = model.padded_vocab_size or -(-vocab_size // parts) * parts
     return Architecture(
         family=model.name or config.model_type,
         hf_config=config,
-        transformer=TransformerConfig(**_transformer_fields(as_json, megatron=megatron, dtype=dtype)),
+        transformer=transformer,
         is_tied=bool(figures.get("tie_word_embeddings", False)),
         vocab_size=vocab_size,
         padded_vocab_size=padded,

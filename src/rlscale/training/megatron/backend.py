@@ -52,7 +52,9 @@ class MegatronBackend(RoleBackend):
         super().__init__(spec, device=self._rank.device, turns=self._rank.turns)
         grid, dtype = self._rank.grid, DTYPES[spec.train.dtype]
         with self._computing():
-            model = build_model(spec.model_path, model=spec.model, megatron=spec.megatron, dtype=dtype)
+            model = build_model(
+                spec.model_path, model=spec.model, megatron=spec.megatron, dtype=dtype, custom=spec.custom
+            )
             for_grid(model, grid)
             # These may have the model hold their weights for a moment.
             self.reference = MegatronReference.of(spec, policy=model, grid=grid)
@@ -61,13 +63,11 @@ class MegatronBackend(RoleBackend):
                 load_hf(model, spec.model_path)
             else:
                 load_weights(spec.start_weights, model=model)
-            self.policy = MegatronPolicy(spec, model, grid=grid, device=self._device)
-            copies = PolicyCopies(self.policy, grid=grid)
+            self.policy = MegatronPolicy(model, on=self._rank)
+            copies = PolicyCopies(self.policy, on=self._rank)
             self._old_policies = OldPolicies(copies, limit=spec.num_old_policies) if spec.num_old_policies else None
             is_here = spec.critic is not None and spec.critic.own_ranks is None
-            self.critic = (
-                MegatronCritic(spec, spec.critic, grid=grid, device=self._device) if spec.critic and is_here else None
-            )
+            self.critic = MegatronCritic(spec.critic, on=self._rank) if spec.critic and is_here else None
             self._exporter = Exporter(model)
         self._take_part()
         self._turns.rest()
@@ -84,13 +84,17 @@ class MegatronBackend(RoleBackend):
             with self._turns.of("policy", "policy.optimizer"):
                 self.policy.trained.save(folder, position=position)
                 if self.reference is not None:
-                    self.reference.save(folder)
+                    self.reference.save(folder, background=self._rank.background)
                 if self._old_policies is not None:
                     self._old_policies.save(folder)
             if self.critic is not None:
                 with self._turns.of("critic", "critic.optimizer"):
                     self.critic.save(folder)
         self._turns.rest()
+
+    def finish_saving(self) -> None:
+        """See TrainBackend."""
+        self._rank.finish_saving()
 
     def load(self, folder: Path) -> None:
         """See TrainBackend. Raises DataError for a folder that is no checkpoint of this model."""

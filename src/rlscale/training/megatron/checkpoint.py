@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -26,6 +29,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import param_group_identifier_keys
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -33,6 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
+from rlscale.training.megatron.background import Background
 from rlscale.training.megatron.model import MegatronModel
 from rlscale.training.megatron.plain import plain_files
 from rlscale.training.position import Position, decode, encode, random_state, read_json, set_random_state, write_json
@@ -41,23 +46,52 @@ FORMAT = "torch_dist"
 
 
 class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron-core has no types
-    """Writes the same files as its parent, in this process: a fork of one that runs threads is a danger."""
+    """Writes the same files as its parent, in this process: a fork of one that runs threads is a danger.
 
-    def __init__(self) -> None:
+    Args:
+        background: what writes copies later, on all ranks; None: `save` returns when everything is written.
+    """
+
+    def __init__(self, background: Background | None = None) -> None:
         super().__init__("torch_dist", 1)
+        self._background = background
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path) -> None:
+        background = self._background
+        if background is not None:
+            background.finish()  # the host holds one checkpoint at a time
+            dict_list_map_inplace(_copied, sharded_state_dict)
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        save(
+        write = partial(
+            save,
             mcore_to_pyt_state_dict(renamed, False),
             storage_writer=FileSystemWriter(checkpoint_dir, thread_count=1, sync_files=True),
             planner=MCoreSavePlanner(
                 dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
             ),
+            process_group=None if background is None else background.group,
         )
+        if background is None:
+            write()
+        else:
+            background.submit(write)
 
 
-def save_state(folder: Path, *, model: MegatronModel, optimizer: Any, position: Position) -> None:
+def _copied(entry: Any) -> Any:
+    """A part of the state with its tensor in the host's memory, where training does not change it."""
+    if isinstance(entry, ShardedTensor) and entry.data is not None:
+        entry.data = entry.data.detach().to("cpu", copy=True)
+    return entry
+
+
+def save_state(
+    folder: Path,
+    *,
+    model: MegatronModel,
+    optimizer: Any,
+    position: Position,
+    background: Background | None = None,
+) -> None:
     """Writes the state of all ranks into an existing folder; a collective.
 
     Args:
@@ -65,6 +99,7 @@ def save_state(folder: Path, *, model: MegatronModel, optimizer: Any, position: 
         model: this rank's part.
         optimizer: Megatron-core's, over the model's parameters.
         position: what was done.
+        background: what writes the tensors, which are not on disk before its `finish`; None: they are on return.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
@@ -72,7 +107,7 @@ def save_state(folder: Path, *, model: MegatronModel, optimizer: Any, position: 
         (folder / "random").mkdir(exist_ok=True)
     dist.barrier()
     _fill_moments(optimizer)
-    dist_checkpointing.save(_sharded(model, optimizer), str(folder / STATE), sharded_strategy=InProcessSave())
+    _write(_sharded(model, optimizer), folder, background)
     states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
     write_json(folder / "random" / f"rank_{rank}.json", {**random_state(), "megatron": states})
     if rank == 0:
@@ -94,7 +129,7 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
     for i, chunk in enumerate(model.chunks):
         chunk.load_state_dict(state[f"model{i}"])
     with torch.no_grad(), _steps_apart(optimizer):
-        optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(_in_parts(state["optimizer"], optimizer))
     if about["world_size"] == dist.get_world_size():
         random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
         get_cuda_rng_tracker().set_states({name: decode(text) for name, text in random.pop("megatron").items()})
@@ -102,14 +137,17 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
     return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about["num_rollouts"]))
 
 
-def save_weights(folder: Path, *, model: MegatronModel) -> None:
-    """Writes the weights, and nothing else, for `load_weights`; a collective. The folder is made if needed."""
+def save_weights(folder: Path, *, model: MegatronModel, background: Background | None = None) -> None:
+    """Writes the weights, and nothing else, for `load_weights`; a collective. The folder is made if needed.
+
+    `background` as of `save_state`.
+    """
     if dist.get_rank() == 0:
         (folder / STATE).mkdir(parents=True)
         about = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(Position())}
         write_json(folder / "trainer.json", about)
     dist.barrier()
-    dist_checkpointing.save(_sharded_weights(model), str(folder / STATE), sharded_strategy=InProcessSave())
+    _write(_sharded_weights(model), folder, background)
     dist.barrier()
 
 
@@ -142,6 +180,10 @@ def _about(folder: Path) -> dict[str, Any]:
     return about
 
 
+def _write(state: dict[str, Any], folder: Path, background: Background | None) -> None:
+    dist_checkpointing.save(state, str(folder / STATE), sharded_strategy=InProcessSave(background))
+
+
 def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     try:
         with plain_files(folder):
@@ -170,6 +212,36 @@ def _metadata() -> dict[str, Any]:
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
+
+
+def _in_parts(loaded: dict[Any, Any], optimizer: Any) -> dict[Any, Any]:
+    """The optimiser's state in as many parts as this one has: experts that are spread over ranks have one of their own.
+
+    Tensors were asked for by their names and are in the right part already; settings and the number of steps are the
+    same in all parts.
+    """
+    parts = optimizer.chained_optimizers
+    saved = [loaded[i] for i in sorted(key for key in loaded if isinstance(key, int)) if "optimizer" in loaded[i]]
+    saved = saved or [loaded]
+    if len(saved) == len(parts) or not all(isinstance(part, DistributedOptimizer) for part in parts):
+        return loaded
+    groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
+    found = {
+        i: {
+            **saved[0],
+            "optimizer": {"param_groups": [_alike(group, groups) for group in part.optimizer.param_groups]},
+            "param_state": (loaded if len(parts) == 1 else loaded[i])["param_state"],
+        }
+        for i, part in enumerate(parts)
+    }
+    return found if len(parts) > 1 else found[0]
+
+
+def _alike(group: dict[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that were saved for parameters like those of a group, be they of experts or not."""
+    names = [name for name in param_group_identifier_keys if name != "is_expert_parallel"]
+    like = next(each for each in saved if all(each[name] == group[name] for name in names))
+    return {**like, "is_expert_parallel": group["is_expert_parallel"]}
 
 
 def _inner(optimizer: Any) -> Iterator[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rlscale.config import ModelConfig
@@ -21,9 +20,11 @@ from rlscale.training.megatron.checkpoint import load_weights
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.model import DTYPES, VALUE_HEAD, Decoder, MegatronModel, build_model, for_grid
 from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.scorers import own_model_config
 from rlscale.training.megatron.step import score
 from rlscale.training.megatron.trained import TrainedModel
+from rlscale.training.megatron.user_code import call_before_logprobs, call_before_step
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import Microbatch
 from rlscale.training.position import Position
@@ -37,16 +38,19 @@ from rlscale.types import StepPlan
 class MegatronCritic:
     """This rank's part of a model with a value head, with optimiser and schedule. Every method is a collective."""
 
-    def __init__(self, spec: TrainerSpec, critic: CriticSpec, *, grid: MegatronGrid, device: torch.device) -> None:
-        self._spec, self._critic, self._grid, self._device = spec, critic, grid, device
+    def __init__(self, critic: CriticSpec, *, on: MegatronRank) -> None:
+        self._spec, self._critic, self._grid, self._device = on.spec, critic, on.grid, on.device
+        spec, grid = on.spec, on.grid
         optim = critic_rates(spec.optim, critic)
-        self.trained = TrainedModel(spec, _first_model(spec, critic, grid=grid), optim=optim, grid=grid)
+        model = _first_model(spec, critic, grid=grid)
+        self.trained = TrainedModel(spec, model, optim=optim, grid=grid, background=on.background)
         self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
         self.num_steps = 0  # made
 
     def score(self, rollout: Rollout) -> None:
         """Fills `values`, on every rank those of all."""
         with rollout.timed("values"):
+            call_before_logprobs(self._spec, self.trained.model.chunks, role="critic")
             column = score(
                 self.trained.model.chunks,
                 rollout.scored,
@@ -66,6 +70,13 @@ class MegatronCritic:
         def loss_of(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
             return loss(micro, values=_values(micro, hidden, decoder))
 
+        call_before_step(
+            self._spec,
+            self.trained.chunks,
+            self.trained.optimizer,
+            rollout_id=rollout.batch.version,
+            step_id=self.num_steps,
+        )
         result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
         self.num_steps += 1
         return {f"critic_{name}": value for name, value in result.items()}
@@ -96,13 +107,16 @@ def _values(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
 def _first_model(spec: TrainerSpec, critic: CriticSpec, *, grid: MegatronGrid) -> MegatronModel:
     """With the weights of a folder, of the critic of a checkpoint or, where it has none, of its policy."""
     path, checkpoint = critic.source.path, critic.source.checkpoint
-    config = ModelConfig(use_hf_config_for_megatron=True)
+    config = ModelConfig(
+        use_hf_config_for_megatron=True, custom_model_provider_path=spec.model.custom_model_provider_path
+    )
     model = build_model(
         path,
         model=config,
         megatron=own_model_config(spec.megatron),
         dtype=DTYPES[spec.train.dtype],
         has_value_head=True,
+        custom=spec.custom,
     )
     if checkpoint is None:
         load_hf(model, path)

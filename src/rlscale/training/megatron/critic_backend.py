@@ -24,9 +24,13 @@ class MegatronCriticBackend(CriticRanks):
         self._rank = MegatronRank.join(spec, rank=rank, world_size=world_size)
         super().__init__(turns=self._rank.turns)
         with self._computing():
-            self.critic = MegatronCritic(spec, spec.critic, grid=self._rank.grid, device=self._rank.device)
+            self.critic = MegatronCritic(spec.critic, on=self._rank)
         self.critic.trained.take_part(self._turns, name="critic")
         self._turns.rest()
+
+    def finish_saving(self) -> None:
+        """See TrainBackend."""
+        self._rank.finish_saving()
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -60,7 +60,7 @@ class MegatronGrid:
         return dist.get_process_group_ranks(self.data_group)
 
 
-def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: int = 30) -> MegatronGrid:
+def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.0) -> MegatronGrid:
     """Divides the world as `megatron.*` says; a collective. Groups of an earlier call are given up.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
+from rlscale.training.hooks import NO_CUSTOM
 from rlscale.training.megatron.architecture import Architecture, architecture_of
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.rotary import ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.specs import block_spec
+from rlscale.training.megatron.user_code import ChunkBuilder
 from rlscale.training.value_head import ValueHead, squeeze_values
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -124,7 +126,13 @@ class MegatronModel:
 
 
 def build_model(
-    path: str, *, model: ModelConfig, megatron: MegatronConfig, dtype: torch.dtype, has_value_head: bool = False
+    path: str,
+    *,
+    model: ModelConfig,
+    megatron: MegatronConfig,
+    dtype: torch.dtype,
+    has_value_head: bool = False,
+    custom: Mapping[str, Any] = NO_CUSTOM,
 ) -> MegatronModel:
     """This rank's part of a model, its weights left as memory comes: `load_hf` or a checkpoint fills them.
 
@@ -136,6 +144,7 @@ def build_model(
         megatron: parallel sizes, and further fields of Megatron-core.
         dtype: of parameters and activations.
         has_value_head: in the place of the output layer; the embedding is then tied to nothing.
+        custom: the config's node `custom`, for the function of `model.custom_model_provider_path`.
 
     Raises:
         ConfigError: with every key that contradicts the config, or what of it Megatron-core does not have.
@@ -148,7 +157,8 @@ def build_model(
         virtual = architecture.transformer.virtual_pipeline_model_parallel_size
         stages = [None] if virtual is None else list(range(virtual))
         kind = ValueDecoder if has_value_head else Decoder
-        chunks = [_chunk(kind, architecture, vp_stage=stage) for stage in stages]
+        builders = [_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
+        chunks = [_finished(each.provided(model.custom_model_provider_path, custom), architecture) for each in builders]
     return MegatronModel(chunks=chunks, architecture=architecture)
 
 
@@ -160,26 +170,34 @@ def for_grid(model: MegatronModel, grid: MegatronGrid) -> MegatronModel:
     return model
 
 
-def _chunk(kind: type[Decoder], architecture: Architecture, *, vp_stage: int | None) -> Decoder:
-    config, groups = architecture.transformer, ProcessGroupCollection.use_mpu_process_groups()
-    where = {"ignore_virtual": False, "vp_stage": vp_stage}
-    chunk = kind(
-        config=config,
-        transformer_layer_spec=block_spec(
-            config, has_post_norms=architecture.family in POST_NORM_FAMILIES, vp_stage=vp_stage
-        ),
-        vocab_size=architecture.padded_vocab_size,
-        max_sequence_length=architecture.hf_config.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(**where),
-        post_process=parallel_state.is_pipeline_last_stage(**where),
-        share_embeddings_and_output_weights=architecture.is_tied,
-        position_embedding_type="rope",
-        pg_collection=groups,
-        vp_stage=vp_stage,
+def _builder(
+    kind: type[Decoder], architecture: Architecture, *, megatron: MegatronConfig, vp_stage: int | None
+) -> ChunkBuilder:
+    config, where = architecture.transformer, {"ignore_virtual": False, "vp_stage": vp_stage}
+    has_post_norms = architecture.family in POST_NORM_FAMILIES
+    return ChunkBuilder(
+        kind,
+        {
+            "config": config,
+            "transformer_layer_spec": block_spec(config, has_post_norms=has_post_norms, vp_stage=vp_stage),
+            "vocab_size": architecture.padded_vocab_size,
+            "max_sequence_length": megatron.max_position_embeddings or architecture.hf_config.max_position_embeddings,
+            "pre_process": parallel_state.is_pipeline_first_stage(**where),
+            "post_process": parallel_state.is_pipeline_last_stage(**where),
+            "share_embeddings_and_output_weights": architecture.is_tied,
+            "position_embedding_type": "rope",
+            "pg_collection": ProcessGroupCollection.use_mpu_process_groups(),
+            "vp_stage": vp_stage,
+        },
     )
+
+
+def _finished(chunk: Decoder, architecture: Architecture) -> Decoder:
+    """The same chunk, with the positions that transformers has."""
+    config = architecture.transformer
     frequencies = inverse_frequencies(architecture.hf_config, head_dim=config.kv_channels)
     chunk.rotary_pos_emb = ModelRotaryEmbedding(
-        frequencies, is_interleaved=config.rotary_interleaved, cp_group=groups.cp
+        frequencies, is_interleaved=config.rotary_interleaved, cp_group=chunk.pg_collection.cp
     )
     return chunk
 

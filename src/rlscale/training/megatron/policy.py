@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rlscale.training.megatron.checkpoint import load_weights, save_weights
@@ -13,8 +12,10 @@ from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.head import LogprobHead
 from rlscale.training.megatron.host_weights import HostWeights
 from rlscale.training.megatron.model import Decoder, MegatronModel
+from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.step import score
 from rlscale.training.megatron.trained import TrainedModel
+from rlscale.training.megatron.user_code import call_before_logprobs, call_before_step
 from rlscale.training.metrics import MetricSums
 from rlscale.training.old_policies import OldPolicies
 from rlscale.training.packing import Microbatch
@@ -23,7 +24,6 @@ from rlscale.training.role_backend import loss_of_column
 from rlscale.training.rollout import Rollout, pick
 from rlscale.training.schedule import LrSchedule
 from rlscale.training.settings import StepSettings
-from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
 
@@ -32,12 +32,14 @@ class MegatronPolicy:
 
     Args:
         model: holding the weights that training begins with.
+        on: where it is trained.
     """
 
-    def __init__(self, spec: TrainerSpec, model: MegatronModel, *, grid: MegatronGrid, device: torch.device) -> None:
-        self._spec, self._grid, self._device = spec, grid, device
+    def __init__(self, model: MegatronModel, *, on: MegatronRank) -> None:
+        self._spec, self._grid, self._device = on.spec, on.grid, on.device
+        spec, grid = on.spec, on.grid
         self.model, self.head = model, LogprobHead.of(model, spec, grid=grid)
-        self.trained = TrainedModel(spec, model, optim=spec.optim, grid=grid)
+        self.trained = TrainedModel(spec, model, optim=spec.optim, grid=grid, background=on.background)
         waits = 0 if spec.critic is None else spec.critic.num_only_steps
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
@@ -81,30 +83,40 @@ class MegatronPolicy:
             lp, entropy = self.head.terms(hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad)
             return loss(micro, lp=lp, entropy=entropy)
 
+        call_before_step(
+            self._spec,
+            self.trained.chunks,
+            self.trained.optimizer,
+            rollout_id=rollout.batch.version,
+            step_id=self.num_steps,
+        )
         result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
         self.num_steps += 1
         return result
 
     def _score(self, rollout: Rollout, *, entropies: MetricSums | None = None) -> Tensor:
+        call_before_logprobs(self._spec, self.model.chunks, role="policy")
         return score_logprobs(self.model, rollout, grid=self._grid, head=self.head, entropies=entropies)
 
 
 class PolicyCopies:
     """The `PolicyWeights` of the policy: copies in the host's memory that take its place in its own chunks."""
 
-    def __init__(self, policy: MegatronPolicy, *, grid: MegatronGrid) -> None:
-        self._policy, self._grid, self._chunks = policy, grid, policy.model.chunks
+    def __init__(self, policy: MegatronPolicy, *, on: MegatronRank) -> None:
+        self._policy, self._grid, self._chunks = policy, on.grid, policy.model.chunks
+        self._spec, self._background = on.spec, on.background
 
     def copy(self) -> HostWeights:
         return HostWeights(self._chunks)
 
     def score(self, rollout: Rollout, weights: HostWeights) -> Tensor:
         with weights.in_place_of(self._chunks):
+            call_before_logprobs(self._spec, self._chunks, role="old_policy")
             return score_logprobs(self._policy.model, rollout, grid=self._grid, head=self._policy.head)
 
     def write(self, weights: HostWeights, folder: Path) -> None:
         with weights.in_place_of(self._chunks):
-            save_weights(folder, model=self._policy.model)
+            save_weights(folder, model=self._policy.model, background=self._background)
 
     def read(self, folder: Path) -> HostWeights:
         weights = HostWeights(self._chunks)

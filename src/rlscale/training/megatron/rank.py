@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from rlscale.errors import DataError
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.distributed import local_ranks, pick_device, use_threads
+from rlscale.training.megatron.background import Background
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.grid import MegatronGrid, make_grid
 from rlscale.training.megatron.packing import pack_rows
+from rlscale.training.megatron.user_code import call_after_init
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import Microbatch
 from rlscale.training.rollout import Rollout
@@ -35,6 +38,7 @@ class MegatronRank:
     device: torch.device
     grid: MegatronGrid
     turns: Turns
+    background: Background | None  # what writes checkpoints; None: saving waits for them
 
     @classmethod
     def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> MegatronRank:
@@ -47,8 +51,20 @@ class MegatronRank:
             use_threads(None, num_local_ranks=num_local_ranks)
         torch.manual_seed(spec.train.seed + rank)
         with megatron_device():
-            grid = make_grid(spec.megatron, seed=spec.train.seed)
-        return cls(spec=spec, device=device, grid=grid, turns=make_turns(spec.offload, device=device))
+            grid = make_grid(spec.megatron, seed=spec.train.seed, timeout_minutes=spec.timeout_minutes)
+            call_after_init(spec.megatron, spec.custom)
+        return cls(
+            spec=spec,
+            device=device,
+            grid=grid,
+            turns=make_turns(spec.offload, device=device),
+            background=Background() if spec.megatron.async_save else None,
+        )
+
+    def finish_saving(self) -> None:
+        """Returns when all that was saved is on disk; raises what went wrong there. May be called by any thread."""
+        if self.background is not None:
+            self.background.finish()
 
     def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
         """This rank's micro-batches of every step."""
@@ -72,6 +88,9 @@ class MegatronRank:
         grid = self.grid
         multiple = grid.tensor_size if self.spec.megatron.core_args.get("sequence_parallel") else 1
         packed = partial(pack_rows, batch, device=self.device, context=grid.context, multiple=multiple)
+        if not self.spec.megatron.variable_seq_lengths:
+            missing = -len(cuts) % grid.num_stages if grid.num_virtual_stages > 1 else 0
+            return [self._of_one_length(packed, samples) for samples in (*cuts, *[()] * missing)]
         if grid.num_virtual_stages == 1:
             return [packed(samples) for samples in cuts]
         # An interleaved pipeline wants them in groups of as many as it has stages, and of one length; empty ones add
@@ -80,3 +99,16 @@ class MegatronRank:
         longest = max(packed(samples).input_ids.shape[1] * size for samples in cuts)
         missing = -len(cuts) % grid.num_stages
         return [packed(samples, num_places=longest) for samples in (*cuts, *[()] * missing)]
+
+    def _of_one_length(self, packed: Callable[..., Microbatch], samples: Sequence[int]) -> Microbatch:
+        """A micro-batch of `megatron.seq_length` places on all ranks of the context group together."""
+        limit, size = self.spec.megatron.seq_length, 1 if self.grid.context is None else self.grid.context.size
+        micro = packed(samples, num_places=limit)
+        found = micro.input_ids.shape[1] * size
+        if found != limit:
+            raise DataError(
+                f"samples {list(samples)} must fit megatron.seq_length={limit} with "
+                f"megatron.variable_seq_lengths=false, got {found} tokens when packed; set a larger length, or leave "
+                "variable_seq_lengths out"
+            )
+        return micro

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch.distributed import ProcessGroup
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-ROPE_TYPES = ("default", "linear", "llama3")
-"""Kinds of rotary positions that only change the frequencies, as Megatron-core's layers expect it."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions: all change the frequencies, and YaRN the length of queries and keys, too."""
 
 
 def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
@@ -29,10 +30,23 @@ def inverse_frequencies(config: PreTrainedConfig, *, head_dim: int) -> Tensor:
     if rope["rope_type"] != "default":
         frequencies: Tensor
         frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-        assert factor == 1.0, f"rotary positions of type {rope['rope_type']} are scaled"
+        assert factor == 1.0 or rope["rope_type"] == "yarn", f"positions of type {rope['rope_type']} are scaled"
         return frequencies
     width = int(head_dim * rope["partial_rotary_factor"])
     return 1.0 / (float(rope["rope_theta"]) ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+
+
+def yarn_fields(config: PreTrainedConfig) -> dict[str, float]:
+    """Attributes of a TransformerConfig by which Megatron-core's attention scales queries and keys as YaRN does.
+
+    Empty for other kinds of positions. It computes `0.1 ln(factor) + 1` of them, so that the factor is given for which
+    that is the scale that transformers takes, which a config may also name itself.
+    """
+    if rope_parameters(config)["rope_type"] != "yarn":
+        return {}
+    _, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    assert scale >= 1.0, "a scale below 1 is refused before"
+    return {"yarn_rotary_scaling_factor": math.exp((scale - 1.0) / 0.1)}
 
 
 class ModelRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]  # Megatron-core has no types

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
 from rlscale.config.megatron_fields import ASSUMED
+from rlscale.training.megatron.background import Background
 from rlscale.training.megatron.checkpoint import load_weights, save_weights
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.head import LogprobHead
@@ -20,6 +21,7 @@ from rlscale.training.megatron.host_weights import HostWeights
 from rlscale.training.megatron.model import DTYPES, MegatronModel, build_model, for_grid
 from rlscale.training.megatron.names.load import load_hf
 from rlscale.training.megatron.policy import score_logprobs
+from rlscale.training.megatron.user_code import call_before_logprobs
 from rlscale.training.rollout import Rollout
 from rlscale.training.scorers import reference_cannot_follow, require_tokens
 from rlscale.training.spec import ModelSource, TrainerSpec
@@ -37,11 +39,14 @@ class Scorer:
 
     Args:
         source: where its weights come from.
+        role: `reference` or `teacher`.
         policy: the policy's model, whose weights are loaded after this.
     """
 
-    def __init__(self, spec: TrainerSpec, source: ModelSource, *, policy: MegatronModel, grid: MegatronGrid) -> None:
-        self._grid = grid
+    def __init__(
+        self, spec: TrainerSpec, source: ModelSource, *, role: str, policy: MegatronModel, grid: MegatronGrid
+    ) -> None:
+        self._spec, self._role, self._grid = spec, role, grid
         borrows = is_like(source.path, spec.model_path)
         self.model = policy if borrows else _own_model(spec, source.path, grid=grid)
         if source.checkpoint is None:
@@ -54,6 +59,7 @@ class Scorer:
     def column(self, rollout: Rollout) -> Tensor:
         """Its logprobs of the rollout; a collective. The temperature is the policy's, as the two are compared."""
         with self.in_place():
+            call_before_logprobs(self._spec, self.model.chunks, role=self._role)
             return score_logprobs(self.model, rollout, grid=self._grid, head=self._head)
 
     @contextmanager
@@ -85,7 +91,8 @@ class MegatronReference:
         if spec.ref_path is None or not uses_reference(spec.algo):
             return None
         source = ModelSource(path=spec.ref_path, checkpoint=spec.ref_checkpoint)
-        return cls(Scorer(spec, source, policy=policy, grid=grid), interval=spec.algo.ref_update_interval)
+        scorer = Scorer(spec, source, role="reference", policy=policy, grid=grid)
+        return cls(scorer, interval=spec.algo.ref_update_interval)
 
     def score(self, rollout: Rollout) -> None:
         """Fills `ref`; a collective."""
@@ -101,12 +108,12 @@ class MegatronReference:
         assert self.scorer.weights is not None, "one that follows has the policy's shapes"
         self.scorer.weights.take(self.scorer.model.chunks)
 
-    def save(self, folder: Path) -> None:
-        """Writes it into a checkpoint where it changes; a collective."""
+    def save(self, folder: Path, *, background: Background | None) -> None:
+        """Writes it into a checkpoint where it changes; a collective. `background` as of `save_state`."""
         if self._interval is None:
             return
         with self.scorer.in_place():
-            save_weights(folder / FOLDER, model=self.scorer.model)
+            save_weights(folder / FOLDER, model=self.scorer.model, background=background)
 
     def load(self, folder: Path) -> None:
         """The inverse of `save`."""
@@ -129,7 +136,7 @@ class MegatronTeacher:
         """None where the advantages need none. Raises ConfigError for a teacher that lacks tokens."""
         if spec.teacher is None or not uses_teacher(spec.algo):
             return None
-        scorer = Scorer(spec, spec.teacher, policy=policy, grid=grid)
+        scorer = Scorer(spec, spec.teacher, role="teacher", policy=policy, grid=grid)
         known, needed = scorer.model.architecture.vocab_size, policy.architecture.vocab_size
         require_tokens(spec.teacher.path, known=known, needed=needed)
         return cls(scorer)

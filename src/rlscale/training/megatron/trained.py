@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rlscale.config import ComputeDtype, OptimConfig
+from rlscale.training.megatron.background import Background
 from rlscale.training.megatron.checkpoint import load_state, save_state
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.model import Decoder, MegatronModel
@@ -34,10 +35,19 @@ class TrainedModel:
     Args:
         model: holding its first weights.
         optim: of this model.
+        background: what writes its checkpoints; None: `save` does.
     """
 
-    def __init__(self, spec: TrainerSpec, model: MegatronModel, *, optim: OptimConfig, grid: MegatronGrid) -> None:
-        self.model, self._grid = model, grid
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        model: MegatronModel,
+        *,
+        optim: OptimConfig,
+        grid: MegatronGrid,
+        background: Background | None,
+    ) -> None:
+        self.model, self._grid, self._background = model, grid, background
         self.chunks = wrap_chunks(model, megatron=spec.megatron)
         is_bf16 = spec.train.dtype == ComputeDtype.bfloat16
         self.optimizer = make_optimizer(self.chunks, optim=optim, megatron=spec.megatron, is_bf16=is_bf16)
@@ -76,7 +86,7 @@ class TrainedModel:
 
     def save(self, folder: Path, *, position: Position) -> None:
         """Writes weights, master weights, moments and random states into an existing folder."""
-        save_state(folder, model=self.model, optimizer=self.optimizer, position=position)
+        save_state(folder, model=self.model, optimizer=self.optimizer, position=position, background=self._background)
 
     def load(self, folder: Path) -> Position:
         """The inverse of `save`; raises as `load_state`."""
