@@ -17,6 +17,7 @@ from typing import Any
 
 from rlscale.config.groups.algo import LossType, compares_policies
 from rlscale.config.groups.custom import PARAMETER
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.rules import uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.suggest import nearest
@@ -32,6 +33,10 @@ class Hook:
     is_called: Callable[[RunConfig], bool]
     by_name: bool = False  # it may take the arguments by their names instead
     makes: str = ""  # what a call makes, so that a class may stand for a function; empty: a class is a mistake
+
+
+def _uses_megatron(config: RunConfig) -> bool:
+    return config.train.backend == TrainBackendName.megatron and not config.debug.rollout_only
 
 
 HOOKS: Mapping[str, Hook] = MappingProxyType(
@@ -65,6 +70,18 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
                 key="train.rollout_data_postprocess_path",
                 arguments=("rollout",),
                 is_called=lambda config: compares_policies(config.algo),
+            ),
+            Hook(key="megatron.init_hook_path", arguments=("megatron",), is_called=_uses_megatron),
+            Hook(key="megatron.before_log_prob_hook_path", arguments=("model", "role"), is_called=_uses_megatron),
+            Hook(
+                key="megatron.before_train_step_hook_path",
+                arguments=("rollout_id", "step_id", "model", "optimizer"),
+                is_called=_uses_megatron,
+            ),
+            Hook(
+                key="model.custom_model_provider_path",
+                arguments=("build", "pre_process", "post_process", "vp_stage"),
+                is_called=_uses_megatron,
             ),
         )
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlscale.errors import Problem
 FAMILIES = ("qwen3", "qwen2", "llama", "glm4", "qwen3_moe")
 """Values of `model_type` whose weights are converted for Megatron-core."""
 
-_ROPE_TYPES = ("default", "linear", "llama3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ELSEWHERE = "train it with train=fsdp"
 
 ASSUMED: Mapping[str, Any] = MappingProxyType(
@@ -87,9 +88,12 @@ def architecture_problems(
         if name in megatron.core_args and megatron.core_args[name] != found:
             problems.append(_contradiction(f"megatron.{name}", given=megatron.core_args[name], found=found))
     rope = _rope(config_json).get("rope_type", "default")
-    if (megatron.rope_type == RopeType.yarn) != (rope == "yarn"):
-        found = RopeType.yarn if rope == "yarn" else RopeType.rope
-        problems.append(_contradiction("megatron.rope_type", given=megatron.rope_type, found=found))
+    found = RopeType.yarn if rope == "yarn" else RopeType.rope
+    # `rope` is also what stands there where nothing is given, and the model's own config is to count.
+    if megatron.rope_type != found and (megatron.rope_type == RopeType.yarn or not model.use_hf_config_for_megatron):
+        contradiction = _contradiction("megatron.rope_type", given=megatron.rope_type, found=found)
+        problems.append(replace(contradiction, fix=f"set it to {found}"))
+    problems += _positions(config_json, megatron)
     open_fields = {
         name: found for name, found in fields.items() if name not in megatron.core_args and ASSUMED[name] != found
     }
@@ -99,6 +103,14 @@ def architecture_problems(
         path = "model.use_hf_config_for_megatron"
         problems.append(Problem(path=path, rule=rule, value="false", fix=f"set it to true, or add {words}"))
     return problems
+
+
+def _positions(config_json: Mapping[str, Any], megatron: MegatronConfig) -> list[Problem]:
+    """`megatron.max_position_embeddings` may also be the length that YaRN started from."""
+    given, found = megatron.max_position_embeddings, config_json.get("max_position_embeddings")
+    if given is None or found is None or given in (found, _rope(config_json).get("original_max_position_embeddings")):
+        return []
+    return [_contradiction("megatron.max_position_embeddings", given=given, found=found)]
 
 
 def _contradiction(path: str, *, given: object, found: object) -> Problem:
@@ -119,6 +131,10 @@ def _unknown(config_json: Mapping[str, Any]) -> list[Problem]:
         if value not in known:
             rule = f"have {name}={' or '.join(show(each) for each in known)} in its config.json with Megatron-core"
             problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(value), fix=_ELSEWHERE))
+    scale = _rope(config_json).get("attention_factor")
+    if rope == "yarn" and scale is not None and float(scale) < 1:
+        rule = "have no attention_factor below 1 in its rope_parameters with Megatron-core"
+        problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(scale), fix=_ELSEWHERE))
     return problems
 
 

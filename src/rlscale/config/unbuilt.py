@@ -46,24 +46,6 @@ class Built:
 
 
 PARTS: tuple[Part, ...] = (
-    Part(
-        name="lengths and positions that Megatron-core is told of",
-        keys=(
-            "megatron.seq_length",
-            "megatron.max_position_embeddings",
-            "megatron.rope_type",
-            "megatron.variable_seq_lengths",
-        ),
-    ),
-    Part(
-        name="user code in the Megatron-core backend",
-        keys=(
-            "megatron.init_hook_path",
-            "megatron.before_log_prob_hook_path",
-            "megatron.before_train_step_hook_path",
-            "model.custom_model_provider_path",
-        ),
-    ),
     Part(name="conversion by mbridge", keys=("model.megatron_to_hf_mode",)),
     Part(
         name="user code in the generation loop",

@@ -23,6 +23,11 @@ EXPERTS = "megatron.expert_model_parallel_size"
 SHARES_TOKENS = {"sequence_parallel": True}
 WHOLE = {"expert_tensor_parallel_size": 1}
 QWEN3 = {"model.build": None, "model.hf_checkpoint": str(Path(__file__).parents[2] / "data" / "qwen3")}
+ONE_LENGTH = {
+    "megatron.variable_seq_lengths": False,
+    "batch.use_dynamic_batch_size": True,
+    "batch.max_tokens_per_gpu": 4096,
+}
 FROM_HF = {"model.use_hf_config_for_megatron": True}
 PER_ENGINE = "cluster.rollout_num_gpus_per_engine"
 ADDRESSES = "rollout.external_engine_addrs"
@@ -167,10 +172,11 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"train.backend": "fsdp", "train.qkv_format": "bshd"},
     ),
     (
-        "packed_layout_varies_in_length",
-        {**MEGATRON, "megatron.variable_seq_lengths": False},
-        "megatron.variable_seq_lengths must be true with train.qkv_format=thd, got false",
-        {**MEGATRON, "megatron.variable_seq_lengths": False, "train.qkv_format": "bshd"},
+        "one_length_holds_a_micro_batch",
+        {**MEGATRON, **ONE_LENGTH, "megatron.context_parallel_size": 2, "megatron.seq_length": 4096},
+        "megatron.seq_length must be at least 8192, batch.max_tokens_per_gpu times megatron.context_parallel_size, "
+        "with megatron.variable_seq_lengths=false, got 4096; set it to 8192",
+        {**MEGATRON, **ONE_LENGTH, "megatron.seq_length": 4096},
     ),
     (
         "shared_layers_share_their_experts",

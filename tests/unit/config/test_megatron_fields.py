@@ -40,7 +40,7 @@ def test_every_contradiction_is_told_at_once() -> None:
         "model.tie_word_embeddings must be true, as config.json says, got false; leave it out",
         "megatron.layernorm_epsilon must be 1e-06, as config.json says, got 1e-05; leave it out",
         "megatron.qk_layernorm must be true, as config.json says, got false; leave it out",
-        "megatron.rope_type must be rope, as config.json says, got yarn; leave it out",
+        "megatron.rope_type must be rope, as config.json says, got yarn; set it to rope",
     ]
 
 
@@ -60,7 +60,7 @@ def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None
         ({"model_type": "deepseek_v3"}, "model.model_type must be one of qwen3, qwen2, llama, glm4, qwen3_moe with"),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must have rope_type=default or linear or llama3"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must have rope_type=default or linear or llama3 or"),
     ],
 )
 def test_what_the_layers_do_not_have_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -80,3 +80,29 @@ def test_experts_are_chosen_as_the_config_says() -> None:
 def test_a_model_made_on_the_spot_gives_its_architecture() -> None:
     assert load_config(["experiment=quickstart", "train=megatron"]).model.use_hf_config_for_megatron
     assert not load_config(["experiment=quickstart"]).model.use_hf_config_for_megatron
+
+
+POSITIONS = "megatron.max_position_embeddings"
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_position_embeddings": 32}, []),  # what YaRN started from
+        ({"max_position_embeddings": 128, "rope_type": RopeType.yarn}, []),
+        ({"max_position_embeddings": 64}, [f"{POSITIONS} must be 128, as config.json says, got 64"]),
+    ],
+)
+def test_positions_of_a_stretched_model(given: dict[str, Any], told: list[str]) -> None:
+    model = ModelConfig(use_hf_config_for_megatron=True)
+    config = {**QWEN3, "rope_parameters": YARN, "max_position_embeddings": 128}
+    found = [str(each) for each in architecture_problems(config, model=model, megatron=MegatronConfig(**given))]
+    assert [each.split(";")[0] for each in found] == told
+
+
+def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
+    config = {**QWEN3, "rope_parameters": {**YARN, "attention_factor": 0.5}, "max_position_embeddings": 128}
+    found = [str(each) for each in architecture_problems(config, model=ModelConfig(), megatron=MegatronConfig())]
+    assert "megatron.rope_type must be yarn, as config.json says, got rope; set it to yarn" in found
+    assert any("must have no attention_factor below 1" in each for each in found)

@@ -32,12 +32,19 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 CONFIGS = {
     "qwen3": Qwen3Config(**SHARED),
     "qwen3_tied": Qwen3Config(**{**SHARED, "tie_word_embeddings": True}),
     "qwen3_deep": Qwen3Config(**{**SHARED, "num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "qwen3_yarn": Qwen3Config(**SHARED, rope_parameters=YARN_ROPE),
     "qwen2": Qwen2Config(**SHARED),
     "llama": LlamaConfig(**SHARED, rope_parameters=LLAMA3_ROPE),
     "glm4": Glm4Config(**SHARED, attention_bias=True),

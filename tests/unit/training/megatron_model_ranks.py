@@ -27,6 +27,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.algo.head import HeadOptions, head_logprobs
 from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
+from rlscale.config.groups.megatron import RopeType
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.attention import packed_rows, zigzag_positions
 from rlscale.training.megatron.backend import MegatronBackend
@@ -63,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pp2, experts": ("qwen3_moe", {PP: 2}),
     "tp2, qwen2": ("qwen2", {TP: 2}),
     "tp2, llama": ("llama", {TP: 2}),
+    "tp2, yarn": ("qwen3_yarn", {TP: 2, "rope_type": RopeType.yarn, "max_position_embeddings": 32}),
     "tp2 sp, glm4": ("glm4", {TP: 2, "core_args": SP}),
 }
 LENGTHS = ([4, 12, 24], [8, 8, 36])

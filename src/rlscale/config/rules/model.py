@@ -119,6 +119,7 @@ def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
     "model.use_hf_config_for_megatron",
     "megatron.core_args",
     "megatron.rope_type",
+    "megatron.max_position_embeddings",
     *(f"model.{name}" for name in CONFIG_NAMES),
 )
 def megatron_has_the_architecture(config: RunConfig) -> list[Problem]:

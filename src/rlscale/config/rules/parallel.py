@@ -239,14 +239,27 @@ def offloaded_optimizer_has_a_share(config: RunConfig) -> list[Problem]:
     return [Problem(path=path, rule=rule, value=show(share), fix=fix)]
 
 
-@rule("train.backend", "train.qkv_format", "megatron.variable_seq_lengths")
-def packed_layout_varies_in_length(config: RunConfig) -> list[Problem]:
-    if config.train.backend != TrainBackendName.megatron or config.train.qkv_format == QkvFormat.bshd:
+@rule(
+    "train.backend",
+    "train.qkv_format",
+    "megatron.variable_seq_lengths",
+    "megatron.seq_length",
+    "megatron.context_parallel_size",
+    "batch.use_dynamic_batch_size",
+    "batch.max_tokens_per_gpu",
+)
+def one_length_holds_a_micro_batch(config: RunConfig) -> list[Problem]:
+    """Packed micro-batches of one length, all of them of `megatron.seq_length`."""
+    megatron, most = config.megatron, config.batch.max_tokens_per_gpu
+    packs = config.batch.use_dynamic_batch_size and config.train.qkv_format == QkvFormat.thd
+    if config.train.backend != TrainBackendName.megatron or megatron.variable_seq_lengths or not packs or most is None:
         return []
-    if config.megatron.variable_seq_lengths:
+    needed = most * megatron.context_parallel_size
+    if megatron.seq_length >= needed:
         return []
-    rule, fix = "be true with train.qkv_format=thd", "leave it out: packed micro-batches differ in length"
-    return [Problem(path="megatron.variable_seq_lengths", rule=rule, value="false", fix=fix)]
+    rule = f"be at least {needed}, batch.max_tokens_per_gpu times megatron.context_parallel_size, with "
+    rule += "megatron.variable_seq_lengths=false"
+    return [Problem(path="megatron.seq_length", rule=rule, value=show(megatron.seq_length), fix=f"set it to {needed}")]
 
 
 @rule("train.backend", "train.dtype", "megatron.bf16")

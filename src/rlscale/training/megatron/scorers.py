@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
+from rlscale.config.groups.megatron import RopeType
 from rlscale.config.megatron_fields import ASSUMED
 from rlscale.training.megatron.background import Background
 from rlscale.training.megatron.checkpoint import load_weights, save_weights
@@ -155,7 +156,7 @@ def is_like(path: str, other: str) -> bool:
 def own_model_config(megatron: MegatronConfig) -> MegatronConfig:
     """The same sizes, for a model whose architecture its own config.json says."""
     given = {name: value for name, value in megatron.core_args.items() if name not in ASSUMED}
-    return replace(megatron, core_args=given)
+    return replace(megatron, core_args=given, rope_type=RopeType.rope, max_position_embeddings=None)
 
 
 def _own_model(spec: TrainerSpec, path: str, *, grid: MegatronGrid) -> MegatronModel:
