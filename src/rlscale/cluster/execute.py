@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rlscale.control.failures import run_guarded
 from rlscale.control.generate_only import GenerationParts, generate_only
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
+from rlscale.control.resting import resting
 from rlscale.data.sft import labelled_group
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
@@ -276,8 +278,14 @@ class Execution:
             return None
         assert pool is not None and rewards is not None, "evaluation needs engines"
         sets = self._plan.eval_sets
-        held_out = None if trainers is None else HeldOutLoss(self._labelled_sets(), measure=trainers.loss)
+        held_out = None if trainers is None else self._held_out(pool, trainers)
         return Evaluator(sets=sets, pool=pool, rewards=rewards, held_out=held_out)
+
+    def _held_out(self, pool: EnginePool, trainers: Trainers) -> HeldOutLoss:
+        """The trainer's part of an evaluation, which it makes alone where it shares GPUs with engines."""
+        if not self._plan.config.cluster.offload_rollout:
+            return HeldOutLoss(self._labelled_sets(), measure=trainers.loss)
+        return HeldOutLoss(self._labelled_sets(), measure=trainers.loss, turn=partial(resting, pool, trainers))
 
     def _labelled_sets(self) -> dict[str, LabelledSet]:
         """What `eval.num_batches` asks for of each set; empty without supervised training."""

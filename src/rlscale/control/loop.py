@@ -30,6 +30,7 @@ from rlscale.control.extras import extra_metrics
 from rlscale.control.garbage import rare_full_collections
 from rlscale.control.metrics import rollout_metrics, train_metrics
 from rlscale.control.producer import FinishedRollout, Producer
+from rlscale.control.resting import send_weights
 from rlscale.control.staleness import check_bound
 from rlscale.control.versions import VersionGate
 from rlscale.data.batch import build_batch
@@ -271,9 +272,7 @@ class TrainingLoop:
             with self._timers("drain"):
                 await pool.drain()
         with self._timers("sync"):
-            await pool.resume_memory("weights")
-            await self._parts.trainers.sync_weights(self.progress.version)
-            await pool.resume_memory("kv_cache")
+            await send_weights(pool, self._parts.trainers, self.progress.version)
         if self._config.ci.enabled:
             await check_versions(pool.engines, self.progress.version)
         if drains:

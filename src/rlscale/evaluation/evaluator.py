@@ -49,7 +49,7 @@ class Evaluator:
             groups = await self._answer(eval_set, version)
             metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in _measure(groups).items()}
         metrics["eval/reward_mean"] = fmean(metrics[f"eval/{s.name}/reward_mean"] for s in self._sets)
-        return metrics | (await self._held_out.run() if self._held_out is not None else {})
+        return metrics | (await self._held_out.run(version) if self._held_out is not None else {})
 
     async def _answer(self, eval_set: EvalSet, version: WeightVersion) -> list[Group]:
         async with asyncio.TaskGroup() as tasks:

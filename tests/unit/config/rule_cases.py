@@ -5,13 +5,6 @@ from typing import Any
 
 SFT = {"algo.loss_type": "sft_loss", "batch.n_samples_per_prompt": 1}
 SHARED = {"train.backend": "fsdp", "fsdp.context_parallel_size": 2}
-HELD_OUT = {
-    **SFT,
-    "train.backend": "fsdp",
-    "eval.num_batches": 3,
-    "eval.interval": 1,
-    "eval.prompt_data": ["e", "e.jsonl"],
-}
 MEGATRON = {"train.backend": "megatron"}
 SGLANG = {"rollout.engine": "sglang"}
 EIGHT = {"cluster.actor_num_gpus_per_node": 8}
@@ -374,18 +367,6 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         "must give a divisor of the 64 samples of an optimiser step, got 3 parts; set it and cluster.critic_num_nodes "
         "for 2 ranks, or change batch.global_batch_size",
         {**PPO, "cluster.critic_num_nodes": 4, "batch.global_batch_size": 64},
-    ),
-    (
-        "held_out_loss_can_be_measured",
-        {**HELD_OUT, "cluster.colocate": True},
-        "eval.num_batches must be null where engines have the trainer's GPUs at an evaluation, got 3; leave it out",
-        HELD_OUT,
-    ),
-    (
-        "held_out_loss_can_be_measured",
-        {**HELD_OUT, **MEGATRON},
-        "eval.num_batches must be null with train.backend=megatron, got 3; leave it out, or choose train=fsdp",
-        HELD_OUT,
     ),
     (
         "critic_is_saved_apart",

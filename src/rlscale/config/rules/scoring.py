@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from rlscale.config.eval_sets import eval_sets
-from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.problems import show
-from rlscale.config.rules.placement import RESTING, engines_rest
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.errors import ConfigError, Problem
@@ -40,22 +37,6 @@ def evaluation_has_data(config: RunConfig) -> list[Problem]:
         return []
     fix = "set it to [<name>, <file>], or choose eval=arithmetic"
     return [Problem(path="eval.prompt_data", rule="be set with eval.interval", value="null", fix=fix)]
-
-
-@rule("eval.num_batches", "train.backend", *RESTING)
-def held_out_loss_can_be_measured(config: RunConfig) -> list[Problem]:
-    """By the trainer, at evaluations, when the engines have their memory."""
-    number = config.eval.num_batches
-    if number is None or config.algo.loss_type != LossType.sft_loss or not uses_engines(config):
-        return []
-    if config.train.backend != TrainBackendName.fsdp:
-        rule, fix = f"be null with train.backend={config.train.backend}", "leave it out, or choose train=fsdp"
-        return [Problem(path="eval.num_batches", rule=rule, value=show(number), fix=fix)]
-    if not engines_rest(config):
-        return []
-    rule = "be null where engines have the trainer's GPUs at an evaluation"
-    fix = "leave it out, or give engines GPUs of their own (cluster.colocate=false, cluster.offload_rollout=false)"
-    return [Problem(path="eval.num_batches", rule=rule, value=show(number), fix=fix)]
 
 
 @rule("eval.prompt_data")
