@@ -7,7 +7,7 @@ Columns are numpy arrays, so that Ray's object store hands them to every rank wi
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,13 @@ class SampleStatus(StrEnum):
     aborted = "aborted"
 
 
+class Turn(NamedTuple):
+    """A part of a conversation that is trained on as a whole."""
+
+    text: str
+    is_learned: bool  # an answer; else it is only read
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """One row of a prompt file, ready for an engine.
@@ -45,6 +52,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()  # what follows it, where supervised training learns whole conversations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
-from rlscale.types import Group, Prompt, Sample, SampleStatus
+from rlscale.types import Group, Prompt, Sample, SampleStatus, Turn
 
 ABOUT_FILE, COLUMNS_FILE = "groups.json", "groups.safetensors"
 _SAMPLE_FIELDS = ("index", "seed", "response", "status", "reward", "metadata")
@@ -80,7 +80,9 @@ def load_groups(folder: Path) -> list[Group]:
 
 
 def _group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequence[tuple[int, int]]) -> Group:
-    prompt = Prompt(**{**entry["prompt"], "token_ids": tuple(entry["prompt"]["token_ids"])})
+    given = entry["prompt"]
+    turns = tuple(Turn(*turn) for turn in given.get("turns", ()))
+    prompt = Prompt(**{**given, "token_ids": tuple(given["token_ids"]), "turns": turns})
     samples = []
     for fields, (start, stop) in zip(entry["samples"], spans, strict=True):
         sample = Sample(

@@ -136,7 +136,7 @@ def _problems_of(arguments: Arguments) -> tuple[Problem, ...]:
 
 def _tell_notes(loaded: Loaded) -> None:
     """Warnings, and values that were replaced by others."""
-    replaced = (f"{derived} (was {derived.was})" for derived in loaded.derived if derived.was is not None)
+    replaced = (f"{derived} (was {derived.was})" for derived in loaded.derived if derived.is_notable)
     sys.stderr.writelines(f"note: {line}\n" for line in replaced)
     sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
 

@@ -55,7 +55,7 @@ def _page(group: str, members: list[Key], options: list[str]) -> str:
 
 
 def _row(key: Key) -> str:
-    kind = key.type_text + (f", {key.constraint_text}" if key.constraint_text else "")
+    kind = key.type_text.replace("|", " | ") + (f", {key.constraint_text}" if key.constraint_text else "")
     description = key.description
     if key.path in unbuilt():
         built = unbuilt()[key.path]

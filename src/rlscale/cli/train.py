@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
+from rlscale.config import LossType
 from rlscale.config.hooks import check_hooks
 from rlscale.observe.provenance import is_secret
 
@@ -51,19 +52,23 @@ def report(config: RunConfig, result: RunResult) -> None:
             metrics_file=result.metrics_file,
             seconds_by_phase=phase_seconds(read_records(result.metrics_file), PHASES),
             warnings=result.warnings,
-            next_commands=_next_commands(config, result),
+            next_commands=next_commands(config, result),
         )
     )
 
 
-def _next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
+def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
+    """Commands to try next, each with what it does; they begin with the words of this run."""
     typed = [word for word in config.run.overrides if not is_secret(word.partition("=")[0])]
-    own = [word for word in typed if not word.lstrip("+").startswith(("run.", "experiment=quickstart"))]
+    own = [word for word in typed if not word.startswith("run.") and word.lstrip("+") != "experiment=quickstart"]
     same = " ".join(["rlscale-train", *map(shlex.quote, own)])
+    other, swept = "gspo", "algo.eps_clip=0.1,0.2"
+    if config.algo.loss_type == LossType.sft_loss:
+        other, swept = "sft_per_token", "optim.lr=1e-4,1e-3"
     commands = [
         (f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser"),
-        (f"{same} algo=gspo", "the same with another algorithm"),
-        (f"{same} -m algo.eps_clip=0.1,0.2", "a sweep, with a table at the end"),
+        (f"{same} algo={other}", "the same with another algorithm"),
+        (f"{same} -m {swept}", "a sweep, with a table at the end"),
     ]
     if result.hf_folder is not None:
         served = f"rlscale-serve --model-path {shlex.quote(str(result.hf_folder))}"

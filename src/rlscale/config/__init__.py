@@ -17,7 +17,7 @@ from rlscale.config.groups.checkpoint import CheckpointConfig
 from rlscale.config.groups.ci import CiConfig
 from rlscale.config.groups.cluster import ClusterConfig, Device, DistributedBackend, OffloadMode
 from rlscale.config.groups.critic import CriticConfig
-from rlscale.config.groups.data import DataConfig
+from rlscale.config.groups.data import DataConfig, LossMaskType
 from rlscale.config.groups.debug import DebugConfig
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
@@ -69,6 +69,7 @@ __all__ = [
     "Loaded",
     "LoggingConfig",
     "LoraConfig",
+    "LossMaskType",
     "LossType",
     "LrDecayStyle",
     "MegatronConfig",

@@ -26,7 +26,18 @@ from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName, WeightChannelName
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
+from rlscale.config.schema import keys
 from rlscale.config.serialize import config_hash
+
+BY_MACHINE = frozenset(
+    {
+        "cluster.device",
+        "cluster.distributed_backend",
+        "cluster.offload_train_mode",
+        "fsdp.attn_implementation",
+    }
+)
+"""Keys whose default another machine may keep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +51,11 @@ class Derived:
 
     def __str__(self) -> str:
         return f"{self.key} = {self.value}: {self.why}"
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether it is not what was given, or not what the same words mean on another machine."""
+        return self.was is not None and (self.key in BY_MACHINE or self.was != keys()[self.key].default)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -70,7 +70,6 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")),
-    Part(name="SFT of whole conversations", keys=("data.loss_mask_type",)),
     Part(
         name="that reward",
         fix="choose reward=exact_match or reward=math, or set reward.custom_path",

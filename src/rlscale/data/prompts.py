@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, RolloutConfig
+from rlscale.data.conversations import Conversation, render_conversation
 from rlscale.data.rows import Row, read_rows
 from rlscale.errors import ConfigError, DataError, Problem
-from rlscale.types import Prompt
+from rlscale.types import Prompt, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,9 +21,17 @@ _logger = logging.getLogger(__name__)
 
 
 def load_prompts(
-    config: DataConfig, rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None = None
+    config: DataConfig,
+    rollout: RolloutConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    positions: int | None = None,
+    conversations: bool = False,
 ) -> list[Prompt]:
     """Every prompt of `config.prompt_data` that is not too long, in the order of the file.
+
+    With `conversations` a row holds a whole conversation: what precedes its first answer is the prompt, which keeps the
+    rest as its `turns`.
 
     Too long is what exceeds `rollout.max_prompt_len`, or, where that is not set, what would leave no room for
     `rollout.max_response_len` in the model's `positions`. How many were dropped is logged as a warning.
@@ -31,10 +41,16 @@ def load_prompts(
     """
     assert config.prompt_data is not None, "a rule asks for data.prompt_data"
     rows = list(read_rows(config.prompt_data))
-    texts = [_render(row, config, tokenizer) for row in rows]
+    turns: list[tuple[Turn, ...]] = [()] * len(rows)
+    if conversations:
+        divided = [_conversation(row, config, tokenizer) for row in rows]
+        texts, turns = [each.prompt for each in divided], [each.turns for each in divided]
+    else:
+        texts = [_render(row, config, tokenizer) for row in rows]
     # A chat template writes the special tokens itself.
     token_ids = _tokenize(texts, rows, tokenizer, add_special_tokens=not config.apply_chat_template)
     prompts = [_prompt(*parts, config=config) for parts in zip(rows, texts, token_ids, strict=True)]
+    prompts = [replace(prompt, turns=rest) for prompt, rest in zip(prompts, turns, strict=True)]
     limit, limit_name = _longest(rollout, positions)
     kept = [p for p in prompts if limit is None or len(p.token_ids) <= limit]
     if len(kept) < len(prompts):
@@ -79,8 +95,9 @@ class FilePromptSource:
         tokenizer: PreTrainedTokenizerBase,
         *,
         positions: int | None = None,
+        conversations: bool = False,
     ) -> None:
-        self._prompts = load_prompts(config, rollout, tokenizer, positions=positions)
+        self._prompts = load_prompts(config, rollout, tokenizer, positions=positions, conversations=conversations)
         self._seed, self._shuffle = rollout.seed, rollout.shuffle
         self._epoch, self._position = 0, 0
         self._order = self._order_of(0)
@@ -138,12 +155,38 @@ def _render(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBase) ->
     if not config.apply_chat_template:
         raise DataError(f"{row.place} must hold a string, got a list of messages; set data.apply_chat_template=true")
     try:
-        arguments = {"add_generation_prompt": True} | config.apply_chat_template_kwargs
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        return _templated(messages, config, tokenizer)
     except Exception as error:  # a template raises what it likes; the row is added and it goes on as DataError
         raise DataError(f"{row.place} must fit the chat template; {type(error).__name__}: {error}") from error
+
+
+def _templated(
+    messages: Sequence[Mapping[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, asks: bool = True
+) -> str:
+    arguments = {"add_generation_prompt": asks} | config.apply_chat_template_kwargs
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments)  # type: ignore[arg-type]
     assert isinstance(text, str), "tokenize=False gives text"
     return text
+
+
+def _conversation(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Conversation:
+    """A row's messages, divided into what is read and what is learned."""
+    messages = row.get(config.input_key, setting="data.input_key")
+    if not _are_messages(messages):
+        raise DataError(
+            f"{row.place} must have a list of messages with `role` and `content` under {config.input_key!r}, got "
+            f"{type(messages).__name__}; correct data.input_key, or name the field of the answer in data.label_key"
+        )
+
+    def render(part: Sequence[Mapping[str, Any]], asks: bool) -> str:
+        return _templated(part, config, tokenizer, asks=asks)
+
+    try:
+        return render_conversation(
+            messages, kind=config.loss_mask_type, render=render, end_token=str(tokenizer.eos_token)
+        )
+    except Exception as error:  # as above
+        raise DataError(f"{row.place} must fit the chat template; {type(error).__name__}: {error}") from error
 
 
 def _are_messages(value: Any) -> bool:

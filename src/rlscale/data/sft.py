@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource
-from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
+from rlscale.types import Group, Prompt, Sample, SampleStatus, Turn, WeightVersion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class SftSource:
     """Groups of one sample each, whose response is the prompt's label and the end token, all of it trainable.
 
-    The label is tokenised by itself, as an engine that answers with these tokens would leave it. Engine logprobs do not
+    Of a whole conversation the response is all that follows the prompt, and its answers are trainable. A label, or
+    turn, is tokenised by itself, as an engine that answers with these tokens would leave it. Engine logprobs do not
     exist and are 0; there is no reward.
     """
 
@@ -54,18 +55,23 @@ class SftSource:
 
 
 def labelled_group(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, version: WeightVersion) -> Group:
-    """One group of one sample, whose response is the label and the end token, as if `version` had made it.
+    """One group of one sample, whose response is the label and the end token, or the turns, as if `version` made it.
 
     Raises:
-        DataError: the prompt has no label; the message names its row.
+        DataError: the prompt has neither; the message names its row.
     """
-    if prompt.label is None:
+    if prompt.label is None and not prompt.turns:
         raise DataError(
             f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
         )
     assert tokenizer.eos_token_id is not None, "looked at when the training data was"
-    token_ids = [*tokenizer.encode(prompt.label, add_special_tokens=False), int(tokenizer.eos_token_id)]
+    turns = prompt.turns or (Turn(str(prompt.label), True),)
     sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
-    sample.append(token_ids, logprobs=[0.0] * len(token_ids), weight_versions=[version] * len(token_ids))
-    sample.response, sample.status = prompt.label, SampleStatus.completed
+    for turn in turns:
+        token_ids: list[int] = tokenizer.encode(turn.text, add_special_tokens=False)
+        if turn is turns[-1] and not prompt.turns:
+            token_ids = [*token_ids, int(tokenizer.eos_token_id)]
+        nothing, versions = [0.0] * len(token_ids), [version] * len(token_ids)
+        sample.append(token_ids, logprobs=nothing, weight_versions=versions, trainable=turn.is_learned)
+    sample.response, sample.status = "".join(turn.text for turn in turns), SampleStatus.completed
     return Group(index=index, prompt=prompt, samples=[sample])

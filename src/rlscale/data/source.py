@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlscale.config import RunConfig
 from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import load_hook
+from rlscale.config.rules import learns_conversations
 from rlscale.data.prompts import FilePromptSource
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import PromptSource
@@ -30,7 +31,8 @@ def open_prompts(
     """
     path = config.data.data_source_path
     if path is None:
-        return FilePromptSource(config.data, config.rollout, tokenizer, positions=positions)
+        whole = learns_conversations(config)
+        return FilePromptSource(config.data, config.rollout, tokenizer, positions=positions, conversations=whole)
     source: Any = with_custom(load_hook(KEY, path), config.custom)(config, tokenizer)
     missing = [name for name in METHODS if not callable(getattr(source, name, None))]
     if missing:

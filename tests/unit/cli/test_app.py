@@ -50,6 +50,11 @@ def test_warnings_are_told_before_the_job(capsys: pytest.CaptureFixture[str]) ->
     told = capsys.readouterr().err
     assert "warning: batch.micro_batch_size is ignored: batch.use_dynamic_batch_size packs by tokens\n" in told
     assert "note: fsdp.attn_implementation = sdpa: flash_attention_2 needs CUDA (was flash_attention_2)\n" in told
+    assert "warmup_ratio" not in told  # nobody set it
+    main_train(["train=megatron", "cluster.offload=true"], run_job=Jobs())
+    told = capsys.readouterr().err
+    assert "fsdp." not in told and "megatron." not in told
+    assert "note: cluster.offload_train_mode = move: tms needs CUDA (was tms)\n" in told
 
 
 def test_mistakes_are_told_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,10 +56,18 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
     [
         ("batch.micro_batch_size", {"batch.use_dynamic_batch_size": True}, {}),
         ("model.ref_ckpt_step", {}, {"algo.use_kl_loss": True}),
-        ("data.loss_mask_type", {}, {"algo.loss_type": "sft_loss"}),
+        *(
+            (
+                "data.loss_mask_type",
+                without,
+                {"algo.loss_type": "sft_loss", "data.label_key": None, "data.apply_chat_template": True},
+            )
+            for without in ({}, {"algo.loss_type": "sft_loss", "data.apply_chat_template": True})
+        ),
         ("reward.url", {}, {"reward.type": "remote_rm"}),
         ("reward.url", {}, {"reward.custom_path": "a:b"}),
         ("algo.rewards_normalization", {"reward.post_process_path": "a:b"}, {}),
+        ("cluster.spin_threads", {"cluster.device": "cuda"}, {"cluster.device": "cpu"}),
         ("cluster.offload_train_mode", {}, {"cluster.colocate": True}),
         (
             "cluster.offload_train_mode",
@@ -83,6 +91,7 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("critic.lr", {}, {"algo.advantage_estimator": "ppo"}),
         ("train.keep_old_actor", {"algo.loss_type": "sft_loss"}, {}),
         ("train.reuse_logprobs", {"train.keep_old_actor": True}, {}),
+        ("algo.use_routing_replay", {"algo.use_rollout_logprobs": True}, {}),
         ("rollout.external_engine_addrs", {}, {"rollout.external": True}),
         ("fault_tolerance.health_check_interval_s", {"rollout.engine": "external"}, {"fault_tolerance.enabled": True}),
         ("cluster.rollout_num_gpus_per_engine", {"rollout.external": True}, {}),

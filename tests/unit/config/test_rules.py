@@ -326,6 +326,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     ("supervised_training_has_labels", {**SFT, "data.label_key": None}, "data.label_key must be set", SFT),
     (
+        "supervised_training_has_labels",
+        {**SFT, "data.label_key": None},
+        "or data.apply_chat_template=true for whole conversations",
+        {**SFT, "data.label_key": None, "data.apply_chat_template": True},
+    ),
+    (
         "tis_needs_trainer_logprobs",
         {"algo.use_tis": True, "algo.use_rollout_logprobs": True},
         "algo.use_tis must be false with algo.use_rollout_logprobs",
@@ -436,6 +442,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"data.label_key": None},
         "data.label_key must be set with reward.type=exact_match",
         {"data.label_key": None, "reward.type": RewardType.random},
+    ),
+    (
+        "reward_has_labels",
+        {**SFT, "data.label_key": None, "eval.interval": 1},
+        "data.label_key must be set with reward.type=exact_match",
+        {**SFT, "data.label_key": None, "eval.interval": 1, "eval.label_key": "answer"},
     ),
     (
         "evaluation_has_data",

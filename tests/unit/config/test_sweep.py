@@ -68,6 +68,14 @@ def test_a_job_is_the_single_run_of_its_words() -> None:
     assert ran[0].config.run.name == alone.run.name
 
 
+def test_words_are_those_that_were_typed() -> None:
+    result, ran = sweep("reward.custom_path=code_a:score,code_b:score", r'data.metadata_key="a\\b"')
+    words = {word for job in result.jobs for word in job.overrides}
+    assert {"reward.custom_path=code_a:score", "reward.custom_path=code_b:score"} <= words
+    keys = {loaded.config.data.metadata_key for loaded in ran}
+    assert keys == {load_config([r'data.metadata_key="a\\b"']).data.metadata_key}
+
+
 def test_experiments_can_be_swept() -> None:
     _, ran = sweep("experiment=quickstart,qwen3_4b_grpo", "on=cpu")
     assert [loaded.config.run.experiment for loaded in ran] == ["quickstart", "qwen3_4b_grpo"]

@@ -41,7 +41,11 @@ class DataConfig(ConfigGroup):
     input_key: Annotated[str, Field(min_length=1, description="Field of a row that holds the prompt.")] = "input"
     label_key: Annotated[
         str | None,
-        Field(min_length=1, description="Field of a row that holds the expected answer. None: prompts have no label."),
+        Field(
+            min_length=1,
+            description="Field of a row that holds the expected answer. None: prompts have no label; supervised "
+            "training then learns the answers of whole conversations.",
+        ),
     ] = None
     metadata_key: Annotated[
         str,
@@ -101,5 +105,10 @@ class DataConfig(ConfigGroup):
     ] = None
     loss_mask_type: Annotated[
         LossMaskType,
-        Field(description="Family of the chat template, which tells a conversation's trained tokens in SFT."),
+        Field(
+            description="Which tokens of a whole conversation supervised training learns: the answers, as the chat "
+            "template writes them. `qwen`: in the conversation as it is. `qwen3`: each as if it were the last one, so "
+            "that its thinking stays. `distill_qwen`: the last one alone. Used with `data.label_key=null` and "
+            "`data.apply_chat_template`, where `data.input_key` holds the messages."
+        ),
     ] = LossMaskType.qwen

@@ -6,7 +6,7 @@ from rlscale.config.groups.algo import LossType, compares_policies, uses_critic,
 from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.notes.algo import Ignored
-from rlscale.config.rules.rule import are_external, has_critic_ranks, uses_engines
+from rlscale.config.rules.rule import are_external, has_critic_ranks, learns_conversations, uses_engines
 from rlscale.config.run import RunConfig
 
 
@@ -31,6 +31,11 @@ def _is_sft(config: RunConfig) -> bool:
 
 IGNORED_OF_PARTS: tuple[Ignored, ...] = (
     Ignored(
+        names=("cluster.spin_threads",),
+        when=lambda config: config.cluster.device == Device.cuda,
+        why="threads wait for each other on a CPU only (cluster.device)",
+    ),
+    Ignored(
         names=("model.ref_ckpt_step",),
         when=lambda config: not uses_reference(config.algo),
         why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
@@ -39,6 +44,11 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         names=("data.loss_mask_type", "eval.num_batches"),
         when=lambda config: not _is_sft(config),
         why="algo.loss_type is not sft_loss",
+    ),
+    Ignored(
+        names=("data.loss_mask_type",),
+        when=lambda config: not learns_conversations(config),
+        why="no whole conversations are learned: data.label_key names the answer",
     ),
     Ignored(
         names=("reward.url",),

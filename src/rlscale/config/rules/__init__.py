@@ -31,6 +31,7 @@ from rlscale.config.rules.placement import uses_router
 from rlscale.config.rules.rule import (
     Rule,
     has_critic_ranks,
+    learns_conversations,
     num_critic_ranks,
     ranks_per_model,
     uses_decoupled_loss,
@@ -44,6 +45,7 @@ __all__ = [
     "Rule",
     "check_rules",
     "has_critic_ranks",
+    "learns_conversations",
     "num_critic_ranks",
     "ranks_per_model",
     "uses_decoupled_loss",

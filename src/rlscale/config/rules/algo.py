@@ -12,7 +12,7 @@ from rlscale.config.groups.algo import (
     compares_policies,
 )
 from rlscale.config.problems import show
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.rule import CONVERSATIONS, learns_conversations, rule
 from rlscale.config.run import RunConfig
 from rlscale.errors import Problem
 
@@ -119,7 +119,7 @@ def overlong_buffer_fits(config: RunConfig) -> list[Problem]:
     return [Problem(path="algo.overlong_buffer_len", rule=rule, value=show(buffer), fix=fix)]
 
 
-@rule("algo.loss_type", "batch.n_samples_per_prompt", "data.label_key")
+@rule("batch.n_samples_per_prompt", *CONVERSATIONS)
 def supervised_training_has_labels(config: RunConfig) -> list[Problem]:
     if config.algo.loss_type != LossType.sft_loss:
         return []
@@ -129,8 +129,9 @@ def supervised_training_has_labels(config: RunConfig) -> list[Problem]:
         fix = "a prompt has one label; set batch.n_samples_per_prompt=1"
         rule = "be 1 with algo.loss_type=sft_loss"
         problems.append(Problem(path="batch.n_samples_per_prompt", rule=rule, value=show(number), fix=fix))
-    if config.data.label_key is None:
-        fix = "set it to the field that holds the answer"
+    data = config.data
+    if data.label_key is None and data.data_source_path is None and not learns_conversations(config):
+        fix = "set it to the field that holds the answer, or data.apply_chat_template=true for whole conversations"
         rule = "be set with algo.loss_type=sft_loss"
         problems.append(Problem(path="data.label_key", rule=rule, value="null", fix=fix))
     return problems

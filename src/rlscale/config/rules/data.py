@@ -49,7 +49,7 @@ def media_stand_in_messages(config: RunConfig) -> list[Problem]:
     problems = []
     for kind in sorted(fields.keys() - set(MEDIA)):
         found = nearest(kind, MEDIA)
-        fix = f"did you mean {found}?" if found else ""
+        fix = f"did you mean {found}?" if found else "leave it out"
         problems.append(Problem(path=path, rule=f"have keys among {', '.join(MEDIA)}", value=kind, fix=fix))
     if not config.data.apply_chat_template:
         rule, fix = "be true with data.multimodal_keys", "the chat template places them; set it"

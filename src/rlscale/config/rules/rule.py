@@ -45,6 +45,21 @@ def uses_engines(config: RunConfig) -> bool:
     return config.algo.loss_type != LossType.sft_loss or config.eval.interval is not None
 
 
+CONVERSATIONS = (
+    "algo.loss_type",
+    "data.label_key",
+    "data.apply_chat_template",
+    "data.data_source_path",
+)
+"""Keys that `learns_conversations` reads."""
+
+
+def learns_conversations(config: RunConfig) -> bool:
+    """Whether supervised training learns the answers of whole conversations, and not labels."""
+    data, is_sft = config.data, config.algo.loss_type == LossType.sft_loss
+    return is_sft and data.data_source_path is None and data.label_key is None and data.apply_chat_template
+
+
 EXTERNAL = ("rollout.external", "rollout.engine")
 """Keys that `are_external` reads."""
 

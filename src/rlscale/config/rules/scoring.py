@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.problems import show
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
@@ -23,6 +24,8 @@ def samples_are_scored(config: RunConfig) -> list[Problem]:
 def reward_has_labels(config: RunConfig) -> list[Problem]:
     """Every reward that comes with rlscale, except the coin, compares with a label."""
     reward, labels = config.reward, config.data.label_key
+    if config.algo.loss_type == LossType.sft_loss:
+        labels = config.eval.label_key or labels  # only evaluations are scored
     own = reward.custom_path is not None or reward.type in (None, RewardType.random)
     if own or labels is not None or not uses_engines(config):
         return []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from rlscale.config.grammar import is_readable
 from rlscale.config.load import load_config_with_notes, with_origin
 from rlscale.config.overrides import parse_command_line
 from rlscale.config.run import RunConfig
@@ -24,6 +27,9 @@ Groups = Mapping[str, Sequence[str]]
 CheckConfig = Callable[[RunConfig], Sequence[Problem]]
 
 DIED = "its process died; the log of the machine says why (out of memory?)"
+
+
+_ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 
 
 class JobChecker:
@@ -139,8 +145,18 @@ def typed(words: Any) -> tuple[str, ...]:
     Of several words for a key the last one counts, and is the only one here.
     """
     assert isinstance(words, Sequence) and not isinstance(words, Mapping)
-    plain = tuple({word.partition("=")[0]: word for word in (str(word).lstrip("+") for word in words)}.values())
+    read = (_unescaped(str(word).lstrip("+")) for word in words)
+    plain = tuple({word.partition("=")[0]: word for word in read}.values())
     return plain if any(word.startswith("experiment=") for word in plain) else ("experiment=null", *plain)
+
+
+def _unescaped(word: str) -> str:
+    """Without the backslashes that Hydra puts into the values of a sweep, where they are not needed."""
+    plain = _ESCAPED.sub(r"\1", word)
+    if plain == word or not is_readable(plain):
+        return word
+    parser = OverridesParser.create()
+    return plain if parser.parse_override(plain).value() == parser.parse_override(word).value() else word
 
 
 def _as_return(record: JobRecord) -> JobReturn:

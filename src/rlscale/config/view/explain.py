@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from rlscale.config.interpolation import is_interpolated
 from rlscale.config.load import Loaded
 from rlscale.config.passing import is_passed, passing_groups
 from rlscale.config.passing.check import LIBRARIES
@@ -107,7 +109,12 @@ def _explain_passed(path: str, loaded: Loaded) -> Explanation:
 
 
 def _set_by(path: str, loaded: Loaded) -> str:
-    return loaded.composed.origin(path) or DEFAULT
+    """Who set a key, and as what where its value refers to others."""
+    given: Any = loaded.composed.values
+    for name in path.split("."):
+        given = given.get(name) if isinstance(given, Mapping) else None
+    written = f", as {given}" if is_interpolated(given) else ""
+    return (loaded.composed.origin(path) or DEFAULT) + written
 
 
 def _warning(key: Key, loaded: Loaded) -> str:

@@ -24,6 +24,12 @@ def test_the_command_line_and_a_file() -> None:
     assert "conf/experiment/quickstart.yaml:" in explained("data.num_rollout").set_by
 
 
+def test_a_value_that_refers_to_others_shows_as_what_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIDTH_OF_THE_CLIP", "0.3")
+    found = explained("algo.eps_clip", "algo.eps_clip=${oc.env:WIDTH_OF_THE_CLIP}")
+    assert (found.value, found.set_by) == (0.3, "command line, as ${oc.env:WIDTH_OF_THE_CLIP}")
+
+
 def test_what_was_derived_says_why_and_what_it_replaced() -> None:
     found = explained("batch.global_batch_size")
     assert found.value == 384 and found.set_by == "derived: 384 samples of a rollout / 1 steps"

@@ -1,0 +1,27 @@
+"""What `rlscale-train` proposes at the end of a run."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlscale.cli.train import next_commands
+from rlscale.config import load_config
+
+
+def proposed(*words: str) -> list[str]:
+    result: Any = SimpleNamespace(run_dir=Path("runs/mine"), hf_folder=None)
+    return [command for command, _ in next_commands(load_config(words), result)]
+
+
+@pytest.mark.parametrize("words", [(), ("experiment=quickstart", "run.name=mine"), ("logging.wandb.key=secret",)])
+def test_names_and_secrets_of_this_run_are_left_out(words: tuple[str, ...]) -> None:
+    assert proposed(*words)[1] == "rlscale-train algo=gspo"
+
+
+def test_the_experiment_is_kept() -> None:
+    report, other, sweep = proposed("experiment=quickstart_warmup", "optim.lr=1e-3")
+    assert report == "rlscale-report runs/mine"
+    assert other == "rlscale-train experiment=quickstart_warmup optim.lr=1e-3 algo=sft_per_token"
+    assert sweep == "rlscale-train experiment=quickstart_warmup optim.lr=1e-3 -m optim.lr=1e-4,1e-3"

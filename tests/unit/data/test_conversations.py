@@ -1,0 +1,131 @@
+"""Whole conversations: which of their tokens are read and which are learned."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from rlscale.checkpoint.groups import load_groups, save_groups
+from rlscale.config import LossMaskType, load_config
+from rlscale.data.sft import SftSource, labelled_group
+from rlscale.data.source import open_prompts
+from rlscale.errors import DataError
+from rlscale.models.characters import character_tokenizer
+from rlscale.types import Group, Turn
+
+Write = Callable[..., str]
+
+# Drops what an answer thought before the last question, and opens the thinking when it asks for an answer.
+THINKS = (
+    "{% set last = namespace(place=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set last.place = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}({{ m.role }})"
+    "{% if m.role == 'assistant' and loop.index0 < last.place %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|eos|>\n{% endfor %}"
+    "{% if add_generation_prompt %}(assistant){{ opening }}{% endif %}"
+)
+
+
+def talk(*turns: str) -> list[dict[str, str]]:
+    """Messages from `role: text`."""
+    return [dict(zip(("role", "content"), turn.split(": "), strict=True)) for turn in turns]
+
+
+TALK = talk("system: S", "user: a", "assistant: b", "tool: t", "user: c", "assistant: d e", "user: f")
+THOUGHT = talk("user: a", "assistant: <think>\nx</think>b", "user: c", "assistant: <think>\ny</think>d", "user: e")
+
+
+def group(messages: Any, path: str, tokenizer: PreTrainedTokenizerBase, *words: str) -> Group:
+    """What the first row of a file becomes."""
+    words = ("algo=sft", "data.label_key=null", "data.apply_chat_template=true", "data.input_key=messages", *words)
+    config = load_config(["experiment=quickstart_warmup", *words, f'data.prompt_data="{path}"'])
+    sft = SftSource(open_prompts(config, tokenizer), tokenizer, rollout_batch_size=1)
+    ((index, prompt),) = sft.take(0)
+    return asyncio.run(sft.group(index, prompt, oldest=3, newest=3))
+
+
+def learned(found: Group, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+    """Runs of the response's tokens with the same loss mask, as text."""
+    (sample,) = found.samples
+    runs: list[tuple[list[int], bool]] = []
+    for token, mask in zip(sample.response_ids, sample.loss_mask, strict=True):
+        if not runs or runs[-1][1] != bool(mask):
+            runs.append(([], bool(mask)))
+        runs[-1][0].append(token)
+    return [(tokenizer.decode(ids), is_learned) for ids, is_learned in runs]
+
+
+def test_answers_are_learned_and_all_else_is_read(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    messages = [message for message in TALK if message["role"] != "tool"]
+    found = group(messages, write_jsonl({"messages": messages}), tokenizer)
+    assert found.prompt.text == "<|system|>S<|user|>a<|assistant|>"
+    assert learned(found, tokenizer) == [("b<|eos|>", True), ("<|user|>c<|assistant|>", False), ("d e<|eos|>", True)]
+    (sample,) = found.samples
+    whole = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
+    assert sample.tokens == tokenizer.encode(whole, add_special_tokens=False)
+    assert sample.weight_versions == [3] * sample.response_len
+
+
+def test_thinking_stays_where_answers_are_written_one_by_one(write_jsonl: Write) -> None:
+    tokenizer = character_tokenizer(512)
+    tokenizer.chat_template = THINKS
+    path = write_jsonl({"messages": THOUGHT})
+    found = group(THOUGHT, path, tokenizer, "data.loss_mask_type=qwen3")
+    assert found.prompt.text == "(user)a<|eos|>\n(assistant)"
+    assert learned(found, tokenizer) == [
+        ("<think>\nx</think>b<|eos|>", True),
+        ("\n(user)c<|eos|>\n(assistant)", False),
+        ("<think>\ny</think>d<|eos|>", True),
+    ]
+    with pytest.raises(DataError, match=r"row 1 .*the same whatever follows it.*choose data\.loss_mask_type=qwen3"):
+        group(THOUGHT, path, tokenizer)
+
+
+def test_several_messages_between_answers_are_written_together(write_jsonl: Write) -> None:
+    tokenizer = character_tokenizer(512)
+    tokenizer.chat_template = THINKS
+    found = group(TALK, write_jsonl({"messages": TALK}), tokenizer, "data.loss_mask_type=qwen3")
+    assert learned(found, tokenizer)[1] == ("\n(tool)t<|eos|>\n(user)c<|eos|>\n(assistant)", False)
+    twice = talk("user: a", "assistant: b", "assistant: c")
+    found = group(twice, write_jsonl({"messages": twice}), tokenizer, "data.loss_mask_type=qwen3")
+    assert learned(found, tokenizer) == [("b<|eos|>", True), ("\n(assistant)", False), ("c<|eos|>", True)]
+
+
+def test_the_last_answer_alone(write_jsonl: Write) -> None:
+    tokenizer = character_tokenizer(512)
+    tokenizer.chat_template = THINKS
+    words = ("data.loss_mask_type=distill_qwen", 'data.apply_chat_template_kwargs.opening="<think>\n"')
+    found = group(THOUGHT, write_jsonl({"messages": THOUGHT}), tokenizer, *words)
+    assert found.prompt.text == "(user)a<|eos|>\n(assistant)b<|eos|>\n(user)c<|eos|>\n(assistant)<think>\n"
+    assert learned(found, tokenizer) == [("y</think>d<|eos|>", True)]
+
+
+@pytest.mark.parametrize("kind", LossMaskType)
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        (talk("user: a"), "must have an answer"),
+        (talk("assistant: a", "user: b"), "and a message before it"),
+        ("text", "must have a list of messages .* or name the field of the answer in data.label_key"),
+    ],
+)
+def test_what_is_no_conversation_is_named(
+    messages: Any, told: str, kind: LossMaskType, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(DataError, match=f"row 1 .*{told}"):
+        group(messages, write_jsonl({"messages": messages}), tokenizer, f"data.loss_mask_type={kind}")
+
+
+def test_a_conversation_survives_a_checkpoint(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    messages = talk("user: a", "assistant: b")
+    found = group(messages, write_jsonl({"messages": messages}), tokenizer)
+    save_groups(tmp_path, [found])
+    assert load_groups(tmp_path) == [found]
+    assert found.prompt.turns == (Turn("b<|eos|>", True),)
+    again = labelled_group(found.index, found.prompt, tokenizer, version=3)
+    assert again == found
