@@ -327,6 +327,7 @@ class Execution:
                 config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
             ),
             num_rollouts=self._plan.num_rollouts,
+            rollouts_per_epoch=self._plan.rollouts_per_epoch,
             num_ranks=max(1, self._plan.layout.num_trainers // ranks_per_model(config)),
             context_ranks=(config.megatron if is_megatron else config.fsdp).context_parallel_size,
             max_staleness=0 if is_given else config.rollout.max_staleness,

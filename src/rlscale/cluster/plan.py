@@ -45,6 +45,7 @@ class RunPlan:
     reward: Reward | None
     eval_sets: tuple[EvalSet, ...]
     num_rollouts: int
+    rollouts_per_epoch: int | None  # where data.num_epoch counts the rollouts
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens as it is, special ones included."""
@@ -79,7 +80,7 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
     # Where nothing is generated no room for a response is needed.
     positions = read_figures(model_path).get("max_position_embeddings") if uses_engines(config) else None
     prompts = open_prompts(config, tokenizer, positions=positions)
-    is_sft = config.algo.loss_type == LossType.sft_loss
+    is_sft, per_epoch = config.algo.loss_type == LossType.sft_loss, _rollouts_per_epoch(config, prompts)
     return RunPlan(
         config=config,
         model_path=model_path,
@@ -90,7 +91,8 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         replay=_replay(config),
         reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
         eval_sets=tuple(_eval_sets(config, tokenizer, positions=positions)),
-        num_rollouts=_num_rollouts(config, prompts),
+        num_rollouts=_num_rollouts(config, per_epoch),
+        rollouts_per_epoch=per_epoch,
     )
 
 
@@ -99,23 +101,31 @@ def _replay(config: RunConfig) -> RolloutSource | None:
     return None if template is None else ReplayedRollouts(template)
 
 
-def _num_rollouts(config: RunConfig, prompts: PromptSource) -> int:
+def _rollouts_per_epoch(config: RunConfig, prompts: PromptSource) -> int | None:
+    """None where `data.num_rollout` is set and wins."""
     if config.data.num_rollout is not None:
-        return config.data.num_rollout
-    assert config.data.num_epoch is not None, "a rule asks for num_rollout or num_epoch"
+        return None
     num_prompts = len(prompts)
     per_epoch = num_prompts // config.batch.rollout_batch_size
-    if per_epoch == 0:
-        raise ConfigError(
-            [
-                Problem(
-                    path="batch.rollout_batch_size",
-                    rule=f"be at most the number of prompts ({num_prompts}) when data.num_epoch counts the rollouts",
-                    value=str(config.batch.rollout_batch_size),
-                    fix="lower it, or set data.num_rollout",
-                )
-            ]
-        )
+    if per_epoch > 0:
+        return per_epoch
+    raise ConfigError(
+        [
+            Problem(
+                path="batch.rollout_batch_size",
+                rule=f"be at most the number of prompts ({num_prompts}) when data.num_epoch counts the rollouts",
+                value=str(config.batch.rollout_batch_size),
+                fix="lower it, or set data.num_rollout",
+            )
+        ]
+    )
+
+
+def _num_rollouts(config: RunConfig, per_epoch: int | None) -> int:
+    if per_epoch is None:
+        assert config.data.num_rollout is not None, "else an epoch has a length"
+        return config.data.num_rollout
+    assert config.data.num_epoch is not None, "a rule asks for num_rollout or num_epoch"
     return per_epoch * config.data.num_epoch
 
 

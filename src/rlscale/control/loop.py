@@ -51,6 +51,9 @@ class LoopConfig:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     num_rollouts: int
+    rollouts_per_epoch: int | None = (
+        None  # at the end of one, what has an interval is due too; None: nobody counts them
+    )
     num_ranks: int  # data-parallel trainer ranks
     context_ranks: int = 1  # trainer ranks that share a sample
     max_staleness: int
@@ -301,7 +304,12 @@ class TrainingLoop:
         interval = self._config.eval.interval
         if self._parts.evaluator is None or not interval:
             return False
-        return self._is_evaluation_owed or num_done % interval == 0
+        return self._is_evaluation_owed or self._is_due(interval, num_done)
+
+    def _is_due(self, interval: int, num_done: int) -> bool:
+        """Whether something that has an interval is due after so many rollouts: also when an epoch ends."""
+        per_epoch = self._config.rollouts_per_epoch
+        return num_done % interval == 0 or (per_epoch is not None and num_done % per_epoch == 0)
 
     async def _evaluate(self) -> dict[str, float]:
         assert self._parts.evaluator is not None
@@ -360,7 +368,7 @@ class TrainingLoop:
     async def _save_if_due(self) -> bool:
         """Writes what the trainers hold, and finished groups; it is a checkpoint only after `_commit`."""
         interval, done = self._config.checkpoint.save_interval, self.progress.next_rollout
-        at_interval = interval is not None and done % interval == 0
+        at_interval = interval is not None and self._is_due(interval, done)
         if at_interval or self._done:
             await self._settle_evaluation()
         if not at_interval and not (self._done and self._config.checkpoint.save_final):

@@ -115,6 +115,7 @@ def loop_of(
             save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
         ),
         num_rollouts=num_rollouts,
+        rollouts_per_epoch=values.get("rollouts_per_epoch"),
         saves_beside_training=journal.written is not None,
         num_ranks=1,
         max_staleness=staleness,
@@ -160,6 +161,21 @@ async def test_no_token_is_older_than_the_bound(tmp_path: Path, staleness: int) 
     assert len(trained) == 6
     assert all(step - version <= staleness for step, version in enumerate(trained))
     assert any(step > version for step, version in enumerate(trained)), "nothing was made ahead"
+
+
+async def test_what_has_an_interval_is_due_at_the_end_of_an_epoch_too(tmp_path: Path) -> None:
+    journal = Journal()
+    every = {"interval": 5, "save_interval": 5, "with_eval": True, "rollouts_per_epoch": 3}
+    await loop_of(journal, tmp_path, num_rollouts=7, **every).run()
+    evaluated = [event for event in journal.events if event.startswith("eval")]
+    assert evaluated == ["eval v0", "eval v3", "eval v5", "eval v6", "eval v7"]  # the last one ends the run
+    assert [checkpoint.name for checkpoint in sorted(tmp_path.iterdir()) if checkpoint.is_dir()] == [
+        "rollout_00000005",
+        "rollout_00000006",
+    ]
+    without = Journal()
+    await loop_of(without, tmp_path / "b", num_rollouts=3, with_eval=False, rollouts_per_epoch=2).run()
+    assert not (tmp_path / "b").exists() or not list((tmp_path / "b").iterdir())
 
 
 async def test_evaluates_before_between_and_after(tmp_path: Path) -> None:

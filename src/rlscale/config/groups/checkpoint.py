@@ -16,7 +16,12 @@ class CheckpointConfig(ConfigGroup):
         str | None, Field(min_length=1, description="Folder of the checkpoints. None: `<run.dir>/checkpoints`.")
     ] = None
     save_interval: Annotated[
-        int | None, Field(gt=0, description="Save after every this many rollouts. None: only `checkpoint.save_final`.")
+        int | None,
+        Field(
+            gt=0,
+            description="Save after every this many rollouts and, where `data.num_epoch` counts them, at the end of "
+            "every epoch. None: only `checkpoint.save_final`.",
+        ),
     ] = None
     load: Annotated[
         str | None,

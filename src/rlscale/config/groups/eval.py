@@ -15,7 +15,11 @@ class EvalConfig(ConfigGroup):
 
     interval: Annotated[
         int | None,
-        Field(gt=0, description="Evaluate after every this many rollouts. Needs `eval.prompt_data`. None: never."),
+        Field(
+            gt=0,
+            description="Evaluate after every this many rollouts and, where `data.num_epoch` counts them, at the end "
+            "of every epoch. Needs `eval.prompt_data`. None: never.",
+        ),
     ] = None
     prompt_data: Annotated[
         list[str] | None,
