@@ -22,14 +22,15 @@ SLOT = "rlscale_slot"
 
 PLACEMENT_TIMEOUT_S = 120.0
 
-WORKER_VARIABLES = {
-    # OpenMP reads it when torch is loaded. Threads that wait by spinning make a step ten times as long as soon as
-    # another process wants their core, and trainers, engines and driver share cores all the time. On a machine that
-    # does nothing else, with trainers and engines in turn, to spin for a moment (GOMP_SPINCOUNT=20000) takes 0.7 of the
-    # time of a step of a million parameters; with anything beside, it takes several times as long.
-    "OMP_WAIT_POLICY": "passive",
-}
-"""Environment of every actor, and through it of every engine."""
+SLEEPING: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
+"""Environment of every actor, and through it of every engine; OpenMP reads it when torch is loaded.
+
+Threads that wait by spinning make a step ten times as long as soon as another process wants their core, and trainers,
+engines and driver may share cores all the time.
+"""
+
+SPINNING: Mapping[str, str] = {**SLEEPING, "GOMP_SPINCOUNT": "20000"}
+"""The same for `cluster.spin_threads`: about 0.2 ms, and none where a process has more such threads than cores."""
 
 
 @contextmanager
@@ -62,14 +63,14 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
         "logging_level": logging.ERROR,
     }
     if address is not None:
-        options |= {"runtime_env": {"env_vars": WORKER_VARIABLES}}
+        options |= {"runtime_env": {"env_vars": dict(worker_variables(config))}}
     else:
         # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     try:
-        with _inherited(WORKER_VARIABLES):
+        with _inherited(worker_variables(config)):
             ray.init(address=address, **options)
         if threading.current_thread() is threading.main_thread():
             # A scheduler ends jobs with SIGTERM. Ray's own handler dies with a stack trace; this one ends like Ctrl-C.
@@ -85,6 +86,11 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
                 )
             ]
         ) from error
+
+
+def worker_variables(config: ClusterConfig) -> Mapping[str, str]:
+    """How threads of every actor, and of every engine, wait for each other."""
+    return SPINNING if config.spin_threads and config.device == Device.cpu else SLEEPING
 
 
 @contextmanager

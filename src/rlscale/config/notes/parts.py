@@ -91,6 +91,11 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="there is no critic: advantages are not those of algo.advantage_estimator=ppo",
     ),
     Ignored(
+        names=("algo.use_routing_replay",),
+        when=lambda config: config.algo.use_rollout_logprobs or not compares_policies(config.algo),
+        why="no old logprobs are computed whose routes could be taken again",
+    ),
+    Ignored(
         names=("train.keep_old_actor",),
         when=lambda config: not compares_policies(config.algo),
         why="algo.loss_type compares no policies",
