@@ -32,7 +32,7 @@ from torch import Tensor
 from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
-from rlscale.engines.launch import free_port
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.types import EngineAddress, WeightGroup
 from rlscale.weights.channel import EngineChannel

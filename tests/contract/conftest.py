@@ -18,6 +18,7 @@ from rlscale.config.passing.of_sglang import CLASSES, DISTRIBUTION
 from rlscale.config.sglang_python import check_python, find_python
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import MAX_CONTEXT_LEN, VOCAB_SIZE, write_tiny_qwen3
@@ -97,7 +98,7 @@ def open_fake(folder: Path) -> Iterator[Target]:
 @contextmanager
 def open_embedded(folder: Path) -> Iterator[Target]:
     model = write_tiny_qwen3(folder / "model")
-    port = _free_port()
+    port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={model}", f"--port={port}", "--num-threads=1"]
     process = EngineProcess(command, name="engine 0", url=url, env=os.environ, log_path=folder / "server.log")
@@ -186,11 +187,3 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def wire(target: Target) -> AsyncIterator[Wire]:
     async with aiohttp.ClientSession() as session:
         yield Wire(target, session)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -13,6 +13,7 @@ import torch
 
 from rlscale.config import ComputeDtype, WeightChannelName
 from rlscale.engines.http import HttpEngine
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.models import load_causal_lm
 from rlscale.training.distributed import join_world, leave_world
@@ -21,7 +22,6 @@ from rlscale.types import EngineAddress, Generation, SamplingParams, TrainBatch,
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
 from rlscale.weights.cuda_ipc import CudaIpcChannel
-from tests.contract.conftest import _free_port as free_port
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,7 +33,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[None]:
-    join_world(0, 1, "127.0.0.1", free_port(), "cpu:gloo,cuda:nccl", TIMEOUT_S)
+    join_world(0, 1, "127.0.0.1", free_port("127.0.0.1"), "cpu:gloo,cuda:nccl", TIMEOUT_S)
     yield
     leave_world()
 
@@ -70,7 +70,7 @@ def test_bfloat16_with_variable_length_kernels_is_near_float32(model_path: str) 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def served(request: pytest.FixtureRequest, model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
+    port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     options = ["--device=cuda", f"--dtype={request.param}", f"--port={port}"]
     command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={model_path}", *options]

@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from rlscale.config import load_config
 from rlscale.control.memory import with_memory_advice
 from rlscale.engines.http import HttpEngine
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams
@@ -38,9 +38,7 @@ def test_a_trainer_that_runs_out_of_memory(command: Command, tmp_path: Path) -> 
 
 async def test_an_engine_that_runs_out_of_memory(tmp_path: Path) -> None:
     model = write_tiny_qwen3(tmp_path / "model")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={model}", f"--port={port}", "--device=cpu"]
     process = EngineProcess(command, name="engine 0", url=url, env=os.environ, log_path=tmp_path / "engine.log")

@@ -11,6 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlscale.engines.ports import free_port
 from rlscale.training.spec import TrainerSpec
 from rlscale.weights.spec import ChannelSpec
 
@@ -47,9 +48,7 @@ class RankWorker:
     def rendezvous(self) -> tuple[str, int]:
         """An address and a free port of this rank's machine, for rank 0 to gather the others on."""
         address = "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, int(probe.getsockname()[1])
+        return address, free_port(address)
 
     def _join(self, master_address: str, master_port: int) -> None:
         """Joins the world (a collective)."""

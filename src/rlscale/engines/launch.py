@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.types import EngineAddress
 
@@ -64,10 +65,3 @@ class EngineLaunch(ABC):
 def own_host(*, public: bool) -> str:
     """The address a server listens on: loopback, or that under which other machines know this one."""
     return socket.gethostbyname(socket.gethostname()) if public else "127.0.0.1"
-
-
-def free_port(host: str) -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -16,7 +16,8 @@ from typing import Any
 
 from rlscale.config import RouterConfig, RouterPolicy
 from rlscale.config.sglang_python import foreign_environment
-from rlscale.engines.launch import free_port, own_host
+from rlscale.engines.launch import own_host
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.serving import API_KEY_VARIABLE
 from rlscale.types import EngineAddress

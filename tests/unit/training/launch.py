@@ -1,20 +1,19 @@
 """Starts a test program as two trainer ranks and waits for them."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from rlscale.engines.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 
 
 def run_ranks(module: str, *words: str, num_ranks: int = 2, timeout_s: float = 120) -> None:
     """Runs `python -m <module> <rank> <port> <words>` for all ranks; fails with what they printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(rank), str(port), *words],

@@ -1,7 +1,6 @@
 """Context parallelism on two and four ranks against one rank: the same losses, gradients, weights and checkpoints."""
 
 import json
-import socket
 import subprocess
 import sys
 from functools import cache as once
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rlscale.engines.ports import free_port
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.unit.training.context_ranks import BATCHES, EXACT, WORLDS, case_spec, play
 from tests.unit.training.rollouts import tiny_model, tiny_moe
@@ -42,10 +42,7 @@ def model_path(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def folder(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What all worlds left behind; they run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("context")
-    with socket.socket() as first, socket.socket() as second:
-        for probe in (first, second):
-            probe.bind(("127.0.0.1", 0))
-        ports = [str(probe.getsockname()[1]) for probe in (first, second)]
+    ports = [str(free_port("127.0.0.1")) for _ in range(2)]
     command = [sys.executable, "-m", "tests.unit.training.context_ranks", model_path, str(folder), *ports]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
