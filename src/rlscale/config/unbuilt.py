@@ -91,7 +91,6 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
-    Part(name="replay of expert routing", values={"algo.use_routing_replay": (False,)}),
 )
 
 

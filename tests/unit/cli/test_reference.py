@@ -23,7 +23,6 @@ def test_a_page_has_a_row_per_key(tmp_path: Path) -> None:
     page = (tmp_path / "new" / "algo.md").read_text(encoding="utf-8")
     assert "| `algo.eps_clip` | a number, > 0 | `0.2` |" in page
     assert "one of k1 \\| k2 \\| k3 \\| low_var_kl" in page
-    assert "So far this version takes `false` only (not built yet: replay of expert routing)." in page
 
 
 def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:

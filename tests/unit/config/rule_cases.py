@@ -417,6 +417,24 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"algo.use_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
     ),
     (
+        "routes_are_taken_again",
+        {"algo.use_routing_replay": True, "train.backend": "fsdp"},
+        "train.backend must be megatron with algo.use_routing_replay, got fsdp; choose train=megatron",
+        {"algo.use_routing_replay": True, **MEGATRON},
+    ),
+    (
+        "routes_are_taken_again",
+        {"algo.use_routing_replay": True, **MEGATRON, CORE: {"moe_router_fusion": True}},
+        "megatron.moe_router_fusion must be false with algo.use_routing_replay, got true; the fused router chooses by",
+        {"algo.use_routing_replay": True, **MEGATRON, CORE: {"moe_router_fusion": False}},
+    ),
+    (
+        "routes_are_taken_again",
+        {"algo.use_routing_replay": True, **MEGATRON, "train.keep_old_actor": True},
+        "train.keep_old_actor must be false with algo.use_routing_replay, got true",
+        {"algo.use_routing_replay": False, **MEGATRON, "train.keep_old_actor": True},
+    ),
+    (
         "adapters_are_all_that_is_trained",
         {"train.lora.rank": 8, "train.backend": "megatron"},
         "train.backend must be fsdp with train.lora.rank=8, got megatron; choose train=fsdp",

@@ -65,6 +65,7 @@ ROLES = ("pp2",)
 MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # which take longer
 RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2", "ep2")
 RESHARDED = {"pp2": "dp2"}
+REPLAYS = {(2, False): ("ep2",), (2, True): ("tp2, etp2",), (4, True): ("ep2 cp2", "ep2 pp2")}
 MORE_RESHARDED = {"tp2, etp2": "ep2"}
 SEQUENCES = {"sequence_parallel": True}
 INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
@@ -132,6 +133,7 @@ class Run:
 
     steps: list[dict[str, float]]
     weights: dict[str, torch.Tensor]
+    num_moved: int = 0  # tokens that would have gone to other experts without routing replay
 
     @classmethod
     def of(cls, backend: TrainBackend, *, num_data_ranks: int) -> Run:
@@ -201,6 +203,50 @@ def with_passes(spec: TrainerSpec, reference: str, *, rank: int) -> dict[str, An
     found = difference(Run(steps=[{**result.steps[0], **result.metrics}], weights=weights_of(ours)), expected)
     ours.close()
     return found
+
+
+def replayed(spec: TrainerSpec, *, rank: int) -> Run:
+    """Rollouts of two large steps, after old logprobs by micro-batches of their own; `moved` counts tokens."""
+    shares = data_ranks(spec.megatron)
+    backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
+    pairs = [SAMPLES[:2], SAMPLES[2:]]
+    cuts = [[pair[i::shares] or [[]] for i in range(shares)] for pair in pairs]
+    steps = []
+    for batch in BATCHES[:2]:
+        plans = [replace(plan(batch, each), scoring=tuple(_joined(micros) for micros in each)) for each in cuts]
+        result = backend.train(batch, plans)
+        steps += [{**step, **result.metrics} for step in result.steps]
+    run = Run(steps=steps, weights=weights_of(backend))
+    routes = backend.policy.routes
+    run.num_moved = 0 if routes is None else int(routes.num_moved)
+    backend.close()
+    return run
+
+
+def _joined(micros: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Two micro-batches as one."""
+    return (tuple(i for micro in micros for i in micro),)
+
+
+def replays(path: str, modes: Sequence[str], *, rank: int) -> dict[str, Any]:
+    """Routing replay in several modes against one where data-parallel ranks have whole experts, and without it."""
+    algo = AlgoConfig(use_rollout_logprobs=False, use_routing_replay=True)
+    without = {"algo": replace(algo, use_routing_replay=False), "ref_path": None}
+    base = replace(megatron_spec(path, MegatronConfig(), lr=0.03), algo=algo, ref_path=None)
+    expected, plain = replayed(base, rank=rank), replayed(replace(base, **without), rank=rank)
+    still = replace(base.optim, lr=0.0)
+    report = {
+        "moved": expected.num_moved,
+        "differs": max(difference(expected, plain)["weights"].values()),
+        "changes nothing of a policy that stays": difference(
+            replayed(replace(base, optim=still), rank=rank),
+            replayed(replace(base, optim=still, **without), rank=rank),
+        )["numbers"],
+    }
+    for name in modes:
+        sizes = replace(MODES[name].config, recompute_granularity="full")  # type: ignore[arg-type]
+        report[name] = difference(replayed(replace(base, megatron=sizes), rank=rank), expected)
+    return report
 
 
 def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger: str) -> dict[str, Any]:
@@ -278,6 +324,8 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
     for name, other in (MORE_RESHARDED if is_slow else RESHARDED).items() if num_ranks == 2 else ():
         spec = megatron_spec(models[MODES[name].has_experts], MODES[other].config)
         report["resharded"][name] = continued(spec, folder / name, rank=rank)
+    if num_ranks > 1:
+        report["replays"] = replays(models[1], REPLAYS[num_ranks, is_slow], rank=rank)
     for name in MORE_ROLES if is_slow else ROLES:
         mode = MODES[name]
         if mode.num_ranks == num_ranks:

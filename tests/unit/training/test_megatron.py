@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_ranks import MODES, MORE_RESHARDED, MORE_ROLES, RESHARDED, ROLES
+from tests.unit.training.megatron_ranks import MODES, MORE_RESHARDED, MORE_ROLES, REPLAYS, RESHARDED, ROLES
 from tests.unit.training.megatron_ranks import RESUMED as SAVED
 from tests.unit.training.rollouts import tiny_model, tiny_moe
 
@@ -109,6 +109,24 @@ def test_one_rank_goes_on_from_what_two_have_saved(folder: Path, models: list[st
     run_ranks(PROGRAM, *models, str(folder), "1", num_ranks=1)
     found = report(folder / "alone", 0)["alone"]
     assert set(found) == set(RESUMED) and max(found.values()) < 1e-5, found
+
+
+@pytest.mark.parametrize("mode", REPLAYS[2, False])
+def test_tokens_go_to_the_experts_of_the_old_logprobs(folder: Path, mode: str) -> None:
+    assert_replayed(report(folder, 0)["replays"], mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
+def test_routes_are_found_wherever_ranks_have_the_tokens(others: dict[int, Path], number: int) -> None:
+    for mode in REPLAYS[number, True]:
+        assert_replayed(report(others[number], 0)["replays"], mode)
+
+
+def assert_replayed(found: dict[str, Any], mode: str) -> None:
+    assert found["moved"] > 0 and found["differs"] > 1e-4
+    assert max(found["changes nothing of a policy that stays"].values()) == 0
+    assert max(found[mode]["numbers"].values()) < 1e-5 and max(found[mode]["weights"].values()) < 1e-5, found[mode]
 
 
 @pytest.mark.parametrize("mode", RESHARDED)

@@ -280,7 +280,10 @@ class AlgoConfig(ConfigGroup):
     mis: MisConfig = field(default_factory=MisConfig)
     use_routing_replay: Annotated[
         bool,
-        Field(description="Route tokens to the experts in training as they were routed for the old logprobs."),
+        Field(
+            description="Route tokens to the experts in training as they were routed for the old logprobs. With "
+            "`train.backend=megatron`."
+        ),
     ] = False
 
 

@@ -6,7 +6,7 @@ import re
 
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.groups.train import TrainBackendName
+from rlscale.config.groups.train import QkvFormat, TrainBackendName
 from rlscale.config.problems import show
 from rlscale.config.rules.rule import are_external, rule
 from rlscale.config.run import RunConfig
@@ -107,6 +107,33 @@ def routes_lead_to_experts(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be false with a model that has no experts", "leave it out"
     return [Problem(path="algo.use_routing_replay", rule=rule, value="true", fix=fix)]
+
+
+@rule(
+    "algo.use_routing_replay",
+    "train.backend",
+    "train.qkv_format",
+    "train.keep_old_actor",
+    "megatron.core_args",
+)
+def routes_are_taken_again(config: RunConfig) -> list[Problem]:
+    """Megatron-core's routers are asked, token by token of packed samples, for those of the policy before its steps."""
+    if not config.algo.use_routing_replay:
+        return []
+    rule = "be {} with algo.use_routing_replay"
+    kept, fused = config.train.keep_old_actor, bool(config.megatron.core_args.get("moe_router_fusion"))
+    wrong = {
+        "train.backend": ("megatron", config.train.backend != TrainBackendName.megatron, "choose train=megatron"),
+        "train.qkv_format": ("thd", config.train.qkv_format != QkvFormat.thd, "leave it out"),
+        "train.keep_old_actor": ("false", kept, "earlier versions routed their tokens otherwise; keep one of them"),
+        "megatron.moe_router_fusion": ("false", fused, "the fused router chooses by itself; leave it out"),
+    }
+    values = {"train.backend": config.train.backend, "train.qkv_format": config.train.qkv_format}
+    return [
+        Problem(path=path, rule=rule.format(right), value=show(values.get(path, True)), fix=fix)
+        for path, (right, is_wrong, fix) in wrong.items()
+        if is_wrong
+    ]
 
 
 @rule(

@@ -32,12 +32,13 @@ _MASK_SLACK = 8
 
 @dataclass
 class PackedRows(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has no types
-    """Packed samples as Megatron-core and Transformer Engine want to know them, and the layout of `TorchAttention`.
+    """Packed samples as Megatron-core and Transformer Engine want them, the layout of `TorchAttention`, and batch rows.
 
     Made by `packed_rows`, once a micro-batch: all layers share the layout.
     """
 
     layout: PackedLayout | SpanLayout | None = None
+    rows: Int64 | None = None  # of the batch, at each place of this rank; -1 where a place fills up; [T]
 
 
 def packed_rows(lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedRows:

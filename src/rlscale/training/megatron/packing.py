@@ -69,6 +69,9 @@ def pack_rows(
         targets = targets if len(targets) else np.zeros(1, dtype=np.int64)
     params = packed_rows(widths, context=context, device=device)
     assert params.layout is not None, "made with one"
+    row_of = np.full(len(ids), -1, dtype=np.int64)
+    row_of[slots] = rows.batch_rows
+    params.rows = row_of[own]
     return MegatronMicrobatch(
         input_ids=to_device(ids[own][None], device),
         position_ids=to_device(positions[own][None], device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from rlscale.training.megatron.head import LogprobHead
 from rlscale.training.megatron.host_weights import HostWeights
 from rlscale.training.megatron.model import Decoder, MegatronModel
 from rlscale.training.megatron.rank import MegatronRank
+from rlscale.training.megatron.routes import Routes
 from rlscale.training.megatron.step import score
 from rlscale.training.megatron.trained import TrainedModel
 from rlscale.training.megatron.user_code import call_before_logprobs, call_before_step
@@ -40,6 +42,10 @@ class MegatronPolicy:
         spec, grid = on.spec, on.grid
         self.model, self.head = model, LogprobHead.of(model, spec, grid=grid)
         self.trained = TrainedModel(spec, model, optim=spec.optim, grid=grid, background=on.background)
+        shares_sequences = bool(model.config.sequence_parallel)
+        self.routes = (
+            Routes(model.chunks, grid=grid, shares_sequences=shares_sequences) if spec.algo.use_routing_replay else None
+        )
         waits = 0 if spec.critic is None else spec.critic.num_only_steps
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
@@ -47,7 +53,8 @@ class MegatronPolicy:
     def score_old(self, rollout: Rollout, *, earlier: OldPolicies[HostWeights] | None = None) -> None:
         """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
         algo = self._spec.algo
-        with rollout.timed("old_logprobs"):
+        keeps = self.routes is not None and not algo.use_rollout_logprobs
+        with rollout.timed("old_logprobs"), self.routes.recorded(rollout) if self.routes and keeps else nullcontext():
             old = self._score(rollout, entropies=rollout.metrics if algo.use_rollout_entropy else None)
         rollout.has_entropy = algo.use_rollout_entropy
         if algo.use_rollout_logprobs:
@@ -90,7 +97,8 @@ class MegatronPolicy:
             rollout_id=rollout.batch.version,
             step_id=self.num_steps,
         )
-        result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
+        with nullcontext() if self.routes is None else self.routes.replayed(rollout):
+            result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
         self.num_steps += 1
         return result
 
