@@ -27,6 +27,9 @@ MOST_LINES = 3
 
 EVAL_DATA = ("eval.prompt_data", "eval.config")
 
+OF_ENGINES = ("train.backend", "train.dtype", "batch.rollout_batch_size", "batch.n_samples_per_prompt")
+"""Keys of the groups of the trainer that tell engines, too, what to do."""
+
 IGNORED: tuple[Ignored, ...] = (
     Ignored(
         names=("batch.micro_batch_size",),
@@ -173,10 +176,8 @@ IGNORED: tuple[Ignored, ...] = (
             "megatron",
             "optim",
             "rollout.max_staleness",
-            "train.env_vars",
-            "train.freeze_params",
-            "train.only_train_params",
-            "train.weight_channel",
+            *(path for path in keys() if path.startswith("train.") and path not in OF_ENGINES),
+            *(path for path in keys() if path.startswith("batch.") and path not in OF_ENGINES),
         ),
         when=lambda config: config.debug.rollout_only,
         why="nothing is trained, by debug.rollout_only",
