@@ -16,6 +16,7 @@ from rlscale.models.megatron_folder import torch_dist_folder
 log = logging.getLogger("rlscale.convert")
 
 DONE, WRONG_INPUT = 0, 2
+MODES = ("raw", "bridge")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -35,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("target", type=Path, help="new folder")
     add("--model", default=None, help="Hugging Face folder or hub id that says what a trainer's checkpoint is of")
     add("--dtype", choices=DTYPES, default=None, help="type of the weights; default: the one they have")
+    add("--mode", choices=MODES, default="raw", help="maps of names and layouts: rlscale's own, or those of mbridge")
     add("--tensor-parallel", type=int, default=1, help="processes that share every layer's matrices")
     add("--pipeline-parallel", type=int, default=1, help="processes that have some of the layers each")
     add("--expert-parallel", type=int, default=1, help="processes that share the experts of a layer")
@@ -61,6 +63,7 @@ def _convert(args: argparse.Namespace) -> None:
     import torch
 
     from rlscale.config import MegatronConfig
+    from rlscale.config.groups.model import MegatronToHf
     from rlscale.training.distributed import join_world, leave_world
     from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
 
@@ -76,6 +79,7 @@ def _convert(args: argparse.Namespace) -> None:
         expert_model_parallel_size=expert,
         core_args={"expert_tensor_parallel_size": 1} if expert > 1 else {},
     )
+    mode = MegatronToHf(args.mode)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
     join_world(rank, world_size, address, port, "nccl" if torch.cuda.is_available() else "gloo", 1800.0)
@@ -83,9 +87,9 @@ def _convert(args: argparse.Namespace) -> None:
     started, source = time.perf_counter(), Path(args.source)
     if is_megatron:
         dtype = dtype or stored_dtype(source)
-        found = to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype)
+        found = to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype, mode=mode)
     else:
-        found = to_megatron(args.source, args.target, sizes=sizes, dtype=dtype)
+        found = to_megatron(args.source, args.target, sizes=sizes, dtype=dtype, mode=mode)
     if rank == 0:
         seconds = time.perf_counter() - started
         log.info("%s: %d tensors, %.3g GB in %.1f s", args.target, found.num_tensors, found.num_bytes / 1e9, seconds)

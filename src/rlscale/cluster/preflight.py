@@ -19,6 +19,7 @@ from rlscale.config import (
     uses_teacher,
 )
 from rlscale.config.eval_sets import eval_sets
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.hooks import check_hooks
 from rlscale.config.rules import uses_engines
 from rlscale.config.sglang_python import check_python
@@ -41,6 +42,7 @@ def check_files(config: RunConfig) -> list[Problem]:
         problems += _check_model("model.hf_checkpoint", config.model, config.model.hf_checkpoint)
     problems += check_trackers(config.logging)
     problems += _check_sglang(config)
+    problems += _check_bridge(config)
     problems += _check_external(config)
     return problems + check_hooks(config)
 
@@ -113,6 +115,14 @@ def _check_sglang(config: RunConfig) -> list[Problem]:
         return []
     on_cpu = config.cluster.device == Device.cpu
     return check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=on_cpu)
+
+
+def _check_bridge(config: RunConfig) -> list[Problem]:
+    uses_bridge = config.model.megatron_to_hf_mode == MegatronToHf.bridge
+    if not uses_bridge or config.train.backend != TrainBackendName.megatron or find_spec("mbridge") is not None:
+        return []
+    fix = "pip install 'rlscale[bridge]', or leave it out"
+    return [Problem(path="model.megatron_to_hf_mode", rule="be raw without mbridge", value="bridge", fix=fix)]
 
 
 def _check_external(config: RunConfig) -> list[Problem]:

@@ -9,12 +9,15 @@ from typing import Any
 
 from rlscale.config.figures import figures_of
 from rlscale.config.groups.megatron import MegatronConfig, RopeType
-from rlscale.config.groups.model import ModelConfig
+from rlscale.config.groups.model import MegatronToHf, ModelConfig
 from rlscale.config.problems import show
 from rlscale.errors import Problem
 
 FAMILIES = ("qwen3", "qwen2", "llama", "glm4", "qwen3_moe")
 """Values of `model_type` whose weights are converted for Megatron-core."""
+
+BRIDGED = ("qwen3", "qwen2", "llama", "qwen3_moe")
+"""Those of them that mbridge converts, too."""
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ELSEWHERE = "train it with train=fsdp"
@@ -97,12 +100,25 @@ def architecture_problems(
     open_fields = {
         name: found for name, found in fields.items() if name not in megatron.core_args and ASSUMED[name] != found
     }
+    problems += _bridge(family, fields, model)
     if open_fields and not model.use_hf_config_for_megatron:
         words = " ".join(f"megatron.{name}={show(found)}" for name, found in open_fields.items())
         rule = "be true where megatron leaves open in what the model differs from Megatron-core's defaults"
         path = "model.use_hf_config_for_megatron"
         problems.append(Problem(path=path, rule=rule, value="false", fix=f"set it to true, or add {words}"))
     return problems
+
+
+def _bridge(family: str, fields: Mapping[str, Any], model: ModelConfig) -> list[Problem]:
+    """mbridge has no maps for GLM-4, nor for dense layers among those with experts."""
+    if model.megatron_to_hf_mode != MegatronToHf.bridge:
+        return []
+    is_mixed = isinstance(fields.get("moe_layer_freq"), list)
+    if family in BRIDGED and not is_mixed:
+        return []
+    what = "dense layers among those with experts" if is_mixed else f"a {family} model"
+    rule = f"be raw for {what}; mbridge has maps for {', '.join(BRIDGED)}"
+    return [Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix="leave it out")]
 
 
 def _positions(config_json: Mapping[str, Any], megatron: MegatronConfig) -> list[Problem]:

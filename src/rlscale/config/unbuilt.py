@@ -46,7 +46,6 @@ class Built:
 
 
 PARTS: tuple[Part, ...] = (
-    Part(name="conversion by mbridge", keys=("model.megatron_to_hf_mode",)),
     Part(
         name="user code in the generation loop",
         keys=(

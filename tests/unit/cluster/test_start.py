@@ -1,13 +1,15 @@
 """What `checkpoint.load` may name, as it is looked at before anything is started."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.preflight import _check_start
+from rlscale.cluster.preflight import _check_bridge, _check_start
 from rlscale.cluster.trainer_spec import is_weights_alone, model_source, starting_weights
 from rlscale.config import RunConfig, TrainBackendName
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.models import torch_dist_folder
 from tests.unit.config.test_rules import change
 
@@ -78,3 +80,15 @@ def test_a_folder_that_is_neither_is_refused(tmp_path: Path) -> None:
     unfinished.mkdir()
     (problem,) = _check_start(config(unfinished))
     assert "that save was never completed" in str(problem)
+
+
+def test_mbridge_is_looked_for_where_it_is_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = change({"train.backend": TrainBackendName.megatron, "model.megatron_to_hf_mode": MegatronToHf.bridge})
+    assert _check_bridge(wanted) == []
+    monkeypatch.setitem(sys.modules, "mbridge", None)
+    (problem,) = _check_bridge(wanted)
+    assert str(problem) == (
+        "model.megatron_to_hf_mode must be raw without mbridge, got bridge; pip install 'rlscale[bridge]', or "
+        "leave it out"
+    )
+    assert _check_bridge(change({"train.backend": TrainBackendName.fsdp})) == []

@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.load import load_config
 from rlscale.config.megatron_fields import ASSUMED, architecture_problems, megatron_fields
 
@@ -106,3 +107,22 @@ def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
     found = [str(each) for each in architecture_problems(config, model=ModelConfig(), megatron=MegatronConfig())]
     assert "megatron.rope_type must be yarn, as config.json says, got rope; set it to yarn" in found
     assert any("must have no attention_factor below 1" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({**MOE}, []),
+        ({"model_type": "glm4"}, ["be raw for a glm4 model; mbridge has maps for qwen3, qwen2, llama, qwen3_moe"]),
+        (
+            {**MOE, "mlp_only_layers": [0]},
+            ["be raw for dense layers among those with experts; mbridge has maps for qwen3, qwen2, llama, qwen3_moe"],
+        ),
+    ],
+)
+def test_what_mbridge_does_not_convert_is_refused(changes: dict[str, Any], told: list[str]) -> None:
+    model = ModelConfig(use_hf_config_for_megatron=True, megatron_to_hf_mode=MegatronToHf.bridge)
+    found = architecture_problems({**QWEN3, **changes}, model=model, megatron=MegatronConfig())
+    assert [each.rule for each in found] == told
+    assert all(each.path == "model.megatron_to_hf_mode" for each in found)

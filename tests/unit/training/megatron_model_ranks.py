@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from rlscale.algo.head import HeadOptions, head_logprobs
 from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.attention import packed_rows, zigzag_positions
 from rlscale.training.megatron.backend import MegatronBackend
@@ -67,6 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2, yarn": ("qwen3_yarn", {TP: 2, "rope_type": RopeType.yarn, "max_position_embeddings": 32}),
     "tp2 sp, glm4": ("glm4", {TP: 2, "core_args": SP}),
 }
+BRIDGED_CASES = ("tp2", "pp2, tied", "vpp2", "ep2", "tp2 sp etp2", "tp2, qwen2", "tp2, llama")
 LENGTHS = ([4, 12, 24], [8, 8, 36])
 """Tokens of the samples of two micro-batches; all can be cut in four. In rows they are all as long as the longest."""
 
@@ -114,6 +116,27 @@ def come_back(model: MegatronModel, path: str, **options: Any) -> bool:
 def micros(is_row: bool) -> list[tuple[Tensor, list[int]]]:
     lengths = [[max(each)] * 2 for each in LENGTHS] if is_row else [list(each) for each in LENGTHS]
     return [make_micro(each, seed=i) for i, each in enumerate(lengths)]
+
+
+def bridged(path: str, sizes: Mapping[str, Any]) -> bool:
+    """Whether mbridge loads the same parameters as we do, and gives the weights of the folder back, bit for bit."""
+    models = [
+        build_model(
+            path,
+            model=ModelConfig(use_hf_config_for_megatron=True, megatron_to_hf_mode=mode),
+            megatron=MegatronConfig(**sizes),
+            dtype=torch.float32,
+        )
+        for mode in MegatronToHf
+    ]
+    for model in models:
+        load_hf(model, path)
+    ours, theirs = (dict(model.named_parameters()) for model in models)
+    same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    checkpoint = HfCheckpoint(path)
+    found = {name: tensor.clone() for name, tensor in export_hf(models[1])}
+    assert found.keys() == (checkpoint.files.keys() if dist.get_rank() == 0 else set())
+    return same and all(torch.equal(tensor, checkpoint.tensor(name)) for name, tensor in found.items())
 
 
 class Case:
@@ -211,6 +234,8 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
         for name in os.environ.get("ONLY", "").split(";") if os.environ.get("ONLY") else CASES:
             case = Case(name, root)
             report[name] = {"exported": case.exported_is_loaded(), **case.run()}
+            if name in BRIDGED_CASES:
+                report[name]["bridged"] = bridged(case.path, CASES[name][1])
             parallel_state.destroy_model_parallel()
         report["converted"] = {name: converted(name, root, folder) for name in CONFIGS}
         report["megatron-lm"] = read_as_megatron_lm("qwen3", root, folder)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.megatron_families import CONFIGS, write_families
-from tests.unit.training.megatron_model_ranks import CASES, LENGTHS
+from tests.unit.training.megatron_model_ranks import BRIDGED_CASES, CASES, LENGTHS
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +52,8 @@ def test_weights_are_found_where_megatron_lm_puts_them(reports: list[dict[str, A
 
 def test_a_trainer_starts_from_weights_in_the_format_of_megatron_core(reports: list[dict[str, Any]]) -> None:
     assert all(found["started"] for found in reports)
+
+
+@pytest.mark.parametrize("name", BRIDGED_CASES)
+def test_mbridge_converts_to_the_same_bytes(name: str, reports: list[dict[str, Any]]) -> None:
+    assert all(found[name]["bridged"] for found in reports)

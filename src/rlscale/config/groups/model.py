@@ -178,7 +178,9 @@ class ModelConfig(ConfigGroup):
     ] = None
     megatron_to_hf_mode: Annotated[
         MegatronToHf,
-        Field(description="Converter of weights for Megatron-core. `raw`: rlscale's own. `bridge`: Megatron-Bridge."),
+        Field(
+            description="Converter of weights for Megatron-core. `raw`: rlscale's own. `bridge`: mbridge (extra `bridge`)."
+        ),
     ] = MegatronToHf.raw
     custom_model_provider_path: Annotated[
         str | None,

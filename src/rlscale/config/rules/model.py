@@ -120,6 +120,7 @@ def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
     "megatron.core_args",
     "megatron.rope_type",
     "megatron.max_position_embeddings",
+    "model.megatron_to_hf_mode",
     *(f"model.{name}" for name in CONFIG_NAMES),
 )
 def megatron_has_the_architecture(config: RunConfig) -> list[Problem]:

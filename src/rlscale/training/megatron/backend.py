@@ -17,7 +17,7 @@ from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.export import write_hf
 from rlscale.training.megatron.model import DTYPES, build_model, for_grid
-from rlscale.training.megatron.names.export import Exporter
+from rlscale.training.megatron.names.export import make_exporter
 from rlscale.training.megatron.names.load import load_hf
 from rlscale.training.megatron.policy import MegatronPolicy, PolicyCopies
 from rlscale.training.megatron.rank import MegatronRank
@@ -68,7 +68,7 @@ class MegatronBackend(RoleBackend):
             self._old_policies = OldPolicies(copies, limit=spec.num_old_policies) if spec.num_old_policies else None
             is_here = spec.critic is not None and spec.critic.own_ranks is None
             self.critic = MegatronCritic(spec.critic, on=self._rank) if spec.critic and is_here else None
-            self._exporter = Exporter(model)
+            self._exporter = make_exporter(model)
         self._take_part()
         self._turns.rest()
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 
 from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
 from rlscale.training.megatron.checkpoint import InProcessSave, load_weights
@@ -41,7 +42,14 @@ class Converted:
     num_bytes: int
 
 
-def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torch.dtype | None = None) -> Converted:
+def to_megatron(
+    source: str,
+    target: Path,
+    *,
+    sizes: MegatronConfig,
+    dtype: torch.dtype | None = None,
+    mode: MegatronToHf = MegatronToHf.raw,
+) -> Converted:
     """Writes the weights of a Hugging Face folder or hub id into a new folder; a collective of the world.
 
     Each rank reads and writes the parts that it would have in training with these sizes.
@@ -51,6 +59,7 @@ def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torc
         target: must not exist yet.
         sizes: parallel sizes that divide the world.
         dtype: of the weights; None: the one they have.
+        mode: whose maps of names and layouts are taken.
 
     Raises:
         ConfigError: a model that Megatron-core does not have.
@@ -64,7 +73,7 @@ def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torc
             raise DataError(f"{source} must {rule}, got {', '.join(found)}; choose one with --dtype")
         dtype = DTYPES[found[0]]
     with megatron_device():
-        model = _model(source, sizes=sizes, dtype=dtype)
+        model = _model(source, sizes=sizes, dtype=dtype, mode=mode)
         load_hf(model, source)
         if dist.get_rank() == 0:
             (target / STATE).mkdir(parents=True)
@@ -75,7 +84,15 @@ def to_megatron(source: str, target: Path, *, sizes: MegatronConfig, dtype: torc
     return _counted(checkpoint)
 
 
-def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfig, dtype: torch.dtype) -> Converted:
+def to_hf(
+    source: Path,
+    target: Path,
+    *,
+    model: str | None,
+    sizes: MegatronConfig,
+    dtype: torch.dtype,
+    mode: MegatronToHf = MegatronToHf.raw,
+) -> Converted:
     """Writes a Hugging Face folder from weights of Megatron-core; a collective of the world.
 
     Each rank writes some of the weights, of which it holds a part; the others' parts are sent to it.
@@ -86,6 +103,7 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
         model: Hugging Face folder or hub id that configuration and tokenizer are taken from; None: those in `source`.
         sizes: parallel sizes that divide the world, whatever they were before.
         dtype: of the weights that are written.
+        mode: as in `to_megatron`.
 
     Raises:
         ConfigError: a model that Megatron-core does not have.
@@ -95,7 +113,7 @@ def to_hf(source: Path, target: Path, *, model: str | None, sizes: MegatronConfi
     if model is None and not (source / BESIDE).is_dir():
         raise DataError(f"{source} must hold {BESIDE}/config.json, got no such file; name the model with --model")
     with megatron_device():
-        built = _model(about, sizes=sizes, dtype=dtype)
+        built = _model(about, sizes=sizes, dtype=dtype, mode=mode)
         load_weights(source, model=built)
         if dist.get_rank() == 0:
             target.mkdir(parents=True)
@@ -117,9 +135,10 @@ def stored_dtype(source: Path) -> torch.dtype:
     return dtype
 
 
-def _model(path: str, *, sizes: MegatronConfig, dtype: torch.dtype) -> MegatronModel:
+def _model(path: str, *, sizes: MegatronConfig, dtype: torch.dtype, mode: MegatronToHf) -> MegatronModel:
     make_grid(sizes, seed=0)
-    return build_model(path, model=ModelConfig(use_hf_config_for_megatron=True), megatron=sizes, dtype=dtype)
+    config = ModelConfig(use_hf_config_for_megatron=True, megatron_to_hf_mode=mode)
+    return build_model(path, model=config, megatron=sizes, dtype=dtype)
 
 
 def _say_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.hooks import NO_CUSTOM
 from rlscale.training.megatron.architecture import Architecture, architecture_of
 from rlscale.training.megatron.cpu import megatron_device
@@ -99,6 +100,7 @@ class MegatronModel:
 
     chunks: list[Decoder]
     architecture: Architecture
+    by_bridge: bool = False  # mbridge converts its weights
 
     @property
     def config(self) -> TransformerConfig:
@@ -159,7 +161,8 @@ def build_model(
         kind = ValueDecoder if has_value_head else Decoder
         builders = [_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
         chunks = [_finished(each.provided(model.custom_model_provider_path, custom), architecture) for each in builders]
-    return MegatronModel(chunks=chunks, architecture=architecture)
+    by_bridge = model.megatron_to_hf_mode == MegatronToHf.bridge
+    return MegatronModel(chunks=chunks, architecture=architecture, by_bridge=by_bridge)
 
 
 def for_grid(model: MegatronModel, grid: MegatronGrid) -> MegatronModel:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.training.megatron.model import MegatronModel
+from rlscale.training.megatron.names.bridge import BridgeExporter
 from rlscale.training.megatron.names.cut import give
 from rlscale.training.megatron.names.entry import Layout
 from rlscale.training.megatron.names.tables import entries_of, figures_of_model, part_of_rank
@@ -30,7 +31,12 @@ Named = tuple[str, Tensor]
 
 def export_hf(model: MegatronModel, *, is_spread: bool = False) -> Iterator[Named]:
     """Every weight in full under its published Hugging Face name, see `Exporter`; a collective."""
-    return Exporter(model, is_spread=is_spread).weights()
+    return make_exporter(model, is_spread=is_spread).weights()
+
+
+def make_exporter(model: MegatronModel, *, is_spread: bool = False) -> Exporter | BridgeExporter:
+    """What gathers the weights of a model, by the maps that it is to be converted with; a collective."""
+    return BridgeExporter(model) if model.by_bridge else Exporter(model, is_spread=is_spread)
 
 
 class Exporter:

@@ -15,6 +15,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlscale.errors import DataError
 from rlscale.training.megatron.model import MegatronModel
+from rlscale.training.megatron.names.bridge import load_by_bridge
 from rlscale.training.megatron.names.cut import Source, take
 from rlscale.training.megatron.names.tables import (
     OUTPUT_LAYER,
@@ -31,7 +32,7 @@ _EXPERT = re.compile(r"(?P<experts>.+\.mlp\.experts)\.(?P<j>\d+)\.(?P<matrix>gat
 
 @torch.no_grad()
 def load_hf(model: MegatronModel, path: str) -> None:
-    """Fills every parameter of this rank. Each rank reads the slices that it holds; none waits for another.
+    """Fills every parameter of this rank. Each reads the slices that it holds; none waits for another, but by mbridge.
 
     Args:
         model: from `build_model`.
@@ -40,6 +41,9 @@ def load_hf(model: MegatronModel, path: str) -> None:
     Raises:
         DataError: a tensor is missing or has another shape.
     """
+    if model.by_bridge:
+        load_by_bridge(model, path)
+        return
     checkpoint = HfCheckpoint(path)
     entries = {entry.weight.megatron: entry for entry in entries_of(model.architecture)}
     figures = figures_of_model(model.architecture)
