@@ -12,7 +12,8 @@ nox.options.error_on_missing_interpreters = False
 
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
-# One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together.
+# One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together, and which
+# come first.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 
 
@@ -55,7 +56,13 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """What is slow or needs a second environment: SGLang, the wheel, the quickstart, long runs."""
-    _pytest(session, "slow and not gpu", "--timeout=1800", "--durations=15", *SIDE_BY_SIDE)
+    _pytest(session, "slow and not gpu", "--durations=15", *SIDE_BY_SIDE)
+
+
+@nox.session
+def runs(session: nox.Session) -> None:
+    """Integration and slow in one: no worker waits for the other in between. What `bin/test --all` calls."""
+    _pytest(session, "(integration or slow) and not gpu", "--durations=30", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -70,14 +70,19 @@ CASES: dict[str, Case] = {
 
 
 def run(
-    name: str, folder: Path, *, num_rollouts: int = NUM_ROLLOUTS, env: Mapping[str, str] | None = None
+    name: str,
+    folder: Path,
+    *,
+    num_rollouts: int = NUM_ROLLOUTS,
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """One run in a process of its own, in a folder with the examples of the docs; its figures."""
     folder.mkdir(parents=True, exist_ok=True)
     page = (ROOT / "docs" / "how-to" / "your-own-loss.md").read_text()
     for text, module in re.findall(r"```python\n(# (\w+)\.py.*?)```", page, re.DOTALL):
         (folder / f"{module}.py").write_text(text)
-    words = [*COMMON, *_length(num_rollouts), *CASES[name].overrides, f"run.dir={folder / 'run'}"]
+    words = [*COMMON, *_length(num_rollouts), *CASES[name].overrides, *overrides, f"run.dir={folder / 'run'}"]
     command = [sys.executable, "-m", "rlscale.cli.train", *words]
     subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, check=True, stdout=subprocess.DEVNULL)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()

@@ -1,7 +1,8 @@
-"""Settings of every test: no network, one thread per process, markers by folder."""
+"""Settings of every test: no network, one thread per process, markers by folder, and which worker gets what when."""
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,39 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A process that crashes leaves a traceback in its log.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
+SLOW_S = 1800  # after which a slow test has hung
 INTEGRATION = Path(__file__).parent / "integration"
 ARGUMENTS = Path(__file__).parent / "unit" / "config" / "test_arguments_csv.py"
+
+# Their tests look at one run, which is a fixture of the module.
+OF_ONE_RUN = ("tests/integration/test_parts.py", "tests/integration/test_trackers.py")
+RUNS = "tests/integration/test_"
+
+# What is started first, the longest before the others: a worker that begins a long test at the end leaves the others
+# waiting. Only the order matters; all else comes afterwards, files of many tests first.
+LONGEST_FIRST = (
+    "tests/packaging/test_quickstart.py",
+    "contract",
+    f"{RUNS}crash.py",
+    f"{RUNS}sglang.py::test_the_quickstart",
+    f"{RUNS}megatron.py::test_the_quickstart",
+    f"{RUNS}run.py::test_a_mixture_of_experts_learns",
+    f"{RUNS}trackers.py",
+    f"{RUNS}parts.py",
+    f"{RUNS}presets.py",
+    f"{RUNS}sglang.py",
+    "tests/unit/training/test_megatron.py",
+    f"{RUNS}algorithms.py",
+    "tests/packaging/test_wheel.py",
+    f"{RUNS}tutorial.py",
+    f"{RUNS}roles.py",
+    f"{RUNS}run.py::test_a_sweep",
+    f"{RUNS}run.py::test_a_mixture_of_experts",
+    f"{RUNS}external.py",
+    f"{RUNS}faults.py::test_a_trainer",
+    f"{RUNS}staleness.py",
+    f"{RUNS}megatron.py",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,21 +57,44 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def together(nodeid: str) -> str:
+    """What stays on one worker: a file; all contracts, which share servers; of whole runs each test for itself."""
+    if nodeid.startswith("tests/contract/"):
+        return "contract"
+    file = nodeid.partition("::")[0]
+    return nodeid if file.startswith(RUNS) and file not in OF_ONE_RUN else file
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
-    """With several workers, the tests of a file stay together, and all of the contracts, which share servers."""
+    """With several workers, what `together` says, in the order in which it was collected."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
 
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "contract" if nodeid.startswith("tests/contract/") else str(super()._split_scope(nodeid))
+            return together(nodeid)
 
-    return Together(config, log) if config.getoption("dist") == "loadfile" else None
+    return Together(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if INTEGRATION in item.path.parents:
-            item.add_marker(pytest.mark.integration)
+@pytest.hookimpl(trylast=True)  # when the tests that were not asked for are gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        numbers = Counter(together(item.nodeid) for item in items)
+        items.sort(key=lambda item: (_place(together(item.nodeid)), -numbers[together(item.nodeid)]))
+
+
+def _place(scope: str) -> int:
+    return next((i for i, start in enumerate(LONGEST_FIRST) if scope.startswith(start)), len(LONGEST_FIRST))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if INTEGRATION in item.path.parents:
+        item.add_marker(pytest.mark.integration)
+    if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(SLOW_S))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

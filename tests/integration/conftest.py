@@ -1,6 +1,7 @@
 """Runs of the real command in a process of its own, with a cache and a run folder of the test."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -32,6 +33,9 @@ SMALL = (
 )
 """The quickstart, small enough for a test."""
 
+REWARDED = "reward.type=random"
+"""Something to learn from: the random model is never right, and without it every loss and gradient is 0."""
+
 
 @dataclass(kw_only=True)
 class Command:
@@ -39,11 +43,12 @@ class Command:
 
     folder: Path
     cache: Path
+    name: str = "run"
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def run_dir(self) -> Path:
-        return self.folder / "run"
+        return self.folder / self.name
 
     def start(self, *overrides: str, small: bool = True) -> subprocess.Popen[str]:
         given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
@@ -98,6 +103,40 @@ class Finished:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built models are shared by the tests of a session."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The folder of all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+def run_once(command: Command, *overrides: str, small: bool = True) -> None:
+    """Runs the command unless a worker of this session has done so; one that comes meanwhile waits for the other."""
+    with command.folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (command.run_dir / "finished.json").exists():
+            command.folder.mkdir(exist_ok=True)
+            done = command.run(*overrides, small=small)
+            assert done.code == 0, done.err
+            (command.folder / "out.txt").write_text(done.out)
+
+
+@pytest.fixture(scope="session")
+def plain(shared: Path, cache: Path, testrun_uid: str) -> Command:
+    """The small run with `REWARDED`, on one rank and one engine; what it printed is in `out.txt`. Nobody changes it."""
+    command = Command(folder=shared / "plain", cache=cache, mark=f"plain-{testrun_uid}")
+    run_once(command, REWARDED)
+    return command
+
+
+@pytest.fixture(scope="session")
+def warm(shared: Path, cache: Path) -> Path:
+    """The model of the quickstart after its supervised warm-up, for `checkpoint.load`."""
+    command = Command(folder=shared / "warm", cache=cache)
+    run_once(command, "+experiment=quickstart_warmup", small=False)
+    return command.run_dir / "hf"
 
 
 @pytest.fixture

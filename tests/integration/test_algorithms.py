@@ -46,6 +46,7 @@ def test_the_table_is_complete(table: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_algorithm_learns(table: ModuleType, name: str, cache: Path, tmp_path: Path) -> None:
-    row = table.run(name, tmp_path, num_rollouts=15, env={"RLSCALE_CACHE": str(cache)})
+def test_an_algorithm_learns(table: ModuleType, name: str, cache: Path, warm: Path, tmp_path: Path) -> None:
+    start = (f"checkpoint.load={warm}",)
+    row = table.run(name, tmp_path, num_rollouts=15, overrides=start, env={"RLSCALE_CACHE": str(cache)})
     assert table.improves(name, row), row

@@ -11,7 +11,7 @@ import pytest
 
 from rlscale.config import load_config
 from rlscale.models import resolve_model
-from tests.integration.conftest import SMALL, Command
+from tests.integration.conftest import REWARDED, SMALL, Command
 
 
 @contextmanager
@@ -44,22 +44,26 @@ def served(model: str, log: Path) -> Iterator[str]:
 
 
 def test_a_run_uses_servers_that_run_already_and_leaves_them(
-    command: Command, cache: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    plain: Command,
+    cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RLSCALE_CACHE", str(cache))
     model = resolve_model(load_config(list(SMALL)).model)
-    own = Command(folder=tmp_path_factory.mktemp("own"), cache=cache)
     with served(model, command.folder / "server.log") as address:
-        words = ("rollout=external", f'rollout.external_engine_addrs=["{address}"]')
-        for runner, given in ((command, words), (own, ())):
-            done = runner.run(*given)
-            assert done.code == 0, done.err
+        words = (REWARDED, "rollout=external", f'rollout.external_engine_addrs=["{address}"]')
+        done = command.run(*words)
+        assert done.code == 0, done.err
         assert not list((command.run_dir / "logs").glob("engine*"))
         names = ("train/loss", "reward/mean", "weights/version", "eval/reward_mean")
-        ours, theirs = ([[record.get(name) for name in names] for record in each.metrics()] for each in (command, own))
+        ours, theirs = (
+            [[record.get(name) for name in names] for record in each.metrics()] for each in (command, plain)
+        )
         assert ours == theirs, "an engine is an engine, whoever started it"
         again = Command(folder=tmp_path_factory.mktemp("again"), cache=cache)
-        done = again.run("rollout.external=true", *words[1:], "debug.rollout_only=true", "eval.interval=null")
+        done = again.run("rollout.external=true", *words[2:], "debug.rollout_only=true", "eval.interval=null")
         assert done.code == 0, done.err
         assert [record["step"] for record in again.metrics()] == [0, 1, 2]
 

@@ -77,9 +77,9 @@ def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Comm
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_quickstart_learns_on_it(command: Command) -> None:
+def test_the_quickstart_learns_on_it(command: Command, warm: Path) -> None:
     """As far as it takes to know that it does; benchmarks/results/sglang_quickstart.md has a whole run."""
-    done = command.run("rollout=sglang", "eval.stop_reward=0.6", small=False, timeout_s=1700)
+    done = command.run("rollout=sglang", f"checkpoint.load={warm}", "eval.stop_reward=0.6", small=False, timeout_s=1700)
     assert done.code == 0, done.err
     finished = json.loads((command.run_dir / "finished.json").read_text())
     assert finished["final_eval"] >= 0.6 > 0.45 > finished["initial_eval"]
