@@ -27,7 +27,6 @@ def make_parser() -> argparse.ArgumentParser:
         "a Megatron trainer is such a source, too. There and back again gives the same bytes.",
         epilog="For a model that is too large for one process start several, as in torchrun --nproc-per-node 4 -m "
         "rlscale.cli.convert SOURCE TARGET --tensor-parallel 4; what is written can be read with any sizes. "
-        "Parts of Megatron-core's format are pickled: convert only what you trust. "
         "exit code: 0 done, 2 the input is wrong",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -179,7 +179,8 @@ class ModelConfig(ConfigGroup):
     megatron_to_hf_mode: Annotated[
         MegatronToHf,
         Field(
-            description="Converter of weights for Megatron-core. `raw`: rlscale's own. `bridge`: mbridge (extra `bridge`)."
+            description="Converter of weights for Megatron-core. `raw`: rlscale's own. `bridge`: mbridge, an extra of "
+            "that name."
         ),
     ] = MegatronToHf.raw
     custom_model_provider_path: Annotated[
