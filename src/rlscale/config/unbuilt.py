@@ -15,7 +15,7 @@ from typing import Any
 from rlscale.config.derive import DERIVATIONS
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.groups.train import QkvFormat, TrainBackendName
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.notes import ignored
 from rlscale.config.problems import show
 from rlscale.config.resolve import Draft
@@ -114,7 +114,6 @@ MEGATRON_LACKS: tuple[Lack, ...] = (
     _not_null("optim.unembedding_lr"),
     _not_null("train.only_train_params"),
     _not_null("train.freeze_params"),
-    Lack(path="train.qkv_format", rule="be thd", is_asked=lambda config: config.train.qkv_format != QkvFormat.thd),
 )
 """What needs `train.backend=fsdp`; adapters and the true-on-policy mode have rules of their own that say so."""
 

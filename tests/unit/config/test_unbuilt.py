@@ -64,7 +64,6 @@ ASKED_OF_MEGATRON = {
     "optim.unembedding_lr": "optim.unembedding_lr=0.1",
     "train.only_train_params": "train.only_train_params=[norm]",
     "train.freeze_params": "train.freeze_params=[norm]",
-    "train.qkv_format": "train.qkv_format=bshd",
 }
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
+from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig, QkvFormat
 from rlscale.errors import WorkerError
 from rlscale.protocols import TrainBackend
 from rlscale.training.distributed import join_world, leave_world
@@ -48,6 +48,7 @@ class Mode:
     has_experts: bool = False
     num_ranks: int = 2
     is_slow: bool = False  # left out of the short tests
+    is_padded: bool = False  # each sample in a row of its own
 
     @property
     def config(self) -> MegatronConfig:
@@ -78,6 +79,9 @@ MODES: dict[str, Mode] = {
     "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 64}),
     "pp2, interleaved": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_slow=True),
     "cp2": Mode(sizes={"cp": 2}),
+    "cp2, padded": Mode(sizes={"cp": 2}, is_padded=True),
+    "tp2, padded": Mode(sizes={"tp": 2}, more=SEQUENCES, is_padded=True, is_slow=True),
+    "pp2, interleaved, padded": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_padded=True, is_slow=True),
     "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}),
     "dp2, selective recompute": Mode(sizes={"recompute_granularity": "selective"}, is_slow=True),
     "ep2": Mode(sizes={"ep": 2}, has_experts=True),
@@ -308,7 +312,7 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
         if mode.has_experts not in expected:
             backend: TrainBackend = FsdpBackend(full_spec(path), rank=rank, world_size=num_ranks)
             expected[mode.has_experts] = Run.of(backend, num_data_ranks=num_ranks)
-        spec = megatron_spec(path, config)
+        spec = megatron_spec(path, config, qkv_format=QkvFormat.bshd if mode.is_padded else QkvFormat.thd)
         ours = MegatronBackend(spec, rank=rank, world_size=num_ranks)
         report["modes"][name] = difference(Run.of(ours, num_data_ranks=data_ranks(config)), expected[mode.has_experts])
         ours.close()

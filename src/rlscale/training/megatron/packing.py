@@ -1,4 +1,4 @@
-"""Samples of a batch laid end to end as Megatron-core's layers take them.
+"""Samples of a batch laid end to end, or in rows of their own, as Megatron-core's layers take them.
 
 Every sample is filled up so that context-parallel ranks get equal chunks of it, and the last one so that sequence
 parallelism can cut the whole row; what is filled in lies behind a sample's tokens, where causal attention never looks.
@@ -17,7 +17,7 @@ import torch
 
 from rlscale.training.context import ContextGroup
 from rlscale.training.megatron.attention import PackedRows, packed_rows, zigzag_positions
-from rlscale.training.packing import Microbatch, Rows, lay_down, to_device
+from rlscale.training.packing import Microbatch, PaddedLayout, Rows, lay_down, to_device
 from rlscale.training.sharding import Places, shard_entries
 from rlscale.types import Int64, TrainBatch
 
@@ -30,7 +30,7 @@ class MegatronMicrobatch(Microbatch):
     `logit_rows` count the places of that share.
     """
 
-    params: PackedRows = field(kw_only=True)
+    params: PackedRows | None = field(kw_only=True)  # None: samples lie in rows of their own
 
 
 def pack_rows(
@@ -54,8 +54,44 @@ def pack_rows(
     """
     rows = lay_down(batch, sample_indices, share_prompts=False)
     widths = _widths(rows.lengths, context=context, multiple=multiple, least=num_places)
+    return _laid_down(rows, widths, device=device, context=context, is_padded=False)
+
+
+def pad_rows(
+    batch: TrainBatch,
+    sample_indices: Sequence[int],
+    *,
+    device: torch.device,
+    context: ContextGroup | None,
+    multiple: int = 1,
+    num_rows: int = 0,
+    width: int = 0,
+) -> MegatronMicrobatch:
+    """The same samples, each in a row of its own: ids and positions are [rows, places of this rank].
+
+    Args:
+        batch: the rollout.
+        sample_indices: likewise.
+        device: of the model.
+        context: likewise.
+        multiple: likewise, of the places of a row.
+        num_rows: at least; those without a sample are filled up.
+        width: places of a row at least, of all ranks of the context group together.
+    """
+    rows = lay_down(batch, sample_indices, share_prompts=False)
+    size = 1 if context is None else context.size
+    unit = math.lcm(1 if context is None else 2 * size, size * multiple)
+    found = -(-max(int(rows.lengths[-1]), width) // unit) * unit
+    widths = np.full(max(len(rows.lengths), num_rows), found, dtype=np.int64)
+    return _laid_down(rows, widths, device=device, context=context, is_padded=True)
+
+
+def _laid_down(
+    rows: Rows, widths: Int64, *, device: torch.device, context: ContextGroup | None, is_padded: bool
+) -> MegatronMicrobatch:
+    """Samples at the beginning of so many places each; with padded rows all have the same number."""
     starts = np.cumsum(widths) - widths
-    slots = rows.positions + np.repeat(starts, rows.lengths)
+    slots = rows.positions + np.repeat(starts[: len(rows.lengths)], rows.lengths)
     ids, positions = np.zeros(int(widths.sum()), dtype=np.int64), np.concatenate([np.arange(w) for w in widths])
     ids[slots] = rows.tokens
     own = np.arange(len(ids))
@@ -67,15 +103,13 @@ def pack_rows(
         logit_rows, shard = shard_entries(rows, places, context=context, device=device)
         targets = rows.tokens[rows.trainable[shard.own.cpu().numpy()]]
         targets = targets if len(targets) else np.zeros(1, dtype=np.int64)
-    params = packed_rows(widths, context=context, device=device)
-    assert params.layout is not None, "made with one"
-    row_of = np.full(len(ids), -1, dtype=np.int64)
-    row_of[slots] = rows.batch_rows
-    params.rows = row_of[own]
+    params = None if is_padded else _params(rows, slots, widths, own=own, context=context, device=device)
+    num_rows = len(widths) if is_padded else 1
+    whole = PaddedLayout(num_tokens=len(rows.tokens), num_slots=len(ids))
     return MegatronMicrobatch(
-        input_ids=to_device(ids[own][None], device),
-        position_ids=to_device(positions[own][None], device),
-        packing=params.layout,
+        input_ids=to_device(ids[own].reshape(num_rows, -1), device),
+        position_ids=to_device(positions[own].reshape(num_rows, -1), device),
+        packing=whole if params is None or params.layout is None else params.layout,
         params=params,
         logit_rows=to_device(logit_rows, device),
         targets=to_device(targets, device),
@@ -84,6 +118,16 @@ def pack_rows(
         batch_rows=rows.batch_rows[rows.trainable],
         shard=shard,
     )
+
+
+def _params(
+    rows: Rows, slots: Int64, widths: Int64, *, own: Int64, context: ContextGroup | None, device: torch.device
+) -> PackedRows:
+    params = packed_rows(widths, context=context, device=device)
+    row_of = np.full(int(widths.sum()), -1, dtype=np.int64)
+    row_of[slots] = rows.batch_rows
+    params.rows = row_of[own]
+    return params
 
 
 def _widths(lengths_S: Int64, *, context: ContextGroup | None, multiple: int, least: int) -> Int64:

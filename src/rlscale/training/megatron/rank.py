@@ -9,16 +9,17 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from rlscale.config import QkvFormat
 from rlscale.errors import DataError
 from rlscale.training.asked import AskedLogprobs
 from rlscale.training.distributed import local_ranks, pick_device, use_threads
 from rlscale.training.megatron.background import Background
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.grid import MegatronGrid, make_grid
-from rlscale.training.megatron.packing import pack_rows
+from rlscale.training.megatron.packing import pack_rows, pad_rows
 from rlscale.training.megatron.user_code import call_after_init
 from rlscale.training.metrics import MetricSums
-from rlscale.training.packing import Microbatch
+from rlscale.training.packing import Microbatch, padding
 from rlscale.training.rollout import Rollout
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.turns import Turns, make_turns
@@ -69,13 +70,15 @@ class MegatronRank:
     def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
         """This rank's micro-batches of every step."""
         grid = self.grid
-        return Rollout(
+        rollout = Rollout(
             batch=batch,
             micros=[self._pack(batch, plan.microbatches[grid.data_index]) for plan in steps],
             metrics=MetricSums(self.device, group=grid.data_group),
             asked=AskedLogprobs(batch),
             data_group=grid.data_group,
         )
+        rollout.metrics.add(padding(rollout.flat), prefix="rollout/")
+        return rollout
 
     def pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan]) -> None:
         """Fills `scoring` where passes without gradient have micro-batches of their own."""
@@ -87,6 +90,8 @@ class MegatronRank:
     def _pack(self, batch: TrainBatch, cuts: Sequence[Sequence[int]]) -> list[Microbatch]:
         grid = self.grid
         multiple = grid.tensor_size if self.spec.megatron.core_args.get("sequence_parallel") else 1
+        if self.spec.train.qkv_format == QkvFormat.bshd:
+            return self._padded(batch, cuts, multiple=multiple)
         packed = partial(pack_rows, batch, device=self.device, context=grid.context, multiple=multiple)
         if not self.spec.megatron.variable_seq_lengths:
             missing = -len(cuts) % grid.num_stages if grid.num_virtual_stages > 1 else 0
@@ -99,6 +104,24 @@ class MegatronRank:
         longest = max(packed(samples).input_ids.shape[1] * size for samples in cuts)
         missing = -len(cuts) % grid.num_stages
         return [packed(samples, num_places=longest) for samples in (*cuts, *[()] * missing)]
+
+    def _padded(self, batch: TrainBatch, cuts: Sequence[Sequence[int]], *, multiple: int) -> list[Microbatch]:
+        """Micro-batches with a row for each sample; where messages between stages cannot tell of sizes, of one size."""
+        grid, megatron = self.grid, self.spec.megatron
+        padded = partial(pad_rows, batch, device=self.device, context=grid.context, multiple=multiple)
+        made: list[Microbatch] = [padded(samples) for samples in cuts]
+        if megatron.variable_seq_lengths and grid.num_virtual_stages == 1:
+            return made
+        size = 1 if grid.context is None else grid.context.size
+        longest, num_rows = (max(micro.input_ids.shape[axis] for micro in made) for axis in (1, 0))
+        width = longest * size if megatron.variable_seq_lengths else megatron.seq_length
+        if longest * size > width:
+            raise DataError(
+                f"samples must fit megatron.seq_length={width} with megatron.variable_seq_lengths=false, got one of "
+                f"{longest * size} tokens; set a larger length, or leave variable_seq_lengths out"
+            )
+        missing = -len(cuts) % grid.num_stages if grid.num_virtual_stages > 1 else 0
+        return [padded(samples, num_rows=num_rows, width=width) for samples in (*cuts, *[()] * missing)]
 
     def _of_one_length(self, packed: Callable[..., Microbatch], samples: Sequence[int]) -> Microbatch:
         """A micro-batch of `megatron.seq_length` places on all ranks of the context group together."""

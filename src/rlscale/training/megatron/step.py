@@ -61,7 +61,7 @@ def run_microbatches(
             model=list(chunks),
             num_microbatches=len(micros),
             seq_length=micros[0].input_ids.shape[1] * num_shares,  # of no meaning where lengths vary
-            micro_batch_size=1,
+            micro_batch_size=micros[0].input_ids.shape[0],
             forward_only=forward_only,
         )
 
