@@ -139,11 +139,13 @@ def _set_flag(flags: Flags, name: str, value: str) -> list[Problem]:
     if name == "--hardware":
         flags.hardware = value
         if value not in HARDWARE:
-            return [Problem(path=name, rule=f"be one of {', '.join(HARDWARE)}", value=value or "nothing")]
+            fix = f"leave it out for cpu or {DEFAULT_GPU}, as cluster.device says"
+            return [Problem(path=name, rule=f"be one of {', '.join(HARDWARE)}", value=value or "nothing", fix=fix)]
     elif value.isdigit() and int(value) > 0:
         setattr(flags, name.lstrip("-").replace("-", "_"), int(value))
     else:
-        return [Problem(path=name, rule="be a number of tokens, at least 1", value=value or "nothing")]
+        fix = "leave it out for the limit that the config has"
+        return [Problem(path=name, rule="be a number of tokens, at least 1", value=value or "nothing", fix=fix)]
     return []
 
 

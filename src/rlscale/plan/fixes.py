@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlscale.config import Device, EngineKind, RunConfig, TrainBackendName
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.groups.optim import OptimizerName
+from rlscale.config.groups.train import WeightChannelName
 from rlscale.config.problems import show
 from rlscale.config.rules import check_rules
+from rlscale.config.unbuilt import check_built
 from rlscale.plan.plan import Plan
 
 Replan = Callable[[RunConfig], Plan]
 
 MOST_GPUS = 4096
+MOST_PARTS = 1024
+SIZES = (1, 2, 4, 8, 16)
 FRACTIONS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
@@ -52,7 +57,7 @@ def find_fixes(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
         return []
     found = []
     for lever in LEVERS:
-        for change in _allowed(lever(config, plan)):
+        for change in _allowed(lever(config, plan), config):
             if not (changed := replan(change.config)).misfits:
                 found.append(_fix([change.words], changed))
                 break
@@ -64,7 +69,7 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
     words: list[str] = []
     for lever in LEVERS:
         best: tuple[Change, Plan] | None = None
-        for change in _allowed(lever(config, plan)):
+        for change in _allowed(lever(config, plan), config):
             changed = replan(change.config)
             if len(changed.misfits) < len(plan.misfits):
                 best = change, changed
@@ -80,8 +85,12 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
     return []
 
 
-def _allowed(changes: Iterator[Change]) -> Iterator[Change]:
-    return (change for change in changes if not check_rules(change.config))
+def _allowed(changes: Iterator[Change], present: RunConfig) -> Iterator[Change]:
+    """Those that keep the rules, and ask for no part that is not built and was not asked for."""
+    asked = {problem.path for problem in check_built(present)}
+    for change in changes:
+        if not check_rules(change.config) and {problem.path for problem in check_built(change.config)} <= asked:
+            yield change
 
 
 def _excess(plan: Plan) -> float:
@@ -150,11 +159,14 @@ def _smaller_cache(config: RunConfig, plan: Plan) -> Iterator[Change]:
 
 
 def _wider_engines(config: RunConfig, plan: Plan) -> Iterator[Change]:
-    cluster = config.cluster
+    cluster, number = config.cluster, config.cluster.rollout_num_gpus or 0
     gpus = cluster.rollout_num_gpus_per_engine * 2
-    while config.rollout.engine != EngineKind.embedded and gpus <= (cluster.rollout_num_gpus or 0):
-        changed = replace(cluster, rollout_num_gpus_per_engine=gpus)
-        yield Change(words=f"cluster.rollout_num_gpus_per_engine={gpus}", config=replace(config, cluster=changed))
+    most = number if cluster.colocate else max(number, cluster.num_gpus_per_node)
+    while config.rollout.engine == EngineKind.sglang and gpus <= most:
+        changed = replace(cluster, rollout_num_gpus_per_engine=gpus, rollout_num_gpus=max(number, gpus))
+        words = f"cluster.rollout_num_gpus_per_engine={gpus}"
+        words += f" cluster.rollout_num_gpus={gpus}" if gpus > number else ""
+        yield Change(words=words, config=replace(config, cluster=changed))
         gpus *= 2
 
 
@@ -176,7 +188,47 @@ def _with_ranks(config: RunConfig, words: str, nodes: int, each: int) -> Change:
     if cluster.colocate:
         cluster = replace(cluster, rollout_num_gpus=nodes * each)
         words += f" cluster.rollout_num_gpus={nodes * each}"
-    return Change(words=words, config=replace(config, cluster=cluster))
+    train = config.train
+    if nodes > 1 and train.weight_channel == WeightChannelName.shared_memory:
+        train = replace(train, weight_channel=WeightChannelName.process_group)
+        words += " train.weight_channel=process_group"
+    return Change(words=words, config=replace(config, cluster=cluster, train=train))
+
+
+def _smaller_parts(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    """The model cut over more ranks by Megatron-core, on as few nodes as that takes."""
+    cluster, per_node = config.cluster, config.cluster.actor_num_gpus_per_node
+    if cluster.device != Device.cuda:
+        return
+    nodes = cluster.actor_num_nodes
+    while nodes * per_node <= MOST_PARTS:
+        for pipeline in (size for size in SIZES if size <= nodes):
+            for tensor in (size for size in SIZES if size <= per_node):
+                if change := _with_parts(config, plan, tensor=tensor, pipeline=pipeline, nodes=nodes):
+                    yield change
+        nodes *= 2
+
+
+def _with_parts(config: RunConfig, plan: Plan, *, tensor: int, pipeline: int, nodes: int) -> Change | None:
+    """None where that is no finer cut than the present one."""
+    megatron, is_megatron = config.megatron, config.train.backend == TrainBackendName.megatron
+    now = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size if is_megatron else 1
+    if tensor * pipeline <= now:
+        return None
+    own = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    handed_on: dict[str, object] = {}
+    if plan.model.num_experts:
+        ranks = nodes * config.cluster.actor_num_gpus_per_node // pipeline
+        own["expert_model_parallel_size"] = math.gcd(ranks, plan.model.num_experts)
+        handed_on = {"expert_tensor_parallel_size": 1, "sequence_parallel": True}
+    words = [] if is_megatron else ["train=megatron"]
+    words += [f"megatron.{name}={show(value)}" for name, value in (own | handed_on).items()]
+    cut = replace(megatron, core_args=megatron.core_args | handed_on, **own)
+    changed = replace(config, megatron=cut, train=replace(config.train, backend=TrainBackendName.megatron))
+    if nodes == config.cluster.actor_num_nodes:
+        return Change(words=" ".join(words), config=changed)
+    more = _with_ranks(changed, f"cluster.actor_num_nodes={nodes}", nodes, config.cluster.actor_num_gpus_per_node)
+    return replace(more, words=" ".join([*words, more.words]))
 
 
 LEVERS: tuple[Lever, ...] = (
@@ -186,4 +238,5 @@ LEVERS: tuple[Lever, ...] = (
     _optimizer_on_host,
     _wider_engines,
     _more_ranks,
+    _smaller_parts,
 )

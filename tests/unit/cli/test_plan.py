@@ -54,7 +54,15 @@ def test_more_memory_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
     assert large["fixes"] == []
 
 
-@pytest.mark.parametrize("words", [["model=qwen3_32b"], ["model=qwen3_14b", "fsdp.gradient_checkpointing=false"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=qwen3_32b"],
+        ["model=qwen3_14b", "fsdp.gradient_checkpointing=false"],
+        ["model=qwen3_30b_a3b", "train=megatron"],
+        ["model=qwen3_32b", "algo=ppo", "cluster=one_node_colocate", "critic.lr=1e-5"],
+    ],
+)
 def test_what_is_said_to_make_it_fit_does(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *GRPO, *words)
     assert found["fits"] is False
@@ -64,8 +72,8 @@ def test_what_is_said_to_make_it_fit_does(words: list[str], capsys: pytest.Captu
 
 
 def test_a_run_of_many_nodes_that_is_not_built_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda")
-    assert any("train.backend" in line for line in found["not_built"])
+    found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda", "buffer.url=http://10.0.0.1:8000")
+    assert any("buffer.url" in line for line in found["not_built"])
     assert {place["node"] for place in found["places"]} == set(range(8))
 
 

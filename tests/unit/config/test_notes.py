@@ -207,6 +207,16 @@ def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any])
     assert ignored(change(without), []) == []
 
 
+def test_generating_alone_uses_nothing_of_the_trainer() -> None:
+    config = change({"debug.rollout_only": True, "debug.save_rollout_data": "{rollout_id}.jsonl"})
+    paths = [path for path in keys() if path.startswith(("train.", "batch.", "optim.", "algo.", "fsdp.", "megatron."))]
+    lines = " ".join(ignored(config, paths))
+    told = {path for path in paths if ignored(config, [path])}
+    kept = {"train.backend", "train.dtype", "batch.rollout_batch_size", "batch.n_samples_per_prompt"}
+    assert set(paths) - told == kept
+    assert "by debug.rollout_only" in lines
+
+
 def test_entries_name_keys_or_groups() -> None:
     known = set(keys()) | nodes()
     assert all(name in known for entry in IGNORED for name in entry.names)
