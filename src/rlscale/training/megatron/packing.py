@@ -64,8 +64,7 @@ def pad_rows(
     device: torch.device,
     context: ContextGroup | None,
     multiple: int = 1,
-    num_rows: int = 0,
-    width: int = 0,
+    least: tuple[int, int] = (0, 0),
 ) -> MegatronMicrobatch:
     """The same samples, each in a row of its own: ids and positions are [rows, places of this rank].
 
@@ -75,14 +74,13 @@ def pad_rows(
         device: of the model.
         context: likewise.
         multiple: likewise, of the places of a row.
-        num_rows: at least; those without a sample are filled up.
-        width: places of a row at least, of all ranks of the context group together.
+        least: rows, and places of a row on all ranks of the context group together; rows without a sample are filled.
     """
     rows = lay_down(batch, sample_indices, share_prompts=False)
     size = 1 if context is None else context.size
     unit = math.lcm(1 if context is None else 2 * size, size * multiple)
-    found = -(-max(int(rows.lengths[-1]), width) // unit) * unit
-    widths = np.full(max(len(rows.lengths), num_rows), found, dtype=np.int64)
+    width = -(-max(int(rows.lengths[-1]), least[1]) // unit) * unit
+    widths = np.full(max(len(rows.lengths), least[0]), width, dtype=np.int64)
     return _laid_down(rows, widths, device=device, context=context, is_padded=True)
 
 

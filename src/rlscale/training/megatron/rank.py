@@ -121,7 +121,7 @@ class MegatronRank:
                 f"{longest * size} tokens; set a larger length, or leave variable_seq_lengths out"
             )
         missing = -len(cuts) % grid.num_stages if grid.num_virtual_stages > 1 else 0
-        return [padded(samples, num_rows=num_rows, width=width) for samples in (*cuts, *[()] * missing)]
+        return [padded(samples, least=(num_rows, width)) for samples in (*cuts, *[()] * missing)]
 
     def _of_one_length(self, packed: Callable[..., Microbatch], samples: Sequence[int]) -> Microbatch:
         """A micro-batch of `megatron.seq_length` places on all ranks of the context group together."""
