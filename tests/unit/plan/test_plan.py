@@ -171,6 +171,10 @@ def test_a_critic_is_beside_the_policy() -> None:
     assert found.demands[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
     adapters = plan(*stays, "train.lora.rank=8", experiment="qwen3_4b_ppo")
     assert adapters.demands[0].parts["critic"] == found.demands[0].parts["critic"], "all of its weights are trained"
+    tensors = ("train=megatron", "megatron.tensor_model_parallel_size=2", "model.use_hf_config_for_megatron=true")
+    divided = plan(*stays, *tensors, experiment="qwen3_4b_ppo")
+    assert divided.trainer is not None
+    assert divided.demands[0].parts["critic"] == divided.trainer.weights + divided.trainer.optimizer
     moves = plan("cluster.offload_train_mode=move", "cluster.offload_rollout=false", experiment="qwen3_4b_ppo")
     assert "critic" not in moves.demands[0].parts, "policy and critic have the GPU by turns"
 

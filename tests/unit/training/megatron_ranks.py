@@ -76,7 +76,7 @@ MODES: dict[str, Mode] = {
     "tp2": Mode(sizes={"tp": 2}),
     "tp2, sequence-parallel": Mode(sizes={"tp": 2}, more=SEQUENCES),
     "pp2": Mode(sizes={"pp": 2}),
-    "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 64}),
+    "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 96}),
     "pp2, interleaved": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_slow=True),
     "cp2": Mode(sizes={"cp": 2}),
     "cp2, padded": Mode(sizes={"cp": 2}, is_padded=True),
