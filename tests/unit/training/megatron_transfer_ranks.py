@@ -20,10 +20,11 @@ from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.errors import WeightSyncError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.grid import make_grid
 from rlscale.training.megatron.model import MegatronModel, build_model
 from rlscale.training.megatron.names.export import Exporter
-from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
 from rlscale.training.megatron.transfer.carry import Post
 from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
 
@@ -79,6 +80,21 @@ def changed_on_the_way(model: MegatronModel, *, rank: int) -> tuple[str, int]:
     return "", number
 
 
+def written_by_all(model: MegatronModel, source: Path, folder: Path, *, rank: int) -> dict[str, Any]:
+    """What is in a folder that all ranks write, whose weights do not fit in one file."""
+    target = folder / "written"
+    if rank == 0:
+        target.mkdir()
+    written = write_weights(model, target, max_file_bytes=10 * SMALL_BUCKET)
+    before, after = HfCheckpoint(str(source)), HfCheckpoint(str(target))
+    return {
+        "same": before.files.keys() == after.files.keys()
+        and all(torch.equal(before.tensor(name), after.tensor(name)) for name in before.files),
+        "writers": sum(bool(each.files) for each in written),
+        "names": sorted(path.name for path in target.iterdir()),
+    }
+
+
 def main(rank: int, port: int, root: Path, folder: Path) -> None:
     join_world(rank, NUM_RANKS, "127.0.0.1", port, "gloo", 60.0)
     report: dict[str, Any] = {}
@@ -90,6 +106,9 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
                 "on one": come_back(model, path, bucket_bytes=SMALL_BUCKET),
                 "spread": come_back(model, path, bucket_bytes=SMALL_BUCKET, is_spread=True),
             }
+        report["files"] = written_by_all(
+            built("qwen3_moe", {EP: 2, PP: 2}, root), root / "qwen3_moe", folder, rank=rank
+        )
         report["changed"], report["before"] = changed_on_the_way(built("qwen3", {PP: 2}, root), rank=rank)
         again = built("qwen3", {PP: 2}, root)
         report["afterwards"] = come_back(again, str(root / "qwen3"))

@@ -31,3 +31,11 @@ def test_a_message_that_arrives_changed_is_told_by_its_receiver(reports: list[di
     assert first["before"] > 0  # the buckets before it
     assert all(found["changed"] == "" and found["before"] == 0 for found in others)
     assert all(found["afterwards"] for found in reports)  # nobody was left waiting
+
+
+def test_weights_that_do_not_fit_in_one_file_are_written_by_all_ranks(reports: list[dict[str, Any]]) -> None:
+    for found in (each["files"] for each in reports):
+        assert found["same"] and found["writers"] == NUM_RANKS
+        number = len(found["names"]) - 1
+        files = [f"model-{i + 1:05}-of-{number:05}.safetensors" for i in range(number)]
+        assert found["names"] == [*files, "model.safetensors.index.json"]

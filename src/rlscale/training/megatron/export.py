@@ -9,9 +9,9 @@ import torch.distributed as dist
 from transformers import AutoConfig, GenerationConfig
 
 from rlscale.models import load_tokenizer
-from rlscale.training.megatron.hf_folder import HfWriter, Written, name_files
+from rlscale.training.megatron.hf_folder import MAX_FILE_BYTES, HfWriter, Written, name_files
 from rlscale.training.megatron.model import MegatronModel
-from rlscale.training.megatron.names.export import export_hf
+from rlscale.training.megatron.names.export import Exporter, make_exporter
 
 
 def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dtype) -> None:
@@ -34,14 +34,18 @@ def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dt
     write_weights(model, folder)
 
 
-def write_weights(model: MegatronModel, folder: Path) -> list[Written]:
+def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> list[Written]:
     """Writes the weights into a folder that rank 0 has made; a collective. Returns what each rank has written.
 
     Each rank writes weights of which it holds a part, about as many bytes as the others, and has one file in memory.
+    Weights that fit in one file are written by rank 0 alone.
     """
+    exporter = make_exporter(model)
+    if isinstance(exporter, Exporter) and exporter.num_bytes > max_file_bytes:
+        exporter = make_exporter(model, is_spread=True)
     dist.barrier()
-    writer = HfWriter(folder=folder, rank=dist.get_rank())
-    for name, weight in export_hf(model, is_spread=True):
+    writer = HfWriter(folder=folder, rank=dist.get_rank(), max_file_bytes=max_file_bytes)
+    for name, weight in exporter.weights():
         writer.add(name, weight)
     everywhere = [Written(files=(), num_bytes=0)] * dist.get_world_size()
     dist.all_gather_object(everywhere, writer.finish())

@@ -70,6 +70,11 @@ class Exporter:
         self._post = post
         self.plan = self._make_plan(is_spread=is_spread, bucket_bytes=bucket_bytes)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights, with the rows that fill up the vocabulary."""
+        return sum(weight.num_bytes for weight in self.plan.wanted)
+
     @torch.no_grad()
     def weights(self) -> Iterator[Named]:
         """The weights that this rank receives; a collective. A tensor is good until the next one is asked for.
