@@ -251,7 +251,9 @@ async def test_an_engine_that_hangs_is_restarted_after_its_first_wait(first_wait
     async def story() -> None:
         await begin(recovery, world)
         world.servers[0].healthy = False
-        await asyncio.sleep(0.3)
+        while restarted and not (world.servers[0].healthy and world.servers[0].version == 3):  # the new one
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # many checks
 
     await with_watch(recovery, story())
     assert bool(world.lines) == restarted

@@ -53,9 +53,8 @@ async def test_finished_groups_are_used_and_the_rest_is_generated_again(tmp_path
     with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, save_interval=1) as run:
         run.engine.hangs_for = {"train-7"}  # the second group of rollout 2
         task = asyncio.create_task(run.loop.run())
-        while run.store.latest() is None or len(run.trainers.history) < 2:
+        while (newest := run.store.latest()) is None or newest.rollout_id < 2:
             await asyncio.sleep(0.001)
-        await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         start = run.store.latest()

@@ -28,6 +28,12 @@ async def engine(fake: FakeServer) -> AsyncIterator[HttpEngine]:
     await client.close()
 
 
+async def held(fake: FakeServer) -> None:
+    """Returns when a request has arrived that the paused server does not answer."""
+    while fake.service.load().running == 0:
+        await asyncio.sleep(0.01)
+
+
 async def test_generate(engine: HttpEngine) -> None:
     answers = await engine.generate(PROMPT, PARAMS, n=2)
     for j, answer in enumerate(answers):
@@ -84,7 +90,7 @@ async def test_engine_that_is_not_there() -> None:
 async def test_abort_pause_and_resume(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("retract")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS, rid="r"))
-    await asyncio.sleep(0.1)
+    await held(fake)
     assert not task.done()
     await engine.abort("r")
     assert (await task)[0].finish_reason == "abort"
@@ -178,7 +184,7 @@ async def test_parameters_reach_the_wire(fake: FakeServer, engine: HttpEngine) -
 async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("in_place")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
-    await asyncio.sleep(0.1)
+    await held(fake)
     with pytest.raises(EngineError, match="Flush cache failed"):
         await engine.flush_cache()
     await engine.resume()
@@ -188,7 +194,7 @@ async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -
 async def test_memory_is_not_released_beside_a_running_request(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("in_place")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
-    await asyncio.sleep(0.1)
+    await held(fake)
     with pytest.raises(EngineError, match="Flush cache failed"):
         await engine.release_memory()
     await engine.resume()
