@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlscale.config import Device, EngineKind, RunConfig, TrainBackendName
 from rlscale.config.groups.megatron import RecomputeGranularity
@@ -215,7 +216,7 @@ def _with_parts(config: RunConfig, plan: Plan, *, tensor: int, pipeline: int, no
     now = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size if is_megatron else 1
     if tensor * pipeline <= now:
         return None
-    own = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    own: dict[str, Any] = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
     handed_on: dict[str, object] = {}
     if plan.model.num_experts:
         ranks = nodes * config.cluster.actor_num_gpus_per_node // pipeline
