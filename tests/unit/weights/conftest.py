@@ -15,7 +15,7 @@ from rlscale.engines.http import HttpEngine
 from rlscale.types import EngineAddress
 
 SERVER = Path(__file__).with_name("receiver_server.py")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 200.0  # half of it is `at once`, also on a busy machine
 
 StartEngine = Callable[..., EngineAddress]
 
