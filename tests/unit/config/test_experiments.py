@@ -26,7 +26,7 @@ FOLDERS = ConfigFolders.find()
 GROUPS = FOLDERS.groups()
 EXPERIMENTS = GROUPS["experiment"]
 LENGTHS = {"algo.overlong_buffer_len"}  # of an algorithm, that responses of another length would not fit
-RUN_AS_THEY_ARE = {"quickstart", "quickstart_warmup", "qwen3_4b_grpo", "sft"}
+RUN_AS_THEY_ARE = {"quickstart", "quickstart_warmup", "qwen3_4b_grpo", "qwen3_30b_a3b_gspo", "sft"}
 PRESET_ROWS = [row for row in csv.DictReader(TABLE.open(encoding="utf-8")) if row["experiment"]]
 OPTIONS = [(group, name) for group, names in GROUPS.items() if group not in ("experiment", "on") for name in names]
 
