@@ -113,7 +113,11 @@ def _run(arguments: Arguments, run_job: RunJob, report: Report, check_job: Check
     if problems := check_job(loaded.config):
         raise ConfigError([with_origin(problem, loaded.composed) for problem in problems])
     _tell_notes(loaded)
-    report(loaded.config, run_job(loaded.config))
+    try:
+        result = run_job(loaded.config)
+    except ConfigError as error:  # files, folders and clusters that are not as the config says
+        raise ConfigError([with_origin(problem, loaded.composed) for problem in error.problems]) from error
+    report(loaded.config, result)
     return OK
 
 

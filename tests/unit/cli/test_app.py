@@ -85,6 +85,13 @@ def test_what_a_job_may_raise(error: BaseException, code: int, told: str, capsys
     assert told in err and "Traceback" not in err
 
 
+def test_a_mistake_that_only_the_run_can_see_says_where_its_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = Problem(path="checkpoint.load", rule="name a folder that exists", value="/none", fix="check the path")
+    assert main_train(["checkpoint.load=/none"], run_job=Jobs(ConfigError([missing]))) == 2
+    told = "checkpoint.load must name a folder that exists, got /none; check the path (command line)"
+    assert told in capsys.readouterr().err
+
+
 def test_another_failure_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         main_train([], run_job=Jobs(RuntimeError("boom")))
