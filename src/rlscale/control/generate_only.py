@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlscale.control.extras import extra_metrics
 from rlscale.control.loop import LoopConfig, Progress
 from rlscale.control.metrics import rollout_metrics
+from rlscale.control.threads import write_in_thread
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.metrics import Timers
 from rlscale.observe.run import Observer
@@ -42,7 +43,7 @@ async def generate_only(config: LoopConfig, parts: GenerationParts, progress: Pr
         observer.phase("rollout")
         with timers("rollout"):
             groups = await _generate(parts.source, rollout_id, version=version)
-        await asyncio.to_thread(observer.generated, rollout_id, groups, version=version)
+        await write_in_thread(observer.generated, rollout_id, groups, version=version)
         metrics = rollout_metrics(groups) | extra_metrics(groups, config.logging)
         num_tokens = sum(sample.response_len for group in groups for sample in group.samples)
         seconds = timers.seconds["rollout"]

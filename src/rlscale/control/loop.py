@@ -32,6 +32,7 @@ from rlscale.control.metrics import rollout_metrics, train_metrics
 from rlscale.control.producer import FinishedRollout, Producer
 from rlscale.control.resting import send_weights
 from rlscale.control.staleness import check_bound
+from rlscale.control.threads import write_in_thread
 from rlscale.control.versions import VersionGate
 from rlscale.data.batch import build_batch
 from rlscale.data.schedule import plan_steps
@@ -219,7 +220,7 @@ class TrainingLoop:
             batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
             result = await self._parts.trainers.train(batch, steps)
         # Likewise: many long samples take a while to write.
-        await asyncio.to_thread(
+        await write_in_thread(
             self._parts.observer.trained,
             rollout.rollout_id,
             rollout.groups,
@@ -381,7 +382,7 @@ class TrainingLoop:
             if self._config.checkpoint.save_hf is not None:
                 await self._parts.trainers.export_hf(Path(self._config.checkpoint.save_hf.format(rollout_id=done)))
             # Whatever is finished by now need not be made again; the rest is, from the same position and indices.
-            await asyncio.to_thread(save_groups, folder, self._producer.finished_groups())
+            await write_in_thread(save_groups, folder, self._producer.finished_groups())
         return True
 
     def _commit(self, tasks: asyncio.TaskGroup) -> None:
@@ -395,7 +396,7 @@ class TrainingLoop:
 
     async def _commit_written(self, number: int, state: dict[str, Any]) -> None:
         await self._parts.trainers.finish_saving()
-        await asyncio.to_thread(self._parts.store.commit, number, state)
+        await write_in_thread(self._parts.store.commit, number, state)
 
     async def _settle_saving(self) -> None:
         """Waits until the last checkpoint is one; there is one save at a time."""

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from rlscale.errors import DataError
 from rlscale.training.megatron.plain import METADATA, plain_files
@@ -47,6 +52,29 @@ def test_metadata_that_names_a_function_is_refused_before_it_is_called(tmp_path:
     ):
         pytest.fail("nobody gets to read it")
     assert not (tmp_path / "made").exists()
+
+
+class Member:
+    """Pickled as Python up to 3.11.3 pickles a member of an enumeration; of other classes nobody may ask that."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (getattr, (self.owner, self.name))
+
+
+def test_members_of_enumerations_are_read_however_they_are_pickled(tmp_path: Path) -> None:
+    write_metadata(tmp_path, planner_data=Member(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
+    with plain_files(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(("owner", "name"), [(_MEM_FORMAT_ENCODING, "__init_subclass__"), (Metadata, "__init__")])
+def test_other_attributes_are_refused(tmp_path: Path, owner: type, name: str) -> None:
+    write_metadata(tmp_path, planner_data=Member(owner, name))
+    with pytest.raises(DataError, match=f"got the attribute {name} of"), plain_files(tmp_path):
+        pytest.fail("nobody gets to read it")
 
 
 def test_objects_are_read_as_plain_values(tmp_path: Path) -> None:
