@@ -143,6 +143,7 @@ def overrides(case: Case, files: Prepared, *, folder: Path) -> list[str]:
         f"optim.lr={LEARNING_RATE}",
         f"train.dtype={case.dtype}",
         "train.weight_channel=shared_memory",
+        "cluster.spin_threads=true",  # nothing else runs here; TRL's threads spin by themselves
         reward,
         f"run.dir={folder}",
         "checkpoint.save_final=false",
@@ -242,13 +243,14 @@ Whole runs in turn, medians over all steps after the warm-up ones, from the end 
   (1/24, or none at all). Both sides get the same distribution of lengths, and it costs neither anything.
 - TRL: float32 weights, gradient checkpointing off, the micro-batch that was fastest, no logging or saving. With
   `--compiled` it also runs under torch.compile; ratios are to the faster of the two.
-- rlscale: `rlscale-train` with one trainer rank and one engine process, in turn on all cores. The ratio is that of
+- rlscale: `rlscale-train` with one trainer rank and one engine process, in turn on all cores, whose threads spin for a
+  moment before they sleep (`cluster.spin_threads`; those of TRL do so for longer). The ratio is that of
   `rollout.deterministic=false`; TRL's generation gives no such promise either. Metrics, comparison of logprobs and
   verified weight syncs are on, as always.
 
-Where rlscale's time goes. At 0.8M parameters a step spends half in the trainer, a third in generation and a tenth in
-the weight sync, little of it in arithmetic (3 GFLOP): the rest is the start of small operators, 22 requests over HTTP
-and the hand-overs between processes. At 3M parameters half of the trainer's time is matrix products, and generation is
+Where rlscale's time goes. At 0.8M parameters a step spends a little less than half in the trainer, more than a third in
+generation and a tenth in the weight sync, little of it in arithmetic (3 GFLOP): the rest is the start of small operators,
+22 requests over HTTP and the hand-overs between processes. At 3M parameters half of the trainer's time is matrix products, and generation is
 64 steps of some two hundred small operators. At 50M parameters more than half of the trainer's time is matrix products.
 
 Made by `python benchmarks/trl_step.py`.
