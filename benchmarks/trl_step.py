@@ -249,9 +249,10 @@ Whole runs in turn, medians over all steps after the warm-up ones, from the end 
   verified weight syncs are on, as always.
 
 Where rlscale's time goes. At 0.8M parameters a step spends a little less than half in the trainer, more than a third in
-generation and a tenth in the weight sync, little of it in arithmetic (3 GFLOP): the rest is the start of small operators,
-22 requests over HTTP and the hand-overs between processes. At 3M parameters half of the trainer's time is matrix products, and generation is
-64 steps of some two hundred small operators. At 50M parameters more than half of the trainer's time is matrix products.
+generation and a tenth in the weight sync, little of it in arithmetic (3 GFLOP): the rest is the start of small
+operators, 22 requests over HTTP and the hand-overs between processes. At 3M parameters half of the trainer's time is
+matrix products, and generation is 64 steps of some two hundred small operators. At 50M parameters more than half of the
+trainer's time is matrix products.
 
 Made by `python benchmarks/trl_step.py`.
 """
