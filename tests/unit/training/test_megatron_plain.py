@@ -29,17 +29,23 @@ class Sneaky:
         return (os.mkdir, (str(self.target),))
 
 
-def write_metadata(folder: Path, **more: Any) -> None:
+def write_metadata(folder: Path, **more: Any) -> Metadata:
     properties = TensorProperties(dtype=torch.bfloat16)
     tensor = TensorStorageMetadata(properties=properties, size=torch.Size([2]), chunks=[])
     content = Metadata(state_dict_metadata={"weight": tensor}, **more)
     (folder / METADATA).write_bytes(pickle.dumps(content))
+    return content
+
+
+def read_metadata(folder: Path) -> Any:
+    """As torch reads it inside of Megatron-core."""
+    with plain_files(folder):
+        return pickle.loads((folder / METADATA).read_bytes())
 
 
 def test_metadata_of_tensors_is_read(tmp_path: Path) -> None:
-    write_metadata(tmp_path)
-    with plain_files(tmp_path):
-        pass
+    written = write_metadata(tmp_path)
+    assert read_metadata(tmp_path).state_dict_metadata == written.state_dict_metadata
 
 
 def test_metadata_that_names_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
@@ -66,8 +72,7 @@ class Member:
 
 def test_members_of_enumerations_are_read_however_they_are_pickled(tmp_path: Path) -> None:
     write_metadata(tmp_path, planner_data=Member(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
-    with plain_files(tmp_path):
-        pass
+    assert read_metadata(tmp_path).planner_data is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
 
 
 @pytest.mark.parametrize(("owner", "name"), [(_MEM_FORMAT_ENCODING, "__init_subclass__"), (Metadata, "__init__")])
