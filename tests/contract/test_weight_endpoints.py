@@ -17,7 +17,11 @@ PICKLE = base64.b64encode(b"\x80\x04]\x94.").decode()  # an empty list, as SGLan
 
 @pytest.fixture
 async def model(wire: Wire, tmp_path: Path) -> Path:
-    """A folder with the weights that the server has (the fake has none of its own)."""
+    """A folder with the weights that the server has (the fake has none of its own).
+
+    No request runs: one counts as running for a moment after its answer, and the flush of an update does not wait.
+    """
+    assert (await wire.post("/flush_cache?timeout=10", {}))[0] == 200
     path = Path((await wire.get("/model_info"))[1]["model_path"])
     return path if path.is_dir() else write_tiny_qwen3(tmp_path / "model")
 
@@ -35,6 +39,7 @@ async def put_back(wire: Wire, version: str) -> None:
 
 async def test_loading_a_folder_sets_the_version(wire: Wire, model: Path, version: str) -> None:
     before = await wire.generate(PROMPT, max_new_tokens=8, sampling_seed=1, ignore_eos=True)
+    assert (await wire.post("/flush_cache?timeout=10", {}))[0] == 200
     status, answer = await wire.post("/update_weights_from_disk", {"model_path": str(model), "weight_version": "43"})
     assert status == 200 and answer["success"] is True and answer["num_paused_requests"] == 0
     assert (await wire.get("/model_info"))[1]["weight_version"] == "43"

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlscale.engines.ports import free_port
+from rlscale.training.listener import listen
 from rlscale.training.spec import TrainerSpec
 from rlscale.weights.spec import ChannelSpec
 
@@ -41,14 +41,16 @@ class RankWorker:
         self._spec, self._world, self.rank = spec, world, rank
         self._watch: Watch
         self._rollout_id = 0  # where a rollout takes several calls
+        self._listener: socket.socket | None = None
         if world.single_node and world.backend == "gloo":
             # gloo would listen on the address of the host's name; one machine needs no more than loopback.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def rendezvous(self) -> tuple[str, int]:
-        """An address and a free port of this rank's machine, for rank 0 to gather the others on."""
+        """The address and port at which this rank, 0, gathers the others. It listens from now on: no one takes it."""
         address = "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
-        return address, free_port(address)
+        self._listener = listen(address)
+        return address, self._listener.getsockname()[1]
 
     def _join(self, master_address: str, master_port: int) -> None:
         """Joins the world (a collective)."""
@@ -57,6 +59,7 @@ class RankWorker:
         from rlscale.training.watch import Watch
 
         world = self._world
-        join_world(self.rank, world.world_size, master_address, master_port, world.backend, world.timeout_s)
+        port, self._listener = self._listener or master_port, None
+        join_world(self.rank, world.world_size, master_address, port, world.backend, world.timeout_s)
         self._watch = Watch(self._spec.watch, rank=self.rank, role=self.role)
         log.info("%s rank %d of %d has joined", self.role, self.rank, world.world_size)

@@ -31,7 +31,8 @@ class HttpEngine:
     """One engine over HTTP. Not bound to an event loop until its first call.
 
     Only `generate` and reading calls are repeated on a dropped connection: they can safely run twice. Calls that
-    change the engine use a fresh connection each, which cannot have been dropped while idle.
+    change the engine use a fresh connection each, which cannot have been dropped while idle; they are repeated when
+    none came about in time.
 
     Args:
         timeout_s: of each call, from its start on; a call that waits for admission has not started.
@@ -243,6 +244,11 @@ class HttpEngine:
                 if not repeat or refused or attempt == ATTEMPTS:
                     raise EngineError(f"{self._at(path)} must answer, got {type(e).__name__}: {e}") from e
                 log.info("%s: connection dropped, trying again (%s)", self._at(path), e)
+            except aiohttp.ConnectionTimeoutError as e:
+                if attempt == ATTEMPTS:
+                    rule = f"take a connection within {CONNECT_TIMEOUT_S:g} s"
+                    raise EngineError(f"{self._at(path)} must {rule}, got none in {ATTEMPTS} attempts") from e
+                log.warning("%s: no connection within %g s, trying again", self._at(path), CONNECT_TIMEOUT_S)
             except TimeoutError as e:
                 limit = f"{self._timeout_s:g} s"
                 raise EngineError(f"{self._at(path)} must answer within {limit}, got nothing") from e

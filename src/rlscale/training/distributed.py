@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlscale.training.context import ContextGroup
+from rlscale.training.listener import listen
 
 DATA_AXIS, CONTEXT_AXIS = "data", "context"
 
@@ -44,7 +45,7 @@ class RankGrid:
 
 
 def join_world(
-    rank: int, world_size: int, master_address: str, master_port: int, backend: str, timeout_s: float
+    rank: int, world_size: int, master_address: str, master_port: int | socket.socket, backend: str, timeout_s: float
 ) -> None:
     """Makes the default process group; returns once all ranks have joined.
 
@@ -52,20 +53,25 @@ def join_world(
         rank: of this process, 0 is the one that listens.
         world_size: number of ranks.
         master_address: host name or address of rank 0; it listens there and on no other interface.
-        master_port: free port of that host; 0 picks one, for a world of one rank.
+        master_port: free port of that host; 0 picks one, for a world of one rank. On rank 0 also the socket that
+            listens there already, which belongs to the world from then on.
         backend: "gloo", or "nccl" (which gets gloo beside it for tensors on the CPU).
         timeout_s: seconds to wait for the others, now and in every collective.
     """
     assert world_size > 0 and 0 <= rank < world_size, f"rank {rank} is not in a world of {world_size}"
-    assert master_port > 0 or world_size == 1, "several ranks need to know the port"
+    assert master_port != 0 or world_size == 1, "several ranks need to know the port"
     timeout = timedelta(seconds=timeout_s)
     if _is_loopback(master_address):
         # Gloo listens on the interface that the host's name resolves to, unless it is told otherwise.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-    listener = _listen(master_address, port=master_port) if rank == 0 else None
+    listener = None
+    if rank == 0:
+        listener = listen(master_address, port=master_port) if isinstance(master_port, int) else master_port
+        master_port = int(listener.getsockname()[1])
+    assert isinstance(master_port, int), "rank 0 is the one that listens"
     store = TCPStore(
         master_address,
-        listener.getsockname()[1] if listener else master_port,
+        master_port,
         world_size,
         is_master=rank == 0,
         timeout=timeout,
@@ -124,11 +130,6 @@ def use_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
 def data_mesh(device: torch.device) -> DeviceMesh:
     """All ranks in one data-parallel axis."""
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
-
-
-def _listen(address: str, *, port: int) -> socket.socket:
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, port), family=family, backlog=4096)
 
 
 def _is_loopback(address: str) -> bool:

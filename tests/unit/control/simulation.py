@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,8 +179,20 @@ class Sink:
     def close(self) -> None: ...
 
 
+class InstantExecutor(ThreadPoolExecutor):
+    """Works within the call. Threads would make it a matter of the machine's load what happens beside what."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **options))
+        except BaseException as e:
+            done.set_exception(e)
+        return done
+
+
 class InstantRewards(RewardRunner):
-    """Scores within the call. Threads would make it a matter of the machine's load what happens beside what."""
+    """Scores within the call, for the same reason."""
 
     async def score(self, group: Group, *, key: str | None = None) -> None:
         for sample in group.samples:
@@ -215,6 +228,7 @@ def simulation(
     """Takes `drain`, `update_interval`, `train_turns`, `length`, `save_interval`, `eval_interval`, `eval_prompts` and
     `stop_reward`.
     """
+    asyncio.get_running_loop().set_default_executor(InstantExecutor(max_workers=1))
     progress = Progress() if start is None else Progress(**start.state["progress"])
     engine = Engine(version=progress.version, length=values.get("length", lambda index: 3))
     trainers = SimulatedTrainers(engine=engine, num_turns=values.get("train_turns", 10))

@@ -1,11 +1,15 @@
 """The client against the fake: what it checks, repeats and reports."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from typing import Any
 
+import aiohttp
 import pytest
 
+from rlscale.engines import http
 from rlscale.engines.fake import FakeServer, fake_token
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError
@@ -85,6 +89,38 @@ async def test_engine_that_is_not_there() -> None:
     with pytest.raises(EngineError, match="engine 0"):
         await engine.generate(PROMPT, PARAMS)
     await engine.close()
+
+
+async def test_a_connection_that_does_not_come_about_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as busy, socket.socket() as first:
+        first.connect(busy.getsockname())  # all that waits; the next one's call is not heard
+        url = f"http://127.0.0.1:{busy.getsockname()[1]}"
+        engine = HttpEngine(EngineAddress(name="engine 0", url=url), timeout_s=5)
+        with pytest.raises(EngineError, match=r"must take a connection within 0\.2 s, got none in 3 attempts"):
+            await engine.resume()
+        await engine.close()
+
+
+async def test_a_call_that_changes_the_engine_is_made_once_it_is_connected(
+    fake: FakeServer, engine: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, failures = aiohttp.TCPConnector.connect, 2
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise aiohttp.ConnectionTimeoutError
+        return await connect(*args, **options)
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", slow)
+    await engine.pause("retract")
+    task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
+    await held(fake)
+    assert failures == 0 and not task.done(), "the pause has arrived"
+    await engine.resume()
+    assert len((await task)[0].output_ids) == 6
 
 
 async def test_abort_pause_and_resume(fake: FakeServer, engine: HttpEngine) -> None:
