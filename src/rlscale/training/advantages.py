@@ -14,10 +14,11 @@ from torch import Tensor
 from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, Advantages, distill
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.overlong import overlong_penalty
-from rlscale.algo.ragged import TokenLayout, at_least_float32, check_shape, zero_masked
+from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
 from rlscale.algo.whitening import whiten
 from rlscale.config import AlgoConfig
 from rlscale.training.hooks import NO_CUSTOM, advantage_function
+from rlscale.training.returned import check_column
 from rlscale.types import RolloutColumns, TokenColumns
 
 
@@ -112,8 +113,8 @@ def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mappi
         gen=inputs.gen_T,
         ref=inputs.ref_T,
     )
-    advantages = advantage_function(path, custom)(
+    given = advantage_function(path, custom)(
         RolloutColumns(rewards=_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)
     )
-    check_shape(f"the advantages of {path}", advantages, tuple(layout.mask_T.shape))
-    return zero_masked(at_least_float32(advantages.detach()), mask_T=layout.mask_T)
+    advantages = check_column(given, name=f"the advantages of {path}", layout=layout)
+    return zero_masked(advantages.detach(), mask_T=layout.mask_T)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -52,7 +54,11 @@ class MetricSums:
         """The metrics over all ranks, and the share of each rank by name (to tell which one is bad); a collective.
 
         `keep_empty` gives 0 for a metric whose count is 0, so that every step has the same names.
+
+        Raises:
+            ValueError: another rank has added other names, which a function of the user may; on every rank alike.
         """
+        self._check_names()
         sums, shares, maxima = sorted(self._sums), sorted(self._shares), sorted(self._maxima)
         if not (sums or shares or maxima):
             return {}, {}
@@ -68,3 +74,20 @@ class MetricSums:
         metrics |= {n: totals[first_share + i] for i, n in enumerate(shares)}
         metrics |= {n: tops[first_max + i] for i, n in enumerate(maxima)}
         return metrics, {n: by_rank[:, first_share + i].tolist() for i, n in enumerate(shares)}
+
+    def _check_names(self) -> None:
+        """Every rank has the same names: numbers of different ones would be added up otherwise."""
+        names = sorted({*self._sums, *self._shares, *self._maxima})
+        mark = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.int64, device=self._device)
+        marks = [torch.empty_like(mark) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(marks, mark, group=self._group)
+        if len(torch.cat(marks).unique()) == 1:
+            return
+        by_rank: list[list[str]] = [[] for _ in marks]
+        dist.all_gather_object(by_rank, names, group=self._group)
+        common = set(by_rank[0]).intersection(*by_rank)
+        rank, extra = next((i, sorted(set(found) - common)) for i, found in enumerate(by_rank) if set(found) - common)
+        raise ValueError(
+            f"every rank must have the same metrics, got {', '.join(extra)} on rank {rank} and not on all; give a "
+            "metric in every micro-batch, with a sum and a count of 0 where it has nothing"
+        )

@@ -17,7 +17,7 @@ from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.off_policy import off_policy_mask
-from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape, zero_masked
+from rlscale.algo.ragged import Sums, TokenLayout, zero_masked
 from rlscale.algo.reduce import (
     mean_per_execution,
     mean_per_length,
@@ -27,6 +27,7 @@ from rlscale.algo.reduce import (
 )
 from rlscale.config import AdvantageEstimator, AlgoConfig, LossType
 from rlscale.training.hooks import NO_CUSTOM, loss_function, reducer_function
+from rlscale.training.returned import OF_THE_TRAINER, check_column, check_pair, check_sums, check_tensor
 from rlscale.training.weighing import engine_weights
 from rlscale.types import StepPlan, StepSamples, TokenColumns
 
@@ -55,8 +56,9 @@ def step_denominators(*, counts_S: Tensor, execution_ids_S: Tensor, in_step_S: T
 
 def custom_weights(path: str, step: StepSamples, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
     """The weight of each sample of a step by the user's reducer, without gradient. [S]"""
-    weights_S = reducer_function(path, custom)(step)
-    check_shape(f"the weights of {path}", weights_S, tuple(step.num_trainable.shape))
+    weights_S = check_tensor(
+        reducer_function(path, custom)(step), name=f"the weights of {path}", like=step.num_trainable
+    )
     if not torch.isfinite(weights_S).all():
         bad = int((~torch.isfinite(weights_S)).nonzero()[0])
         raise ValueError(f"the weights of {path} must be finite, got {weights_S[bad]} for sample {bad} of the step")
@@ -151,7 +153,9 @@ def _policy_loss(
         sums |= weight_sums
     if algo.use_tis:
         assert inputs.gen is not None, "off-policy correction needs the logprobs of the engine"
-        weights, weight_sums = engine_weights(algo, old=old, gen=inputs.gen, layout=layout, custom=custom)
+        weights, weight_sums = engine_weights(
+            algo, old=old, gen=inputs.gen, layout=layout, custom=custom, taken=OF_THE_TRAINER | sums.keys()
+        )
         losses = losses * (weights * inputs.weight_scale)
         sums |= weight_sums
     if algo.opsm_delta is not None:
@@ -185,9 +189,14 @@ def _custom_loss(
         advantages=inputs.advantages,
         entropy=entropy,
     )
-    losses, sums = loss_function(path, custom)(lp, tokens)
-    check_shape(f"the loss of {path}", losses, tuple(lp.shape))
-    return zero_masked(at_least_float32(losses), mask_T=layout.mask_T), dict(sums)
+    given, metrics = check_pair(loss_function(path, custom)(lp, tokens), path=path, what="loss")
+    losses = check_column(given, name=f"the loss of {path}", layout=layout)
+    sums = check_sums(metrics, path=path, like=lp, taken=OF_THE_TRAINER)
+    if lp.requires_grad and not losses.requires_grad:
+        if layout.mask_T.any():
+            raise ValueError(f"the loss of {path} must depend on lp, got one without gradient; use lp without detach()")
+        losses = losses + lp  # 0 everywhere in what follows, and part of the backward pass as on every other rank
+    return zero_masked(losses, mask_T=layout.mask_T), sums
 
 
 def _kl(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout) -> Tensor:

@@ -12,14 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlscale.algo.ragged import Sums, check_shape
+from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.training.hooks import NO_CUSTOM, postprocess_function
+from rlscale.training.returned import check_column, check_pair, check_sums
 from rlscale.types import Int64, RolloutColumns, TokenColumns, TrainBatch
 
 NAMES = ("old", "gen", "ref", "advantages")
 
 Columns = Mapping[str, Tensor | None]
 """The columns `NAMES` of a rollout, each [T] or None where the run does not compute it."""
+
+OF_THE_ROLLOUT = frozenset({"entropy", "kl", "padding", "return", "teacher_kl"})
+"""Metrics of a rollout that no function of the user may take the name of."""
 
 
 def postprocess(
@@ -41,8 +45,8 @@ def postprocess(
         ValueError: what the function gives does not fit what it was given.
     """
     given = _part(columns, batch=batch, rows=rows)
-    tokens, sums = postprocess_function(path, custom)(given)
-    _check(path, tokens, given=_part(columns, batch=batch, rows=rows).tokens)
+    tokens, metrics = check_pair(postprocess_function(path, custom)(given), path=path, what="columns")
+    tokens = _checked(path, tokens, given=_part(columns, batch=batch, rows=rows).tokens)
     changed: dict[str, Tensor] = {}
     where = torch.from_numpy(rows)
     for name, column in columns.items():
@@ -51,7 +55,7 @@ def postprocess(
         values = getattr(tokens, name).detach().to(column.dtype)
         if not torch.equal(values, column[where]):
             changed[name] = column.index_put((where,), values)
-    return changed, dict(sums)
+    return changed, check_sums(metrics, path=path, like=where, taken=OF_THE_ROLLOUT)
 
 
 def _part(columns: Columns, *, batch: TrainBatch, rows: Int64) -> RolloutColumns:
@@ -74,7 +78,12 @@ def _part(columns: Columns, *, batch: TrainBatch, rows: Int64) -> RolloutColumns
     )
 
 
-def _check(path: str, tokens: TokenColumns, *, given: TokenColumns) -> None:
+def _checked(path: str, tokens: object, *, given: TokenColumns) -> TokenColumns:
+    if not isinstance(tokens, TokenColumns):
+        raise ValueError(
+            f"the columns of {path} must be TokenColumns, got {type(tokens).__name__}; return "
+            "dataclasses.replace(rollout.tokens, ...)"
+        )
     if not (torch.equal(tokens.mask, given.mask) and torch.equal(tokens.sample_ids, given.sample_ids)):
         raise ValueError(
             f"the columns of {path} must keep mask and sample_ids, got others; set advantages to 0 instead"
@@ -85,4 +94,5 @@ def _check(path: str, tokens: TokenColumns, *, given: TokenColumns) -> None:
             kinds = ["a tensor" if x is not None else "None" for x in (mine, theirs)]
             raise ValueError(f"{name} of the columns of {path} must stay {kinds[0]}, got {kinds[1]}")
         if mine is not None:
-            check_shape(f"{name} of the columns of {path}", theirs, tuple(mine.shape))
+            check_column(theirs, name=f"{name} of the columns of {path}", layout=TokenLayout.of(given))
+    return tokens

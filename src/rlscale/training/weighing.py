@@ -5,16 +5,17 @@ Shape legend: R trainable tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from torch import Tensor
 
 from rlscale.algo.corrections import truncated_importance_weights
 from rlscale.algo.off_policy import Band, Correction, importance_weights
-from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape, zero_masked
+from rlscale.algo.ragged import Sums, TokenLayout, zero_masked
 from rlscale.config import AlgoConfig, LossType, MisConfig, TisType
 from rlscale.training.hooks import NO_CUSTOM, weight_function
+from rlscale.training.returned import OF_THE_TRAINER, check_column, check_pair, check_sums
 from rlscale.types import TokenColumns
 
 
@@ -25,7 +26,13 @@ def normalizes_weights(algo: AlgoConfig) -> bool:
 
 
 def engine_weights(
-    algo: AlgoConfig, *, old: Tensor, gen: Tensor, layout: TokenLayout, custom: Mapping[str, Any] = NO_CUSTOM
+    algo: AlgoConfig,
+    *,
+    old: Tensor,
+    gen: Tensor,
+    layout: TokenLayout,
+    custom: Mapping[str, Any] = NO_CUSTOM,
+    taken: Set[str] = OF_THE_TRAINER,
 ) -> tuple[Tensor, Sums]:
     """The factors of the policy loss with `algo.use_tis`, before normalisation, and their metrics.
 
@@ -35,12 +42,16 @@ def engine_weights(
         gen: logprobs the engine reported. [R]
         layout: of the R tokens.
         custom: the config's node `custom`, for a function of the user.
+        taken: names that its metrics may not have.
 
     Returns:
         Factors without gradient, 0 where not trainable. [R]
     """
     if algo.custom_tis_function_path is not None:
-        return _custom(algo.custom_tis_function_path, old=old, gen=gen, layout=layout, custom=custom)
+        path, tokens = algo.custom_tis_function_path, _columns(old=old, gen=gen, layout=layout)
+        given, metrics = check_pair(weight_function(path, custom)(tokens), path=path, what="weights")
+        weights = check_column(given, name=f"the weights of {path}", layout=layout).detach()
+        return zero_masked(weights, mask_T=layout.mask_T), check_sums(metrics, path=path, like=old, taken=taken)
     if algo.tis_type == TisType.tis:
         return truncated_importance_weights(old, gen_T=gen, layout=layout, low=algo.tis_clip_low, high=algo.tis_clip)
     return importance_weights(old, gen_T=gen, layout=layout, correction=_correction(algo))
@@ -64,16 +75,12 @@ def _rejection(mis: MisConfig, *, high: float) -> Band | None:
     return Band(level=mis.reject_level, low=mis.reject_low, high=high if mis.reject_high is None else mis.reject_high)
 
 
-def _custom(
-    path: str, *, old: Tensor, gen: Tensor, layout: TokenLayout, custom: Mapping[str, Any]
-) -> tuple[Tensor, Sums]:
-    tokens = TokenColumns(
+def _columns(*, old: Tensor, gen: Tensor, layout: TokenLayout) -> TokenColumns:
+    """What a function of the user sees."""
+    return TokenColumns(
         mask=layout.mask_T,
         sample_ids=layout.sample_ids_T,
         num_samples=layout.num_samples,
         old=old.detach(),
         gen=gen.detach(),
     )
-    weights, sums = weight_function(path, custom)(tokens)
-    check_shape(f"the weights of {path}", weights, tuple(old.shape))
-    return zero_masked(at_least_float32(weights.detach()), mask_T=layout.mask_T), dict(sums)

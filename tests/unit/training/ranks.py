@@ -97,6 +97,18 @@ def nan_on_rank_1(model_path: str, rank: int) -> str:
     return "no error"
 
 
+def uneven_metrics(model_path: str, rank: int) -> str:
+    """The message of every rank when a function of the user has a metric on rank 0 alone."""
+    backend = FsdpBackend(
+        spec(model_path, rollout_data_postprocess_path=f"{HERE}:uneven", custom={}), rank=rank, world_size=2
+    )
+    try:
+        backend.train(BATCHES[0], [plan(BATCHES[0], TWO_RANKS)])
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
 def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
     backend = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
@@ -129,6 +141,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "bfloat16_is_finite": all(math.isfinite(v) for step in bfloat16 for v in step.values()),
         "bfloat16_first": bfloat16[0],
         "nan": nan_on_rank_1(model_path, rank),
+        "uneven": uneven_metrics(model_path, rank),
         "asked": {str(i): values.tolist() for i, values in asked.logprobs.items()},
         "asking_changes_nothing": {**asked.steps[0], **asked.metrics} == steps[0],
         "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],

@@ -97,6 +97,12 @@ def test_every_rank_names_the_one_with_the_bad_loss(folder: Path) -> None:
         )
 
 
+def test_every_rank_names_a_metric_that_only_one_has(folder: Path) -> None:
+    for rank in range(2):
+        told = report(folder, rank)["uneven"]
+        assert told.startswith("every rank must have the same metrics, got rollout/many on rank 0 and not on all"), told
+
+
 def test_a_checkpoint_of_two_ranks_loads_on_one(folder: Path, model_path: str, alone: Any) -> None:
     backend = FsdpBackend(full_spec(model_path), rank=0, world_size=1)
     backend.load(folder / "saved")

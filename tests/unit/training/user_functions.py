@@ -54,3 +54,9 @@ def bounded(rollout: RolloutColumns, custom: Mapping[str, Any]) -> tuple[TokenCo
 
 def nothing(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
     return rollout.tokens, {}
+
+
+def uneven(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
+    """A metric of the ranks with many samples alone, which is a mistake."""
+    many = rollout.tokens.num_samples > 3
+    return rollout.tokens, {"many": TokenLayout.of(rollout.tokens).sum_and_count(rollout.tokens.mask)} if many else {}
