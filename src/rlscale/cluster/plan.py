@@ -77,17 +77,19 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         ConfigError, DataError: something that the config names cannot be used.
     """
     tokenizer = load_tokenizer(model_path)
-    # Where nothing is generated no room for a response is needed.
-    positions = read_figures(model_path).get("max_position_embeddings") if uses_engines(config) else None
+    is_sft = config.algo.loss_type == LossType.sft_loss
+    # Where nothing is generated, and no answer is learned, prompts may have any length.
+    has_answers = is_sft or uses_engines(config)
+    positions = read_figures(model_path).get("max_position_embeddings") if has_answers else None
     prompts = open_prompts(config, tokenizer, positions=positions)
-    is_sft, per_epoch = config.algo.loss_type == LossType.sft_loss, _rollouts_per_epoch(config, prompts)
+    per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return RunPlan(
         config=config,
         model_path=model_path,
         tokenizer=tokenizer,
         layout=layout_of(config),
         prompts=prompts,
-        sft=SftSource(prompts, tokenizer, rollout_batch_size=config.batch.rollout_batch_size) if is_sft else None,
+        sft=SftSource(prompts, tokenizer, rollout_batch_size=per_rollout, positions=positions) if is_sft else None,
         replay=_replay(config),
         reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
         eval_sets=tuple(_eval_sets(config, tokenizer, positions=positions)),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, RolloutConfig
 from rlscale.data.conversations import Conversation, render_conversation
+from rlscale.data.fitting import Limit, keep_short
 from rlscale.data.rows import Row, read_rows
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.types import Prompt, Turn
@@ -17,7 +18,19 @@ from rlscale.types import Prompt, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_logger = logging.getLogger(__name__)
+
+class Learned(StrEnum):
+    """What supervised training learns of a row."""
+
+    labels = "labels"
+    conversations = "conversations"
+
+
+def answers_of(prompt: Prompt) -> tuple[Turn, ...]:
+    """What follows a prompt where its answer is learned: the turns of a conversation, or the label without an end."""
+    if prompt.turns:
+        return prompt.turns
+    return () if prompt.label is None else (Turn(prompt.label, True),)
 
 
 def load_prompts(
@@ -26,23 +39,30 @@ def load_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     positions: int | None = None,
-    conversations: bool = False,
+    learns: Learned | None = None,
 ) -> list[Prompt]:
     """Every prompt of `config.prompt_data` that is not too long, in the order of the file.
 
-    With `conversations` a row holds a whole conversation: what precedes its first answer is the prompt, which keeps the
-    rest as its `turns`.
-
     Too long is what exceeds `rollout.max_prompt_len`, or, where that is not set, what would leave no room for
-    `rollout.max_response_len` in the model's `positions`. How many were dropped is logged as a warning.
+    `rollout.max_response_len` in the model's `positions`. Where answers are learned there is no response, and too long
+    is what exceeds the `positions` together with its answer. How many were dropped, and which, is logged as a warning.
+
+    Args:
+        config: the file and its fields.
+        rollout: lengths.
+        tokenizer: of the model.
+        positions: of the model, in tokens; None: no limit of its own.
+        learns: the answers in the rows that supervised training learns; None: engines answer.
 
     Raises:
         DataError: a broken row, which the message names, or no prompt is left.
     """
     assert config.prompt_data is not None, "a rule asks for data.prompt_data"
     rows = list(read_rows(config.prompt_data))
+    if not rows:
+        raise DataError(f"{config.prompt_data} must have at least one usable prompt, got none; it has no rows")
     turns: list[tuple[Turn, ...]] = [()] * len(rows)
-    if conversations:
+    if learns == Learned.conversations:
         divided = [_conversation(row, config, tokenizer) for row in rows]
         texts, turns = [each.prompt for each in divided], [each.turns for each in divided]
     else:
@@ -51,29 +71,34 @@ def load_prompts(
     token_ids = _tokenize(texts, rows, tokenizer, add_special_tokens=not config.apply_chat_template)
     prompts = [_prompt(*parts, config=config) for parts in zip(rows, texts, token_ids, strict=True)]
     prompts = [replace(prompt, turns=rest) for prompt, rest in zip(prompts, turns, strict=True)]
-    limit, limit_name = _longest(rollout, positions)
-    kept = [p for p in prompts if limit is None or len(p.token_ids) <= limit]
-    if len(kept) < len(prompts):
-        _logger.warning(
-            "%d of %d prompts of %s are longer than %s (%d tokens) and were dropped",
-            len(prompts) - len(kept),
-            len(prompts),
-            config.prompt_data,
-            limit_name,
-            limit,
-        )
-    if not kept:
-        reason = f"all {len(prompts)} are longer than {limit_name} ({limit})" if prompts else "it has no rows"
-        raise DataError(f"{config.prompt_data} must have at least one usable prompt, got none; {reason}")
-    return kept
+    if learns is not None and positions is not None:
+        what = "prompts with their labels" if learns == Learned.labels else "conversations"
+        limit = Limit(tokens=positions, name="the model's positions", what=what)
+        prompts = keep_short(prompts, _whole_lengths(prompts, rows, tokenizer), limit=limit, path=config.prompt_data)
+    return _with_short_prompts(prompts, rollout, None if learns else positions, path=config.prompt_data)
 
 
-def _longest(rollout: RolloutConfig, positions: int | None) -> tuple[int | None, str]:
-    """Most tokens of a prompt, and what to call that limit."""
-    if rollout.max_prompt_len is not None or positions is None:
-        return rollout.max_prompt_len, "rollout.max_prompt_len"
-    room = f"what {rollout.max_response_len} tokens of a response leave of the model's {positions} positions"
-    return positions - rollout.max_response_len, room
+def _with_short_prompts(
+    prompts: list[Prompt], rollout: RolloutConfig, positions: int | None, *, path: str
+) -> list[Prompt]:
+    """The prompts that are no longer than a prompt may be."""
+    if rollout.max_prompt_len is not None:
+        limit = Limit(tokens=rollout.max_prompt_len, name="rollout.max_prompt_len")
+    elif positions is not None:
+        room = f"what {rollout.max_response_len} tokens of a response leave of the model's {positions} positions"
+        limit = Limit(tokens=positions - rollout.max_response_len, name=room)
+    else:
+        return prompts
+    return keep_short(prompts, [len(prompt.token_ids) for prompt in prompts], limit=limit, path=path)
+
+
+def _whole_lengths(prompts: Sequence[Prompt], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of each prompt with the answers that are learned."""
+    answers = [(row, turn.text) for prompt, row in zip(prompts, rows, strict=True) for turn in answers_of(prompt)]
+    places, texts = [row for row, _ in answers], [text for _, text in answers]
+    ids = iter(_tokenize(texts, places, tokenizer, add_special_tokens=False))
+    # A label is followed by an end token; a conversation has its own.
+    return [len(p.token_ids) + sum(len(next(ids)) for _ in answers_of(p)) + (not p.turns) for p in prompts]
 
 
 class FilePromptSource:
@@ -95,9 +120,9 @@ class FilePromptSource:
         tokenizer: PreTrainedTokenizerBase,
         *,
         positions: int | None = None,
-        conversations: bool = False,
+        learns: Learned | None = None,
     ) -> None:
-        self._prompts = load_prompts(config, rollout, tokenizer, positions=positions, conversations=conversations)
+        self._prompts = load_prompts(config, rollout, tokenizer, positions=positions, learns=learns)
         self._seed, self._shuffle = rollout.seed, rollout.shuffle
         self._epoch, self._position = 0, 0
         self._order = self._order_of(0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlscale.data.prompts import answers_of
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource
-from rlscale.types import Group, Prompt, Sample, SampleStatus, Turn, WeightVersion
+from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,8 +24,21 @@ class SftSource:
 
     has_rewards = False
 
-    def __init__(self, prompts: PromptSource, tokenizer: PreTrainedTokenizerBase, *, rollout_batch_size: int) -> None:
+    def __init__(
+        self,
+        prompts: PromptSource,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        rollout_batch_size: int,
+        positions: int | None = None,
+    ) -> None:
         """
+        Args:
+            prompts: with labels or turns.
+            tokenizer: of the model.
+            rollout_batch_size: prompts of a rollout.
+            positions: of the model, in tokens; None: no limit.
+
         Raises:
             ConfigError: the tokenizer has no end token, so that the model could never learn to stop.
         """
@@ -32,7 +46,7 @@ class SftSource:
             fix = "set eos_token in its tokenizer_config.json"
             raise ConfigError([Problem(path="model.hf_checkpoint", rule="have an end token", value="none", fix=fix)])
         self._prompts, self._tokenizer = prompts, tokenizer
-        self._num_prompts = rollout_batch_size
+        self._num_prompts, self._positions = rollout_batch_size, positions
 
     def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         """The next `rollout_batch_size` prompts with the indices of their groups."""
@@ -49,9 +63,16 @@ class SftSource:
         """The prompt with its label, which counts as made by the weights `oldest`.
 
         Raises:
-            DataError: the prompt has no label; the message names its row.
+            DataError: the prompt has no label, or is with it longer than the model; the message names its row.
         """
-        return labelled_group(index, prompt, self._tokenizer, version=oldest)
+        group = labelled_group(index, prompt, self._tokenizer, version=oldest)
+        length = len(group.samples[0].tokens)
+        if self._positions is not None and length > self._positions:
+            raise DataError(
+                f"prompt row {prompt.index + 1} must have at most {self._positions} tokens with its answer, the "
+                f"positions of the model, got {length}; leave it out"
+            )
+        return group
 
 
 def labelled_group(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, version: WeightVersion) -> Group:
@@ -60,12 +81,12 @@ def labelled_group(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBas
     Raises:
         DataError: the prompt has neither; the message names its row.
     """
-    if prompt.label is None and not prompt.turns:
+    turns = answers_of(prompt)
+    if not turns:
         raise DataError(
             f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
         )
     assert tokenizer.eos_token_id is not None, "looked at when the training data was"
-    turns = prompt.turns or (Turn(str(prompt.label), True),)
     sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
     for turn in turns:
         token_ids: list[int] = tokenizer.encode(turn.text, add_special_tokens=False)

@@ -81,7 +81,7 @@ class MetricSums:
         mark = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.int64, device=self._device)
         marks = [torch.empty_like(mark) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(marks, mark, group=self._group)
-        if len(torch.cat(marks).unique()) == 1:
+        if torch.cat(marks).eq(mark).all():
             return
         by_rank: list[list[str]] = [[] for _ in marks]
         dist.all_gather_object(by_rank, names, group=self._group)

@@ -119,6 +119,23 @@ def test_what_is_no_conversation_is_named(
         group(messages, write_jsonl({"messages": messages}), tokenizer, f"data.loss_mask_type={kind}")
 
 
+def test_conversations_longer_than_the_model_are_left_out_counted_and_named(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    # <|user|>a<|assistant|> is 3 tokens, an answer its letters and an end.
+    rows = [{"messages": talk("user: a", f"assistant: {'b' * length}")} for length in (6, 7, 6, 20)]
+    words = ("algo=sft", "data.label_key=null", "data.apply_chat_template=true", "data.input_key=messages")
+    path = write_jsonl(*rows)
+    config = load_config(["experiment=quickstart_warmup", *words, f'data.prompt_data="{path}"'])
+    with caplog.at_level("WARNING"):
+        source = open_prompts(config, tokenizer, positions=10)
+    assert [prompt.index for prompt in source.take(2)] == [0, 2] and len(source) == 2
+    assert f"2 of 4 conversations of {path} are longer than the model's positions (10 tokens)" in caplog.text
+    assert "were dropped: rows 2, 4" in caplog.text
+    with pytest.raises(DataError, match=r"all 4 are longer than the model's positions \(5\)"):
+        open_prompts(config, tokenizer, positions=5)
+
+
 def test_a_conversation_survives_a_checkpoint(
     write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlscale.config import DataConfig, RolloutConfig
 from rlscale.data.batch import build_batch
-from rlscale.data.prompts import FilePromptSource
+from rlscale.data.prompts import FilePromptSource, Learned, load_prompts
 from rlscale.data.sft import SftSource
 from rlscale.errors import ConfigError, DataError
 from rlscale.models.characters import character_tokenizer
@@ -60,3 +60,43 @@ def test_a_tokenizer_without_end_token_is_refused(write_jsonl: Write) -> None:
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match=r"model\.hf_checkpoint must have an end token"):
         source(write_jsonl({"input": "1", "label": "1"}), tokenizer)
+
+
+def test_prompts_too_long_with_their_labels_are_left_out_and_named(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    # No room is kept for a response: 4 + 1 + the end token fit 6 positions.
+    path = write_jsonl({"input": "1+1=", "label": "2"}, {"input": "1+1=", "label": "22"}, {"input": "1=", "label": "1"})
+    data, lengths = DataConfig(prompt_data=path, label_key="label"), RolloutConfig(max_response_len=100)
+    with caplog.at_level("WARNING"):
+        kept = load_prompts(data, lengths, tokenizer, positions=6, learns=Learned.labels)
+    assert [prompt.index for prompt in kept] == [0, 2]
+    assert "1 of 3 prompts with their labels of" in caplog.text and "were dropped: rows 2" in caplog.text
+
+
+def test_many_rows_are_named_by_their_number(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_jsonl({"input": "1"}, *[{"input": "12"}] * 12)
+    with caplog.at_level("WARNING"):
+        load_prompts(DataConfig(prompt_data=path), RolloutConfig(max_prompt_len=1), tokenizer)
+    assert "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more" in caplog.text
+
+
+def test_a_label_that_the_tokenizer_cannot_read_is_named_before_the_start(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    path = write_jsonl({"input": "1", "label": "1"}, {"input": "1", "label": "\u00e9"})
+    data = DataConfig(prompt_data=path, label_key="label")
+    with pytest.raises(DataError, match="row 2 must fit the tokenizer"):
+        load_prompts(data, RolloutConfig(), tokenizer, positions=6, learns=Learned.labels)
+
+
+def test_a_source_of_the_user_may_not_give_what_is_longer_than_the_model(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = DataConfig(prompt_data=write_jsonl({"input": "1+1=", "label": "22"}), label_key="label")
+    prompts = FilePromptSource(data, RolloutConfig(), tokenizer)
+    sft = SftSource(prompts, tokenizer, rollout_batch_size=1, positions=6)
+    with pytest.raises(DataError, match=r"prompt row 1 must have at most 6 tokens with its answer, .* got 7"):
+        rollout(sft, 0, version=0)
