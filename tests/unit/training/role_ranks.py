@@ -11,14 +11,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from rlscale.config import OffloadMode
+from rlscale.config import BatchConfig, OffloadMode
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, TrainerSpec
+from rlscale.training.fsdp.critic_backend import CriticBackend
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
@@ -56,6 +58,21 @@ def train(backend: FsdpBackend, version: int, cut: Sequence[Sequence[Sequence[in
     return {**result.steps[0], **result.metrics}
 
 
+def critic_of(model_path: str, *, number: int) -> TrainerSpec:
+    """A critic on ranks of its own."""
+    own = OwnRanks(number=number, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
+    critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2, own_ranks=own)
+    return spec(model_path, algo={"advantage_estimator": "ppo"}, critic=critic, adam_eps=1e-4)
+
+
+def value(critic: CriticBackend, version: int, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
+    """A rollout as the critic's ranks see it, with returns that the policy's ranks might have sent."""
+    batch = batch_of(version)
+    values = critic.values(batch, [plan(batch, cut)])
+    returns = np.where(batch.loss_mask, np.cos(np.arange(len(batch.tokens))), 0.0).astype(np.float32)
+    return {"values": values[batch.loss_mask > 0].tolist(), **critic.train(returns).steps[0]}
+
+
 def main(rank: int, port: int, model_path: str, other: str, folder: Path) -> None:
     join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
     moving = everyone(model_path, other, offload=OffloadSpec(mode=OffloadMode.move))
@@ -70,7 +87,13 @@ def main(rank: int, port: int, model_path: str, other: str, folder: Path) -> Non
     again = train(resumed, SAVED_AFTER, TWO_RANKS)
     pairs = zip(resumed.weights(), backend.weights(), strict=True)
     same = all(torch.equal(a, b) for (_, a), (_, b) in pairs)
-    report = {"rollouts": rollouts, "resumed_exactly": again == rollouts[SAVED_AFTER] and same}
+    critic = CriticBackend(critic_of(model_path, number=2), rank=rank, world_size=2)
+    valued = []
+    for version in range(NUM_ROLLOUTS):
+        if version == SAVED_AFTER:
+            critic.save(folder / "critic_saved")
+        valued.append(value(critic, version, TWO_RANKS))
+    report = {"rollouts": rollouts, "valued": valued, "resumed_exactly": again == rollouts[SAVED_AFTER] and same}
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     leave_world()
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.fsdp.critic_backend import CriticBackend
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, everyone, train
+from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, critic_of, everyone, train, value
 from tests.unit.training.rollouts import tiny_model
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -22,7 +23,8 @@ def other(cache: Path) -> str:
 def folder(model_path: str, other: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind; they run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("roles")
-    (folder / "saved").mkdir()
+    for name in ("saved", "critic_saved"):
+        (folder / name).mkdir()
     run_ranks("tests.unit.training.role_ranks", model_path, other, str(folder))
     return folder
 
@@ -50,3 +52,18 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(
     backend = FsdpBackend(everyone(model_path, other), rank=0, world_size=1)
     backend.load(folder / "saved")
     assert train(backend, SAVED_AFTER, ONE_RANK) == pytest.approx(alone[SAVED_AFTER], abs=1e-5, rel=1e-4)
+
+
+def test_a_critic_on_two_ranks_of_its_own_gives_a_policy_on_one_the_same(folder: Path, model_path: str) -> None:
+    # Its ranks are a world of their own: what they send and are sent is all that the policy's know of their number.
+    alone = CriticBackend(critic_of(model_path, number=1), rank=0, world_size=1)
+    expected = [value(alone, version, ONE_RANK) for version in range(NUM_ROLLOUTS)]
+    assert report(folder, 0)["valued"] == report(folder, 1)["valued"]
+    for two, one in zip(report(folder, 0)["valued"], expected, strict=True):
+        assert two.pop("values") == pytest.approx(one.pop("values"), abs=1e-5, rel=1e-4)
+        assert one["critic_loss"] > 0 and two == pytest.approx(one, abs=1e-5, rel=1e-4)
+    moved = CriticBackend(critic_of(model_path, number=1), rank=0, world_size=1)
+    moved.load(folder / "critic_saved")
+    again = value(moved, SAVED_AFTER, ONE_RANK)
+    again.pop("values")
+    assert again == pytest.approx(expected[SAVED_AFTER], abs=1e-5, rel=1e-4)
