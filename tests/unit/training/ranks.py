@@ -24,6 +24,7 @@ from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
+from tests.unit.training.features import FEATURES, train_feature
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 from tests.unit.training.user_functions import ALL, HERE
 
@@ -147,6 +148,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "user_functions": [train(users, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "otherwise_cut": otherwise_cut(model_path, rank),
+        "features": {name: train_feature(name, model_path, rank=rank, world_size=2) for name in FEATURES},
         "threads": torch.get_num_threads(),
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
+from tests.unit.training.features import FEATURES, train_feature
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.ranks import ASKED, BATCHES, SAVED_AFTER, full_spec, train, user_spec, whole_rollout_spec
 from tests.unit.training.rollouts import RAGGED, plan
@@ -23,7 +24,7 @@ def folder(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind; they run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "saved").mkdir()
-    run_ranks("tests.unit.training.ranks", model_path, str(folder))
+    run_ranks("tests.unit.training.ranks", model_path, str(folder), timeout_s=240)
     return folder
 
 
@@ -65,6 +66,14 @@ def test_functions_of_the_user_give_the_same_on_two_ranks(folder: Path, model_pa
     assert 0 < expected[0]["rollout/bounded"] < 1 and expected[0]["factor"] < 1
     for two, one in zip(report(folder, 0)["user_functions"], expected, strict=True):
         assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_feature_gives_on_two_ranks_what_it_gives_on_one(folder: Path, model_path: str, name: str) -> None:
+    expected = train_feature(name, model_path, rank=0, world_size=1)
+    assert any(value for key, value in expected[-1].items() if key.endswith("grad_norm"))
+    for two, one in zip(report(folder, 0)["features"][name], expected, strict=True):
+        assert two == pytest.approx(one, abs=1e-5, rel=1e-4)
 
 
 def test_other_cuts_of_the_samples_give_the_same_on_two_ranks(folder: Path) -> None:
