@@ -31,11 +31,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 TRL, TRL_COMPILED = "TRL", "TRL, torch.compile"
 
-ENGINES = {
+OURS = {
     "rlscale": ("rollout.deterministic=false",),
     "rlscale, deterministic": ("rollout.deterministic=true",),
+    "rlscale, a rollout ahead": (
+        "rollout.deterministic=false",
+        "rollout.max_staleness=1",
+        "algo.use_rollout_logprobs=true",
+        "fsdp.num_threads=1",
+    ),
 }
-"""rlscale's two ways of decoding, as overrides. The first is compared with TRL, which promises no reproducibility."""
+"""rlscale's ways, as overrides. The first is compared with TRL, which promises no reproducibility; the last generates
+beside training, as TRL's GRPOTrainer cannot, so that samples are one update old."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +161,7 @@ def overrides(case: Case, files: Prepared, *, folder: Path) -> list[str]:
 def run_rlscale(case: Case, files: Prepared, *, side: str, folder: Path) -> Run:
     """One run of `rlscale-train`."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "rlscale.cli.train", *overrides(case, files, folder=folder), *ENGINES[side]]
+    command = [sys.executable, "-m", "rlscale.cli.train", *overrides(case, files, folder=folder), *OURS[side]]
     load, began = os.getloadavg()[0], time.perf_counter()
     # The reward's module is found in the working directory.
     subprocess.run(command, check=True, cwd=HERE, stdout=subprocess.DEVNULL)
@@ -182,7 +189,7 @@ def counted_steps(ends: Sequence[float], *, num_warmup: int) -> list[float]:
 def summarise(case: Case, runs: Sequence[Run]) -> dict[str, object]:
     """Medians over all steps of a side, and the ratios of samples/s."""
     sides: dict[str, dict[str, float]] = {}
-    for side in (TRL, TRL_COMPILED, *ENGINES):
+    for side in (TRL, TRL_COMPILED, *OURS):
         own = [run for run in runs if run.side == side and run.case == case.name]
         if not own:
             continue
@@ -197,7 +204,7 @@ def summarise(case: Case, runs: Sequence[Run]) -> dict[str, object]:
             "max_length": statistics.median(v for run in own for v in run.max_lengths),
         }
     best = max(sides[side]["samples_per_s"] for side in (TRL, TRL_COMPILED) if side in sides)
-    ratios = {side: sides[side]["samples_per_s"] / best for side in ENGINES if side in sides}
+    ratios = {side: sides[side]["samples_per_s"] / best for side in OURS if side in sides}
     return {"case": asdict(case), "sides": sides, "ratios": ratios}
 
 
@@ -247,6 +254,9 @@ Whole runs in turn, medians over all steps after the warm-up ones, from the end 
   moment before they sleep (`cluster.spin_threads`; those of TRL do so for longer). The ratio is that of
   `rollout.deterministic=false`; TRL's generation gives no such promise either. Metrics, comparison of logprobs and
   verified weight syncs are on, as always.
+- `a rollout ahead` is another algorithm in one point, and not what is asked for: the next samples are drawn while the
+  trainer works (`rollout.max_staleness=1`), by weights that are one update old; the ratio of the loss is to their
+  logprobs. TRL's trainer has no such way. Trainer and engine compute at once, the trainer on one core.
 
 Where rlscale's time goes. At 0.8M parameters a step spends a little less than half in the trainer, more than a third in
 generation and a tenth in the weight sync, little of it in arithmetic (3 GFLOP): the rest is the start of small
@@ -264,7 +274,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="runs of each side")
     parser.add_argument("--compiled", action="store_true", help="run TRL with torch.compile too")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of both sides, instead of the cases' own")
-    parser.add_argument("--no-deterministic", action="store_true", help="leave out rollout.deterministic=true")
+    parser.add_argument("--sides", nargs="+", choices=list(OURS), default=list(OURS), help="of rlscale")
     options = parser.parse_args()
     folder = Path(os.environ.get("RLSCALE_BENCH_FOLDER", "~/.cache/rlscale/benchmarks")).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -273,15 +283,14 @@ def main() -> None:
     if options.dtype is not None:
         cases = [replace(case, dtype=options.dtype) for case in cases]
     files = {case.name: prepare(case, folder) for case in cases}
-    sides = list(ENGINES)[: 1 if options.no_deterministic else None]
     runs: list[Run] = []
     for case in cases:
         for _ in range(options.repeats):
             for compiled in (False, True) if options.compiled else (False,):
                 told = replace(case, compile=compiled)
                 runs.append(run_trl(told, files[case.name], python=python, folder=folder / "runs" / "trl"))
-            for side in sides:
-                target = folder / "runs" / f"{case.name}-{sides.index(side)}"
+            for side in options.sides:
+                target = folder / "runs" / f"{case.name}-{list(OURS).index(side)}"
                 runs.append(run_rlscale(case, files[case.name], side=side, folder=target))
             done = [c for c in cases if any(run.case == c.name for run in runs)]
             result = json.loads((folder / "runs" / "trl" / "result.json").read_text())

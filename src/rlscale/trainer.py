@@ -17,7 +17,7 @@ from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.execute import Execution, Start
 from rlscale.cluster.plan import RunPlan, plan_run
 from rlscale.cluster.preflight import check_files
-from rlscale.cluster.session import ray_session
+from rlscale.cluster.session import RaySession, ray_session
 from rlscale.cluster.trainer_spec import starting_weights
 from rlscale.cluster.warmup import warmup_config
 from rlscale.config import Device, RunConfig, mixes_caches, to_dict, to_yaml
@@ -68,7 +68,7 @@ class Trainer:
         """Trains, and returns where everything is.
 
         Raises:
-            ConfigError, DataError: found before anything was started.
+            ConfigError, DataError: found before any trainer or engine was started.
             WorkerError, EngineError, WeightSyncError, RewardError: the first cause of a failure, after every process
                 of the run was ended.
         """
@@ -78,18 +78,20 @@ class Trainer:
         if problems and config.cluster.device != Device.cuda:
             raise ConfigError(problems)
         with ExitStack() as stack:
-            try:
-                stack.enter_context(ray_session(config.cluster, layout))
-            except ConfigError as error:
-                raise ConfigError([*problems, *error.problems]) from None
+            session = stack.enter_context(ray_session(config.cluster, layout))
             if problems:
+                try:
+                    session.wait()
+                except ConfigError as error:
+                    raise ConfigError([*problems, *error.problems]) from None
                 raise ConfigError(problems)
-            return _run(config, overrides=self._overrides)
+            return _run(config, session, overrides=self._overrides)
 
 
-def _run(config: RunConfig, *, overrides: Sequence[str]) -> RunResult:
+def _run(config: RunConfig, session: RaySession, *, overrides: Sequence[str]) -> RunResult:
     """One run inside a Ray session; calls itself for the warm-up."""
-    plan = plan_run(config, _starting_model(config))
+    plan = plan_run(config, _starting_model(config, session))
+    session.wait()
     assert config.run.name is not None, "set by the resolve step"
     with ExitStack() as stack:
         folder = stack.enter_context(_open_folder(config))
@@ -194,7 +196,7 @@ def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, co
     return start if first is None or goes_on else start.moved_to(first)
 
 
-def _starting_model(config: RunConfig) -> str:
+def _starting_model(config: RunConfig, session: RaySession) -> str:
     """The Hugging Face folder or hub id whose weights the run starts from; runs the warm-up when it has none yet."""
     load = config.checkpoint.load
     if load is not None and is_hf_folder(load):
@@ -205,7 +207,7 @@ def _starting_model(config: RunConfig) -> str:
     assert warmup.run.dir is not None
     folder = Path(warmup.run.dir)
     if not (folder / "finished.json").exists():
-        _run(warmup, overrides=())
+        _run(warmup, session, overrides=())
     return str(folder / "hf")
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,23 +35,49 @@ SPINNING: Mapping[str, str] = {**SLEEPING, "GOMP_SPINCOUNT": "20000"}
 
 
 @contextmanager
-def ray_session(config: ClusterConfig, layout: Layout) -> Iterator[None]:
+def ray_session(config: ClusterConfig, layout: Layout) -> Iterator["RaySession"]:
     """Ray for the duration of a run; a session that was already there is used and left alone.
 
-    Raises:
-        ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
+    It starts in the background, while the caller reads what it needs: call `wait` before Ray is used.
     """
     if ray.is_initialized():
-        _check_capacity(config, layout)
-        yield
+        yield RaySession(config, layout, started=None)
         return
-    with guarded_session():
-        _start(config, layout)
+    if threading.current_thread() is threading.main_thread():
+        # A scheduler ends jobs with SIGTERM: it is to end a run as Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        guarded_session(),
+        _inherited(worker_variables(config)),
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray") as background,
+    ):
+        started = background.submit(_start, config, layout)
         try:
-            _check_capacity(config, layout)
-            yield
+            yield RaySession(config, layout, started=started)
         finally:
+            wait([started])
             ray.shutdown()
+
+
+class RaySession:
+    """Ray, which may still be on its way."""
+
+    def __init__(self, config: ClusterConfig, layout: Layout, *, started: "Future[None] | None") -> None:
+        """
+        Args:
+            started: None: it was there.
+        """
+        self._config, self._layout, self._started = config, layout, started
+
+    def wait(self) -> None:
+        """Returns once Ray can be used.
+
+        Raises:
+            ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
+        """
+        if self._started is not None:
+            self._started.result()
+        _check_capacity(self._config, self._layout)
 
 
 def _start(config: ClusterConfig, layout: Layout) -> None:
@@ -70,11 +97,7 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     try:
-        with _inherited(worker_variables(config)):
-            ray.init(address=address, **options)
-        if threading.current_thread() is threading.main_thread():
-            # A scheduler ends jobs with SIGTERM. Ray's own handler dies with a stack trace; this one ends like Ctrl-C.
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        ray.init(address=address, **options)
     except ConnectionError as error:
         raise ConfigError(
             [
