@@ -24,7 +24,7 @@ from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.observe.console import open_console
 from rlscale.observe.run import Observer
 from rlscale.rewards import RewardRunner
-from rlscale.rollout.generate import GeneratedRollouts
+from rlscale.rollout.generate import GeneratedRollouts, sampling_params
 from rlscale.rollout.pool import EnginePool
 from rlscale.types import (
     EngineAddress,
@@ -264,7 +264,7 @@ def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records
             prompts=Prompts(),
             pool=pool,
             rewards=rewards,
-            config=RolloutConfig(max_staleness=setting.staleness),
+            params=sampling_params(RolloutConfig(max_staleness=setting.staleness)),
             batch=BatchConfig(rollout_batch_size=setting.num_prompts, n_samples_per_prompt=setting.num_samples),
         )
         parts = Parts(

@@ -21,6 +21,8 @@ WeightVersion: TypeAlias = int
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+RouteIds: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+"""Experts by token and layer, counted from 0; the largest number of the type stands where none is known."""
 
 
 class SampleStatus(StrEnum):
@@ -56,8 +58,26 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RouteShape:
+    """What the routes of a model with experts look like."""
+
+    num_layers: int  # of the model; those without experts are counted, and their entries mean nothing
+    num_chosen: int  # experts of a token in a layer
+    num_experts: int  # in a layer
+
+    @property
+    def dtype(self) -> "np.dtype[np.unsignedinteger[Any]]":
+        """The smallest type that has room for all experts and for the mark of an unknown one."""
+        return np.dtype(np.uint8 if self.num_experts <= np.iinfo(np.uint8).max else np.uint16)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_layers * self.num_chosen * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How an engine samples; the names are those of SGLang's `sampling_params`."""
+    """How an engine samples, by the names of SGLang's `sampling_params`, and whether answers bring routes."""
 
     max_new_tokens: int
     temperature: float = 1.0  # 0 is greedy
@@ -72,6 +92,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True  # in the text of the few tokenizers that have them
     no_stop_trim: bool = False  # the text keeps the string or token that ended it
     sampling_seed: int | None = None  # None: the engine draws one
+    routes: RouteShape | None = None  # those that answers are to bring; None: none. Not among `sampling_params`
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of `/generate`."""
@@ -113,13 +134,16 @@ class Generation:
     finish_reason: str  # "stop" | "length" | "abort"; "" while the answer grows
     text: str
     engine: str  # name of the engine that answered
+    # Where they were asked for, of prompt and answer but for the last token: [tokens - 1, layers, chosen]
+    routes: RouteIds | None = field(default=None, compare=False)
 
 
 @dataclass(kw_only=True, slots=True)
 class Sample:
     """One trajectory: a prompt and what the policy made of it.
 
-    Invariant: `loss_mask`, `rollout_logprobs`, `weight_versions` are as long as the response; only `append` grows them.
+    Invariant: `loss_mask`, `rollout_logprobs`, `weight_versions` are as long as the response, and `routes` as `tokens`
+    where there are any; only `append` grows them.
 
     Example:
         sample = Sample(index=0, group_index=0, prompt=prompt, seed=42)
@@ -138,6 +162,7 @@ class Sample:
     status: SampleStatus = SampleStatus.pending
     reward: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    routes: RouteIds | None = field(default=None, compare=False)  # [tokens, layers, chosen] by the engine
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -162,13 +187,40 @@ class Sample:
         logprobs: Sequence[float],
         weight_versions: Sequence[WeightVersion],
         trainable: bool = True,
+        routes: RouteIds | None = None,
     ) -> None:
-        """Grows the response. `trainable=False` is for tokens the policy did not choose (a tool's answer)."""
+        """Grows the response.
+
+        Args:
+            token_ids: [N]
+            logprobs: [N]
+            weight_versions: [N]
+            trainable: false for tokens the policy did not choose (a tool's answer).
+            routes: of all tokens so far but the last, [tokens - 1, layers, chosen]. A token that has one keeps it, as
+                it was drawn with it; those without one have none until another call brings it.
+        """
         assert len(token_ids) == len(logprobs) == len(weight_versions), "columns of a sample must grow together"
         self.tokens.extend(token_ids)
         self.loss_mask.extend([int(trainable)] * len(token_ids))
         self.rollout_logprobs.extend(logprobs)
         self.weight_versions.extend(weight_versions)
+        if routes is not None or self.routes is not None:
+            self.routes = _grown(self.routes, routes, num_tokens=len(self.tokens))
+
+
+def _grown(known: RouteIds | None, given: RouteIds | None, *, num_tokens: int) -> RouteIds:
+    """Routes of so many tokens: the known ones, what is given for others, and the mark of an unknown one elsewhere."""
+    like = given if given is not None else known
+    assert like is not None, "one of them is there"
+    assert given is None or len(given) == num_tokens - 1, f"{len(given)} routes are not those of {num_tokens} tokens"
+    unknown = np.iinfo(like.dtype).max
+    grown = np.full((num_tokens, *like.shape[1:]), unknown, dtype=like.dtype)
+    if given is not None:
+        grown[:-1] = given
+    if known is not None:
+        has_one = (known != unknown).all(axis=(1, 2))
+        grown[: len(known)][has_one] = known[has_one]
+    return grown
 
 
 @dataclass(kw_only=True, slots=True)
@@ -184,7 +236,8 @@ class Group:
 class TrainBatch:
     """A rollout as ragged columns: sample i owns `tokens[offsets[i]:offsets[i + 1]]`.
 
-    Token columns are aligned with `tokens`; their values on prompt tokens are 0 (`weight_versions`: -1).
+    Token columns are aligned with `tokens`; their values on prompt tokens are 0 (`weight_versions`: -1), but `routes`
+    has those of prompts, too.
     """
 
     tokens: Int32  # [T]
@@ -198,6 +251,7 @@ class TrainBatch:
     execution_ids: Int64  # [S] samples of one execution (a fan-out) share one and count once in the loss
     version: WeightVersion  # weights current when the rollout was handed to the trainer
     asked: tuple[int, ...] = ()  # samples whose logprobs the trainer is to give back
+    routes: RouteIds | None = field(default=None, compare=False)  # [T, layers, chosen] by engines; None: not asked for
 
     @property
     def num_samples(self) -> int:
@@ -289,7 +343,7 @@ class EngineAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightGroup:
-    """A process group over which a trainer rank (rank 0) sends weights to engines."""
+    """A process group over which a trainer rank, rank 0 of the group, sends weights to engines."""
 
     name: str  # unique for the life of every member
     master_address: str

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,12 @@ from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
+from rlscale.types import RouteShape
 from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import MAX_CONTEXT_LEN, VOCAB_SIZE, write_tiny_qwen3
+
+WriteModel = Callable[[Path], Path]
+"""Writes a model into a folder and returns it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +85,13 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 
 
 @contextmanager
-def open_fake(folder: Path) -> Iterator[Target]:
+def open_fake(folder: Path, *, routes: RouteShape | None = None) -> Iterator[Target]:
     with FakeServer(
-        vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, token_s=0.002, receiver=EngineReceiver()
+        vocab_size=VOCAB_SIZE,
+        max_context_len=MAX_CONTEXT_LEN,
+        token_s=0.002,
+        receiver=EngineReceiver(),
+        routes=routes,
     ) as fake:
         yield Target(
             kind="fake",
@@ -96,8 +104,8 @@ def open_fake(folder: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def open_embedded(folder: Path) -> Iterator[Target]:
-    model = write_tiny_qwen3(folder / "model")
+def open_embedded(folder: Path, *, write: WriteModel = write_tiny_qwen3) -> Iterator[Target]:
+    model = write(folder / "model")
     port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={model}", f"--port={port}", "--num-threads=1"]
@@ -111,11 +119,14 @@ def open_embedded(folder: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def open_sglang(folder: Path) -> Iterator[Target]:
+def open_sglang(
+    folder: Path, *, write: WriteModel = write_tiny_qwen3, returns_routes: bool = False
+) -> Iterator[Target]:
     """The real server as a run starts it, drawing by seed."""
     if problems := check_python(None, serves=True, routes=True, on_cpu=True):
         pytest.fail("\n".join(map(str, problems)))
-    address, process = sglang_launch(write_tiny_qwen3(folder / "model")).open(folder)
+    launch = replace(sglang_launch(write(folder / "model")), returns_routes=returns_routes)
+    address, process = launch.open(folder)
     process.start()
     try:
         process.wait_ready(timeout_s=300)

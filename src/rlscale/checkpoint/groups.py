@@ -2,7 +2,8 @@
 
     <checkpoint>/groups.json            one entry a group, without what is counted by token
     <checkpoint>/groups.safetensors     response_ids, loss_mask, rollout_logprobs, weight_versions: all samples end to
-                                        end, in the order of groups.json; offsets [S + 1]
+                                        end, in the order of groups.json; offsets [S + 1]; with routes those of
+                                        the samples that have some, whole samples end to end, and has_routes [S]
 
 Absent where there are none. Nothing in them is executed when they are read.
 """
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
-from rlscale.types import Group, Prompt, Sample, SampleStatus, Turn
+from rlscale.types import Group, Prompt, RouteIds, Sample, SampleStatus, Turn
 
 ABOUT_FILE, COLUMNS_FILE = "groups.json", "groups.safetensors"
 _SAMPLE_FIELDS = ("index", "seed", "response", "status", "reward", "metadata")
@@ -54,6 +55,10 @@ def save_groups(folder: Path, groups: Sequence[Group]) -> None:
         "rollout_logprobs": _flat([sample.rollout_logprobs for sample in samples], np.float64),
         "weight_versions": _flat([sample.weight_versions for sample in samples], np.int32),
     }
+    routed = [sample.routes for sample in samples if sample.routes is not None]
+    if routed:
+        columns["routes"] = np.concatenate(routed)
+        columns["has_routes"] = np.asarray([sample.routes is not None for sample in samples])
     save_file(columns, folder / COLUMNS_FILE)
 
 
@@ -68,9 +73,13 @@ def load_groups(folder: Path) -> list[Group]:
     try:
         about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
         columns = load_file(folder / COLUMNS_FILE)
+        routes, has_routes = columns.pop("routes", None), columns.pop("has_routes", None)
         starts = iter(columns["offsets"][:-1].tolist())
         stops = iter(columns["offsets"][1:].tolist())
-        return [_group(entry, columns, [(next(starts), next(stops)) for _ in entry["samples"]]) for entry in about]
+        groups = [_group(entry, columns, [(next(starts), next(stops)) for _ in entry["samples"]]) for entry in about]
+        if routes is not None and has_routes is not None:
+            _give_routes([sample for group in groups for sample in group.samples], routes, has_routes)
+        return groups
     except (OSError, ValueError, KeyError, TypeError, StopIteration, SafetensorError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise DataError(
@@ -95,6 +104,17 @@ def _group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequen
         sample.weight_versions = of_sample["weight_versions"]
         samples.append(sample)
     return Group(index=entry["index"], prompt=prompt, samples=samples)
+
+
+def _give_routes(samples: Sequence[Sample], routes: RouteIds, has_routes: Array) -> None:
+    start = 0
+    for sample, has_some in zip(samples, has_routes.tolist(), strict=True):
+        if has_some:
+            # A copy: else each sample would hold the memory of all of them.
+            sample.routes = routes[start : start + len(sample.tokens)].copy()
+            start += len(sample.tokens)
+    if start != len(routes):
+        raise ValueError(f"routes must be those of {start} tokens, got {len(routes)}")
 
 
 def _plain(value: object) -> object:

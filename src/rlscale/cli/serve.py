@@ -153,7 +153,9 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         "num_slots": args.num_slots,
         "deterministic": args.deterministic,
     }
-    limits = Limits(vocab_size=architecture.vocab_size, max_context_len=limit)
+    limits = Limits(
+        vocab_size=architecture.vocab_size, max_context_len=limit, has_experts=architecture.routing is not None
+    )
     return EmbeddedService(scheduler, limits, codec=codec, facts=facts), scheduler, deaths
 
 

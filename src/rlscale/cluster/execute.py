@@ -34,7 +34,7 @@ from rlscale.evaluation.held_out import HeldOutLoss, LabelledSet
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rewards import RewardRunner
-from rlscale.rollout.generate import GeneratedRollouts
+from rlscale.rollout.generate import GeneratedRollouts, sampling_params
 from rlscale.rollout.pool import EnginePool
 from rlscale.types import EngineAddress
 from rlscale.weights.spec import ChannelSpec
@@ -307,7 +307,7 @@ class Execution:
             prompts=self._plan.prompts,
             pool=pool,
             rewards=rewards,
-            config=config.rollout,
+            params=sampling_params(config.rollout, routes=self._plan.routes),
             batch=config.batch,
             reward_key=config.reward.key,
         )

@@ -40,6 +40,7 @@ def engine_launch(config: RunConfig, *, model_path: str, num_threads: int) -> En
             python=find_python(sglang.python),
             num_gpus=config.cluster.rollout_num_gpus_per_engine,
             shares_gpus=config.cluster.colocate,
+            returns_routes=config.algo.use_rollout_routing_replay,
             server_args={**own, **sglang.server_args},
         )
     return EmbeddedLaunch(

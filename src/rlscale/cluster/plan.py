@@ -21,7 +21,7 @@ from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
 from rlscale.rollout.generate import eval_params
 from rlscale.rollout.replay import ReplayedRollouts
-from rlscale.types import Prompt
+from rlscale.types import Prompt, RouteShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,6 +46,7 @@ class RunPlan:
     eval_sets: tuple[EvalSet, ...]
     num_rollouts: int
     rollouts_per_epoch: int | None  # where data.num_epoch counts the rollouts
+    routes: RouteShape | None  # of those that engines return with samples
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens as it is, special ones included."""
@@ -95,12 +96,28 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
         eval_sets=tuple(_eval_sets(config, tokenizer, positions=positions)),
         num_rollouts=_num_rollouts(config, per_epoch),
         rollouts_per_epoch=per_epoch,
+        routes=_route_shape(config, model_path),
     )
 
 
 def _replay(config: RunConfig) -> RolloutSource | None:
     template = config.debug.load_rollout_data
-    return None if template is None else ReplayedRollouts(template)
+    has_routes = config.algo.use_rollout_routing_replay
+    return None if template is None else ReplayedRollouts(template, has_routes=has_routes)
+
+
+def _route_shape(config: RunConfig, model_path: str) -> RouteShape | None:
+    """What the model's own figures say of routes, where samples bring them."""
+    algo = config.algo
+    if not algo.use_rollout_routing_replay or algo.loss_type == LossType.sft_loss or config.debug.rollout_only:
+        return None
+    figures = read_figures(model_path)
+    sizes = [figures.get(name) for name in ("num_layers", "num_experts_per_tok", "num_experts")]
+    if None in sizes:
+        rule, fix = "be false with a model that has no experts", f"leave it out, or look into {model_path}/config.json"
+        raise ConfigError([Problem(path="algo.use_rollout_routing_replay", rule=rule, value="true", fix=fix)])
+    layers, chosen, experts = (int(size) for size in sizes if size is not None)
+    return RouteShape(num_layers=layers, num_chosen=chosen, num_experts=experts)
 
 
 def _rollouts_per_epoch(config: RunConfig, prompts: PromptSource) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlscale.types import Group, Int32, Int64, Sample, SampleStatus, TrainBatch, WeightVersion
+from rlscale.types import Group, Int32, Int64, RouteIds, Sample, SampleStatus, TrainBatch, WeightVersion
 
 _TRAINABLE = (SampleStatus.completed, SampleStatus.truncated)
 
@@ -42,6 +42,7 @@ def build_batch(
         group_ids=np.asarray([group.index for group in groups for _ in group.samples], dtype=np.int64),
         execution_ids=np.asarray([s.index for s in samples], dtype=np.int64),
         version=version,
+        routes=_routes(samples),
     )
 
 
@@ -50,6 +51,7 @@ def _check(sample: Sample) -> None:
     length = len(sample.tokens) - sample.prompt_len
     same = length == sample.response_len == len(sample.rollout_logprobs) == len(sample.weight_versions)
     assert same, f"columns of sample {sample.index} differ"
+    assert sample.routes is None or len(sample.routes) == len(sample.tokens), f"routes of sample {sample.index} differ"
 
 
 def _loss_mask(sample: Sample, leave_out_truncated: bool) -> Sequence[int]:
@@ -61,6 +63,20 @@ def _loss_mask(sample: Sample, leave_out_truncated: bool) -> Sequence[int]:
 def _reward(sample: Sample) -> float:
     assert sample.reward is not None, f"sample {sample.index} has no reward"
     return sample.reward
+
+
+def _routes(samples: Sequence[Sample]) -> RouteIds | None:
+    """Those of all samples end to end, unknown for those that have none; None where nobody has any."""
+    like = next((sample.routes for sample in samples if sample.routes is not None), None)
+    if like is None:
+        return None
+    column = np.full((sum(len(s.tokens) for s in samples), *like.shape[1:]), np.iinfo(like.dtype).max, dtype=like.dtype)
+    start = 0
+    for sample in samples:
+        if sample.routes is not None:
+            column[start : start + len(sample.tokens)] = sample.routes
+        start += len(sample.tokens)
+    return column
 
 
 def _is_response(offsets: Int64, *, prompt_lens: Int32) -> npt.NDArray[np.bool_]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from aiohttp import web
 
 from rlscale.engines.service import Load, make_app
@@ -22,7 +24,7 @@ from rlscale.engines.stopping import find_end
 from rlscale.engines.streaming import Latest
 from rlscale.engines.wire import Answer, FolderUpdate, GenerateRequest, Limits, Refused, TensorUpdate, VersionSpan
 from rlscale.protocols import IncomingWeights, WeightReceiver
-from rlscale.types import WeightBucket, WeightGroup
+from rlscale.types import RouteShape, WeightBucket, WeightGroup
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ class Faults:
     hangs: bool = False  # /generate never answers
     stale_version: bool = False  # version updates are acknowledged and ignored
     logprob_shift: float = 0.0  # added to every logprob
+    drops_routes: bool = False  # answers come without their routes
     refuse_buckets: bool = False  # weight buckets are answered with 400 before they are received
 
 
@@ -57,7 +60,11 @@ class _Running:
     spans: list[VersionSpan] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
 
-    def answer(self, finish: dict[str, Any] | None, version: str) -> Answer:
+    def answer(self, finish: dict[str, Any] | None, version: str, shape: RouteShape | None = None) -> Answer:
+        """`shape`: of the routes, where an answer that has ended is to have them."""
+        routes = None
+        if shape is not None and self.request.return_routes and self.ids:
+            routes = fake_routes((*self.request.input_ids, *self.ids)[:-1], shape)
         return Answer(
             output_ids=self.ids.copy(),
             logprobs=self.logprobs.copy(),
@@ -66,6 +73,7 @@ class _Running:
             weight_version=self.spans[-1].version if self.spans else version,
             num_retractions=self.num_retractions,
             seconds=time.monotonic() - self.started_s,
+            routes=routes,
         )
 
 
@@ -86,10 +94,11 @@ class FakeServer:
         token_s: float = 0.0,
         receiver: WeightReceiver | None = None,
         api_key: str | None = None,
+        routes: RouteShape | None = None,
     ) -> None:
         self.faults = Faults()
-        limits = Limits(vocab_size=vocab_size, max_context_len=max_context_len)
-        self.service = FakeService(limits, self.faults, token_s=token_s, receiver=receiver)
+        limits = Limits(vocab_size=vocab_size, max_context_len=max_context_len, has_experts=routes is not None)
+        self.service = FakeService(limits, self.faults, token_s=token_s, receiver=receiver, routes=routes)
         self._app = make_app(self.service, api_key=api_key)
         self._app.middlewares.insert(0, _faulty(self.faults))
         self._loop = asyncio.new_event_loop()
@@ -129,16 +138,29 @@ def fake_token(prompt: tuple[int, ...], seed: int, position: int, vocab_size: in
     return token, math.log(share)
 
 
+def fake_routes(tokens: Collection[int], shape: RouteShape) -> npt.NDArray[np.int16]:
+    """Routes that follow from token, position and layer alone. [tokens, layers, chosen]"""
+    starts = np.fromiter(tokens, np.int64, count=len(tokens)) * 7 + np.arange(len(tokens))
+    first = starts[:, None, None] + 3 * np.arange(shape.num_layers)[:, None]
+    return ((first + np.arange(shape.num_chosen)) % shape.num_experts).astype(np.int16)
+
+
 class FakeService:
     """An `EngineService` without a model."""
 
     def __init__(
-        self, limits: Limits, faults: Faults, *, token_s: float = 0.0, receiver: WeightReceiver | None = None
+        self,
+        limits: Limits,
+        faults: Faults,
+        *,
+        token_s: float = 0.0,
+        receiver: WeightReceiver | None = None,
+        routes: RouteShape | None = None,
     ) -> None:
         self.limits, self.faults = limits, faults
         self.version = "0"
         self.num_requests = 0
-        self._token_s, self._receiver = token_s, receiver
+        self._token_s, self._receiver, self._routes = token_s, receiver, routes
         self._receiving = ThreadPoolExecutor(1, "weights")  # one call after the other, as in engines with weights
         self._running: list[_Running] = []
         self._paused_mode: str | None = None
@@ -195,7 +217,8 @@ class FakeService:
                 running.latest.put(running.index, running.answer(None, self.version))
             if finish is None and self._token_s:
                 await asyncio.sleep(self._token_s)
-        answer = running.answer(finish or {"type": "length", "length": 0}, self.version)
+        shape = None if self.faults.drops_routes else self._routes
+        answer = running.answer(finish or {"type": "length", "length": 0}, self.version, shape)
         if running.latest is not None:
             running.latest.put(running.index, answer)
         return answer
@@ -287,8 +310,8 @@ class FakeService:
             await self.flush_cache()
         receiver = self._receiver
         if receiver is not None:
-            incoming = await self._in_turn(receiver.open_bucket, bucket, group_name)
-            self._checksums.update(await self._in_turn(incoming.write, None))
+            # In one: of two trainer ranks that send, the bucket of one must be read before the other's is opened.
+            self._checksums.update(await self._in_turn(lambda: receiver.open_bucket(bucket, group_name).write(None)))
         else:
             self._checksums.update(zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)))
         if version is not None:
@@ -324,11 +347,15 @@ class FakeService:
         """Reads weights to the end and keeps no more than their checksums."""
         if flush:
             await self.flush_cache()
-        try:
-            incoming = await self._in_turn(open_weights)
-        except ValueError as e:
-            raise Refused(str(e)) from e
-        self._checksums.update(await self._in_turn(incoming.write, None))
+
+        def write() -> dict[str, str]:
+            try:
+                incoming = open_weights()
+            except ValueError as e:
+                raise Refused(str(e)) from e
+            return incoming.write(None)
+
+        self._checksums.update(await self._in_turn(write))
 
     async def _in_turn(self, call: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._receiving, call, *args)
@@ -361,6 +388,7 @@ class FakeService:
             "max_context_len": self.limits.max_context_len,
             "compares_checksums": True,
             "weight_formats": [] if self._receiver is None else self._receiver.formats,
+            "enable_return_routed_experts": self.limits.has_experts,
         }
 
     def load(self) -> Load:

@@ -12,8 +12,17 @@ from typing import Any
 import aiohttp
 
 from rlscale.engines.concurrency import InFlightLimit
+from rlscale.engines.routes import decode_routes
 from rlscale.errors import EngineError, WeightSyncError
-from rlscale.types import EngineAddress, Generation, SamplingParams, WeightBucket, WeightGroup, WeightVersion
+from rlscale.types import (
+    EngineAddress,
+    Generation,
+    RouteIds,
+    SamplingParams,
+    WeightBucket,
+    WeightGroup,
+    WeightVersion,
+)
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +112,7 @@ class HttpEngine:
         objects = answer if isinstance(answer, list) else [answer]
         if len(objects) != n:
             raise EngineError(f"{self._at('/generate')} must return {n} answers, got {len(objects)}")
-        return [self._generation(o) for o in objects]
+        return [self._generation(o, params, num_read=len(input_ids)) for o in objects]
 
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
@@ -118,7 +127,7 @@ class HttpEngine:
                 async for event in _events(response.content):
                     if "error" in event:
                         self._refused("/generate", event["error"].get("code", 500), event)
-                    answer = self._generation(event)
+                    answer = self._generation(event, params, num_read=len(input_ids))
                     finished = bool(answer.finish_reason)
                     yield answer
         except TimeoutError as e:
@@ -307,7 +316,7 @@ class HttpEngine:
             rule = f"be token ids below the engine's vocabulary size {self._vocab_size}"
             raise EngineError(f"{self._at('/generate')} input_ids must {rule}, got {wrong[:5] or 'none'}")
 
-    def _generation(self, answer: Mapping[str, Any]) -> Generation:
+    def _generation(self, answer: Mapping[str, Any], params: SamplingParams, *, num_read: int) -> Generation:
         try:
             meta = answer["meta_info"]
             output_ids = [int(token) for token in answer["output_ids"]]
@@ -319,6 +328,7 @@ class HttpEngine:
             raise EngineError(f"{self._at('/generate')} must answer as SGLang does, got {type(e).__name__}: {e}") from e
         if ids_of_logprobs != output_ids:
             raise EngineError(
+            routes = self._routes(meta, params, num_tokens=num_read + len(output_ids) - 1) if finish else None
                 f"{self._at('/generate')} must return one logprob for each output id, got {len(logprobs)} "
                 f"for {len(output_ids)} ids or other ids"
             )
@@ -333,6 +343,21 @@ class HttpEngine:
 
     def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[WeightVersion]:
         spans = meta.get("weight_versions")
+            routes=routes,
+        )
+
+    def _routes(self, meta: Mapping[str, Any], params: SamplingParams, *, num_tokens: int) -> RouteIds | None:
+        """Routes of all tokens but the last, where they were asked for. An answer that was aborted may have none."""
+        if params.routes is None:
+            return None
+        text = meta.get("routed_experts")
+        if text is not None:
+            return decode_routes(text, params.routes, num_tokens=num_tokens)
+        if meta["finish_reason"]["type"] == "abort":
+            return None
+        raise EngineError(
+            f"{self._at('/generate')} must return routed_experts, got none; start SGLang with "
+            "--enable-return-routed-experts and reach it without sglang-router, which drops the request for them"
         if not spans:
             return [self._version(meta["weight_version"], "/generate")] * num_tokens
         versions = [self._version(s["version"], "/generate") for s in spans for _ in range(s["start"], s["end"])]
@@ -361,7 +386,7 @@ class HttpEngine:
 
 
 def _generate_body(input_ids: Sequence[int], params: SamplingParams, rid: str | None) -> dict[str, Any]:
-    body: dict[str, Any] = {"input_ids": list(input_ids), "sampling_params": params.to_wire(), "return_logprob": True}
+    body = {"input_ids": list(input_ids), "sampling_params": params.to_wire(), **_returned(params)}
     return body if rid is None else {**body, "rid": rid}
 
 
@@ -369,7 +394,7 @@ def _batch_body(input_ids: Sequence[int], params: SamplingParams, rid: str | Non
     """`n` requests as one batch, sample j with seed + j."""
     assert params.sampling_seed is not None
     each = [replace(params, sampling_seed=params.sampling_seed + j).to_wire() for j in range(n)]
-    body = {"input_ids": [list(input_ids)] * n, "sampling_params": each, "return_logprob": True}
+    body = {"input_ids": [list(input_ids)] * n, "sampling_params": each, **_returned(params)}
     return body if rid is None else {**body, "rid": [f"{rid}_{j}" for j in range(n)]}
 
 
@@ -377,6 +402,12 @@ async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any
     """The JSON of server-sent events until `[DONE]`. An event may be longer than what a reader takes for a line."""
     rest = b""
     async for chunk in content.iter_any():
+def _returned(params: SamplingParams) -> dict[str, bool]:
+    """What the answer is to bring beside its tokens."""
+    routes = {} if params.routes is None else {"return_routed_experts": True}
+    return {"return_logprob": True, **routes}
+
+
         *complete, rest = (rest + chunk).split(b"\n\n")
         for event in complete:
             data = event.removeprefix(b"data: ")

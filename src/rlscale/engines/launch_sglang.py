@@ -32,6 +32,7 @@ class SglangLaunch(EngineLaunch):
     python: Path
     num_gpus: int = 1
     shares_gpus: bool = False
+    returns_routes: bool = False
     server_args: Mapping[str, Any] = field(default_factory=dict)  # what the user set, by SGLang's names
 
     @property
@@ -54,6 +55,8 @@ class SglangLaunch(EngineLaunch):
         }
         if self.max_context_len is not None:
             arguments["context_length"] = self.max_context_len
+        if self.returns_routes:
+            arguments["enable_return_routed_experts"] = True
         if self.device == "cpu":
             arguments |= ON_CPU
         elif self.shares_gpus:

@@ -6,10 +6,14 @@ too, as SGLang does. Unknown keys beside `sampling_params` are accepted, again a
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from rlscale.engines.routes import encode_routes
 from rlscale.types import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -39,7 +43,7 @@ _NEUTRAL_TOP: dict[str, tuple[Any, ...]] = {
     "lora_path": (None,),
     "session_params": (None,),
     "return_hidden_states": (False, None),
-    "return_routed_experts": (False, None),
+    "routed_experts_start_len": (0, None),
     "custom_logit_processor": (None,),
 }
 _SAMPLING_KEYS = {
@@ -84,6 +88,7 @@ class Limits:
 
     vocab_size: int
     max_context_len: int  # prompt and answer together, in tokens
+    has_experts: bool = False  # so that there are routes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +100,7 @@ class GenerateRequest:
     params: SamplingParams
     n: int = 1
     return_logprob: bool = False
+    return_routes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +145,8 @@ class Answer:
     weight_version: str
     num_retractions: int = 0
     seconds: float = 0.0
+    # Of an answer that has ended, where the request wants them: [prompt + R - 1, layers, chosen]
+    routes: npt.NDArray[np.int16] | None = field(default=None, compare=False)
 
 
 def parse_generate(
@@ -160,11 +168,25 @@ def parse_generate(
     if len(each) != len(prompts):
         raise BadRequest("sampling_params", f"have one entry for each of the {len(prompts)} prompts", len(each))
     return_logprob = _bool(body.get("return_logprob", False), "return_logprob")
+    return_routes = _bool(body.get("return_routed_experts") or False, "return_routed_experts")
+    if return_routes and not limits.has_experts:
+        raise BadRequest("return_routed_experts", "be false: the model of this server has no experts", True)
     requests = []
     for rid, ids, raw in zip(rids, prompts, each, strict=True):
         params, n = _sampling({} if raw is None else raw)
+        if return_routes and params.max_new_tokens == 0:
+            raise BadRequest("return_routed_experts", "be false with max_new_tokens=0, which reads no token", True)
         _check_prompt(ids, params, limits)
-        requests.append(GenerateRequest(rid=rid, input_ids=ids, params=params, n=n, return_logprob=return_logprob))
+        requests.append(
+            GenerateRequest(
+                rid=rid,
+                input_ids=ids,
+                params=params,
+                n=n,
+                return_logprob=return_logprob,
+                return_routes=return_routes,
+            )
+        )
     return requests, batched
 
 
@@ -188,6 +210,8 @@ def render(request: GenerateRequest, answer: Answer, *, index: int, text: str) -
     if answer.finish_reason is not None:
         meta["weight_versions"] = [{"version": s.version, "start": s.start, "end": s.end} for s in answer.spans]
         meta["e2e_latency"] = answer.seconds
+        if request.return_routes and answer.routes is not None:
+            meta["routed_experts"] = encode_routes(answer.routes)
     if request.return_logprob:
         meta["input_token_logprobs"] = []
         pairs = zip(answer.logprobs, answer.output_ids, strict=True)

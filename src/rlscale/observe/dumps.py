@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
-from rlscale.types import Float32, Group, TrainBatch, WeightVersion
+from rlscale.types import Float32, Group, RouteIds, Sample, TrainBatch, WeightVersion
 
 
 class RolloutDump:
     """Writes one JSONL file per rollout, a line per sample; a rollout that is repeated after a resume replaces its own.
+
+    Routes, of which there are hundreds a token, go into `<file>.routes.safetensors`: a tensor for each sample that has
+    some, under the number of its line, counted from 0.
 
     Args:
         template: path with `{rollout_id}` in it.
@@ -26,6 +30,8 @@ class RolloutDump:
         """The samples as they were trained on by weights of `version`. The file is there whole or not at all."""
         path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
         path.parent.mkdir(parents=True, exist_ok=True)
+        # First: whoever finds the samples finds their routes.
+        _write_routes(path, [sample for group in groups for sample in group.samples])
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in _records(rollout_id, groups, version))
@@ -52,6 +58,8 @@ class BatchDump:
             logprobs: of samples by the weights the rollout began with, as in `TrainResult`.
         """
         columns = {name: getattr(batch, name) for name in _COLUMNS}
+        if batch.routes is not None:
+            columns["routes"] = batch.routes
         trainer = np.full(len(batch.tokens), np.nan, dtype=np.float32)
         for sample, values in logprobs.items():
             stop = int(batch.offsets[sample + 1])
@@ -86,6 +94,36 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
         except (json.JSONDecodeError, TypeError, ValueError) as error:
             raise DataError(f"{path}, row {row} must be a JSON object, got {line[:80]!r}; dump it again") from error
     return records
+
+
+def read_routes(path: Path) -> dict[int, RouteIds]:
+    """The routes of the samples in the dump `path`, by row from 0; none where it was written without.
+
+    Raises DataError when the file beside it cannot be read.
+    """
+    file = _routes_file(path)
+    if not file.exists():
+        return {}
+    try:
+        return {int(row): routes for row, routes in load_file(file).items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{file} must hold the routes of samples, got {cause}; dump it again") from error
+
+
+def _routes_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.routes.safetensors")
+
+
+def _write_routes(path: Path, samples: Sequence[Sample]) -> None:
+    routes = {str(row): sample.routes for row, sample in enumerate(samples) if sample.routes is not None}
+    file = _routes_file(path)
+    if not routes:
+        file.unlink(missing_ok=True)  # of an earlier run
+        return
+    temporary = file.with_name(f".{file.name}.tmp")
+    save_file(routes, temporary)
+    temporary.replace(file)
 
 
 def _records(rollout_id: int, groups: Sequence[Group], version: WeightVersion) -> Iterator[dict[str, Any]]:

@@ -36,6 +36,7 @@ class Batches:
     samples_per_microbatch: int
     microbatch_tokens: int
     ranks: int
+    route_bytes: int = 0  # of the routes that engines return with a rollout, in the host's memory
 
 
 ASSUMED_PROMPT_TOKENS = 512

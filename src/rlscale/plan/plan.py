@@ -31,6 +31,7 @@ from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron import Parallel, Ranks, megatron_memory
 from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.placement import Layout, Place, layout_of, places
+from rlscale.types import RouteShape
 
 LONGEST_MATRIX = 64
 """Samples up to this length are attended to by plain products on a CPU (training/attention.py)."""
@@ -155,6 +156,9 @@ def make_plan(
     lengths = assumed_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
     layout = layout_of(config)
     batches = _batches(config, lengths, layout)
+    if config.algo.use_rollout_routing_replay:
+        shape = RouteShape(num_layers=a.num_layers, num_chosen=a.experts_per_token, num_experts=a.num_experts)
+        batches = replace(batches, route_bytes=batches.tokens * shape.bytes_per_token)
     recompute = _recomputes(config)
     trainer, otherwise = (
         _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None

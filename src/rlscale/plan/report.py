@@ -78,6 +78,8 @@ def _batches(plan: Plan) -> Table:
     }
     for name, number in rows.items():
         table.add_row(name, f"{number:,}")
+    if b.route_bytes:
+        table.add_row("routes that come with it, in the host's memory", _size(b.route_bytes))
     return table
 
 

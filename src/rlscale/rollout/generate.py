@@ -9,7 +9,7 @@ from rlscale.protocols import PromptSource
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.groups import generate_group
 from rlscale.rollout.pool import EnginePool
-from rlscale.types import Group, Prompt, SampleStatus, SamplingParams, WeightVersion
+from rlscale.types import Group, Prompt, RouteShape, SampleStatus, SamplingParams, WeightVersion
 
 
 class GeneratedRollouts:
@@ -17,6 +17,8 @@ class GeneratedRollouts:
 
     prompts ── take ──> generate_group ── samples ──> reward ──> group
                         (the engines queue)           (threads)
+
+    `params`: see `sampling_params`.
     """
 
     has_rewards = True
@@ -27,13 +29,13 @@ class GeneratedRollouts:
         prompts: PromptSource,
         pool: EnginePool,
         rewards: RewardRunner,
-        config: RolloutConfig,
+        params: SamplingParams,
         batch: BatchConfig,
         reward_key: str | None = None,
     ) -> None:
         self._prompts, self._pool, self._rewards, self._reward_key = prompts, pool, rewards, reward_key
         self._num_prompts, self._num_samples = batch.rollout_batch_size, batch.n_samples_per_prompt
-        self._params = sampling_params(config)
+        self._params = params
 
     def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         """The next `batch.rollout_batch_size` prompts with the indices of their groups."""
@@ -61,8 +63,11 @@ class GeneratedRollouts:
         self._prompts.load_state_dict(state["prompts"])
 
 
-def sampling_params(config: RolloutConfig) -> SamplingParams:
-    """How training samples are drawn; `sampling_seed` is the run's seed, from which every group derives its own."""
+def sampling_params(config: RolloutConfig, *, routes: RouteShape | None = None) -> SamplingParams:
+    """How training samples are drawn; `sampling_seed` is the run's seed, from which every group derives its own.
+
+    `routes`: of those that are to come with them.
+    """
     return SamplingParams(
         max_new_tokens=config.max_response_len,
         temperature=config.temperature,
@@ -73,6 +78,7 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
         stop_token_ids=tuple(config.stop_token_ids or ()),
         skip_special_tokens=config.skip_special_tokens,
         sampling_seed=config.seed,
+        routes=routes,
     )
 
 

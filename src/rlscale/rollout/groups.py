@@ -54,6 +54,11 @@ async def generate_group(
 
 def _sample(prompt: Prompt, answer: Generation, *, group_index: int, index: int, seed: int) -> Sample:
     sample = Sample(index=index, group_index=group_index, prompt=prompt, seed=seed)
-    sample.append(answer.output_ids, logprobs=answer.logprobs, weight_versions=answer.weight_versions)
+    sample.append(
+        answer.output_ids,
+        logprobs=answer.logprobs,
+        weight_versions=answer.weight_versions,
+        routes=answer.routes,
+    )
     sample.response, sample.status = answer.text, _STATUS[answer.finish_reason]
     return sample

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.errors import DataError
-from rlscale.observe.dumps import read_dump
-from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
+from rlscale.observe.dumps import read_dump, read_routes
+from rlscale.types import Group, Prompt, RouteIds, Sample, SampleStatus, WeightVersion
 
 
 class ReplayedRollouts:
@@ -16,12 +16,13 @@ class ReplayedRollouts:
 
     Args:
         template: path with `{rollout_id}` in it.
+        has_routes: the samples must bring those that their engine chose.
     """
 
     has_rewards = True
 
-    def __init__(self, template: str) -> None:
-        self._template = template
+    def __init__(self, template: str, *, has_routes: bool = False) -> None:
+        self._template, self._has_routes = template, has_routes
         self._groups: dict[int, Group] = {}
 
     def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
@@ -39,9 +40,15 @@ class ReplayedRollouts:
                 "to the number of rollouts that were saved"
             ) from error
         self._groups = {}
+        routes = read_routes(path) if self._has_routes else {}
+        if self._has_routes and not routes:
+            raise DataError(
+                f"{path} must have routes beside it with algo.use_rollout_routing_replay, got none; dump it again in a "
+                "run with that key"
+            )
         for row, record in enumerate(records, start=1):
             try:
-                self._add(record)
+                self._add(record, routes.get(row - 1))
             except (KeyError, TypeError, ValueError) as error:
                 cause = f"{type(error).__name__}: {error}"
                 raise DataError(f"{path}, row {row} must be a sample, got {cause}; dump it again") from error
@@ -63,7 +70,7 @@ class ReplayedRollouts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to do."""
 
-    def _add(self, record: Mapping[str, Any]) -> None:
+    def _add(self, record: Mapping[str, Any], routes: RouteIds | None) -> None:
         tokens, mask = list(record["tokens"]), list(record["loss_mask"])
         num_prompt_tokens = len(tokens) - len(mask)
         index = int(record["group_index"])
@@ -90,4 +97,8 @@ class ReplayedRollouts:
             tokens[num_prompt_tokens:], mask, record["rollout_logprobs"], strict=True
         ):
             sample.append([token_id], logprobs=[logprob], weight_versions=[0], trainable=bool(trainable))
+        if routes is not None:
+            if len(routes) != len(tokens):
+                raise ValueError(f"routes must be those of {len(tokens)} tokens, got {len(routes)}")
+            sample.routes = routes
         group.samples.append(sample)

@@ -40,6 +40,17 @@ def test_groups_come_back_equal(tmp_path: Path) -> None:
     assert all(sample.prompt is group.prompt for group in load_groups(tmp_path) for sample in group.samples)
 
 
+def test_routes_come_back_with_their_type(tmp_path: Path) -> None:
+    made = groups()
+    routes = np.arange(6 * 2 * 3, dtype=np.uint16).reshape(6, 2, 3)
+    made[1].samples[0].routes = routes
+    save_groups(tmp_path, made)
+    first, second = load_groups(tmp_path)
+    assert [sample.routes for sample in (*first.samples, second.samples[1])] == [None] * 3
+    read = second.samples[0].routes
+    assert read is not None and read.dtype == np.uint16 and (read == routes).all()
+
+
 def test_nothing_is_written_for_no_groups(tmp_path: Path) -> None:
     save_groups(tmp_path, [])
     assert list(tmp_path.iterdir()) == []

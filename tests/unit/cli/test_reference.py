@@ -30,7 +30,7 @@ def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:
     assert all(f"| `{name}`" in page for name in ESTIMATORS)
     assert all(f"| `algo={option}` |" in page for option in ConfigFolders.find().groups()["algo"])
     unnamed = [path for path in keys() if path.startswith("algo.") and f"`{path}`" not in page]
-    assert unnamed == ["algo.use_routing_replay"]
+    assert unnamed == ["algo.use_routing_replay", "algo.use_rollout_routing_replay"]
 
 
 def test_the_page_of_rules_names_every_rule_and_what_it_reads() -> None:

@@ -435,6 +435,42 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"algo.use_routing_replay": False, **MEGATRON, "train.keep_old_actor": True},
     ),
     (
+        "routes_lead_to_experts",
+        {"algo.use_rollout_routing_replay": True, "model.num_layers": 36},
+        "algo.use_rollout_routing_replay must be false with a model that has no experts, got true",
+        {"algo.use_rollout_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
+    ),
+    (
+        "routes_come_from_one_place",
+        {"algo.use_rollout_routing_replay": True, "algo.use_routing_replay": True},
+        "algo.use_routing_replay must be false with algo.use_rollout_routing_replay, got true; keep one of them",
+        {"algo.use_rollout_routing_replay": True},
+    ),
+    (
+        "routes_are_taken_again",
+        {"algo.use_rollout_routing_replay": True, "train.backend": "fsdp"},
+        "train.backend must be megatron with algo.use_rollout_routing_replay, got fsdp; choose train=megatron",
+        {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.keep_old_actor": True},
+    ),
+    (
+        "routes_are_taken_again",
+        {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.qkv_format": "bshd"},
+        "train.qkv_format must be thd with algo.use_rollout_routing_replay, got bshd; leave it out",
+        {"algo.use_rollout_routing_replay": True, **MEGATRON},
+    ),
+    (
+        "routes_come_with_samples",
+        {"algo.use_rollout_routing_replay": True, "router.enabled": True},
+        "router.enabled must be false with algo.use_rollout_routing_replay, got true; sglang-router does not hand",
+        {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "cluster.rollout_num_gpus": 4},
+    ),
+    (
+        "routes_come_with_samples",
+        {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "sglang.server_args": {"pp_size": 2}},
+        "sglang.pp_size must be 1 with algo.use_rollout_routing_replay, got 2; a stage knows the routes of its own",
+        {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "sglang.server_args": {"pp_size": 1}},
+    ),
+    (
         "adapters_are_all_that_is_trained",
         {"train.lora.rank": 8, "train.backend": "megatron"},
         "train.backend must be fsdp with train.lora.rank=8, got megatron; choose train=fsdp",

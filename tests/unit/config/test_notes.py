@@ -92,6 +92,7 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("train.keep_old_actor", {"algo.loss_type": "sft_loss"}, {}),
         ("train.reuse_logprobs", {"train.keep_old_actor": True}, {}),
         ("algo.use_routing_replay", {"algo.use_rollout_logprobs": True}, {}),
+        ("algo.use_rollout_routing_replay", {"algo.loss_type": "sft_loss"}, {}),
         ("rollout.external_engine_addrs", {}, {"rollout.external": True}),
         ("fault_tolerance.health_check_interval_s", {"rollout.engine": "external"}, {"fault_tolerance.enabled": True}),
         ("cluster.rollout_num_gpus_per_engine", {"rollout.external": True}, {}),

@@ -253,7 +253,7 @@ def simulation(
             prompts=prompts,
             pool=pool,
             rewards=rewards,
-            config=rollout,
+            params=sampling_params(rollout),
             batch=config.batch,
         )
         evaluator = None

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from rlscale.data.batch import build_batch
@@ -30,6 +31,26 @@ def test_columns() -> None:
     assert batch.group_ids.tolist() == [10, 10, 11]
     assert batch.execution_ids.tolist() == [0, 1, 2]
     assert batch.version == 4
+
+
+def test_routes_lie_end_to_end_and_are_unknown_where_there_are_none() -> None:
+    prompt = Prompt(index=0, text="a", token_ids=(7, 8))
+    routed, other = sample(0, prompt, [5]), sample(1, prompt, [1, 2])
+    routed.append([6], logprobs=[0.0], weight_versions=[3], routes=np.arange(6, dtype=np.uint8).reshape(3, 1, 2))
+    batch = build_batch([Group(index=0, prompt=prompt, samples=[other, routed])], version=0)
+    assert batch.routes is not None and batch.routes.dtype == np.uint8
+    assert batch.routes[:, 0].tolist() == [[255, 255]] * 4 + [[0, 1], [2, 3], [4, 5], [255, 255]]
+    assert build_batch([Group(index=0, prompt=prompt, samples=[other])], version=0).routes is None
+
+
+def test_a_token_keeps_the_route_that_it_was_drawn_with() -> None:
+    made = Sample(index=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(7, 8)), seed=0)
+    first, second = np.full((3, 1, 2), 4, dtype=np.uint8), np.full((6, 1, 2), 9, dtype=np.uint8)
+    made.append([5, 6], logprobs=[0.0] * 2, weight_versions=[1] * 2, routes=first)
+    made.append([2], logprobs=[0.0], weight_versions=[1], trainable=False)
+    assert made.routes is not None and made.routes[:, 0, 0].tolist() == [4, 4, 4, 255, 255]
+    made.append([3, 3], logprobs=[0.0] * 2, weight_versions=[2] * 2, routes=second)
+    assert made.routes[:, 0, 0].tolist() == [4, 4, 4, 9, 9, 9, 255]
 
 
 def test_truncated_samples_can_be_left_out_of_the_loss() -> None:

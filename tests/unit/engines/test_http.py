@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from rlscale.engines import http
-from rlscale.engines.fake import FakeServer, fake_token
+from rlscale.engines.fake import FakeServer, fake_routes, fake_token
 from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError
-from rlscale.types import EngineAddress, SamplingParams
+from rlscale.types import EngineAddress, RouteShape, SamplingParams
 
 PROMPT = [5, 9, 33]
 PARAMS = SamplingParams(max_new_tokens=6, ignore_eos=True, sampling_seed=3)
@@ -30,6 +31,45 @@ async def engine(fake: FakeServer) -> AsyncIterator[HttpEngine]:
     client = HttpEngine(EngineAddress(name="engine 0", url=fake.url), timeout_s=5)
     yield client
     await client.close()
+
+
+SHAPE = RouteShape(num_layers=3, num_chosen=2, num_experts=8)
+
+
+@pytest.fixture
+async def routed() -> AsyncIterator[tuple[FakeServer, HttpEngine]]:
+    with FakeServer(vocab_size=100, max_context_len=256, routes=SHAPE) as server:
+        client = HttpEngine(EngineAddress(name="engine 0", url=server.url), timeout_s=5)
+        yield server, client
+        await client.close()
+
+
+async def test_routes_come_where_they_are_asked_for(routed: tuple[FakeServer, HttpEngine]) -> None:
+    [plain] = await routed[1].generate(PROMPT, PARAMS)
+    assert plain.routes is None
+    for answer in await routed[1].generate(PROMPT, replace(PARAMS, routes=SHAPE), n=2):
+        expected = fake_routes([*PROMPT, *answer.output_ids][:-1], SHAPE)
+        assert answer.routes is not None and answer.routes.dtype == np.uint8 and (answer.routes == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (replace(SHAPE, num_layers=4), r"routes must be int32 of shape \[8, 4, 2\], got 192 bytes"),
+        (replace(SHAPE, num_experts=6), r"routes must be experts from 0 to 5, got 0 to 7"),
+    ],
+)
+async def test_routes_of_another_model_are_refused(
+    routed: tuple[FakeServer, HttpEngine], shape: RouteShape, told: str
+) -> None:
+    with pytest.raises(EngineError, match=f"engine 0 .* must answer as SGLang does, got ValueError: {told}"):
+        await routed[1].generate(PROMPT, replace(PARAMS, routes=shape))
+
+
+async def test_an_answer_without_its_routes_is_an_error(routed: tuple[FakeServer, HttpEngine]) -> None:
+    routed[0].faults.drops_routes = True
+    with pytest.raises(EngineError, match="must return routed_experts, got none; start SGLang with"):
+        await routed[1].generate(PROMPT, replace(PARAMS, routes=SHAPE))
 
 
 async def held(fake: FakeServer) -> None:

@@ -89,6 +89,12 @@ def test_sglang_on_gpus() -> None:
     assert isinstance(apart, SglangLaunch) and "enable_memory_saver" not in apart.arguments("127.0.0.1", 7)
 
 
+def test_sglang_returns_routes_where_they_are_replayed() -> None:
+    words = ("train=megatron", "model=tiny_qwen3_moe", "algo.use_rollout_routing_replay=true")
+    assert arguments_of(*words)["enable_return_routed_experts"] is True
+    assert "enable_return_routed_experts" not in arguments_of(*words[:2])
+
+
 def test_cuda_graph_sizes_have_sglangs_present_name() -> None:
     assert arguments_of("sglang.cuda_graph_bs=[1,8]")["cuda_graph_bs_decode"] == [1, 8]
 

@@ -244,6 +244,13 @@ def test_a_mixture_of_experts_reads_the_experts_its_tokens_choose() -> None:
     assert share_of_weights(plan().model, 1) == 1.0
 
 
+def test_routes_of_a_rollout_take_memory_of_the_host() -> None:
+    words = ("train=megatron", "algo.use_rollout_routing_replay=true")
+    found = plan(*words, experiment="qwen3_30b_a3b_gspo")
+    assert found.batches.route_bytes == found.batches.tokens * 48 * 8  # 128 experts: a byte each
+    assert plan(*words[:1], experiment="qwen3_30b_a3b_gspo").batches.route_bytes == 0
+
+
 def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
     words = ("train=megatron", "cluster.actor_num_gpus_per_node=8")
     whole = plan(*words, "megatron.use_distributed_optimizer=false")

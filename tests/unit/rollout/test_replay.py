@@ -49,6 +49,35 @@ def test_what_is_read_is_what_was_written_but_for_the_version(tmp_path: Path) ->
             assert ours == theirs
 
 
+def with_routes() -> list[Group]:
+    groups = [make_group(4), make_group(5)]
+    groups[1].samples[0].routes = np.arange(6 * 2, dtype=np.uint8).reshape(6, 1, 2)
+    return groups
+
+
+def test_routes_lie_beside_the_samples(tmp_path: Path) -> None:
+    template = str(tmp_path / "{rollout_id}.jsonl")
+    dump, source = RolloutDump(template), ReplayedRollouts(template, has_routes=True)
+    written = with_routes()
+    dump.write(0, written, version=4)
+    taken = source.take(0)
+    read = [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in taken]
+    assert [sample.routes is None for group in read for sample in group.samples] == [True, True, False, True]
+    assert np.array_equal(read[1].samples[0].routes, written[1].samples[0].routes)
+    dump.write(0, GROUPS, version=4)  # as a run without them repeats it
+    with pytest.raises(DataError, match=r"0\.jsonl must have routes beside it with algo\.use_rollout_routing_replay"):
+        source.take(0)
+
+
+def test_routes_of_another_number_of_tokens_are_told(tmp_path: Path) -> None:
+    template = str(tmp_path / "{rollout_id}.jsonl")
+    groups = with_routes()
+    groups[1].samples[0].routes = np.zeros((5, 1, 2), dtype=np.uint8)
+    RolloutDump(template).write(0, groups, version=4)
+    with pytest.raises(DataError, match=r"row 3 must be a sample, got .*routes must be those of 6 tokens, got 5"):
+        ReplayedRollouts(template, has_routes=True).take(0)
+
+
 def broken(**changes: Any) -> str:
     record = {"group_index": 0, "tokens": [1, 2], "loss_mask": [1]} | changes
     return json.dumps(record) + "\n"

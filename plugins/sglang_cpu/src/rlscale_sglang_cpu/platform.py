@@ -4,6 +4,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
+from rlscale_sglang_cpu.memory import take_plain_memory
 from rlscale_sglang_cpu.seeds import ATTENTION_BACKEND, allow_mode, draw_by_seed
 
 
@@ -22,6 +23,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         draw_by_seed()
+        take_plain_memory()
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND

@@ -285,6 +285,14 @@ class AlgoConfig(ConfigGroup):
             "`train.backend=megatron`."
         ),
     ] = False
+    use_rollout_routing_replay: Annotated[
+        bool,
+        Field(
+            description="Route tokens to the experts that the engine chose while it generated them, for old logprobs "
+            "and in training. Engines return these routes with every sample. With `train.backend=megatron`, in the "
+            "place of `algo.use_routing_replay`."
+        ),
+    ] = False
 
 
 def compares_policies(algo: AlgoConfig) -> bool:

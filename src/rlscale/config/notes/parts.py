@@ -96,6 +96,11 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         why="no old logprobs are computed whose routes could be taken again",
     ),
     Ignored(
+        names=("algo.use_rollout_routing_replay",),
+        when=_is_sft,
+        why="algo.loss_type is sft_loss, so no engine chose a route",
+    ),
+    Ignored(
         names=("train.keep_old_actor",),
         when=lambda config: not compares_policies(config.algo),
         why="algo.loss_type compares no policies",

@@ -25,6 +25,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "context_length": "set rollout.max_context_len",
         "tp_size": "set cluster.rollout_num_gpus_per_engine, the GPUs of one engine",
         "enable_memory_saver": "set cluster.colocate",
+        "enable_return_routed_experts": "set algo.use_rollout_routing_replay",
         "host": _EACH_SERVER,
         "port": _EACH_SERVER,
         "nccl_port": _EACH_SERVER,

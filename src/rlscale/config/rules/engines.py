@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.rules.placement import uses_router
+from rlscale.config.problems import show
+from rlscale.config.rules.placement import USES_ROUTER, uses_router
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.sglang_python import check_python
@@ -29,3 +30,19 @@ def interpreter_has_sglang(config: RunConfig) -> list[Problem]:
         return []
     # Whether it can serve on a CPU is asked once the device is resolved.
     return check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=False)
+
+
+@rule("sglang.server_args", *USES_ROUTER)
+def routes_come_with_samples(config: RunConfig) -> list[Problem]:
+    """sglang-router hands on the parts of a request that it knows; a stage of SGLang's pipeline sees its own layers."""
+    if not config.algo.use_rollout_routing_replay:
+        return []
+    rule, problems = "be {} with algo.use_rollout_routing_replay", []
+    if uses_router(config):
+        fix = "sglang-router does not hand the request for routes on; leave it out"
+        problems.append(Problem(path="router.enabled", rule=rule.format("false"), value="true", fix=fix))
+    stages = config.sglang.server_args.get("pp_size")
+    if config.rollout.engine == EngineKind.sglang and stages not in (None, 1):
+        fix = "a stage knows the routes of its own layers only; use tensor parallelism"
+        problems.append(Problem(path="sglang.pp_size", rule=rule.format("1"), value=show(stages), fix=fix))
+    return problems

@@ -166,6 +166,7 @@ USES_ROUTER = (
     "cluster.rollout_num_gpus_per_engine",
     "cluster.actor_num_nodes",
     "cluster.actor_num_gpus_per_node",
+    "algo.use_rollout_routing_replay",
     *USES_ENGINES,
 )
 """Keys that `uses_router` reads."""
@@ -179,5 +180,6 @@ def uses_router(config: RunConfig) -> bool:
     number = cluster.rollout_num_gpus
     if number is None:
         number = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
-    several = number > cluster.rollout_num_gpus_per_engine
+    # sglang-router would drop the request for routes.
+    several = number > cluster.rollout_num_gpus_per_engine and not config.algo.use_rollout_routing_replay
     return config.router.enabled is True or (several and config.rollout.engine == EngineKind.sglang)

@@ -99,29 +99,51 @@ def distillation_has_a_teacher(config: RunConfig) -> list[Problem]:
     return [Problem(path="model.teacher_load", rule=rule, value="null", fix=fix)]
 
 
-@rule("algo.use_routing_replay", "model.num_experts", "model.num_layers")
+ROUTES = ("algo.use_rollout_routing_replay", "algo.use_routing_replay")
+"""Keys with which tokens go to experts that were chosen before."""
+
+
+def _replays(config: RunConfig) -> list[str]:
+    """Those of `ROUTES` that are on."""
+    return [path for path in ROUTES if getattr(config.algo, path.removeprefix("algo."))]
+
+
+@rule(*ROUTES, "model.num_experts", "model.num_layers")
 def routes_lead_to_experts(config: RunConfig) -> list[Problem]:
     """A model whose figures are given and name no experts has none."""
-    model = config.model
-    if not config.algo.use_routing_replay or model.num_experts is not None or model.num_layers is None:
+    if config.model.num_experts is not None or config.model.num_layers is None:
         return []
     rule, fix = "be false with a model that has no experts", "leave it out"
-    return [Problem(path="algo.use_routing_replay", rule=rule, value="true", fix=fix)]
+    return [Problem(path=path, rule=rule, value="true", fix=fix) for path in _replays(config)]
+
+
+@rule(*ROUTES)
+def routes_come_from_one_place(config: RunConfig) -> list[Problem]:
+    """The engine's routes are taken for the old logprobs, too: there are no others to be kept from them."""
+    if len(_replays(config)) < 2:
+        return []
+    rule, fix = f"be false with {ROUTES[0]}", "keep one of them"
+    return [Problem(path=ROUTES[1], rule=rule, value="true", fix=fix)]
 
 
 @rule(
-    "algo.use_routing_replay",
+    *ROUTES,
     "train.backend",
     "train.qkv_format",
     "train.keep_old_actor",
     "megatron.core_args",
 )
 def routes_are_taken_again(config: RunConfig) -> list[Problem]:
-    """Megatron-core's routers are asked, token by token of packed samples, for those of the policy before its steps."""
-    if not config.algo.use_routing_replay:
+    """Megatron-core's routers are asked, token by token of packed samples, for those of the policy before its steps.
+
+    Those of earlier versions come from the engine only.
+    """
+    keys = _replays(config)
+    if not keys:
         return []
-    rule = "be {} with algo.use_routing_replay"
-    kept, fused = config.train.keep_old_actor, bool(config.megatron.core_args.get("moe_router_fusion"))
+    rule = f"be {{}} with {keys[0]}"
+    kept = config.train.keep_old_actor and not config.algo.use_rollout_routing_replay
+    fused = bool(config.megatron.core_args.get("moe_router_fusion"))
     wrong = {
         "train.backend": ("megatron", config.train.backend != TrainBackendName.megatron, "choose train=megatron"),
         "train.qkv_format": ("thd", config.train.qkv_format != QkvFormat.thd, "leave it out"),

@@ -1,7 +1,7 @@
 """The forward pass of a decoder over caches of fixed shape.
 
 Shape legend: B rows (slots), L layers, P prompts, T tokens of a padded prompt, S cached positions, H query heads,
-K key-value heads, D head dimension, V vocabulary.
+K key-value heads (of routes: experts of a token), D head dimension, V vocabulary.
 
 Projections that read the same input are one matrix; the Hugging Face tensors are views into it, so that a weight update
 writes straight into what is multiplied.
@@ -146,6 +146,15 @@ class Decoder:
 
     def _logits(self, x: Tensor) -> Tensor:
         return self._head(normed(x, self._norm, eps=self.architecture.norm_eps))
+
+    def chosen(self) -> Tensor:
+        """Experts of each token of the last pass, 0 in layers without experts. [N, L, K] int16, on the CPU
+
+        N are the rows of `decode`, or the places [P * T] of `prefill`.
+        """
+        layers = [layer.mlp.chosen_NK if isinstance(layer.mlp, ExpertMlp) else None for layer in self._layers]
+        like = next(each for each in layers if each is not None)
+        return torch.stack([torch.zeros_like(like) if each is None else each for each in layers], dim=1).short().cpu()
 
     def forget_copies(self) -> None:
         """Frees what was made from the weights to multiply faster; it is made anew when it is needed."""

@@ -1,6 +1,6 @@
 """A layer of experts: a router chooses a few MLPs for each token.
 
-Shape legend: N tokens (of any number of rows), H hidden width, I width of an expert, E experts.
+Shape legend: N tokens (of any number of rows), H hidden width, I width of an expert, E experts, K experts of a token.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ class ExpertMlp:
     def __init__(self, routing: Routing, router: Tensor, experts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """`router` is [E, H]. An expert is its gate, up and down projection: [I, H], [I, H] and [H, I]."""
         self._routing, self._router = routing, router
+        self.chosen_NK: Tensor | None = None  # experts of each token of the last call, in no particular order
         gates, ups, downs = zip(*experts, strict=True)
         self._gate_up = Product(torch.cat([*gates, *ups]), None)
         self._down_EHI = torch.stack(downs)
@@ -49,6 +50,7 @@ class ExpertMlp:
         """Weight of each expert for each token, 0 where it was not chosen."""
         shares = F.linear(x_NH, self._router).softmax(dim=-1, dtype=torch.float32)
         chosen, indices = shares.topk(self._routing.num_per_token, dim=-1)
+        self.chosen_NK = indices
         if self._routing.normalized:
             chosen = chosen / chosen.sum(dim=-1, keepdim=True)
         return torch.zeros_like(shares).scatter(-1, indices, chosen).to(x_NH.dtype)

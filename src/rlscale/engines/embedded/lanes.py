@@ -99,10 +99,19 @@ class Lane:
         )
         tokens, logprobs = draw(logits, self._params, positions + 1, self._scratch)
         active = [slot for slot in range(num) if self.sequences[slot] is not None]
+        self._keep_routes(active)
         self._ids[active] = tokens[active]
         self._positions[active] += 1
         drawn = zip(active, tokens[active].tolist(), logprobs[active].tolist(), strict=True)
         return [(self._sequence(slot), token, logprob) for slot, token, logprob in drawn]
+
+    def _keep_routes(self, active: list[int]) -> None:
+        """Notes for sequences that want them the experts of the tokens that were just read."""
+        wanting = [slot for slot in active if self._sequence(slot).wants_routes]
+        if wanting:
+            chosen = self._decoder.chosen().numpy()
+            for slot in wanting:
+                self._sequence(slot).routes.append(chosen[slot : slot + 1])
 
     # -- the cache
 

@@ -19,7 +19,7 @@ class Prefiller:
         self._decoder, self._deterministic = decoder, deterministic
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Fills `cache` and `logits` of every job."""
+        """Fills `cache` and `logits` of every job, and `routes` where they are wanted."""
         by_length: dict[int, list[Job]] = defaultdict(list)
         for job in jobs:
             by_length[padded_len(len(job.tokens))].append(job)
@@ -39,3 +39,8 @@ class Prefiller:
         cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device))
         for row, job in enumerate(jobs):
             job.cache, job.logits = cache[:, :, row], logits[row]
+        if any(job.wants_routes for job in jobs):
+            chosen = self._decoder.chosen()
+            routes = chosen.view(num_rows, padded, *chosen.shape[1:]).numpy()
+            for row, job in enumerate(jobs):
+                job.routes = routes[row, : len(job.tokens)].copy() if job.wants_routes else None

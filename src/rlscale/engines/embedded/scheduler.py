@@ -226,7 +226,7 @@ class Scheduler:
             for sequence in ticket.sequences:
                 self._finish(sequence, {"type": "length", "length": 0})
             return
-        self._enqueue(Job(tokens=request.input_ids, sequences=deque(ticket.sequences)), ticket)
+        self._enqueue(request.input_ids, ticket.sequences, ticket)
 
     # -- the loop (decode thread)
 
@@ -305,6 +305,8 @@ class Scheduler:
         ids, logprobs = draw(logits, params, positions, self._scratch)
         drawn = zip(ids.tolist(), logprobs.tolist(), strict=True)
         for lane, job, taken in chosen:
+            for sequence in taken:
+                sequence.routes = [] if job.routes is None else [job.routes]
             going_on = [s for s in taken if self._extend(s, *next(drawn))]
             # A failure meanwhile takes all sequences of its request with it.
             going_on = [s for s in going_on if s.finish is None]
@@ -378,11 +380,15 @@ class Scheduler:
             for sequence in reversed(retracted):
                 lane.remove(sequence)
                 sequence.num_retractions += 1
+                sequence.routes.clear()  # of the cache that is forgotten
                 tokens = (*sequence.ticket.request.input_ids, *sequence.ids)
-                self._enqueue(Job(tokens=tokens, sequences=deque([sequence])), sequence.ticket, first=True)
+                self._enqueue(tokens, [sequence], sequence.ticket, first=True)
         self.forget_prefills()
 
-    def _enqueue(self, job: Job, ticket: Ticket, *, first: bool = False) -> None:
+    def _enqueue(
+        self, tokens: tuple[int, ...], sequences: list[Sequence], ticket: Ticket, *, first: bool = False
+    ) -> None:
+        job = Job(tokens=tokens, sequences=deque(sequences), wants_routes=ticket.request.return_routes)
         jobs = self._waiting.setdefault(lane_length(ticket.total_len), deque())
         if first:
             jobs.appendleft(job)

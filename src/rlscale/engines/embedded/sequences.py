@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from rlscale.engines.embedded.sampling import RowParams
@@ -28,6 +30,12 @@ class Sequence:
     versions: list[tuple[str, int]] = field(default_factory=list)  # weights, and their first token
     num_retractions: int = 0
     finish: dict[str, object] | None = None
+    # Experts of the tokens that have been read, so of all but the last, where they are wanted: parts [n, L, K]
+    routes: list[npt.NDArray[np.int16]] = field(default_factory=list)
+
+    @property
+    def wants_routes(self) -> bool:
+        return self.ticket.request.return_routes
 
     def set_params(self, params: RowParams, row: int) -> None:
         """Makes `row` sample as this sequence's request wants it."""
@@ -91,6 +99,7 @@ class Ticket:
     def answer(self, sequence: Sequence, version: str) -> Answer:
         """A copy: the sequence may grow on in the decode thread."""
         spans = sequence.spans()
+        has_routes = bool(sequence.routes) and sequence.finish is not None
         return Answer(
             output_ids=sequence.ids.copy(),
             logprobs=sequence.logprobs.copy(),
@@ -99,6 +108,7 @@ class Ticket:
             weight_version=spans[-1].version if spans else version,
             num_retractions=sequence.num_retractions,
             seconds=time.monotonic() - self.started_s,
+            routes=np.concatenate(sequence.routes) if has_routes else None,
         )
 
 
@@ -106,10 +116,13 @@ class Ticket:
 class Job:
     """Tokens to be prefilled once, and the sequences that go on from them.
 
-    `cache` [L, 2, K, T, D] and `logits` [V] are there once it is prefilled, until its last sequence has a slot.
+    `cache` [L, 2, K, T, D] and `logits` [V] are there once it is prefilled, until its last sequence has a slot, and
+    `routes` where they are wanted.
     """
 
     tokens: tuple[int, ...]
     sequences: deque[Sequence]
     cache: Tensor | None = None
     logits: Tensor | None = None
+    wants_routes: bool = False
+    routes: npt.NDArray[np.int16] | None = None  # of `tokens`: [T, L, experts of a token]

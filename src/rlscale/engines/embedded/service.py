@@ -160,6 +160,7 @@ class EmbeddedService:
             "vocab_size": self.limits.vocab_size,
             "max_context_len": self.limits.max_context_len,
             "context_length": self.limits.max_context_len,
+            "enable_return_routed_experts": self.limits.has_experts,
         }
 
     def load(self) -> Load:

@@ -54,7 +54,11 @@ def pack_rows(
     """
     rows = lay_down(batch, sample_indices, share_prompts=False)
     widths = _widths(rows.lengths, context=context, multiple=multiple, least=num_places)
-    return _laid_down(rows, widths, device=device, context=context, is_padded=False)
+    micro = _laid_down(rows, widths, device=device, context=context, is_padded=False)
+    if not len(sample_indices):
+        assert micro.params is not None and micro.params.rows is not None, "packed samples have them"
+        micro.params.rows.fill(-1)  # what stands in their place is no token of the batch
+    return micro
 
 
 def pad_rows(

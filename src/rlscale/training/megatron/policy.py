@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from torch import Tensor
 
 from rlscale.training.megatron.checkpoint import load_weights, save_weights
+from rlscale.training.megatron.engine_routes import EngineRoutes
 from rlscale.training.megatron.grid import MegatronGrid
 from rlscale.training.megatron.head import LogprobHead
 from rlscale.training.megatron.host_weights import HostWeights
 from rlscale.training.megatron.model import Decoder, MegatronModel
 from rlscale.training.megatron.rank import MegatronRank
-from rlscale.training.megatron.routes import Routes
+from rlscale.training.megatron.routes import OwnRoutes, Routes
 from rlscale.training.megatron.step import score
 from rlscale.training.megatron.trained import TrainedModel
 from rlscale.training.megatron.user_code import call_before_logprobs, call_before_step
@@ -26,6 +27,7 @@ from rlscale.training.role_backend import loss_of_column
 from rlscale.training.rollout import Rollout, pick
 from rlscale.training.schedule import LrSchedule
 from rlscale.training.settings import StepSettings
+from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
 
@@ -42,10 +44,7 @@ class MegatronPolicy:
         spec, grid = on.spec, on.grid
         self.model, self.head = model, LogprobHead.of(model, spec, grid=grid)
         self.trained = TrainedModel(spec, model, optim=spec.optim, grid=grid, background=on.background)
-        shares_sequences = bool(model.config.sequence_parallel)
-        self.routes = (
-            Routes(model.chunks, grid=grid, shares_sequences=shares_sequences) if spec.algo.use_routing_replay else None
-        )
+        self.routes = _routes(spec, model, grid=grid)
         waits = 0 if spec.critic is None else spec.critic.num_only_steps
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
@@ -53,15 +52,14 @@ class MegatronPolicy:
     def score_old(self, rollout: Rollout, *, earlier: OldPolicies[HostWeights] | None = None) -> None:
         """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
         algo = self._spec.algo
-        keeps = self.routes is not None and not algo.use_rollout_logprobs
-        with rollout.timed("old_logprobs"), self.routes.recorded(rollout) if self.routes and keeps else nullcontext():
+        with rollout.timed("old_logprobs"), self._routes_of_old(rollout):
             old = self._score(rollout, entropies=rollout.metrics if algo.use_rollout_entropy else None)
         rollout.has_entropy = algo.use_rollout_entropy
         if algo.use_rollout_logprobs:
             return
         rollout.old = old
         if earlier is not None:
-            with rollout.timed("old_logprobs"):
+            with rollout.timed("old_logprobs"), self._routes_of_old(rollout):
                 earlier.score(rollout)
         if not self._grid.is_last_stage:
             return
@@ -99,12 +97,28 @@ class MegatronPolicy:
         )
         with nullcontext() if self.routes is None else self.routes.replayed(rollout):
             result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
+        if self.routes is not None:
+            result |= self.routes.measure()
         self.num_steps += 1
         return result
+
+    def _routes_of_old(self, rollout: Rollout) -> AbstractContextManager[None]:
+        return nullcontext() if self.routes is None else self.routes.of_old(rollout)
 
     def _score(self, rollout: Rollout, *, entropies: MetricSums | None = None) -> Tensor:
         call_before_logprobs(self._spec, self.model.chunks, role="policy")
         return score_logprobs(self.model, rollout, grid=self._grid, head=self.head, entropies=entropies)
+
+
+def _routes(spec: TrainerSpec, model: MegatronModel, *, grid: MegatronGrid) -> Routes | None:
+    """Where the experts of tokens come from; None: from the routers."""
+    algo, shares_sequences = spec.algo, bool(model.config.sequence_parallel)
+    if algo.use_rollout_routing_replay:
+        layers = int(model.config.num_layers)
+        return EngineRoutes(model.chunks, grid=grid, shares_sequences=shares_sequences, num_layers=layers)
+    if algo.use_routing_replay and not algo.use_rollout_logprobs:  # else there is no pass of old logprobs
+        return OwnRoutes(model.chunks, grid=grid, shares_sequences=shares_sequences)
+    return None
 
 
 class PolicyCopies:
