@@ -324,11 +324,11 @@ class HttpEngine:
             ids_of_logprobs = [int(entry[1]) for entry in meta["output_token_logprobs"]]
             finish = str(meta["finish_reason"]["type"]) if meta["finish_reason"] else ""
             versions = self._versions(meta, len(output_ids)) if finish else []
+            routes = self._routes(meta, params, num_tokens=num_read + len(output_ids) - 1) if finish else None
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise EngineError(f"{self._at('/generate')} must answer as SGLang does, got {type(e).__name__}: {e}") from e
         if ids_of_logprobs != output_ids:
             raise EngineError(
-            routes = self._routes(meta, params, num_tokens=num_read + len(output_ids) - 1) if finish else None
                 f"{self._at('/generate')} must return one logprob for each output id, got {len(logprobs)} "
                 f"for {len(output_ids)} ids or other ids"
             )
@@ -339,10 +339,6 @@ class HttpEngine:
             finish_reason=finish,
             text=str(answer.get("text", "")),
             engine=self._router.name,
-        )
-
-    def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[WeightVersion]:
-        spans = meta.get("weight_versions")
             routes=routes,
         )
 
@@ -358,6 +354,10 @@ class HttpEngine:
         raise EngineError(
             f"{self._at('/generate')} must return routed_experts, got none; start SGLang with "
             "--enable-return-routed-experts and reach it without sglang-router, which drops the request for them"
+        )
+
+    def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[WeightVersion]:
+        spans = meta.get("weight_versions")
         if not spans:
             return [self._version(meta["weight_version"], "/generate")] * num_tokens
         versions = [self._version(s["version"], "/generate") for s in spans for _ in range(s["start"], s["end"])]
@@ -398,16 +398,16 @@ def _batch_body(input_ids: Sequence[int], params: SamplingParams, rid: str | Non
     return body if rid is None else {**body, "rid": [f"{rid}_{j}" for j in range(n)]}
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
-    """The JSON of server-sent events until `[DONE]`. An event may be longer than what a reader takes for a line."""
-    rest = b""
-    async for chunk in content.iter_any():
 def _returned(params: SamplingParams) -> dict[str, bool]:
     """What the answer is to bring beside its tokens."""
     routes = {} if params.routes is None else {"return_routed_experts": True}
     return {"return_logprob": True, **routes}
 
 
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
+    """The JSON of server-sent events until `[DONE]`. An event may be longer than what a reader takes for a line."""
+    rest = b""
+    async for chunk in content.iter_any():
         *complete, rest = (rest + chunk).split(b"\n\n")
         for event in complete:
             data = event.removeprefix(b"data: ")
