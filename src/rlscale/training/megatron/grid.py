@@ -69,6 +69,7 @@ def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.
         timeout_minutes: of a collective.
     """
     if parallel_state.model_parallel_is_initialized():
+        _leave_groups()
         parallel_state.destroy_model_parallel()
     virtual = config.core_args.get("virtual_pipeline_model_parallel_size")
     parallel_state.initialize_model_parallel(
@@ -95,3 +96,10 @@ def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.
         tensor_group=parallel_state.get_tensor_model_parallel_group(),
         context=shares if size > 1 else None,
     )
+
+
+def _leave_groups() -> None:
+    """Ends the groups that Megatron-core has made, which only forgets them: each keeps threads and connections."""
+    for group in parallel_state._global_process_group_list or ():
+        if group is not None:  # which stands for the world
+            dist.destroy_process_group(group)
