@@ -32,6 +32,9 @@ SETTLING_S = 2.0  # from the last answer until the engine has put the request aw
 # SGLang closes connections that were idle for 5 s: none is used again that was idle for long. A call whose connection
 # is closed all the same is made anew on one of its own: the next one of the pool may be just as dead.
 KEEP_ALIVE_S = 3.0
+# A call that changes the engine is not made twice: its connection must be one that was used a moment ago, or a new one.
+MOMENT_S = 1.0
+NEW = 0.0
 ATTEMPTS = 3
 STARTING_VERSION_NAME = "default"  # what SGLang calls the weights it was started with
 
@@ -40,8 +43,8 @@ class HttpEngine:
     """One engine over HTTP. Not bound to an event loop until its first call.
 
     Only `generate` and reading calls are repeated on a dropped connection: they can safely run twice. Calls that
-    change the engine use a fresh connection each, which cannot have been dropped while idle; they are repeated when
-    none came about in time.
+    change the engine use a connection that was idle for a moment at most, so that it cannot have been dropped; they
+    are repeated when none came about in time.
 
     Args:
         timeout_s: of each call, from its start on; a call that waits for admission has not started.
@@ -67,7 +70,7 @@ class HttpEngine:
         self.max_in_flight = max_in_flight
         self._limit = None if max_in_flight is None else InFlightLimit(max_in_flight)
         self._url = address.url.rstrip("/")
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether every call gets a fresh connection
+        self._sessions: dict[float, aiohttp.ClientSession] = {}  # by the seconds that connections may have been idle
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vocab_size: int | None = None
         self._draws_by_seed = False  # SGLang then gives all n samples of a request one seed
@@ -80,7 +83,7 @@ class HttpEngine:
     async def health(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._session(fresh=True).get(f"{self._url}/health", timeout=timeout) as response:
+            async with self._session(idle_s=NEW).get(f"{self._url}/health", timeout=timeout) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
@@ -121,7 +124,7 @@ class HttpEngine:
         body = {**_generate_body(input_ids, params, rid), "stream": True}
         finished = False
         try:
-            async with self._session(fresh=True).post(self._url_of("/generate"), json=body) as response:
+            async with self._session(idle_s=NEW).post(self._url_of("/generate"), json=body) as response:
                 if response.status != 200:
                     self._refused("/generate", response.status, _decoded(await response.read()))
                 async for event in _events(response.content):
@@ -229,25 +232,26 @@ class HttpEngine:
 
     # -- the wire
 
-    def _session(self, *, fresh: bool) -> aiohttp.ClientSession:
+    def _session(self, *, idle_s: float) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._sessions, self._loop = {}, loop
-        if fresh not in self._sessions:
+        if idle_s not in self._sessions:
             headers = {} if self._address.api_key is None else {"Authorization": f"Bearer {self._address.api_key}"}
             timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
             # No limit: the engine queues, and a queue here would only hide it.
-            if fresh:
+            if idle_s == NEW:
                 connector = aiohttp.TCPConnector(limit=0, force_close=True)
             else:
-                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            self._sessions[fresh] = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
-        return self._sessions[fresh]
+                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_s)
+            self._sessions[idle_s] = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+        return self._sessions[idle_s]
 
     async def _call(self, method: str, path: str, body: Any = None, *, repeat: bool = False) -> Any:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await self._once(method, path, body, fresh=not repeat or attempt > 1)
+                first_s = KEEP_ALIVE_S if repeat else MOMENT_S
+                return await self._once(method, path, body, idle_s=first_s if attempt == 1 else NEW)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as e:
                 refused = isinstance(e, aiohttp.ClientConnectorError)
                 if not repeat or refused or attempt == ATTEMPTS:
@@ -265,8 +269,8 @@ class HttpEngine:
                 raise EngineError(f"{self._at(path)} must answer, got {type(e).__name__}: {e}") from e
         raise AssertionError("unreachable")
 
-    async def _once(self, method: str, path: str, body: Any, *, fresh: bool) -> Any:
-        async with self._session(fresh=fresh).request(method, self._url_of(path), json=body) as response:
+    async def _once(self, method: str, path: str, body: Any, *, idle_s: float) -> Any:
+        async with self._session(idle_s=idle_s).request(method, self._url_of(path), json=body) as response:
             raw = await response.read()
             answer = _decoded(raw)
             if response.status != 200 or (isinstance(answer, Mapping) and answer.get("success") is False):
