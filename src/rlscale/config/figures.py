@@ -52,6 +52,7 @@ IMPLIED: Mapping[str, Mapping[str, bool | int]] = MappingProxyType(
         "qwen3": {"use_qk_norm": True},
         "qwen3_moe": {"use_qk_norm": True, "num_shared_experts": 0, "first_k_dense_replace": 0},
         "glm4": {"use_qk_norm": False},
+        "deepseek_v3": {},
     }
 )
 """What the code of a family fixes, so that its `config.json` does not say it."""
@@ -92,7 +93,7 @@ _TINY: Mapping[str, int | bool] = MappingProxyType(
     }
 )
 
-BUILD_FIGURES: Mapping[ModelBuild, Mapping[str, int | bool]] = MappingProxyType(
+BUILD_FIGURES: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingProxyType(
     {
         ModelBuild.tiny_qwen3: _TINY,
         ModelBuild.tiny_qwen3_moe: MappingProxyType(
@@ -102,6 +103,25 @@ BUILD_FIGURES: Mapping[ModelBuild, Mapping[str, int | bool]] = MappingProxyType(
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 192,
                 "norm_topk_prob": True,
+            }
+        ),
+        ModelBuild.tiny_deepseek_v3: MappingProxyType(
+            {
+                **{name: value for name, value in _TINY.items() if name not in ("num_key_value_heads", "head_dim")},
+                "q_lora_rank": 64,
+                "kv_lora_rank": 32,
+                "qk_nope_head_dim": 32,
+                "qk_rope_head_dim": 16,
+                "v_head_dim": 32,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 96,
+                "num_shared_experts": 1,
+                "first_k_dense_replace": 1,
+                "norm_topk_prob": True,
+                "n_group": 2,
+                "topk_group": 1,
+                "routed_scaling_factor": 2.5,
             }
         ),
     }

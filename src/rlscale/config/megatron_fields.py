@@ -10,10 +10,11 @@ from typing import Any
 from rlscale.config.figures import figures_of
 from rlscale.config.groups.megatron import MegatronConfig, RopeType
 from rlscale.config.groups.model import MegatronToHf, ModelConfig
+from rlscale.config.latent_fields import LATENT_FAMILIES, latent_fields, latent_problems
 from rlscale.config.problems import show
 from rlscale.errors import Problem
 
-FAMILIES = ("qwen3", "qwen2", "llama", "glm4", "qwen3_moe")
+FAMILIES = ("qwen3", "qwen2", "llama", "glm4", "qwen3_moe", *LATENT_FAMILIES)
 """Values of `model_type` whose weights are converted for Megatron-core."""
 
 BRIDGED = ("qwen3", "qwen2", "llama", "qwen3_moe")
@@ -37,6 +38,11 @@ ASSUMED: Mapping[str, Any] = MappingProxyType(
         "moe_router_pre_softmax": False,
         "moe_router_score_function": "softmax",
         "moe_shared_expert_intermediate_size": None,
+        "multi_latent_attention": False,
+        "moe_router_enable_expert_bias": False,
+        "moe_router_num_groups": None,
+        "moe_router_group_topk": None,
+        "moe_router_topk_scaling_factor": None,
     }
 )
 """Fields that describe an architecture without a key of their own, and what Megatron-core takes where none is given."""
@@ -61,6 +67,8 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
+    if is_latent(config_json):
+        return fields | latent_fields(config_json)
     if not figures.get("num_experts"):
         return fields
     return fields | {
@@ -70,6 +78,11 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
         "moe_router_score_function": "softmax",
         "moe_shared_expert_intermediate_size": None,
     }
+
+
+def is_latent(config_json: Mapping[str, Any]) -> bool:
+    """Whether a model of this config has latent attention."""
+    return config_json.get("model_type") in LATENT_FAMILIES
 
 
 def architecture_problems(
@@ -83,6 +96,8 @@ def architecture_problems(
         return [Problem(path=path, rule=rule, value=family, fix=_ELSEWHERE)]
     figures, fields = figures_of(config_json), megatron_fields(config_json)
     problems = _unknown(config_json)
+    if is_latent(config_json):
+        problems += latent_problems(config_json, fix=_ELSEWHERE)
     for name, found in figures.items():
         given = getattr(model, name)
         if given is not None and given != found:

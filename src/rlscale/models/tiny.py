@@ -1,4 +1,4 @@
-"""Small Qwen3 models with random weights, dense or with experts, made on the spot and kept in a cache."""
+"""Small models with random weights, of Qwen3 and DeepSeek-V3, made on the spot and kept in a cache."""
 
 import hashlib
 import json
@@ -35,9 +35,9 @@ def build_model(config: ModelConfig, root: Path) -> Path:
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             # Imported here: torch is needed to make a model, not to find one that was made.
-            from rlscale.models.qwen3 import write_qwen3
+            from rlscale.models.random_weights import write_random
 
-            write_qwen3(temporary, figures=figures, init_seed=config.init_seed)
+            write_random(temporary, figures=figures, init_seed=config.init_seed)
             temporary.chmod(0o755)
             _publish(temporary, folder)
         finally:
@@ -45,7 +45,7 @@ def build_model(config: ModelConfig, root: Path) -> Path:
     return folder
 
 
-def _figures(config: ModelConfig, defaults: Mapping[str, int | bool]) -> dict[str, int | bool]:
+def _figures(config: ModelConfig, defaults: Mapping[str, int | float | bool]) -> dict[str, int | float | bool]:
     given = {name: getattr(config, name) for name in defaults}
     figures = {name: default if given[name] is None else given[name] for name, default in defaults.items()}
     num_tokens = len(VOCABULARY)
@@ -53,11 +53,12 @@ def _figures(config: ModelConfig, defaults: Mapping[str, int | bool]) -> dict[st
     if figures["vocab_size"] < num_tokens:
         rule = f"be at least {num_tokens}, the tokens of the character tokenizer"
         problems.append(_problem("vocab_size", rule, figures, "leave it unset"))
-    if figures["num_attention_heads"] % figures["num_key_value_heads"]:
+    if figures["num_attention_heads"] % figures.get("num_key_value_heads", 1):
         rule = f"be a multiple of model.num_key_value_heads ({figures['num_key_value_heads']})"
         problems.append(_problem("num_attention_heads", rule, figures, "change one of the two"))
-    if figures["head_dim"] % 2:
-        problems.append(_problem("head_dim", "be even, for the rotary embedding", figures, "e.g. 32"))
+    rotated = "head_dim" if "head_dim" in figures else "qk_rope_head_dim"
+    if figures[rotated] % 2:
+        problems.append(_problem(rotated, "be even, for the rotary embedding", figures, "e.g. 32"))
     if figures.get("num_experts_per_tok", 0) > figures.get("num_experts", 0):
         rule = f"be at most model.num_experts ({figures['num_experts']})"
         problems.append(_problem("num_experts_per_tok", rule, figures, "change one of the two"))
@@ -66,7 +67,7 @@ def _figures(config: ModelConfig, defaults: Mapping[str, int | bool]) -> dict[st
     return figures
 
 
-def _problem(key: str, rule: str, figures: dict[str, int | bool], fix: str) -> Problem:
+def _problem(key: str, rule: str, figures: dict[str, int | float | bool], fix: str) -> Problem:
     return Problem(path=f"model.{key}", rule=rule, value=str(figures[key]), fix=fix)
 
 

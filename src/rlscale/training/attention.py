@@ -230,7 +230,7 @@ def _varlen(
     out = varlen_attn(
         q_THD,
         k_TKD,
-        v_TKD,
+        as_wide(v_TKD, q_THD),
         packing.cu_seqlens,
         packing.cu_seqlens,
         packing.max_len,
@@ -240,7 +240,13 @@ def _varlen(
         enable_gqa=True,
     )
     assert isinstance(out, Tensor)
-    return out
+    return out[..., : v_TKD.shape[-1]]
+
+
+def as_wide(v_TKD: Tensor, q_THD: Tensor) -> Tensor:
+    """Values filled up with zeros to the width of queries: flash attention has one width for all."""
+    missing = q_THD.shape[-1] - v_TKD.shape[-1]
+    return F.pad(v_TKD, (0, missing)) if missing else v_TKD
 
 
 def _attend_bucket(
@@ -295,7 +301,7 @@ class _Reindex(torch.autograd.Function):
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-    """[S, H, L, D] from q [S, H, L, D], k and v [S, K, L, D]."""
+    """[S, H, L, D] from q [S, H, L, D], k and v [S, K, L, D]; values may be wider or narrower."""
     length = q.shape[2]
     limited = window is not None and window < length
     if length <= _MAX_SHORT and not q.is_cuda:
@@ -310,11 +316,11 @@ def _causal_short(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int 
     """Query heads that share a key head become rows of one matrix, so that nothing is repeated."""
     (num_samples, num_heads, length, width), num_kv_heads = q.shape, k.shape[1]
     per_kv = num_heads // num_kv_heads
-    k, v = (x.reshape(num_samples * num_kv_heads, length, width) for x in (k, v))
+    k, v = (x.reshape(num_samples * num_kv_heads, length, x.shape[-1]) for x in (k, v))
     scores = (q * scale).reshape(num_samples * num_kv_heads, per_kv * length, width) @ k.transpose(1, 2)
     scores = scores.float() + _causal_mask(length, window, torch.float32, q.device).repeat(per_kv, 1)
     out = scores.softmax(dim=-1).to(v.dtype) @ v
-    return out.view(num_samples, num_heads, length, width)
+    return out.view(num_samples, num_heads, length, v.shape[-1])
 
 
 @lru_cache(maxsize=64)

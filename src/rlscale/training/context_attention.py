@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from rlscale.training.attention import LengthBucket, length_bucket, refuse_unknown, similar_lengths
+from rlscale.training.attention import LengthBucket, as_wide, length_bucket, refuse_unknown, similar_lengths
 from rlscale.training.context import KeyRows, Span
 from rlscale.types import Int64
 
@@ -139,7 +139,7 @@ def _varlen(
     out = varlen_attn(
         q_THD,
         k_KJD.contiguous(),
-        v_KJD.contiguous(),
+        as_wide(v_KJD, q_THD).contiguous(),
         packing.cu_queries,
         packing.cu_keys,
         packing.max_queries,
@@ -149,7 +149,7 @@ def _varlen(
         enable_gqa=True,
     )
     assert isinstance(out, Tensor)
-    return out
+    return out[..., : v_KJD.shape[-1]]
 
 
 Masks = dict[tuple[int | None, torch.dtype], list[Tensor]]

@@ -58,7 +58,10 @@ def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"model_type": "deepseek_v3"}, "model.model_type must be one of qwen3, qwen2, llama, glm4, qwen3_moe with"),
+        (
+            {"model_type": "gpt_oss"},
+            "model.model_type must be one of qwen3, qwen2, llama, glm4, qwen3_moe, deepseek_v3,",
+        ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must have rope_type=default or linear or llama3 or"),
@@ -76,6 +79,55 @@ def test_experts_are_chosen_as_the_config_says() -> None:
     assert megatron_fields(MOE)["moe_layer_freq"] == 1
     assert megatron_fields({**MOE, "mlp_only_layers": [0]})["moe_layer_freq"] == [0, 1]
     assert megatron_fields({**MOE, "decoder_sparse_step": 2})["moe_layer_freq"] == [0, 1]
+
+
+LATENT: dict[str, Any] = {
+    **{name: value for name, value in QWEN3.items() if name != "head_dim"},
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
+
+
+def test_latent_attention_and_biased_experts_are_fields_of_megatron_core() -> None:
+    assert told(LATENT) == told({**LATENT, "model_type": "kimi_k2"}) == []
+    found = megatron_fields(LATENT)
+    assert found["multi_latent_attention"] and found["moe_router_enable_expert_bias"]
+    assert found["moe_layer_freq"] == [0, 1] and found["moe_router_score_function"] == "sigmoid"
+    assert found["moe_shared_expert_intermediate_size"] == 32 and found["moe_router_topk_scaling_factor"] == 2.5
+    assert (found["moe_router_num_groups"], found["moe_router_group_topk"]) == (4, 2)
+    free = megatron_fields({**LATENT, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0})
+    assert free["moe_router_num_groups"] is free["moe_router_group_topk"] is None and free["moe_layer_freq"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rope_interleave": False}, "have rope_interleave=true in its config.json with Megatron-core, got false"),
+        ({"attention_bias": True}, "have attention_bias=false in its config.json with Megatron-core, got true"),
+        ({"norm_topk_prob": False}, "have norm_topk_prob=true in its config.json with Megatron-core, got false"),
+        ({"scoring_func": "softmax"}, "have scoring_func=sigmoid in its config.json with Megatron-core, got softmax"),
+        ({"topk_method": "greedy"}, "have topk_method=noaux_tc in its config.json with Megatron-core, got greedy"),
+        ({"n_shared_experts": 0}, "have n_shared_experts of at least 1 in its config.json with Megatron-core, got 0"),
+        ({"num_experts_per_tok": 8}, "num_experts_per_tok=4, with Megatron-core, got 8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "take a copy whose weights are in bfloat16"),
+    ],
+)
+def test_what_latent_layers_do_not_have_is_refused(changes: dict[str, Any], problem: str) -> None:
+    (found,) = told({**LATENT, **changes})
+    assert found.startswith("model.hf_checkpoint must ") and problem in found
 
 
 def test_a_model_made_on_the_spot_gives_its_architecture() -> None:

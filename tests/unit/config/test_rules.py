@@ -135,6 +135,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "qwen3_moe"},
     ),
     (
+        "engine_runs_the_model",
+        {"model.build": "tiny_deepseek_v3"},
+        "rollout.engine must be sglang or external with model.model_type=deepseek_v3, got embedded; choose rollout=",
+        {"model.build": "tiny_deepseek_v3", "rollout.engine": "sglang"},
+    ),
+    (
         "experts_can_be_chosen",
         {"model.num_experts": 8, "model.num_experts_per_tok": 9},
         "model.num_experts_per_tok must be at most model.num_experts=8, got 9",

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rlscale.config import ModelBuild, ModelConfig
 from rlscale.config.figures import figures_of, figures_of_build
 from rlscale.errors import ConfigError
-from rlscale.models import cache_root, resolve_model
+from rlscale.models import cache_root, load_causal_lm, resolve_model
 
 SMALL: dict[str, Any] = {
     "num_layers": 1,
@@ -209,3 +210,33 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("RLSCALE_CACHE", str(tmp_path))
     assert cache_root(None) == tmp_path
     assert cache_root(str(tmp_path / "own")) == tmp_path / "own"
+
+
+def test_a_model_with_latent_attention_is_made(tmp_path: Path) -> None:
+    given = {"num_layers": 2, "first_k_dense_replace": 1, "num_experts": 4, "v_head_dim": 6}
+    build = ModelConfig(build=ModelBuild.tiny_deepseek_v3, cache_dir=str(tmp_path), **given)
+    folder = Path(resolve_model(build))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["DeepseekV3ForCausalLM"] and config["head_dim"] == config["qk_rope_head_dim"]
+    weights = load_file(folder / "model.safetensors")
+    assert weights["model.layers.1.mlp.gate.e_score_correction_bias"].shape == (4,)
+    assert weights["model.layers.0.self_attn.o_proj.weight"].shape == (128, 4 * 6)
+    assert "model.layers.0.mlp.gate_proj.weight" in weights and "model.layers.0.mlp.gate.weight" not in weights
+    with pytest.raises(ConfigError, match=r"model\.qk_rope_head_dim must be even, for the rotary embedding, got 5"):
+        resolve_model(ModelConfig(build=ModelBuild.tiny_deepseek_v3, cache_dir=str(tmp_path), qk_rope_head_dim=5))
+
+
+def test_kimi_is_loaded_with_the_layers_of_deepseek(tmp_path: Path) -> None:
+    build = ModelConfig(build=ModelBuild.tiny_deepseek_v3, cache_dir=str(tmp_path), num_layers=2)
+    folder = Path(resolve_model(build))
+    theirs = load_causal_lm(str(folder), dtype=torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
+    ours = load_causal_lm(str(folder), dtype=torch.float32)
+    ids = torch.arange(7)[None]
+    assert ours.config.model_type == "kimi_k2" and torch.equal(ours(ids).logits, theirs(ids).logits)
+    ours.save_pretrained(tmp_path / "again")
+    saved = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (saved["model_type"], saved["architectures"]) == ("kimi_k2", ["DeepseekV3ForCausalLM"])
+    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "again"))
+    assert before.keys() == after.keys()

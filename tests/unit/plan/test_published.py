@@ -50,7 +50,7 @@ ACTIVE = {
 """As the model cards say, rounded; they differ in whether the embedding and the output layer count."""
 
 WITHOUT_FIGURES = {"hf"}
-MADE_HERE = {"tiny_qwen3", "tiny_qwen3_moe"}
+MADE_HERE = {"tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"}
 
 
 def architecture(name: str) -> Architecture:

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Glm4Config, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.utils import logging
 
 SHARED: dict[str, Any] = {
@@ -38,7 +46,26 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+KIMI_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 4,  # for transformers that of the part with positions
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
+"""Of DeepSeek-V3: values are narrower than keys, two of four groups are chosen, and one layer has no experts."""
 
 CONFIGS = {
     "qwen3": Qwen3Config(**SHARED),
@@ -49,6 +76,13 @@ CONFIGS = {
     "llama": LlamaConfig(**SHARED, rope_parameters=LLAMA3_ROPE),
     "glm4": Glm4Config(**SHARED, attention_bias=True),
     "qwen3_moe": Qwen3MoeConfig(**SHARED, **EXPERTS, norm_topk_prob=True),
+    "deepseek_v3": DeepseekV3Config(
+        **{**SHARED, **LATENT}, rope_parameters={**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7}
+    ),
+    "deepseek_v3_plain": DeepseekV3Config(
+        **{**SHARED, **LATENT, "q_lora_rank": None, "first_k_dense_replace": 0}, rms_norm_eps=1e-5
+    ),
+    "kimi_k2": DeepseekV3Config(**{**SHARED, **LATENT, "n_group": 1, "topk_group": 1}, rope_parameters=KIMI_ROPE),
     "qwen3_moe_mixed": Qwen3MoeConfig(**SHARED, **EXPERTS, norm_topk_prob=False, mlp_only_layers=[1]),
 }
 
@@ -63,4 +97,10 @@ def write_families(root: Path, *, dtype: torch.dtype = torch.float32) -> None:
             for key, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator) * 0.1
                 parameter.copy_(noise + 1 if "norm" in key else noise)
+            for key, buffer in model.named_buffers():
+                if "bias" in key:
+                    buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
         model.save_pretrained(root / name, max_shard_size="40KB" if name == "qwen3" else "1GB")
+        if name == "kimi_k2":
+            file = root / name / "config.json"
+            file.write_text(file.read_text().replace('"model_type": "deepseek_v3"', '"model_type": "kimi_k2"'))

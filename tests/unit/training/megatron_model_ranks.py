@@ -66,6 +66,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2, qwen2": ("qwen2", {TP: 2}),
     "tp2, llama": ("llama", {TP: 2}),
     "tp2, yarn": ("qwen3_yarn", {TP: 2, "rope_type": RopeType.yarn, "max_position_embeddings": 32}),
+    "tp2 sp etp2, deepseek_v3": ("deepseek_v3", {TP: 2, "core_args": {**SP, ETP: 2}}),
+    "cp2, deepseek_v3": ("deepseek_v3", {CP: 2}),
+    "ep2, plain queries": ("deepseek_v3_plain", {EP: 2}),
+    "pp2, kimi_k2": ("kimi_k2", {PP: 2}),
     "tp2 sp, glm4": ("glm4", {TP: 2, "core_args": SP}),
 }
 BRIDGED_CASES = ("tp2", "pp2, tied", "vpp2", "ep2", "tp2 sp etp2", "tp2, qwen2", "tp2, llama")
@@ -81,7 +85,7 @@ def make_micro(lengths: list[int], *, seed: int) -> tuple[Tensor, list[int]]:
 
 @cache
 def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Logprobs of each token after the first of each sample, by micro-batch, and the gradient of their mean."""
+    """Logprobs of tokens after the first of each sample, by micro-batch, the gradient of their mean, and buffers."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     found, total = [], 0
     for ids, lengths in micros(is_row):
@@ -93,6 +97,8 @@ def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]
         total += len(found[-1])
     (torch.cat(found).sum() / total).backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    # Without a gradient: it stays what it is, and comes with the weights.
+    grads |= {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
     # As weights are published, each expert by itself.
     return [each.detach() for each in found], revert_weight_conversion(model, grads)
 
@@ -230,7 +236,7 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
     with megatron_device():
         import faulthandler
 
-        faulthandler.dump_traceback_later(100, exit=True)
+        faulthandler.dump_traceback_later(250, exit=True)
         for name in os.environ.get("ONLY", "").split(";") if os.environ.get("ONLY") else CASES:
             case = Case(name, root)
             report[name] = {"exported": case.exported_is_loaded(), **case.run()}
@@ -249,7 +255,7 @@ def converted(name: str, root: Path, folder: Path) -> bool:
     """Whether a folder comes back bit for bit by way of one that tensor-parallel ranks write and stages read."""
     source, there, back = root / name, folder / f"{name}-there", folder / f"{name}-back"
     written = to_megatron(str(source), there, sizes=MegatronConfig(tensor_model_parallel_size=2))
-    spread = {EP: 2, "core_args": {ETP: 1}} if "moe" in name else {PP: 2}
+    spread = {EP: 2, "core_args": {ETP: 1}} if "moe" in name or name == "deepseek_v3" else {PP: 2}
     assert stored_dtype(there) == torch.float32
     read = to_hf(there, back, model=None, sizes=MegatronConfig(**spread), dtype=torch.float32)
     before, after = HfCheckpoint(str(source)), HfCheckpoint(str(back))

@@ -1,6 +1,7 @@
 """What each trainer rank does for `test_megatron.py`, which starts this file as a program: both backends, side by side.
 
-python -m tests.unit.training.megatron_ranks <rank> <port> <dense> <with experts> <other dense> <deeper> <folder> <kind>
+python -m tests.unit.training.megatron_ranks <rank> <port> <dense> <with experts> <other dense> <deeper> <latent>
+    <folder> <kind>
 """
 
 from __future__ import annotations
@@ -46,9 +47,15 @@ class Mode:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     has_experts: bool = False
+    is_latent: bool = False  # with latent attention, and with experts whose choice is biased
     num_ranks: int = 2
     is_slow: bool = False  # left out of the short tests
     is_padded: bool = False  # each sample in a row of its own
+
+    @property
+    def model(self) -> int:
+        """Its place among the models that the ranks are told of."""
+        return 4 if self.is_latent else int(self.has_experts)
 
     @property
     def config(self) -> MegatronConfig:
@@ -64,9 +71,11 @@ SHORT = {
 }
 ROLES = ("pp2",)
 MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # which take longer
-RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2", "ep2")
-RESHARDED = {"pp2": "dp2"}
+RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2", "ep2", "pp2, latent")
+RESHARDED = {"pp2": "dp2", "pp2, latent": "tp2, latent"}
 REPLAYS = {(2, False): ("ep2",), (2, True): ("tp2, etp2",), (4, True): ("ep2 cp2", "ep2 pp2")}
+LATENT_REPLAYS = ("tp2, latent",)
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 MORE_RESHARDED = {"tp2, etp2": "ep2"}
 SEQUENCES = {"sequence_parallel": True}
 INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
@@ -85,6 +94,12 @@ MODES: dict[str, Mode] = {
     "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}),
     "dp2, selective recompute": Mode(sizes={"recompute_granularity": "selective"}, is_slow=True),
     "ep2": Mode(sizes={"ep": 2}, has_experts=True),
+    "tp2, latent": Mode(
+        sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, has_experts=True, is_latent=True
+    ),
+    "pp2, latent": Mode(sizes={"pp": 2}, has_experts=True, is_latent=True),
+    "ep2, latent": Mode(sizes={"ep": 2}, has_experts=True, is_latent=True),
+    "cp2, latent": Mode(sizes={"cp": 2}, has_experts=True, is_latent=True, is_slow=True),
     "tp2, etp2": Mode(
         sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, has_experts=True, is_slow=True
     ),
@@ -185,6 +200,17 @@ def resumed(spec: TrainerSpec, folder: Path, *, rank: int) -> dict[str, bool]:
     return {"numbers": same, "weights": all(torch.equal(loaded[name], weight) for name, weight in weights.items())}
 
 
+def moved_bias(path: str, config: MegatronConfig, *, rank: int) -> list[float]:
+    """The bias of a router after a step, with a rate by which it moves."""
+    moving = replace(config, core_args={**config.core_args, "moe_router_bias_update_rate": 0.25})
+    spec = replace(megatron_spec(path, moving), algo=AlgoConfig(), ref_path=None)
+    backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
+    train(backend, BATCHES[0], data_ranks(moving))
+    found: list[float] = weights_of(backend)[BIAS].tolist()
+    backend.close()
+    return found
+
+
 def kl_to_saved(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
     """The KL loss of the saved policy to the reference with the same weights, from the same folder."""
     backend = MegatronBackend(replace(spec, ref_checkpoint=folder), rank=rank, world_size=dist.get_world_size())
@@ -239,7 +265,7 @@ def replays(path: str, modes: Sequence[str], *, rank: int) -> dict[str, Any]:
     expected, plain = replayed(base, rank=rank), replayed(replace(base, **without), rank=rank)
     differs = max(difference(expected, plain)["weights"].values())
     report: dict[str, Any] = {"moved": expected.moved, "differs": differs}
-    if modes not in ((name,) for name in REPLAYS[2, False]):  # the others take longer
+    if modes not in (REPLAYS[2, False], LATENT_REPLAYS):  # the others take longer
         still = replace(base, optim=replace(base.optim, lr=0.0))
         one, other = (replayed(each, rank=rank) for each in (still, replace(still, **without)))
         report["of a policy that stays"] = difference(one, other)["numbers"]
@@ -297,27 +323,29 @@ def continued(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
 def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -> None:
     num_ranks, is_slow = int(kind[0]), kind.endswith("slow")
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 60.0)
-    expected: dict[bool, Run] = {}
+    expected: dict[int, Run] = {}
     report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}, "resharded": {}}
     if num_ranks == 1:
         saved = [each for each in folder.iterdir() if each.name in RESUMED]
         folder = folder / "alone"
         folder.mkdir()
-        specs = {each: megatron_spec(models[MODES[each.name].has_experts], MegatronConfig()) for each in saved}
+        specs = {each: megatron_spec(models[MODES[each.name].model], MegatronConfig()) for each in saved}
         report["alone"] = {each.name: continued(spec, each, rank=rank) for each, spec in specs.items()}
     for name, mode in MODES.items():
         if mode.num_ranks != num_ranks or mode.is_slow != is_slow:
             continue
-        path, config = models[mode.has_experts], mode.config
-        if mode.has_experts not in expected:
+        path, config = models[mode.model], mode.config
+        if mode.model not in expected:
             backend: TrainBackend = FsdpBackend(full_spec(path), rank=rank, world_size=num_ranks)
-            expected[mode.has_experts] = Run.of(backend, num_data_ranks=num_ranks)
+            expected[mode.model] = Run.of(backend, num_data_ranks=num_ranks)
         spec = megatron_spec(path, config, qkv_format=QkvFormat.bshd if mode.is_padded else QkvFormat.thd)
         ours = MegatronBackend(spec, rank=rank, world_size=num_ranks)
-        report["modes"][name] = difference(Run.of(ours, num_data_ranks=data_ranks(config)), expected[mode.has_experts])
+        report["modes"][name] = difference(Run.of(ours, num_data_ranks=data_ranks(config)), expected[mode.model])
         ours.close()
         if name in (*RESUMED, *MORE_RESHARDED):
             report["resumed"][name] = resumed(spec, folder / name, rank=rank)
+        if name == "tp2, latent":
+            report["moved bias"] = moved_bias(path, config, rank=rank)
         if name == "tp2":
             report["kl to itself"] = kl_to_saved(spec, folder / name, rank=rank)
         if name == "pp2":
@@ -326,10 +354,12 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
             no_kl = replace(spec, algo=AlgoConfig(use_rollout_logprobs=True), ref_path=None)
             report["nan"] = nan_on_last_rank(no_kl, rank=rank)
     for name, other in (MORE_RESHARDED if is_slow else RESHARDED).items() if num_ranks == 2 else ():
-        spec = megatron_spec(models[MODES[name].has_experts], MODES[other].config)
+        spec = megatron_spec(models[MODES[name].model], MODES[other].config)
         report["resharded"][name] = continued(spec, folder / name, rank=rank)
     if num_ranks > 1:
         report["replays"] = replays(models[1], REPLAYS[num_ranks, is_slow], rank=rank)
+    if num_ranks == 2 and is_slow:
+        report["latent replays"] = replays(models[4], LATENT_REPLAYS, rank=rank)
     for name in MORE_ROLES if is_slow else ROLES:
         mode = MODES[name]
         if mode.num_ranks == num_ranks:
@@ -341,6 +371,6 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7], Path(sys.argv[7]), sys.argv[8])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:8], Path(sys.argv[8]), sys.argv[9])
     # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
     os._exit(0)

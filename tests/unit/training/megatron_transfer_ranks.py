@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2 ep4": ("qwen3_moe_mixed", {TP: 2, EP: 4, "core_args": {**SP, ETP: 1}}),
     "tp2 ep2 etp2": ("qwen3_moe", {TP: 2, EP: 2, "core_args": {**SP, ETP: 2}}),
     "cp2 ep2": ("qwen3_moe", {CP: 2, EP: 2}),
+    "tp2 ep2, latent": ("deepseek_v3", {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}}),
 }
 
 

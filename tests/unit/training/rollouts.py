@@ -48,6 +48,28 @@ def tiny_moe(cache: Path) -> str:
     return resolve_model(config)
 
 
+def tiny_latent(cache: Path) -> str:
+    """A DeepSeek-V3 of two layers, the second one with 8 experts, of which a token chooses 4 from 2 of 4 groups."""
+    config = ModelConfig(
+        build=ModelBuild.tiny_deepseek_v3,
+        cache_dir=str(cache),
+        num_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        q_lora_rank=12,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        num_experts_per_tok=4,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=16,
+    )
+    return resolve_model(config)
+
+
 def spec(model_path: str, *, algo: dict[str, Any] | None = None, **changes: Any) -> TrainerSpec:
     """float32, constant learning rate, no warm-up. `algo` are fields of AlgoConfig, `changes` of the other groups."""
     optim = {k: changes.pop(k) for k in list(changes) if k in OptimConfig.__dataclass_fields__}

@@ -20,7 +20,7 @@ from rlscale.training.metrics import MetricSums
 from rlscale.training.packing import Microbatch, pack
 from rlscale.training.settings import StepSettings
 from rlscale.types import TrainBatch, TrainResult
-from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model, tiny_moe
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_latent, tiny_model, tiny_moe
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -79,6 +79,18 @@ def test_experts_are_sent_one_by_one_and_learn(cache: Path, tmp_path: Path) -> N
     again = backend(path)
     train(again)
     assert all(torch.equal(weight, after[name]) for name, weight in weights(again).items())
+
+
+def test_the_bias_of_a_router_is_sent_and_exported_and_stays(cache: Path, tmp_path: Path) -> None:
+    path, name = tiny_latent(cache), "model.layers.1.mlp.gate.e_score_correction_bias"
+    trainer, bias = backend(path, dtype=ComputeDtype.bfloat16), torch.linspace(-0.5, 0.5, 8)
+    dict(trainer.policy.model.named_buffers())[name].copy_(bias)
+    train(trainer)
+    got = weights(trainer)
+    assert torch.equal(got[name], bias), "in float32, and as it was"
+    assert got.keys() == load_file(Path(path) / "model.safetensors").keys()
+    trainer.export_hf(tmp_path / "hf")
+    assert torch.equal(load_file(tmp_path / "hf" / "model.safetensors")[name], bias)
 
 
 def test_weights_have_the_dtype_of_the_engines(model_path: str) -> None:

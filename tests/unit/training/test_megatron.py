@@ -9,9 +9,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_ranks import MODES, MORE_RESHARDED, MORE_ROLES, REPLAYS, RESHARDED, ROLES
+from tests.unit.training.megatron_ranks import (
+    BIAS,
+    LATENT_REPLAYS,
+    MODES,
+    MORE_RESHARDED,
+    MORE_ROLES,
+    REPLAYS,
+    RESHARDED,
+    ROLES,
+)
 from tests.unit.training.megatron_ranks import RESUMED as SAVED
-from tests.unit.training.rollouts import tiny_model, tiny_moe
+from tests.unit.training.rollouts import tiny_latent, tiny_model, tiny_moe
 
 PROGRAM = "tests.unit.training.megatron_ranks"
 SHORT = [name for name, mode in MODES.items() if not mode.is_slow]
@@ -21,9 +30,9 @@ LONG = [name for name, mode in MODES.items() if mode.is_slow]
 
 @pytest.fixture(scope="module")
 def models(cache: Path) -> list[str]:
-    """A dense model of four layers, one with experts, another one like the first, and one of six layers."""
-    first = tiny_model(cache, num_layers=4)
-    return [first, tiny_moe(cache), tiny_model(cache, seed=1, num_layers=4), tiny_model(cache, num_layers=6)]
+    """A dense model of four layers, one with experts, one like the first, one of six layers, and a latent one."""
+    first, second = tiny_model(cache, num_layers=4), tiny_model(cache, seed=1, num_layers=4)
+    return [first, tiny_moe(cache), second, tiny_model(cache, num_layers=6), tiny_latent(cache)]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +131,20 @@ def test_tokens_go_to_the_experts_of_the_old_logprobs(folder: Path, mode: str) -
 def test_routes_are_found_wherever_ranks_have_the_tokens(others: dict[int, Path], number: int) -> None:
     for mode in REPLAYS[number, True]:
         assert_replayed(report(others[number], 0)["replays"], mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", LATENT_REPLAYS)
+def test_tokens_go_to_the_experts_that_scores_and_bias_have_chosen(others: dict[int, Path], mode: str) -> None:
+    assert_replayed(report(others[2], 0)["latent replays"], mode)
+
+
+def test_the_bias_of_a_router_moves_if_it_is_given_a_rate(folder: Path) -> None:
+    found = report(folder, 0)
+    # Without one it is, to the bit, that of FSDP2, where nothing writes to it.
+    assert [found["modes"][mode]["weights"][BIAS] for mode in SHORT if MODES[mode].is_latent] == [0.0] * 3
+    moved = set(found["moved bias"])
+    assert moved <= {-0.25, 0.0, 0.25} and {-0.25, 0.25} <= moved
 
 
 def assert_replayed(found: dict[str, Any], mode: str) -> None:

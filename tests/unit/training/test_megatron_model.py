@@ -14,7 +14,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks found; they run once for all tests of this module."""
     models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("reports")
     write_families(models)
-    run_ranks("tests.unit.training.megatron_model_ranks", str(models), str(folder))
+    run_ranks("tests.unit.training.megatron_model_ranks", str(models), str(folder), timeout_s=300)
     return [report(folder, rank) for rank in range(2)]
 
 

@@ -15,6 +15,7 @@ class ModelBuild(StrEnum):
 
     tiny_qwen3 = "tiny_qwen3"
     tiny_qwen3_moe = "tiny_qwen3_moe"
+    tiny_deepseek_v3 = "tiny_deepseek_v3"
 
 
 class MegatronToHf(StrEnum):

@@ -35,14 +35,15 @@ def heads_divide(config: RunConfig) -> list[Problem]:
     return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads), fix=fix)]
 
 
-@rule("rollout.engine", "model.model_type", "model.build", *USES_ENGINES)
+@rule("rollout.engine", "model.model_type", "model.build", "model.hf_checkpoint", *USES_ENGINES)
 def engine_runs_the_model(config: RunConfig) -> list[Problem]:
     model = config.model
-    if config.rollout.engine != EngineKind.embedded or model.build is not None or not uses_engines(config):
+    if config.rollout.engine != EngineKind.embedded or not uses_engines(config):
         return []
-    if model.model_type is None or model.model_type in EMBEDDED_FAMILIES:
+    family = known_figures(model).get("model_type")
+    if family is None or family in EMBEDDED_FAMILIES:
         return []  # what is not known is told by the engine, when it reads the checkpoint
-    rule = f"be sglang or external with model.model_type={model.model_type}"
+    rule = f"be sglang or external with model.model_type={family}"
     fix = f"choose rollout=sglang; the embedded engine runs {', '.join(EMBEDDED_FAMILIES)}"
     return [Problem(path="rollout.engine", rule=rule, value=show(config.rollout.engine), fix=fix)]
 

@@ -18,7 +18,7 @@ from rlscale.training.lora import adapters_of, merged, plain_name, save_adapters
 
 @torch.no_grad()
 def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter in full, one at a time, in the model's order; a collective on each item.
+    """Every parameter in full, one at a time, in the model's order, then `lasting_buffers`; a collective on each item.
 
     A tied output layer is the embedding and comes once, under the embedding's name. Adapters are part of the weights
     they belong to.
@@ -32,6 +32,15 @@ def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str,
         adapter = adapters.get(plain)
         weight = parameter.detach().to(dtype) if adapter is None else merged(parameter, adapter, dtype=dtype)
         yield plain, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
+    yield from lasting_buffers(model)
+
+
+def lasting_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What belongs to a model's weights without being trained, in its own type: the bias of DeepSeek-V3's router."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", buffer.detach()
 
 
 def published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

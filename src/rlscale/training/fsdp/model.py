@@ -111,8 +111,9 @@ def has_shapes_of(model: nn.Module, other: nn.Module) -> bool:
 
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Writes the parameters of one model into another of the same shapes, each rank its own shard."""
-    for theirs, ours in zip(target.parameters(), source.parameters(), strict=True):
+    """Writes the weights of one model into another of the same shapes, each rank its own shard."""
+    into, out_of = ((*each.parameters(), *each.buffers()) for each in (target, source))
+    for theirs, ours in zip(into, out_of, strict=True):
         theirs.copy_(ours)
 
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.figures import figures_of
-from rlscale.config.megatron_fields import architecture_problems, megatron_fields
+from rlscale.config.megatron_fields import architecture_problems, is_latent, megatron_fields
 from rlscale.errors import ConfigError
+from rlscale.models.kimi import register_kimi
+from rlscale.training.megatron.latent import latent_sizes
 from rlscale.training.megatron.rotary import yarn_fields
 
-_FIELDS = frozenset(field.name for field in fields(TransformerConfig))
+_FIELDS = frozenset(field.name for field in fields(MLATransformerConfig))
 
 DEFAULTS: Mapping[str, Any] = {
     "moe_token_dispatcher_type": "alltoall",  # the only one for micro-batches that differ in length
@@ -27,6 +29,15 @@ DEFAULTS: Mapping[str, Any] = {
     "recompute_num_layers": 1,
 }
 """Ours, where `megatron` leaves a field open: losses that balance experts are for pre-training."""
+
+LATENT_DEFAULTS: Mapping[str, Any] = {
+    "moe_router_dtype": "fp32",
+    "moe_router_bias_update_rate": 0.0,
+}
+"""Likewise for a model whose experts are chosen with a bias: scores in float32, as transformers and engines have them,
+and a bias that stays. To move it balances experts in pre-training; here it would change the policy outside of its loss,
+and between the generation of a sample and the step that learns from it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,15 +64,19 @@ def architecture_of(path: str, *, model: ModelConfig, megatron: MegatronConfig, 
     Raises:
         ConfigError: with every key that contradicts the config, or what of it Megatron-core does not have.
     """
+    register_kimi()
     config = AutoConfig.from_pretrained(path)
     as_json = config.to_dict()
     problems = architecture_problems(as_json, model=model, megatron=megatron)
     if problems:
         raise ConfigError(problems)
-    transformer = TransformerConfig(**_transformer_fields(as_json, megatron=megatron, dtype=dtype))
-    for name, value in yarn_fields(config).items():
-        setattr(transformer, name, value)  # no fields of it, but looked for
-    figures = figures_of(as_json)
+    figures, core = figures_of(as_json), _transformer_fields(as_json, megatron=megatron, dtype=dtype)
+    if is_latent(as_json):
+        transformer = MLATransformerConfig(**{**LATENT_DEFAULTS, **core, **latent_sizes(figures, config)})
+    else:
+        transformer = TransformerConfig(**core)
+        for name, value in yarn_fields(config).items():
+            setattr(transformer, name, value)  # no fields of it, but looked for
     vocab_size, parts = int(figures["vocab_size"]), megatron.tensor_model_parallel_size
     padded = model.padded_vocab_size or -(-vocab_size // parts) * parts
     return Architecture(

@@ -22,6 +22,7 @@ from rlscale.training.hooks import NO_CUSTOM
 from rlscale.training.megatron.architecture import Architecture, architecture_of
 from rlscale.training.megatron.cpu import megatron_device
 from rlscale.training.megatron.grid import MegatronGrid
+from rlscale.training.megatron.latent import set_positions
 from rlscale.training.megatron.rotary import ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.specs import block_spec
 from rlscale.training.megatron.user_code import ChunkBuilder
@@ -30,6 +31,9 @@ from rlscale.training.value_head import ValueHead, squeeze_values
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?P<before>.+\.experts\.)local_experts\.(?P<j>\d+)\.(?P<after>.+)")
 _GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\.weight)(?P<j>\d+)")
+
+EXPERT_BIAS = ".router.expert_bias"
+"""How the name of the buffer ends that is added to scores where experts are chosen."""
 
 VALUE_HEAD = "value_head."
 """What names of the parameters of a value head begin with."""
@@ -119,12 +123,25 @@ class MegatronModel:
         Layers and experts are counted over the whole model, and experts are named one by one. A tied output layer of
         the last stage, which is a copy of the embedding on the first, comes as `output_layer.weight`.
         """
+        for chunk in self.chunks:
+            for name, parameter in chunk.named_parameters():
+                yield self._whole_name(chunk, name), parameter
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters, and what else makes up the model without being trained: the bias by which experts are chosen.
+
+        On every stage with its layers, whole and in float32.
+        """
+        yield from self.named_parameters()
+        for chunk in self.chunks:
+            for name, buffer in chunk.named_buffers():
+                if name.endswith(EXPERT_BIAS):
+                    yield self._whole_name(chunk, name), buffer
+
+    def _whole_name(self, chunk: Decoder, name: str) -> str:
         parts = self.config.expert_model_parallel_size
         first = (self.config.num_moe_experts or 0) // parts * parallel_state.get_expert_model_parallel_rank()
-        for chunk in self.chunks:
-            layers = [layer.layer_number - 1 for layer in chunk.decoder.layers]
-            for name, parameter in chunk.named_parameters():
-                yield _whole_name(name, layers=layers, first_expert=first), parameter
+        return _whole_name(name, layers=[layer.layer_number - 1 for layer in chunk.decoder.layers], first_expert=first)
 
 
 def build_model(
@@ -198,6 +215,10 @@ def _builder(
 def _finished(chunk: Decoder, architecture: Architecture) -> Decoder:
     """The same chunk, with the positions that transformers has."""
     config = architecture.transformer
+    if config.multi_latent_attention:
+        for layer in chunk.decoder.layers:
+            set_positions(layer.self_attention, architecture.hf_config)
+        return chunk
     frequencies = inverse_frequencies(architecture.hf_config, head_dim=config.kv_channels)
     chunk.rotary_pos_emb = ModelRotaryEmbedding(
         frequencies, is_interleaved=config.rotary_interleaved, cp_group=chunk.pg_collection.cp

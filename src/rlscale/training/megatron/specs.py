@@ -14,6 +14,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -24,6 +25,7 @@ from megatron.core.transformer.transformer_layer import (
 )
 
 from rlscale.training.megatron.attention import TorchAttention
+from rlscale.training.megatron.latent import LatentAttention, ReplicatedLinear
 from rlscale.training.megatron.linear import NormColumnParallelLinear, RmsNorm, with_post_norm
 
 
@@ -35,6 +37,9 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-co
 
     def column_parallel_layer_norm_linear(self) -> type:
         return NormColumnParallelLinear
+
+    def linear(self) -> type:
+        return ReplicatedLinear
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
         return RmsNorm
@@ -86,7 +91,6 @@ def _layer(config: TransformerConfig, provider: Any, *, has_experts: bool, has_p
     norm, row = provider.layer_norm(rms_norm=True), provider.row_parallel_linear()
     if has_post_norms:
         row = with_post_norm(row, norm)
-    qk_norm = provider.layer_norm(rms_norm=True, for_qk=True) if config.qk_layernorm else IdentityOp
     if has_experts:
         mlp = get_moe_module_spec_for_backend(
             backend=provider, num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
@@ -94,22 +98,43 @@ def _layer(config: TransformerConfig, provider: Any, *, has_experts: bool, has_p
     else:
         first = provider.column_parallel_layer_norm_linear()
         mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=first, linear_fc2=row))
-    attention = SelfAttentionSubmodules(
-        linear_qkv=provider.column_parallel_layer_norm_linear(),
-        core_attention=provider.core_attention(),
-        linear_proj=row,
-        q_layernorm=qk_norm,
-        k_layernorm=qk_norm,
-    )
+    is_latent = config.multi_latent_attention
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            self_attention=ModuleSpec(
-                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
-            ),
+            input_layernorm=norm if is_latent else IdentityOp,
+            self_attention=_latent_attention(provider) if is_latent else _attention(config, provider, row=row),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm if has_experts else IdentityOp,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def _attention(config: TransformerConfig, provider: Any, *, row: type) -> ModuleSpec:
+    norm = provider.layer_norm(rms_norm=True, for_qk=True) if config.qk_layernorm else IdentityOp
+    submodules = SelfAttentionSubmodules(
+        linear_qkv=provider.column_parallel_layer_norm_linear(),
+        core_attention=provider.core_attention(),
+        linear_proj=row,
+        q_layernorm=norm,
+        k_layernorm=norm,
+    )
+    return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
+
+
+def _latent_attention(provider: Any) -> ModuleSpec:
+    """The norms of the latents are part of the projections behind them."""
+    submodules = MLASelfAttentionSubmodules(
+        linear_q_proj=provider.column_parallel_linear(),
+        linear_q_down_proj=provider.linear(),
+        linear_q_up_proj=provider.column_parallel_layer_norm_linear(),
+        linear_kv_down_proj=provider.linear(),
+        linear_kv_up_proj=provider.column_parallel_layer_norm_linear(),
+        core_attention=provider.core_attention(),
+        linear_proj=provider.row_parallel_linear(),
+        q_layernorm=IdentityOp,
+        kv_layernorm=IdentityOp,
+    )
+    return ModuleSpec(module=LatentAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)

@@ -3,11 +3,19 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rlscale.training.megatron.names import glm4, llama, qwen2, qwen3, qwen3_moe
+from rlscale.training.megatron.names import deepseek_v3, glm4, llama, qwen2, qwen3, qwen3_moe
 from rlscale.training.megatron.names.entry import Names
 
 FAMILIES: Mapping[str, Names] = MappingProxyType(
-    {"qwen3": qwen3.NAMES, "qwen2": qwen2.NAMES, "llama": llama.NAMES, "glm4": glm4.NAMES, "qwen3_moe": qwen3_moe.NAMES}
+    {
+        "qwen3": qwen3.NAMES,
+        "qwen2": qwen2.NAMES,
+        "llama": llama.NAMES,
+        "glm4": glm4.NAMES,
+        "qwen3_moe": qwen3_moe.NAMES,
+        "deepseek_v3": deepseek_v3.NAMES,
+        "kimi_k2": deepseek_v3.NAMES,
+    }
 )
 """Family -> its names."""
 

@@ -43,7 +43,7 @@ class Exporter:
     """Gathers the weights of one model, as often as needed. Making it, which plans the transfer, is a collective.
 
     Args:
-        model: whose parameters are given.
+        model: whose weights are given.
         is_spread: each weight comes on one of the ranks that hold a part of it, so that all have something to do with
             them. Else all weights come on rank 0, layer by layer, and none on the others.
         bucket_bytes: most bytes that a rank receives at once, a larger weight aside.
@@ -63,7 +63,7 @@ class Exporter:
         bucket_bytes: int = BUCKET_BYTES,
         post: Post | None = None,
     ) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._weights = dict(model.named_weights())
         self._figures = figures_of_model(model.architecture)
         self._entries = list(entries_of(model.architecture))
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
@@ -82,7 +82,7 @@ class Exporter:
         A tied output layer comes once, as the embedding. Raises WeightSyncError for one that does not arrive as it was
         sent.
         """
-        parts = {name: parameter.detach().contiguous() for name, parameter in self._parameters.items()}
+        parts = {name: weight.detach().contiguous() for name, weight in self._weights.items()}
         device = next(iter(parts.values())).device
         for arrived in carry(self.plan, parts, rank=dist.get_rank(), device=device, post=self._post):
             weight = self._entries[arrived.weight].weight
@@ -96,12 +96,12 @@ class Exporter:
     def _make_plan(self, *, is_spread: bool, bucket_bytes: int) -> TransferPlan:
         own: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
         for entry in self._entries:
-            parameter = self._parameters.get(entry.weight.megatron)
-            if parameter is not None:
+            weight = self._weights.get(entry.weight.megatron)
+            if weight is not None:
                 # All ranks hold the only part of a weight that is not divided.
                 part = part_of_rank(entry)
                 index, count = (0, 1) if entry.weight.layout == Layout.whole else (part.index, part.count)
-                own[entry.weight.megatron] = (index, count, parameter.shape, parameter.dtype)
+                own[entry.weight.megatron] = (index, count, weight.shape, weight.dtype)
         everywhere: list[dict[str, tuple[int, int, torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
         dist.all_gather_object(everywhere, own)
         known = {name: about for rank in everywhere for name, about in rank.items()}

@@ -27,12 +27,14 @@ from rlscale.training.megatron.names.tables import (
 )
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_EXPERT_BIAS = ".e_score_correction_bias"
+"""How the name of a tensor ends that is in float32 whatever the others are."""
 _EXPERT = re.compile(r"(?P<experts>.+\.mlp\.experts)\.(?P<j>\d+)\.(?P<matrix>gate|up|down)_proj\.weight")
 
 
 @torch.no_grad()
 def load_hf(model: MegatronModel, path: str) -> None:
-    """Fills every parameter of this rank. Each reads the slices that it holds; none waits for another, but by mbridge.
+    """Fills every weight of this rank. Each reads the slices that it holds; none waits for another, but by mbridge.
 
     Args:
         model: from `build_model`.
@@ -50,17 +52,17 @@ def load_hf(model: MegatronModel, path: str) -> None:
     if model.architecture.is_tied:
         first = next(iter(entries.values()))  # the embedding; the last stage has a copy of it
         entries[OUTPUT_LAYER] = Entry(weight=first.weight)
-    for name, parameter in model.named_parameters():
+    for name, weight in model.named_weights():
         if name.startswith(OWN_PREFIX):
             continue
         assert name in entries, f"{model.architecture.family} names no weight {name}"
         entry = entries[name]
         sources = [checkpoint.source(each) for each in entry.weight.hf]
         found = take(entry.weight.layout, sources, part=part_of_rank(entry), figures=figures)
-        if found.shape != parameter.shape:
-            shapes = f"{tuple(found.shape)} instead of {tuple(parameter.shape)} for {name}"
+        if found.shape != weight.shape:
+            shapes = f"{tuple(found.shape)} instead of {tuple(weight.shape)} for {name}"
             raise DataError(f"{path} must hold {entry.weight.hf[0]} of this model, got {shapes}; check config.json")
-        parameter.copy_(found)
+        weight.copy_(found)
 
 
 class HfCheckpoint:
@@ -111,8 +113,12 @@ class HfCheckpoint:
         return found
 
     def dtypes(self) -> set[str]:
-        """The types of all tensors, as safetensors names them, e.g. `F32`."""
-        return {str(self._open(file).get_slice(name).get_dtype()) for name, file in self.files.items()}
+        """The types of all tensors that have the type of the model, as safetensors names them, e.g. `F32`."""
+        return {
+            str(self._open(file).get_slice(name).get_dtype())
+            for name, file in self.files.items()
+            if not name.endswith(_EXPERT_BIAS)
+        }
 
     def _open(self, file: str) -> Any:
         if file not in self._handles:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megatron.core import parallel_state
 
 from rlscale.training.megatron.architecture import Architecture
-from rlscale.training.megatron.names import FAMILIES
+from rlscale.training.megatron.names import FAMILIES, deepseek_v3
 from rlscale.training.megatron.names.cut import Figures, Part
 from rlscale.training.megatron.names.entry import Weight
 
@@ -29,6 +29,8 @@ class Entry:
 def entries_of(architecture: Architecture) -> Iterator[Entry]:
     """Every weight in the order of the Hugging Face model; an output layer that is the embedding does not come."""
     names, config = FAMILIES[architecture.family], architecture.transformer
+    if config.multi_latent_attention and config.q_lora_rank is None:
+        names = deepseek_v3.WITH_PLAIN_QUERIES
     every = config.moe_layer_freq
     for weight in names.before:
         yield Entry(weight=weight)
