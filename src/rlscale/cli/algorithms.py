@@ -177,8 +177,9 @@ reference model, `A` the advantage. All in float32; logits are divided by `rollo
 trainable tokens, and denominators belong to the whole optimiser step: neither micro-batches nor ranks nor packing
 change a loss.
 
-A new estimator is one module in `src/rlscale/algo/advantages/` and one line in its table `ESTIMATORS`. For your own
-without touching rlscale see [Your own loss](../how-to/your-own-loss.md).
+A new estimator is one module in `src/rlscale/algo/advantages/` and one line in the table `AdvantageEstimator` of
+`src/rlscale/config/groups/algo.py`. For your own without touching rlscale see
+[Your own loss](../how-to/your-own-loss.md).
 """
 
 _CURVES = """The golden tests are in `tests/golden/`. Each curve is a short run on the arithmetic task from the

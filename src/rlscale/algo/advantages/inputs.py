@@ -42,7 +42,7 @@ class Advantages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimator:
-    """One line of the table of estimators."""
+    """One line of the table of estimators, with its function."""
 
     compute: Callable[[AdvantageInputs], Advantages]
     paper: str

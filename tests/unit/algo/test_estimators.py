@@ -1,0 +1,72 @@
+"""The table of estimators: a new one is a file and a line."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import rlscale
+from rlscale.algo.advantages import ESTIMATORS
+from rlscale.algo.losses import POLICY_LOSSES
+from rlscale.config import AdvantageEstimator
+from rlscale.config.folder import packaged_folder
+
+MEDIAN = '''"""Distance from the median of the rollout."""
+
+from rlscale.algo.advantages.inputs import AdvantageInputs, Advantages
+
+
+def from_median(inputs: AdvantageInputs) -> Advantages:
+    """A_t = reward - median."""
+    scores_S = inputs.rewards_S - inputs.rewards_S.median()
+    return Advantages(advantages_T=inputs.layout.spread(scores_S) * inputs.layout.mask_T)
+'''
+
+LINE = '    median = "median", "median:from_median", "arXiv:0000.00000", "gspo"'
+
+PROGRAM = """
+from rlscale.config import load_config
+config = load_config(["algo.advantage_estimator=median"])
+
+import torch
+from rlscale.algo.ragged import TokenLayout
+from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.objective import TokenInputs, token_losses
+
+layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([2, 1, 1]))
+inputs = RolloutInputs(
+    rewards_S=torch.tensor([3.0, 1.0, 2.0]), group_ids_S=torch.zeros(3, dtype=torch.int64),
+    response_lens_S=torch.tensor([2, 1, 1]), max_response_len=2, layout=layout, gen_T=torch.zeros(4),
+)
+advantages = advantages_of_rollout(config.algo, inputs)
+tokens = TokenInputs(old=torch.zeros(4), gen=torch.zeros(4), advantages=advantages)
+losses, _ = token_losses(config.algo, lp=torch.zeros(4), entropy=None, inputs=tokens, layout=layout)
+print(config.algo.advantage_estimator, advantages.tolist(), losses.tolist())
+"""
+
+
+def test_a_new_estimator_is_one_file_and_one_line(tmp_path: Path) -> None:
+    assert rlscale.__file__ is not None
+    package = tmp_path / "src" / "rlscale"
+    shutil.copytree(packaged_folder(), tmp_path / "conf")
+    shutil.copytree(Path(rlscale.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "algo" / "advantages" / "median.py").write_text(MEDIAN)
+    table = package / "config" / "groups" / "algo.py"
+    line = next(line for line in table.read_text().splitlines() if line.startswith("    ppo = "))
+    table.write_text(table.read_text().replace(line, f"{line}\n{LINE}"))
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == "median [1.0, 0.0, -1.0, 0.0] [-1.0, 0.0, 1.0, -0.0]"
+
+
+def test_every_line_of_the_table_names_a_function_and_a_loss() -> None:
+    assert list(ESTIMATORS) == [line.value for line in AdvantageEstimator]
+    for name, estimator in ESTIMATORS.items():
+        assert callable(estimator.compute) and estimator.policy_loss in POLICY_LOSSES
+        line = AdvantageEstimator(name)
+        assert line.name == name and line.paper.startswith("arXiv:") and pickle.loads(pickle.dumps(line)) is line
