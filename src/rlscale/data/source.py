@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import LossType, RunConfig
@@ -9,8 +11,9 @@ from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import load_hook
 from rlscale.config.rules import learns_conversations
 from rlscale.data.prompts import FilePromptSource, Learned
-from rlscale.errors import ConfigError, Problem
+from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource
+from rlscale.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +41,53 @@ def open_prompts(
     if missing:
         fix = f"add {', '.join(missing)} as in rlscale.protocols.PromptSource"
         raise _error("make a prompt source", f"{path}, which makes a {type(source).__name__}", fix)
-    return source  # type: ignore[no-any-return]
+    return UserSource(source, path=path)
+
+
+class UserSource:
+    """A source of the user's own, whose answers are checked before they are used."""
+
+    def __init__(self, source: Any, *, path: str) -> None:
+        self._source, self._path = source, path
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        """The next prompts. Raises DataError, which names the source, for anything but so many usable ones."""
+        given: Any = self._source.take(num_prompts)
+        if not isinstance(given, list | tuple):
+            raise self._wrong(num_prompts, f"{type(given).__name__}")
+        if len(given) != num_prompts:
+            raise self._wrong(num_prompts, f"{len(given)}; begin the next epoch where one ends")
+        for place, prompt in enumerate(given):
+            if not isinstance(prompt, Prompt):
+                raise self._wrong(num_prompts, f"{type(prompt).__name__} at place {place}")
+            if not prompt.token_ids or not all(isinstance(token, int) and token >= 0 for token in prompt.token_ids):
+                found = f"token_ids {str(prompt.token_ids)[:60]} at place {place}; give at least one token id"
+                raise self._wrong(num_prompts, found)
+        return list(given)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON values. Raises DataError, which names the source, for anything else."""
+        state: Any = self._source.state_dict()
+        try:
+            same = isinstance(state, dict) and json.loads(json.dumps(state)) == state
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise DataError(
+                f"state_dict() of {self._path} must return a dict of JSON values, got {str(state)[:60]}; a checkpoint "
+                "holds it as JSON, in which keys are strings and there are no tuples"
+            )
+        return dict(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._source.load_state_dict(state)
+
+    def _wrong(self, number: int, found: str) -> DataError:
+        rule = f"must return {number} prompts (rlscale.types.Prompt)"
+        return DataError(f"take({number}) of {self._path} {rule}, got {found}")
 
 
 def _learned(config: RunConfig) -> Learned | None:

@@ -13,7 +13,7 @@ from rlscale.config import RunConfig, load_config
 from rlscale.config.hooks import check_hooks
 from rlscale.data.prompts import FilePromptSource
 from rlscale.data.source import open_prompts
-from rlscale.errors import ConfigError
+from rlscale.errors import ConfigError, DataError
 
 MODULE = """
 from rlscale.types import Prompt
@@ -38,6 +38,26 @@ class Counting:
 class Half:
     def __init__(self, config, tokenizer): ...
     def take(self, num_prompts): return []
+
+class Wrong(Counting):
+    def take(self, num_prompts):
+        found = super().take(num_prompts)
+        kind = self.kind
+        return {
+            "none": None,
+            "few": found[1:],
+            "texts": [prompt.text for prompt in found],
+            "empty": [Prompt(index=0, text="", token_ids=())] * num_prompts,
+            "floats": [Prompt(index=0, text="", token_ids=(1.5,))] * num_prompts,
+        }[kind]
+
+    def state_dict(self):
+        return {"position": (1, 2)} if self.kind == "none" else {3: 4}
+
+def wrong(config, tokenizer, custom):
+    source = Wrong(config, tokenizer, {})
+    source.kind = custom["kind"]
+    return source
 
 def no_arguments(): ...
 
@@ -90,3 +110,22 @@ def test_what_cannot_be_a_source_is_told_beforehand(module: str, name: str, told
 def test_a_source_without_its_methods_is_told(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ConfigError, match="add state_dict, load_state_dict as in"):
         open_prompts(config(module, "Half"), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("none", "got NoneType"),
+        ("few", "got 1; begin the next epoch where one ends"),
+        ("texts", "got str at place 0"),
+        ("empty", r"got token_ids \(\) at place 0; give at least one token id"),
+        ("floats", r"got token_ids \(1\.5,\) at place 0"),
+    ],
+)
+def test_what_a_source_gives_is_checked(module: str, kind: str, told: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    source = open_prompts(config(module, "wrong", f"custom.kind={kind}"), tokenizer)
+    rule = r"take\(2\) of user_sources_for_test:wrong must return 2 prompts \(rlscale\.types\.Prompt\), "
+    with pytest.raises(DataError, match=rule + told):
+        source.take(2)
+    with pytest.raises(DataError, match=r"state_dict\(\) of user_sources_for_test:wrong must return a dict of JSON"):
+        source.state_dict()
