@@ -39,7 +39,7 @@ def models(cache: Path) -> list[str]:
 def folder(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind; they run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("two")
-    run_ranks(PROGRAM, *models, str(folder), "2", timeout_s=240)
+    run_ranks(PROGRAM, *models, str(folder), "2", timeout_s=400)
     return folder
 
 
