@@ -359,11 +359,16 @@ class TrainBackend(Protocol):
         """Advantages, loss and one optimiser step for each plan."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter in full under its Hugging Face name, in a fixed order (a collective).
+    @property
+    def senders(self) -> Sequence[int]:
+        """The ranks that bring the weights to the engines: together they get all of them, each on one of them."""
+        ...
 
-        All of them come on rank 0, which brings them to the engines; other ranks may get none. What it gives may be the
-        memory of the model itself: it is good until the next call of any method.
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters in full under their Hugging Face names, in a fixed order (a collective).
+
+        Each comes on one of the `senders`; ranks beside them may get none. What it gives may be the memory of the model
+        itself: it is good until the next call of any method.
         """
         ...
 

@@ -15,6 +15,7 @@ from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams, WeightGroup
 from rlscale.weights.group import open_store
 from rlscale.weights.process_group import ProcessGroupChannel
+from rlscale.weights.team import Team
 from tests.contract.conftest import SGLANG_ARGUMENTS, Target, describe_installed, sglang_launch
 from tests.contract.test_engine_contract import BAD_REQUESTS
 from tests.tiny_model import VOCAB_SIZE, write_tiny_qwen3
@@ -116,14 +117,14 @@ async def test_an_update_that_could_not_flush_the_cache_is_an_error(
 def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -> None:
     channel = ProcessGroupChannel(
         make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
-        rank=0,
+        team=Team(rank=0),
         bucket_bytes=2**20,
         backend="gloo",
         timeout_s=TIMEOUT_S,
     )
     channel.connect([address])
-    assert channel._link is not None
-    taken = channel._link.group_names[0]
+    assert channel._joined is not None
+    taken = channel._joined.group_names[0]
     store = open_store("127.0.0.1", timeout_s=5)
 
     async def join_again() -> None:
@@ -145,7 +146,7 @@ def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -
         asyncio.run(join_again())
     # A new link has a new name, so that it never meets an old one.
     channel.connect([address])
-    assert channel._link.group_names[0] != taken
+    assert channel._joined.group_names[0] != taken
     channel.close()
 
 

@@ -16,6 +16,7 @@ from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
 from rlscale.weights.disk import DiskChannel
 from rlscale.weights.folders import map_file
+from rlscale.weights.team import Team
 from tests.contract.conftest import Target, open_embedded
 from tests.tiny_model import write_tiny_qwen3
 
@@ -147,7 +148,7 @@ def push_another_than_announced(address: EngineAddress, state: dict[str, torch.T
 
     channel = DiskChannel(
         make_engine=lambda a: Tampering(a, timeout_s=TIMEOUT_S),
-        rank=0,
+        team=Team(rank=0),
         folder=folder / "tampered",
         bucket_bytes=50_000,
         timeout_s=TIMEOUT_S,

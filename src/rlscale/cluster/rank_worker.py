@@ -48,9 +48,13 @@ class RankWorker:
 
     def rendezvous(self) -> tuple[str, int]:
         """The address and port at which this rank, 0, gathers the others. It listens from now on: no one takes it."""
-        address = "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
-        self._listener = listen(address)
-        return address, self._listener.getsockname()[1]
+        self._listener = listen(self._address)
+        return self._address, self._listener.getsockname()[1]
+
+    @property
+    def _address(self) -> str:
+        """Of this machine, for the other processes of the run."""
+        return "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
 
     def _join(self, master_address: str, master_port: int) -> None:
         """Joins the world (a collective)."""

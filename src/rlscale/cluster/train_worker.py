@@ -44,7 +44,8 @@ class TrainWorker(RankWorker):
             world.channel,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
             rank=self.rank,
-            master_address=master_address,
+            master_address=self._address,
+            senders=self._backend.senders,
         )
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.plan import RunPlan
-from rlscale.config import RunConfig, uses_critic, uses_reference, uses_teacher
+from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
 from rlscale.models import is_hf_folder, torch_dist_folder
 from rlscale.models.shapes import EngineShapes
-from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec, WatchSpec
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, Recipients, TrainerSpec, WatchSpec
 
 
 def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
@@ -25,6 +25,7 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
         critic=_critic(plan) if uses_critic(algo) else None,
         teacher=None if teacher is None else model_source(teacher, key="model.teacher_load", base=plan.model_path),
         offload=_offload(config),
+        recipients=_recipients(config),
         num_old_policies=config.rollout.max_staleness if config.train.keep_old_actor else 0,
         train=config.train,
         fsdp=config.fsdp,
@@ -41,6 +42,16 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
         watch=WatchSpec.of(config.debug, run_folder=run_folder),
         custom=config.custom,
     )
+
+
+def _recipients(config: RunConfig) -> Recipients:
+    """Which ranks a channel wants to have the weights on."""
+    channel = config.train.weight_channel
+    if channel in (WeightChannelName.process_group, WeightChannelName.disk):
+        return Recipients.owners
+    if channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":
+        return Recipients.every  # on each GPU the engine there opens the trainer's copy
+    return Recipients.first  # one ring for all engines; and deltas are of what was sent before
 
 
 def model_source(path: str, *, key: str, base: str, rollout_id: int | None = None) -> ModelSource:

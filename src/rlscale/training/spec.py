@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from rlscale.config import (
     TrainConfig,
 )
 from rlscale.models.shapes import EngineShapes
+
+
+class Recipients(StrEnum):
+    """Which ranks get full weights, where a backend can choose."""
+
+    first = "first"  # rank 0 all of them
+    owners = "owners"  # each weight one that holds a part of it, of as few ranks as there can be
+    holders = "holders"  # each weight one that holds a part of it, so that all ranks get about as much
+    every = "every"  # every rank all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +117,7 @@ class TrainerSpec:
     watch: WatchSpec = field(default_factory=WatchSpec)
     megatron: MegatronConfig = field(default_factory=MegatronConfig)  # with `train.backend=megatron`
     model: ModelConfig = field(default_factory=ModelConfig)  # likewise: what must agree with the model's own config
+    recipients: Recipients = Recipients.first  # of the weights that go to the engines
     num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user
 

@@ -8,7 +8,7 @@
       read checksums back          <── HTTP ──────────   SGLang, which has not compared them itself
       resume                       ── HTTP ──────────>
 
-The other trainer ranks only take part in gathering the weights.
+The other trainer ranks only take part in gathering the weights, unless several ranks send: see shares.
 """
 
 import logging
@@ -37,7 +37,7 @@ class EngineChannel(ABC):
     """A `WeightChannel`. Every trainer rank calls every method. After an error only `connect` may follow.
 
     Args:
-        make_engine: gives the client of an engine; used on rank 0 only.
+        make_engine: gives the client of an engine; used on ranks that send only.
         rank: of this trainer.
         timeout_s: of every single step, on both sides.
     """
@@ -56,13 +56,9 @@ class EngineChannel(ABC):
 
         Raises EngineError or WeightSyncError naming the engine that cannot be linked.
         """
-        if self._rank != 0:
-            return
-        self._disconnect()
-        self._calls.engines = [self._make_engine(address) for address in engines]
-        self._infos = list(self._calls.on_all(lambda engine: engine.info()))
-        self._open()
-        self._connected = True
+        if self._rank == 0:
+            self._link(engines)
+            self._connected = True
 
     def push(self, weights: Weights, version: WeightVersion) -> WeightSyncReport:
         """Sends all weights and then the version, and reads back what every engine then has.
@@ -72,20 +68,7 @@ class EngineChannel(ABC):
             EngineError: an engine failed or did not answer in time; the message names it.
         """
         started = time.perf_counter()
-        num_buckets = num_bytes = 0
-        if self._rank != 0:
-            self._gather(weights)
-        else:
-            try:
-                self._require_connection()
-                self._expected = None if all(map(_compares_itself, self._infos)) else SglangChecksums()
-                num_buckets, num_bytes = self._push(self._witnessed(weights), version)
-            except BaseException:
-                self._connected = False
-                self._abandon()
-                # The other ranks are still gathering: they wait for this one, and the next push for all of them.
-                self._gather(weights)
-                raise
+        num_buckets, num_bytes = self._all_push(weights, version)
         seconds = time.perf_counter() - started
         return WeightSyncReport(version=version, num_buckets=num_buckets, num_bytes=num_bytes, seconds=seconds)
 
@@ -94,7 +77,7 @@ class EngineChannel(ABC):
         self._disconnect()
         self._calls.close()
 
-    # -- what a channel adds; rank 0 only, but for `_gather`
+    # -- what a channel adds; on ranks that send only, but for `_gather`
 
     @abstractmethod
     def _open(self) -> None:
@@ -117,17 +100,47 @@ class EngineChannel(ABC):
         for _ in weights:
             pass
 
-    # -- steps of a push
+    # -- steps of connect and push
 
-    def _require_connection(self) -> None:
+    def _link(self, engines: Sequence[EngineAddress]) -> None:
+        """Links this rank up with all engines, in place of an earlier link."""
+        self._disconnect()
+        self._calls.engines = [self._make_engine(address) for address in engines]
+        self._infos = list(self._calls.on_all(lambda engine: engine.info()))
+        self._open()
+
+    def _all_push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
+        """The push of all ranks together. Returns the buckets and bytes of rank 0."""
+        if self._rank != 0:
+            self._gather(weights)
+            return 0, 0
+        try:
+            self._expect()
+            return self._push(self._witnessed(weights), version)
+        except BaseException:
+            self._connected = False
+            self._abandon()
+            # The other ranks are still gathering: they wait for this one, and the next push for all of them.
+            self._gather(weights)
+            raise
+
+    def _expect(self) -> None:
+        """Makes ready to learn what SGLang must answer. Raises WeightSyncError without a link."""
         if not self._connected:
             raise WeightSyncError("the weight channel must be connected before weights are pushed; call connect")
+        self._expected = None if all(map(_compares_itself, self._infos)) else SglangChecksums()
 
     @contextmanager
     def _paused(self, version: WeightVersion) -> Iterator[None]:
         """The engines stand still inside; at the end they are proved to hold `version` and go on."""
-        self._calls.on_all(lambda engine: engine.pause(self.pause_mode))
+        self._pause()
         yield  # the first update drops the caches of the old weights, unless requests stay in place with theirs
+        self._prove(version)
+
+    def _pause(self) -> None:
+        self._calls.on_all(lambda engine: engine.pause(self.pause_mode))
+
+    def _prove(self, version: WeightVersion) -> None:
         self._verify(version)
         self._calls.on_all(lambda engine: engine.resume())
 

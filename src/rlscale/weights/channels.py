@@ -1,6 +1,6 @@
 """The weight channel that a run chose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlscale.config import WeightChannelName
 from rlscale.weights.channel import EngineChannel, MakeEngine
@@ -10,19 +10,26 @@ from rlscale.weights.disk import DiskChannel
 from rlscale.weights.process_group import ProcessGroupChannel
 from rlscale.weights.shared_memory import SharedMemoryChannel
 from rlscale.weights.spec import ChannelSpec
+from rlscale.weights.team import Team
 
 __all__ = ["ChannelSpec", "make_channel"]
 
 
 def make_channel(
-    spec: ChannelSpec, *, make_engine: MakeEngine, rank: int, master_address: str = "127.0.0.1"
+    spec: ChannelSpec,
+    *,
+    make_engine: MakeEngine,
+    rank: int,
+    master_address: str = "127.0.0.1",
+    senders: Sequence[int] = (0,),
 ) -> EngineChannel:
-    """The channel of one trainer rank. See EngineChannel for the arguments."""
+    """The channel of one trainer rank, of which `senders` send. See EngineChannel for the other arguments."""
+    team = Team(rank=rank, senders=senders)
 
     def process_group() -> EngineChannel:
         return ProcessGroupChannel(
             make_engine=make_engine,
-            rank=rank,
+            team=team,
             bucket_bytes=spec.bucket_bytes,
             backend=spec.backend,
             timeout_s=spec.timeout_s,
@@ -36,7 +43,7 @@ def make_channel(
     def in_a_folder(kind: type[DiskChannel] | type[DeltaChannel]) -> EngineChannel:
         return kind(
             make_engine=make_engine,
-            rank=rank,
+            team=team,
             folder=spec.folder,
             bucket_bytes=spec.bucket_bytes,
             timeout_s=spec.timeout_s,

@@ -10,6 +10,7 @@ trainer rank 0                                       every engine
 
 import shutil
 import uuid
+from collections.abc import Sequence
 
 from rlscale.algo.checksum import Bytes, bytes_of
 from rlscale.types import WeightVersion
@@ -17,6 +18,7 @@ from rlscale.weights.channel import Weights
 from rlscale.weights.delta import DeltaIndex, DeltaWriter, base_path, catch_up, delta_path
 from rlscale.weights.folder_channel import FolderChannel
 from rlscale.weights.folders import write_folder
+from rlscale.weights.shares import Share
 
 LOAD_FORMAT = "delta"
 MAX_DELTAS = 8
@@ -26,7 +28,7 @@ MAX_DELTAS = 8
 class DeltaChannel(FolderChannel):
     """Sends changes of weights, and now and then all of them. See FolderChannel.
 
-    Rank 0 keeps a copy of the weights that were sent last.
+    Rank 0 keeps a copy of the weights that were sent last, and is the only one that sends.
     """
 
     def _open(self) -> None:
@@ -35,19 +37,26 @@ class DeltaChannel(FolderChannel):
         self._sent: dict[str, Bytes] = {}
         self._index: DeltaIndex | None = None
 
-    def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
+    def _start(self, version: WeightVersion) -> None:
+        """Engines go on while files are written."""
+
+    def _send(self, weights: Weights, version: WeightVersion) -> Share:
         index = self._index
         if index is None or len(index.deltas) >= MAX_DELTAS or version <= index.newest:
-            checksums, num_files, num_bytes = self._write_base(weights, version)
-        else:
-            checksums, num_files, num_bytes = self._write_delta(weights, version, index)
+            return self._write_base(weights, version)
+        return self._write_delta(weights, version, index)
+
+    def _finish(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+        (share,) = shares
         readers, others = self._engines_by_format(LOAD_FORMAT)
         full = self._folder / "full"
         whole = catch_up(self._folder, full) if others else {}
         with self._paused(version):
             calls = [
                 self._calls.start(
-                    engine.update_from_disk(self._folder, version=version, checksums=checksums, load_format=LOAD_FORMAT)
+                    engine.update_from_disk(
+                        self._folder, version=version, checksums=share.checksums, load_format=LOAD_FORMAT
+                    )
                 )
                 for engine in readers
             ]
@@ -55,9 +64,8 @@ class DeltaChannel(FolderChannel):
                 calls.append(self._calls.start(engine.update_from_disk(full, version=version, checksums=whole)))
             self._calls.settle(calls)
         self._prune()
-        return num_files, num_bytes
 
-    def _write_base(self, weights: Weights, version: WeightVersion) -> tuple[dict[str, str], int, int]:
+    def _write_base(self, weights: Weights, version: WeightVersion) -> Share:
         def remembered() -> Weights:
             for name, tensor in weights:
                 self._sent[name] = bytes_of(tensor.cpu()).copy()
@@ -68,18 +76,16 @@ class DeltaChannel(FolderChannel):
         written = write_folder(path, remembered(), bucket_bytes=self._bucket_bytes, model_folder=self._model_folder)
         self._index = DeltaIndex(id=uuid.uuid4().hex, base=version, deltas=[])
         self._index.write(self._folder)
-        return written
+        return Share(num_buckets=written.num_files, num_bytes=written.num_bytes, checksums=written.checksums)
 
-    def _write_delta(
-        self, weights: Weights, version: WeightVersion, index: DeltaIndex
-    ) -> tuple[dict[str, str], int, int]:
+    def _write_delta(self, weights: Weights, version: WeightVersion, index: DeltaIndex) -> Share:
         writer = DeltaWriter(delta_path(self._folder, version), before=index.newest, after=version)
         for name, tensor in weights:
             writer.add(name, tensor, self._sent[name])
         checksums, num_bytes = writer.finish()
         self._index = DeltaIndex(id=index.id, base=index.base, deltas=[*index.deltas, version])
         self._index.write(self._folder)
-        return checksums, 1, num_bytes
+        return Share(num_buckets=1, num_bytes=num_bytes, checksums=checksums)
 
     def _prune(self) -> None:
         index = self._index

@@ -3,11 +3,13 @@
 import shutil
 from pathlib import Path
 
-from rlscale.weights.channel import EngineChannel, MakeEngine
+from rlscale.weights.channel import MakeEngine
+from rlscale.weights.shares import ShareChannel
+from rlscale.weights.team import Team
 
 
-class FolderChannel(EngineChannel):
-    """Brings weights to engines through a folder that both sides see. See EngineChannel.
+class FolderChannel(ShareChannel):
+    """Brings weights to engines through a folder that both sides see. See ShareChannel.
 
     Args:
         folder: of this channel alone; what is in it is removed.
@@ -19,16 +21,17 @@ class FolderChannel(EngineChannel):
         self,
         *,
         make_engine: MakeEngine,
-        rank: int,
+        team: Team,
         folder: Path,
         bucket_bytes: int,
         timeout_s: float,
         model_folder: Path | None = None,
     ) -> None:
-        super().__init__(make_engine=make_engine, rank=rank, timeout_s=timeout_s)
+        super().__init__(make_engine=make_engine, team=team, timeout_s=timeout_s)
         self._folder, self._bucket_bytes, self._model_folder = folder, bucket_bytes, model_folder
 
     def _open(self) -> None:
-        # What new engines hold is not known, nor what an earlier trainer left here.
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        if self._rank == 0:
+            # What new engines hold is not known, nor what an earlier trainer left here.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)

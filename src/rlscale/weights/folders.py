@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -45,34 +46,69 @@ _HEADER_MULTIPLE = 64  # tensors then begin where a memory map can be read as an
 _OF_THE_MODEL = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
-def write_folder(
-    folder: Path, weights: Iterable[Named], *, bucket_bytes: int, model_folder: Path | None
-) -> tuple[dict[str, str], int, int]:
+@dataclass(kw_only=True, slots=True)
+class Written:
+    """What is in files so far."""
+
+    checksums: dict[str, str] = field(default_factory=dict)  # by tensor
+    files: dict[str, str] = field(default_factory=dict)  # tensor -> name of its file
+    num_bytes: int = 0
+
+    @property
+    def num_files(self) -> int:
+        return len(set(self.files.values()))
+
+    def add(self, *, checksums: Mapping[str, str], files: Mapping[str, str], num_bytes: int) -> None:
+        """Takes in what else has been written."""
+        self.checksums.update(checksums)
+        self.files.update(files)
+        self.num_bytes += num_bytes
+
+
+def write_folder(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, model_folder: Path | None) -> Written:
     """Writes `folder`, which must not exist; whoever sees it sees all of it.
 
     Args:
         bucket_bytes: most bytes of a file (a larger tensor has one of its own).
         model_folder: where configuration and tokenizer are copied from.
-
-    Returns the checksums, the number of files and the number of bytes.
     """
-    writing = folder.with_name(folder.name + WRITING)
+    start_folder(folder)
+    written = write_files(folder, weights, bucket_bytes=bucket_bytes)
+    finish_folder(folder, written, model_folder=model_folder)
+    return written
+
+
+def start_folder(folder: Path) -> None:
+    """Makes the place where a folder is written, which nobody takes for it."""
+    writing = _writing(folder)
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
-    checksums: dict[str, str] = {}
-    files: dict[str, str] = {}
-    num_files = num_bytes = 0
-    for named in cut(weights, bucket_bytes):
-        num_files += 1
-        path = writing / f"model-{num_files:05d}.safetensors"
-        checksums |= write_file(path, named)
-        files |= dict.fromkeys((name for name, _ in named), path.name)
-        num_bytes += sum(tensor.nbytes for _, tensor in named)
+
+
+def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, stem: str = "model") -> Written:
+    """Writes weights into a folder that was started. Several processes may, each with a `stem` of its own."""
+    writing, written = _writing(folder), Written()
+    for i, named in enumerate(cut(weights, bucket_bytes)):
+        path = writing / f"{stem}-{i + 1:05d}.safetensors"
+        written.add(
+            checksums=write_file(path, named),
+            files=dict.fromkeys((name for name, _ in named), path.name),
+            num_bytes=sum(tensor.nbytes for _, tensor in named),
+        )
+    return written
+
+
+def finish_folder(folder: Path, written: Written, *, model_folder: Path | None) -> None:
+    """Has a folder appear in which everything was written."""
+    writing = _writing(folder)
     _copy_model_files(model_folder, writing)
-    write_json(writing / INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": files})
-    write_json(writing / CHECKSUMS, checksums)
+    write_json(writing / INDEX, {"metadata": {"total_size": written.num_bytes}, "weight_map": written.files})
+    write_json(writing / CHECKSUMS, written.checksums)
     writing.rename(folder)
-    return checksums, num_files, num_bytes
+
+
+def _writing(folder: Path) -> Path:
+    return folder.with_name(folder.name + WRITING)
 
 
 def write_file(path: Path, named: Sequence[Named]) -> dict[str, str]:

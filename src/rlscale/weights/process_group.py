@@ -1,4 +1,4 @@
-"""The trainer's end of a weight channel over process groups: one with each engine over gloo, one with all over nccl.
+"""The trainer's end of a weight channel over process groups: one with each engine, or one with all over nccl.
 
 trainer rank 0                                       every engine
   for each bucket: announce    ── HTTP ──────────>   joins the broadcast
@@ -6,7 +6,8 @@ trainer rank 0                                       every engine
                    wait        <── HTTP ──────────   200, or which tensor is wrong
 
 Engines on a CPU that know how get tensors as they lie in memory (see blocks); SGLang and GPUs one packed buffer a
-bucket.
+bucket. Of several trainer ranks that send (see shares) each has groups of its own with the engines, of which it is
+rank 0, as SGLang takes broadcasts from rank 0 alone.
 """
 
 import itertools
@@ -27,8 +28,10 @@ from rlscale.weights.blocks import LOAD_FORMAT as BLOCKS
 from rlscale.weights.blocks import BlockSender
 from rlscale.weights.buckets import Named, PackedBucket, Staging, cut, layout_of, pack
 from rlscale.weights.calls import in_thread
-from rlscale.weights.channel import EngineChannel, MakeEngine, Weights
+from rlscale.weights.channel import MakeEngine, Weights
 from rlscale.weights.group import Group, join_group, leave_group, open_store, start_broadcast
+from rlscale.weights.shares import Share, ShareChannel
+from rlscale.weights.team import Team
 
 NUM_LINKS = 4
 
@@ -36,19 +39,19 @@ STAGED_BYTES = 64 * 2**20
 """Largest bucket over gloo: packing one, sending another and checking a third go on at once."""
 
 
-class ProcessGroupChannel(EngineChannel):
-    """Sends weights to engines over process groups, checked tensor by tensor. See EngineChannel.
+class ProcessGroupChannel(ShareChannel):
+    """Sends weights to engines over process groups, checked tensor by tensor. See ShareChannel.
 
     After an error the groups cannot be used again: `connect` makes new ones.
 
     Args:
         bucket_bytes: most bytes of one broadcast (a larger tensor has one of its own).
         backend: "gloo" | "nccl".
-        master_address: an address of rank 0's machine that the engines can reach.
+        master_address: an address of this rank's machine that the engines can reach.
 
     Example:
-        channel = ProcessGroupChannel(make_engine=..., rank=0, bucket_bytes=2**29, backend="gloo", timeout_s=60,
-                                      master_address="127.0.0.1")
+        channel = ProcessGroupChannel(make_engine=..., team=Team(rank=0), bucket_bytes=2**29, backend="gloo",
+                                      timeout_s=60, master_address="127.0.0.1")
         channel.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:30000")])
         channel.push(backend.weights(), version=1)
         channel.close()
@@ -58,15 +61,25 @@ class ProcessGroupChannel(EngineChannel):
         self,
         *,
         make_engine: MakeEngine,
-        rank: int,
+        team: Team,
         bucket_bytes: int,
         backend: str,
         timeout_s: float,
         master_address: str = "127.0.0.1",
     ) -> None:
-        super().__init__(make_engine=make_engine, rank=rank, timeout_s=timeout_s)
+        super().__init__(make_engine=make_engine, team=team, timeout_s=timeout_s)
         self._backend, self._master_address, self._bucket_bytes = backend, master_address, bucket_bytes
-        self._link: _Link | None = None
+        self._joined: _Joined | None = None
+
+    @property
+    def _in_one_group(self) -> bool:
+        """Whether all engines are in one group with a sender.
+
+        gloo passes a broadcast on from member to member and cannot be interrupted: in one group with an engine that
+        dies the others would wait for their bytes until the timeout. nccl's pay only in one group; but two engines that
+        take the buckets of two senders in different orders would wait for each other.
+        """
+        return self._backend == "nccl" and self._team.is_one
 
     @property
     def _in_blocks(self) -> bool:
@@ -75,15 +88,13 @@ class ProcessGroupChannel(EngineChannel):
     def _open(self) -> None:
         store = open_store(self._master_address, timeout_s=self._timeout_s)
         engines = self._calls.engines
-        # gloo passes a broadcast on from member to member and cannot be interrupted: in one group with an engine that
-        # dies the others would wait for their bytes until the timeout. nccl's pay only in one group.
-        circles = [engines] if self._backend == "nccl" else [[engine] for engine in engines]
+        circles = [engines] if self._in_one_group else [[engine] for engine in engines]
         joining = [self._join(circle, store) for circle in circles]
         for joined in joining:
             self._calls.settle([*joined.calls, joined.own])
         groups = [joined.own.result() for joined in joining]
         names = [joined.group.name for joined in joining for _ in joined.calls]
-        self._link = _Link(group_names=names, process_groups=groups, store=store, way=self._make_way(groups))
+        self._joined = _Joined(group_names=names, process_groups=groups, store=store, way=self._make_way(groups))
 
     def _join(self, engines: Sequence[Engine], store: TCPStore) -> "_Joining":
         num_ranks = [engine.address.num_ranks for engine in engines]
@@ -110,33 +121,38 @@ class ProcessGroupChannel(EngineChannel):
             return BlockWay([BlockSender(group) for group in process_groups])
         return PackedWay(process_groups, on_gpu=self._backend == "nccl")
 
-    def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
-        link = self._link
+    def _start(self, version: WeightVersion) -> None:
+        self._pause()
+        self._calls.on_all(lambda engine: engine.begin_weight_update())
+
+    def _send(self, weights: Weights, version: WeightVersion) -> Share:
+        link = self._joined
         assert link is not None, "a connected channel has its groups"
         num_buckets = num_bytes = 0
-        with self._paused(version):
-            self._calls.on_all(lambda engine: engine.begin_weight_update())
-            in_flight: _InFlight | None = None
-            for named in cut(weights, link.way.limit(self._bucket_bytes)):
-                # Prepared, and before that gathered, while the last bucket travels.
-                ready = link.way.prepare(named)
-                if in_flight is not None:
-                    self._finish(in_flight)
-                in_flight = self._send(ready, link, version)
-                num_buckets, num_bytes = num_buckets + 1, num_bytes + sum(tensor.nbytes for _, tensor in named)
+        in_flight: _InFlight | None = None
+        for named in cut(weights, link.way.limit(self._bucket_bytes)):
+            # Prepared, and before that gathered, while the last bucket travels.
+            ready = link.way.prepare(named)
             if in_flight is not None:
-                self._finish(in_flight)
-            self._calls.on_all(lambda engine: engine.end_weight_update(version))
-        return num_buckets, num_bytes
+                self._settle(in_flight)
+            in_flight = self._dispatch(ready, link, version)
+            num_buckets, num_bytes = num_buckets + 1, num_bytes + sum(tensor.nbytes for _, tensor in named)
+        if in_flight is not None:
+            self._settle(in_flight)
+        return Share(num_buckets=num_buckets, num_bytes=num_bytes)
 
-    def _send(self, ready: "_Ready", link: "_Link", version: WeightVersion) -> "_InFlight":
+    def _finish(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+        self._calls.on_all(lambda engine: engine.end_weight_update(version))
+        self._prove(version)
+
+    def _dispatch(self, ready: "_Ready", link: "_Joined", version: WeightVersion) -> "_InFlight":
         calls = [
             self._calls.start(engine.receive_bucket(ready.bucket, group_name=name, version=version))
             for engine, name in zip(self._calls.engines, link.group_names, strict=True)
         ]
         return _InFlight(ready=ready, calls=calls, sent=ready.send())
 
-    def _finish(self, in_flight: "_InFlight") -> None:
+    def _settle(self, in_flight: "_InFlight") -> None:
         # First the engines' answers: one that refuses never joins the broadcast, which would then only time out.
         self._calls.settle(in_flight.calls)
         self._calls.settle(in_flight.sent.under_way)
@@ -148,12 +164,12 @@ class ProcessGroupChannel(EngineChannel):
     def _abandon(self) -> None:
         # What is under way to the other engines gets there meanwhile; each is free again after its bucket. A group is
         # left, and forgotten, only when nothing is under way in it any more, which only a thread can wait for.
-        link, self._link = self._link, None
+        link, self._joined = self._joined, None
         if link is not None:
             in_thread(link.leave)
 
     def _shut(self) -> None:
-        link, self._link = self._link, None
+        link, self._joined = self._joined, None
         if link is None:
             return
         leaving = [
@@ -229,7 +245,7 @@ class _Joining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Link:
+class _Joined:
     group_names: Sequence[str]  # of each engine
     process_groups: Sequence[Group]
     store: TCPStore  # lives as long as the groups: engines may still read from it

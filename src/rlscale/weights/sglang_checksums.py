@@ -71,6 +71,10 @@ class SglangChecksums:
             digest.update(bytes(missing_rows * tensor[0].nbytes))
         self._digests[name] = _shown(digest)
 
+    def update(self, others: Mapping[str, str]) -> None:
+        """Takes what another rank expects of the weights that it has sent."""
+        self._digests.update(others)
+
     def expected(self) -> dict[str, str]:
         """All parameters whose parts have all come."""
         whole = {n: _shown(f.digest) for n, f in self._fused.items() if f.num_done == len(f.parts)}

@@ -38,6 +38,7 @@ from rlscale.training.megatron.grid import MegatronGrid, make_grid
 from rlscale.training.megatron.model import Decoder, MegatronModel, build_model
 from rlscale.training.megatron.names.export import Exporter, export_hf
 from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
+from rlscale.training.spec import Recipients
 from rlscale.training.vocabulary import vocab_shard
 from tests.unit.training.megatron_families import CONFIGS
 from tests.unit.training.megatron_ranks import megatron_spec
@@ -104,7 +105,7 @@ def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]
 
 
 def come_back(model: MegatronModel, path: str, **options: Any) -> bool:
-    """Whether the weights of a folder, which the model has loaded, come back bit for bit, each on one rank.
+    """Whether the weights of a folder, which the model has loaded, come back bit for bit on the ranks that get them.
 
     Args:
         options: of `Exporter`.
@@ -114,8 +115,11 @@ def come_back(model: MegatronModel, path: str, **options: Any) -> bool:
     same = all(torch.equal(tensor, checkpoint.tensor(name)) for name, tensor in found.items())
     names: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(names, list(found))
-    if not options.get("is_spread", False):
+    to = options.get("to", Recipients.first)
+    if to == Recipients.first:
         assert not any(names[1:])
+    if to == Recipients.every:
+        return same and all(sorted(some) == sorted(checkpoint.files) for some in names)
     return same and sorted(name for some in names for name in some) == sorted(checkpoint.files)
 
 
@@ -161,7 +165,7 @@ class Case:
     def exported_is_loaded(self) -> bool:
         """Whether the weights of the folder come back bit for bit under the same names: on rank 0, and spread."""
         load_hf(self.model, self.path)
-        return all(come_back(self.model, self.path, is_spread=is_spread) for is_spread in (False, True))
+        return all(come_back(self.model, self.path, to=to) for to in Recipients)
 
     def run(self) -> dict[str, float]:
         """Largest differences of logprobs, and of gradients in units of the largest of the tensor."""

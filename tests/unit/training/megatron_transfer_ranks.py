@@ -1,6 +1,9 @@
 """What one of four ranks does for `test_megatron_transfer.py`, which starts this file as a program.
 
-python -m tests.unit.training.megatron_transfer_ranks <rank> <port> <folder of the models> <folder for reports>
+python -m tests.unit.training.megatron_transfer_ranks <rank> <port> <folder of the models> <for reports> <engines>
+
+Engines are URLs: two that read every form of weights, one that reads packed buckets alone, one that ends with its first
+bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ from rlscale.training.megatron.model import MegatronModel, build_model
 from rlscale.training.megatron.names.export import Exporter
 from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
 from rlscale.training.megatron.transfer.carry import Post
+from rlscale.training.spec import Recipients
+from rlscale.types import EngineAddress
 from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
+from tests.unit.training.megatron_push_ranks import (
+    DISK,
+    GROUP,
+    arrives,
+    one_engine_dies,
+    one_owner_fails,
+    open_channel,
+    owners_of,
+)
 
 NUM_RANKS = 4
 SMALL_BUCKET = 3000  # bytes: several rounds, and weights that are larger
@@ -42,6 +56,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cp2 ep2": ("qwen3_moe", {CP: 2, EP: 2}),
     "tp2 ep2, latent": ("deepseek_v3", {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}}),
 }
+
+PUSHED = {"ep4": "group", "ep2 pp2": "packed", "tp2 ep4": "group", "tp2 ep2 etp2": "disk", "cp2 ep2": "packed"}
+"""By which way the weights of these divisions go to engines."""
 
 
 class Flipping(Post):
@@ -96,17 +113,30 @@ def written_by_all(model: MegatronModel, source: Path, folder: Path, *, rank: in
     }
 
 
-def main(rank: int, port: int, root: Path, folder: Path) -> None:
+def pushed(
+    model: MegatronModel, path: str, how: str, *, engines: list[EngineAddress], rank: int, folder: Path
+) -> dict[str, Any]:
+    """What becomes of weights that their owners send."""
+    exporter, some = owners_of(model), engines[1:3] if how == "packed" else engines[:2]
+    channel = open_channel(DISK if how == "disk" else GROUP, rank=rank, senders=exporter.senders, folder=folder)
+    return arrives(channel, exporter, path, some)
+
+
+def main(rank: int, port: int, root: Path, folder: Path, urls: list[str]) -> None:
+    engines = [EngineAddress(name=f"engine {i}", url=url) for i, url in enumerate(urls)]
     join_world(rank, NUM_RANKS, "127.0.0.1", port, "gloo", 60.0)
     report: dict[str, Any] = {}
     with megatron_device():
         for name, (family, sizes) in CASES.items():
             model = built(family, sizes, root)
             path = str(root / family)
-            report[name] = {
-                "on one": come_back(model, path, bucket_bytes=SMALL_BUCKET),
-                "spread": come_back(model, path, bucket_bytes=SMALL_BUCKET, is_spread=True),
-            }
+            report[name] = {to: come_back(model, path, bucket_bytes=SMALL_BUCKET, to=to) for to in Recipients}
+            if name in PUSHED:
+                report[f"{name}, pushed"] = pushed(model, path, PUSHED[name], engines=engines, rank=rank, folder=folder)
+            if name == "ep4":
+                about = {"rank": rank, "folder": folder}
+                report["owner"] = one_owner_fails(owners_of(model), path, engines[:2], **about)
+                report["engine"] = one_engine_dies(owners_of(model), path, [engines[0], engines[3]], **about)
         report["files"] = written_by_all(
             built("qwen3_moe", {EP: 2, PP: 2}, root), root / "qwen3_moe", folder, rank=rank
         )
@@ -118,6 +148,6 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5]))
     # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
     os._exit(0)

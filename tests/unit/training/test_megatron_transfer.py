@@ -1,12 +1,15 @@
 """Weights of four ranks brought together over gloo, from parallel layouts that two ranks cannot have."""
 
+import json
 from typing import Any
 
 import pytest
 
+from rlscale.training.spec import Recipients
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.megatron_families import write_families
-from tests.unit.training.megatron_transfer_ranks import CASES, NUM_RANKS
+from tests.unit.training.megatron_transfer_ranks import CASES, NUM_RANKS, PUSHED
+from tests.unit.weights.conftest import engine_processes
 
 
 @pytest.fixture(scope="module")
@@ -14,14 +17,47 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the ranks found; they run once for all tests of this module."""
     models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("reports")
     write_families(models)
-    run_ranks("tests.unit.training.megatron_transfer_ranks", str(models), str(folder), num_ranks=NUM_RANKS)
+    with engine_processes() as start:
+        urls = [start(fault=fault).url for fault in ("", "", "packed", "dies_on_bucket")]
+        words = (str(models), str(folder), json.dumps(urls))
+        run_ranks("tests.unit.training.megatron_transfer_ranks", *words, num_ranks=NUM_RANKS, timeout_s=300)
     return [report(folder, rank) for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.parametrize("how", ["on one", "spread"])
+@pytest.mark.parametrize("how", list(Recipients))
 @pytest.mark.parametrize("name", CASES)
 def test_weights_come_back_bit_for_bit(name: str, how: str, reports: list[dict[str, Any]]) -> None:
     assert all(found[name][how] for found in reports)
+
+
+@pytest.mark.parametrize("name", PUSHED)
+def test_owners_bring_their_weights_to_every_engine(name: str, reports: list[dict[str, Any]]) -> None:
+    found = [each[f"{name}, pushed"] for each in reports]
+    assert all(each["same"] for each in found)  # the bytes of the Hugging Face folder
+    senders = found[0]["senders"]
+    assert len(senders) == {"ep4": 4, "ep2 pp2": 4, "tp2 ep4": 4, "tp2 ep2 etp2": 2, "cp2 ep2": 2}[name]
+    whole = found[0]["all_bytes"]
+    for rank, each in enumerate(found):
+        assert each["told"] == [whole, whole]
+        assert (each["own_bytes"] > 0) == (rank in senders)
+    assert sum(each["own_bytes"] for each in found) == whole
+
+
+def test_an_owner_that_fails_is_told_by_all_and_keeps_nobody_waiting(reports: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(each["owner"] for each in reports):
+        told = (
+            f"WeightSyncError: trainer rank {found['victim']} must send its weights, got RuntimeError: no memory left"
+        )
+        assert found["said"] == ("RuntimeError: no memory left" if rank == found["victim"] else told)
+        assert found["unconnected"].startswith("WeightSyncError: the weight channel must be connected")
+        assert found["afterwards"]["same"]
+
+
+def test_an_engine_that_dies_is_told_by_all_and_the_others_get_their_weights(reports: list[dict[str, Any]]) -> None:
+    for found in (each["engine"] for each in reports):
+        assert found["said"].startswith("EngineError: engine 3")
+        assert found["afterwards"]["same"]
+        assert found["gone"].startswith("engine 3")
 
 
 def test_a_message_that_arrives_changed_is_told_by_its_receiver(reports: list[dict[str, Any]]) -> None:

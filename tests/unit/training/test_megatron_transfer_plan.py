@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rlscale.training.megatron.transfer.plan import TransferPlan, Wanted, owners, plan_transfer
+from rlscale.training.megatron.transfer.plan import TransferPlan, Wanted, few_owners, owners, plan_transfer
 
 LAYERS, EXPERTS, BUCKET = 4, 8, 1000
 
@@ -61,22 +61,21 @@ LAYOUTS = {
 }
 
 
-def planned(layout: Layout, *, is_spread: bool) -> TransferPlan:
+CHOICES = {"on one": lambda wanted, held: [0] * len(wanted), "spread": owners, "few": few_owners}
+
+
+def planned(layout: Layout, how: str) -> TransferPlan:
     wanted, held = layout.wanted(), layout.held()
-    receivers = owners(wanted, held) if is_spread else [0] * len(wanted)
+    receivers = CHOICES[how](wanted, held)
     return plan_transfer(wanted, held, receivers=receivers, bucket_bytes=BUCKET)
 
 
-CASES = [
-    pytest.param(layout, is_spread, id=f"{name}, {'spread' if is_spread else 'on one'}")
-    for name, layout in LAYOUTS.items()
-    for is_spread in (False, True)
-]
+CASES = [pytest.param(layout, how, id=f"{name}, {how}") for name, layout in LAYOUTS.items() for how in CHOICES]
 
 
-@pytest.mark.parametrize(("layout", "is_spread"), CASES)
-def test_every_part_comes_once_from_a_rank_that_holds_it(layout: Layout, is_spread: bool) -> None:
-    plan, held = planned(layout, is_spread=is_spread), layout.held()
+@pytest.mark.parametrize(("layout", "how"), CASES)
+def test_every_part_comes_once_from_a_rank_that_holds_it(layout: Layout, how: str) -> None:
+    plan, held = planned(layout, how), layout.held()
     parts = Counter((piece.weight, piece.part) for b in plan.buckets for p in b.parcels for piece in p.pieces)
     assert parts == Counter((i, part) for i, weight in enumerate(plan.wanted) for part in range(weight.num_parts))
     for bucket in plan.buckets:
@@ -85,9 +84,9 @@ def test_every_part_comes_once_from_a_rank_that_holds_it(layout: Layout, is_spre
             assert {p.weight for p in parcel.pieces} <= set(bucket.weights)
 
 
-@pytest.mark.parametrize(("layout", "is_spread"), CASES)
-def test_parts_lie_apart_in_a_message(layout: Layout, is_spread: bool) -> None:
-    plan = planned(layout, is_spread=is_spread)
+@pytest.mark.parametrize(("layout", "how"), CASES)
+def test_parts_lie_apart_in_a_message(layout: Layout, how: str) -> None:
+    plan = planned(layout, how)
     for parcel in (parcel for bucket in plan.buckets for parcel in bucket.parcels):
         end = 0
         for piece in parcel.pieces:
@@ -96,9 +95,9 @@ def test_parts_lie_apart_in_a_message(layout: Layout, is_spread: bool) -> None:
         assert end <= parcel.num_bytes < end + 8
 
 
-@pytest.mark.parametrize(("layout", "is_spread"), CASES)
-def test_buckets_are_in_order_and_no_larger_than_asked(layout: Layout, is_spread: bool) -> None:
-    plan = planned(layout, is_spread=is_spread)
+@pytest.mark.parametrize(("layout", "how"), CASES)
+def test_buckets_are_in_order_and_no_larger_than_asked(layout: Layout, how: str) -> None:
+    plan = planned(layout, how)
     for receiver in {bucket.receiver for bucket in plan.buckets}:
         own = [bucket for bucket in plan.buckets if bucket.receiver == receiver]
         assert [bucket.number for bucket in own] == list(range(len(own)))
@@ -106,13 +105,13 @@ def test_buckets_are_in_order_and_no_larger_than_asked(layout: Layout, is_spread
         assert weights == sorted(weights)
         for bucket in own:
             assert sum(plan.wanted[i].num_bytes for i in bucket.weights) <= BUCKET or len(bucket.weights) == 1
-    if not is_spread:
+    if how == "on one":
         assert {bucket.receiver for bucket in plan.buckets} == {0}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_messages_of_a_round_take_a_bucket_in_and_one_out_at_most(layout: Layout) -> None:
-    on_one = planned(layout, is_spread=False)
+    on_one = planned(layout, "on one")
     largest = max(weight.num_bytes for weight in on_one.wanted)  # which is more than a bucket
     slack = 8 * max(len(bucket.weights) for bucket in on_one.buckets) * layout.tp
     assert all(on_one.peak_bytes(rank) <= largest + slack for rank in range(len(layout.held())))
@@ -120,7 +119,7 @@ def test_messages_of_a_round_take_a_bucket_in_and_one_out_at_most(layout: Layout
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_ranks_with_the_same_parts_send_alike(layout: Layout) -> None:
-    plan, held = planned(layout, is_spread=False), layout.held()
+    plan, held = planned(layout, "on one"), layout.held()
     by_content: dict[frozenset[tuple[str, int]], list[int]] = {}
     for rank, own in enumerate(held):
         by_content.setdefault(frozenset(own.items()), []).append(plan.sent_bytes(rank))
@@ -130,10 +129,11 @@ def test_ranks_with_the_same_parts_send_alike(layout: Layout) -> None:
         assert not others or max(others) - min(others) <= 1600 // layout.tp
 
 
+@pytest.mark.parametrize("how", ["spread", "few"])
 @pytest.mark.parametrize("name", ["ep4", "ep2 etp2", "tp4 pp4 ep4 etp2"])
-def test_experts_that_stay_with_their_owners_are_not_sent(name: str) -> None:
+def test_experts_that_stay_with_their_owners_are_not_sent(name: str, how: str) -> None:
     layout = LAYOUTS[name]
-    plan, held = planned(layout, is_spread=True), layout.held()
+    plan, held = planned(layout, how), layout.held()
     for bucket in plan.buckets:
         for parcel in bucket.messages:
             for piece in parcel.pieces:
@@ -152,6 +152,28 @@ def test_owners_get_about_as_much(name: str) -> None:
     stages = [range(s * len(held) // layout.pp, (s + 1) * len(held) // layout.pp) for s in range(layout.pp)]
     for stage in stages:
         assert max(given[rank] for rank in stage) - min(given[rank] for rank in stage) <= 1600
+
+
+@pytest.mark.parametrize(
+    ("name", "senders"),
+    [
+        ("alone", [0]),
+        ("dp4", [0]),
+        ("tp2", [0]),
+        ("pp4", [0, 1, 2, 3]),
+        ("ep4", [0, 1, 2, 3]),
+        ("ep2 etp2", [0, 2]),
+        ("tp4 pp2 ep8", list(range(0, 8)) + list(range(16, 24))),
+    ],
+)
+def test_as_few_owners_as_hold_everything(name: str, senders: list[int]) -> None:
+    plan = planned(LAYOUTS[name], "few")
+    assert list(plan.receivers) == senders
+    total = sum(weight.num_bytes for weight in plan.wanted)
+    assert sum(plan.received_bytes(rank) for rank in senders) == total
+    assert plan.received_bytes(63) == 0
+    if "pp" not in name:  # of one stage all are about equal: none has more than the others by more than one weight
+        assert max(map(plan.received_bytes, senders)) - min(map(plan.received_bytes, senders)) <= 1600
 
 
 def test_a_part_that_nobody_holds_is_a_mistake_of_ours() -> None:

@@ -20,6 +20,7 @@ from rlscale.weights.group import Group
 from rlscale.weights.process_group import BlockWay, ProcessGroupChannel
 from rlscale.weights.ring import RingWriter
 from rlscale.weights.shared_memory import SharedMemoryChannel
+from rlscale.weights.team import Team
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
 NAMES = list(WeightChannelName)
@@ -125,7 +126,7 @@ def make_flipping(name: WeightChannelName, folder: Path) -> EngineChannel:
     if name == WeightChannelName.process_group:
         return FlippingGroup(
             make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
-            rank=0,
+            team=Team(rank=0),
             bucket_bytes=4096,
             backend="gloo",
             timeout_s=TIMEOUT_S,

@@ -14,6 +14,7 @@ from rlscale.types import EngineAddress
 from rlscale.weights.buckets import PackedBucket
 from rlscale.weights.group import Group
 from rlscale.weights.process_group import PackedWay, ProcessGroupChannel, Sent
+from rlscale.weights.team import Team
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
 SHORT_TIMEOUT_S = 3.0
@@ -31,7 +32,7 @@ def make_channel(
 ) -> ProcessGroupChannel:
     return kind(
         make_engine=lambda address: HttpEngine(address, timeout_s=timeout_s),
-        rank=rank,
+        team=Team(rank=rank),
         bucket_bytes=4096,
         backend="gloo",
         timeout_s=timeout_s,

@@ -62,6 +62,8 @@ class FsdpBackend(RoleBackend):
         self._take_part()
         self._turns.rest()
 
+    senders = (0,)  # see TrainBackend; every weight comes on every rank
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, as engines hold them."""
         with self._turns.of("policy"):

@@ -68,9 +68,14 @@ class MegatronBackend(RoleBackend):
             self._old_policies = OldPolicies(copies, limit=spec.num_old_policies) if spec.num_old_policies else None
             is_here = spec.critic is not None and spec.critic.own_ranks is None
             self.critic = MegatronCritic(spec.critic, on=self._rank) if spec.critic and is_here else None
-            self._exporter = make_exporter(model)
+            self._exporter = make_exporter(model, to=spec.recipients)
         self._take_part()
         self._turns.rest()
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """See TrainBackend."""
+        return self._exporter.senders
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, as engines hold them."""

@@ -12,6 +12,7 @@ from rlscale.models import load_tokenizer
 from rlscale.training.megatron.hf_folder import MAX_FILE_BYTES, HfWriter, Written, name_files
 from rlscale.training.megatron.model import MegatronModel
 from rlscale.training.megatron.names.export import Exporter, make_exporter
+from rlscale.training.spec import Recipients
 
 
 def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dtype) -> None:
@@ -42,7 +43,7 @@ def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = M
     """
     exporter = make_exporter(model)
     if isinstance(exporter, Exporter) and exporter.num_bytes > max_file_bytes:
-        exporter = make_exporter(model, is_spread=True)
+        exporter = make_exporter(model, to=Recipients.holders)
     dist.barrier()
     writer = HfWriter(folder=folder, rank=dist.get_rank(), max_file_bytes=max_file_bytes)
     for name, weight in exporter.weights():

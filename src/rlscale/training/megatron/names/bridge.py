@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.megatron.model import Decoder, MegatronModel
+from rlscale.training.spec import Recipients
 
 MODE = "model.megatron_to_hf_mode"
 _EXPERT = re.compile(r"(.+\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.weight)")
@@ -31,16 +32,19 @@ def load_by_bridge(model: MegatronModel, path: str) -> None:
 
 
 class BridgeExporter:
-    """Full weights under Hugging Face names, as `Exporter` gives them: on rank 0."""
+    """Full weights under Hugging Face names, as `Exporter` gives them: on rank 0, or on every rank."""
 
-    def __init__(self, model: MegatronModel) -> None:
+    senders = (0,)
+
+    def __init__(self, model: MegatronModel, *, to: Recipients = Recipients.first) -> None:
+        self._is_for_all = to == Recipients.every
         self._chunks, self._bridge = [_Renamed(chunk) for chunk in model.chunks], make_bridge(model)
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight in full; a collective on each item."""
         for name, tensor in self._bridge.export_weights(self._chunks):
-            if dist.get_rank() == 0:
+            if self._is_for_all or dist.get_rank() == 0:
                 yield name, tensor.detach().contiguous()
 
 

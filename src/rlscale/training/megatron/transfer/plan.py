@@ -83,6 +83,17 @@ class TransferPlan:
         for _, some in groupby(self.buckets, key=lambda bucket: bucket.number):
             yield tuple(some)
 
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """The ranks that get something."""
+        return tuple(sorted({bucket.receiver for bucket in self.buckets}))
+
+    def received_bytes(self, rank: int) -> int:
+        """Of the weights that a rank gets, its own parts included."""
+        return sum(
+            self.wanted[i].num_bytes for bucket in self.buckets if bucket.receiver == rank for i in bucket.weights
+        )
+
     def sent_bytes(self, rank: int) -> int:
         """What a rank sends in messages."""
         return sum(each.num_bytes for bucket in self.buckets for each in bucket.messages if each.sender == rank)
@@ -128,6 +139,25 @@ def owners(wanted: Sequence[Wanted], held: Sequence[Held]) -> list[int]:
         rank = min(ranks, key=lambda each: (given[each], each))
         given[rank] += weight.num_bytes
         found.append(rank)
+    return found
+
+
+def few_owners(wanted: Sequence[Wanted], held: Sequence[Held]) -> list[int]:
+    """For each weight one of the ranks that hold a part of it, of as few ranks as hold a part of every weight.
+
+    So an expert is its owner's, and a layer that of its stage, while copies of the model have nothing to do. What
+    several of those ranks could take goes to the one with the fewest bytes.
+    """
+    holders = _holders(held)
+    able = [{rank for part in range(each.num_parts) for rank in holders[each.name, part]} for each in wanted]
+    chosen: set[int] = set()
+    for ranks in sorted(able, key=len):  # where there is the least choice first
+        if not chosen & ranks:
+            chosen.add(min(ranks))
+    found, given = [0] * len(wanted), dict.fromkeys(chosen, 0)
+    for i in sorted(range(len(wanted)), key=lambda i: len(able[i] & chosen)):
+        found[i] = min(able[i] & chosen, key=lambda rank: (given[rank], rank))
+        given[found[i]] += wanted[i].num_bytes
     return found
 
 

@@ -1,0 +1,128 @@
+"""Weights of four ranks to engines, each sent by a rank that holds it: a part of `megatron_transfer_ranks`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.algo.checksum import checksum
+from rlscale.config import WeightChannelName
+from rlscale.engines.http import HttpEngine
+from rlscale.errors import EngineError, WeightSyncError
+from rlscale.training.megatron.names.export import Exporter
+from rlscale.training.megatron.names.load import HfCheckpoint
+from rlscale.training.spec import Recipients
+from rlscale.types import EngineAddress
+from rlscale.weights.channel import EngineChannel
+from rlscale.weights.channels import ChannelSpec, make_channel
+
+TIMEOUT_S = 100.0
+BUCKET_BYTES = 3000
+GROUP, DISK = WeightChannelName.process_group, WeightChannelName.disk
+
+Weights = Iterator[tuple[str, Tensor]]
+
+
+def open_channel(name: WeightChannelName, *, rank: int, senders: Sequence[int], folder: Path) -> EngineChannel:
+    spec = ChannelSpec(
+        name=name,
+        backend="gloo",
+        device="cpu",
+        bucket_bytes=BUCKET_BYTES,
+        timeout_s=TIMEOUT_S,
+        folder=folder / "weights",
+        model_folder=folder / "none",
+    )
+    return make_channel(spec, make_engine=_client, rank=rank, senders=senders)
+
+
+def arrives(channel: EngineChannel, exporter: Exporter, path: str, engines: Sequence[EngineAddress]) -> dict[str, Any]:
+    """Pushes twice; who sent how many bytes, and on rank 0 whether every engine then holds the folder's bytes."""
+    checkpoint = HfCheckpoint(path)
+    expected = {name: checksum(checkpoint.tensor(name)) for name in checkpoint.files}
+    channel.connect(engines)
+    reports = [channel.push(exporter.weights(), version) for version in (1, 2)]
+    held = [_checksums(engine) for engine in engines] if dist.get_rank() == 0 else []
+    channel.close()
+    num_bytes = sum(checkpoint.tensor(name).nbytes for name in checkpoint.files)
+    return {
+        "senders": list(exporter.senders),
+        "own_bytes": sum(tensor.nbytes for _, tensor in exporter.weights()),
+        "all_bytes": num_bytes,
+        "told": [report.num_bytes for report in reports],
+        "same": all({name: found[name] for name in expected} == expected for found in held),
+    }
+
+
+def one_owner_fails(
+    exporter: Exporter, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
+) -> dict[str, Any]:
+    """What every rank says when one owner's iterator gives no tensor any more, and how the next push goes."""
+    channel = open_channel(GROUP, rank=rank, senders=exporter.senders, folder=folder)
+    channel.connect(engines)
+    victim = exporter.senders[-1]
+    failing = _failing(exporter.weights()) if rank == victim else exporter.weights()
+    return {
+        "victim": victim,
+        "said": _push(channel, failing),
+        "unconnected": _push(channel, exporter.weights()),
+        "afterwards": arrives(channel, exporter, path, engines),
+    }
+
+
+def one_engine_dies(
+    exporter: Exporter, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
+) -> dict[str, Any]:
+    """What every rank says when the last engine ends with the first bucket, and how the next push goes without it."""
+    channel = open_channel(GROUP, rank=rank, senders=exporter.senders, folder=folder)
+    channel.connect(engines)
+    return {
+        "said": _push(channel, exporter.weights()),
+        "afterwards": arrives(channel, exporter, path, engines[:-1]),
+        "gone": _connect(channel, engines),
+    }
+
+
+def owners_of(model: Any) -> Exporter:
+    return Exporter(model, to=Recipients.owners, bucket_bytes=BUCKET_BYTES)
+
+
+def _failing(weights: Weights) -> Weights:
+    yield next(weights)
+    raise RuntimeError("no memory left")
+
+
+def _push(channel: EngineChannel, weights: Weights) -> str:
+    try:
+        channel.push(weights, 1)
+    except (EngineError, WeightSyncError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _connect(channel: EngineChannel, engines: Sequence[EngineAddress]) -> str:
+    try:
+        channel.connect(engines)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def _client(address: EngineAddress) -> HttpEngine:
+    return HttpEngine(address, timeout_s=TIMEOUT_S)
+
+
+def _checksums(address: EngineAddress) -> dict[str, str]:
+    async def ask() -> dict[str, str]:
+        engine = _client(address)
+        try:
+            return await engine.checksums()
+        finally:
+            await engine.close()
+
+    return asyncio.run(ask())
