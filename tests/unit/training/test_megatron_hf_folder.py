@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rlscale.errors import DataError
 from rlscale.training.megatron.hf_folder import HfWriter, copy_beside
@@ -64,3 +65,9 @@ def test_experts_in_one_tensor_are_read_one_by_one(tmp_path: Path) -> None:
     assert torch.equal(gate.rows(slice(1, 3)), gate_up[1, 1:3])
     assert torch.equal(up.rows(slice(0, 2)), gate_up[1, 3:5])
     assert torch.equal(last.columns(slice(1, 3)), down[1, :, 1:3])
+
+
+def test_a_bias_that_is_float32_in_any_case_leaves_a_folder_of_one_type(tmp_path: Path) -> None:
+    bias = {"model.layers.0.mlp.gate.e_score_correction_bias": torch.ones(4)}
+    save_file({"lm_head.weight": torch.ones(2, 2, dtype=torch.bfloat16), **bias}, tmp_path / "model.safetensors")
+    assert HfCheckpoint(str(tmp_path)).dtypes() == {"BF16"}
