@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Command
+from tests.integration.conftest import REWARDED, SMALL, Command
 
 TWO = ("cluster.actor_num_gpus_per_node=2", "train=megatron")
 TENSOR = "megatron.tensor_model_parallel_size=2"
@@ -20,6 +20,29 @@ def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> Non
     assert [record["weights/version"] for record in steps] == [1, 2]
     assert all(0 <= record["logprob_diff/mean"] < 1e-4 for record in steps)
     assert (command.run_dir / "hf" / "model.safetensors").exists()
+
+
+def test_routes_of_the_engine_reach_the_trainer(command: Command) -> None:
+    experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
+    replaced = ("data.num_rollout", "eval.interval", "model.intermediate_size")  # the last one it does not have
+    once = ("data.num_rollout=1", "eval.interval=null", "checkpoint.save_final=false")
+    words = [word for word in SMALL if not word.startswith(replaced)] + [*experts, *once]
+    done = command.run("train=megatron", "algo.use_rollout_routing_replay=true", *words, small=False)
+    assert done.code == 0, done.err
+    (step,) = [record for record in command.metrics() if "train/loss" in record]
+    assert step["train/routes/replayed"] == 1 and step["train/routes/differing"] < 0.05
+    assert step["logprob_diff/mean"] < 1e-4
+
+
+def test_experts_reach_the_engine_from_both_of_their_owners(command: Command) -> None:
+    experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
+    twice = ("data.num_rollout=2", "eval.interval=null", "checkpoint.save_final=false", "ci.enabled=true")
+    done = command.run(*TWO, "megatron.expert_model_parallel_size=2", *experts, *twice)
+    assert done.code == 0, done.err
+    steps = [record for record in command.metrics() if "train/loss" in record]
+    assert [record["weights/version"] for record in steps] == [1, 2]
+    # What each has sent is in the second rollout.
+    assert all(record["logprob_diff/mean"] < 1e-4 for record in steps)
 
 
 @pytest.mark.slow
