@@ -43,6 +43,8 @@ METRICS: dict[str, str] = {
     "train/mis_clipfrac": "share of trainable tokens whose weight was bounded or masked",
     "train/mis_rejectfrac": "share of trainable tokens dropped by algo.mis.reject_level",
     "train/mis_vetofrac": "share of trainable tokens in responses dropped by algo.mis.veto",
+    "train/routes/replayed": "share of tokens, by layer, whose experts were chosen before, with routing replay",
+    "train/routes/differing": "share of those that the trainer's router would have sent to other experts",
     "train/opsm_maskfrac": "share of trainable tokens dropped by algo.opsm_delta",
     "logprob_diff/mean": "mean |trainer - engine| logprob under the current weights",
     "logprob_diff/max": "largest |trainer - engine| logprob",
