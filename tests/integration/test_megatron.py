@@ -36,8 +36,9 @@ def test_routes_of_the_engine_reach_the_trainer(command: Command) -> None:
 
 def test_experts_reach_the_engine_from_both_of_their_owners(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
+    no_dense_layer = "model.intermediate_size=null"
     twice = ("data.num_rollout=2", "eval.interval=null", "checkpoint.save_final=false", "ci.enabled=true")
-    done = command.run(*TWO, "megatron.expert_model_parallel_size=2", *experts, *twice)
+    done = command.run(*TWO, "megatron.expert_model_parallel_size=2", *experts, no_dense_layer, *twice)
     assert done.code == 0, done.err
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["weights/version"] for record in steps] == [1, 2]
