@@ -25,7 +25,7 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
         critic=_critic(plan) if uses_critic(algo) else None,
         teacher=None if teacher is None else model_source(teacher, key="model.teacher_load", base=plan.model_path),
         offload=_offload(config),
-        recipients=_recipients(config),
+        recipients=recipients(config),
         num_old_policies=config.rollout.max_staleness if config.train.keep_old_actor else 0,
         train=config.train,
         fsdp=config.fsdp,
@@ -44,7 +44,7 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
     )
 
 
-def _recipients(config: RunConfig) -> Recipients:
+def recipients(config: RunConfig) -> Recipients:
     """Which ranks a channel wants to have the weights on."""
     channel = config.train.weight_channel
     if channel in (WeightChannelName.process_group, WeightChannelName.disk):
