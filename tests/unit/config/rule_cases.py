@@ -459,6 +459,18 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"algo.use_rollout_routing_replay": True, **MEGATRON},
     ),
     (
+        "sglang_has_the_output_layer",
+        {**SGLANG, "model.model_type": "qwen3_moe", "model.tie_word_embeddings": True},
+        "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
+        {**SGLANG, "model.model_type": "qwen3_moe", "model.tie_word_embeddings": False},
+    ),
+    (
+        "sglang_has_the_output_layer",
+        {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3_moe"},
+        "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
+        {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3"},
+    ),
+    (
         "routes_come_with_samples",
         {"algo.use_rollout_routing_replay": True, "router.enabled": True},
         "router.enabled must be false with algo.use_rollout_routing_replay, got true; sglang-router does not hand",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlscale.config.figures import known_figures
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.problems import show
 from rlscale.config.rules.placement import USES_ROUTER, uses_router
@@ -9,6 +10,9 @@ from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
 from rlscale.config.sglang_python import check_python
 from rlscale.errors import Problem
+
+ALWAYS_UNTIED = ("qwen3_moe", "glm4_moe")
+"""Families to which SGLang 0.5.23 gives an output layer of its own, whatever their `config.json` says."""
 
 
 @rule(
@@ -46,3 +50,17 @@ def routes_come_with_samples(config: RunConfig) -> list[Problem]:
         fix = "a stage knows the routes of its own layers only; use tensor parallelism"
         problems.append(Problem(path="sglang.pp_size", rule=rule.format("1"), value=show(stages), fix=fix))
     return problems
+
+
+@rule("model.tie_word_embeddings", "model.model_type", "model.build", "model.hf_checkpoint", *EXTERNAL, *USES_ENGINES)
+def sglang_has_the_output_layer(config: RunConfig) -> list[Problem]:
+    """A table that is embedding and output layer in one is sent once: such an output layer is never filled."""
+    if config.rollout.engine != EngineKind.sglang or not uses_engines(config):
+        return []
+    figures = known_figures(config.model)
+    family = figures.get("model_type")
+    if family not in ALWAYS_UNTIED or not figures.get("tie_word_embeddings"):
+        return []
+    rule = f"be false with rollout.engine=sglang and model.model_type={family}"
+    fix = "SGLang does not share the table in this family, and would draw from an empty output layer"
+    return [Problem(path="model.tie_word_embeddings", rule=rule, value="true", fix=fix)]
