@@ -10,15 +10,28 @@ TWO = ("cluster.actor_num_gpus_per_node=2", "train=megatron")
 TENSOR = "megatron.tensor_model_parallel_size=2"
 STAGES = "megatron.pipeline_model_parallel_size=2"
 
+PLUG_INS = """
+import os
+
+def loss(lp, tokens):
+    count = tokens.mask.sum()
+    return -lp * tokens.advantages, {"seen": (float(os.environ["SEEN"]) * count, count)}
+"""
+"""A loss that tells what trainers find in their environment."""
+
 
 def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> None:
     heads = ("model.num_attention_heads=4", "model.num_key_value_heads=2")
+    (command.folder / "plug_ins.py").write_text(PLUG_INS)
+    given = ("algo.loss_type=custom_loss", "algo.custom_loss_function_path=plug_ins:loss", "train.env_vars.SEEN=7")
     # ci fails where engine and trainer differ in logprobs or version.
-    done = command.run(*TWO, TENSOR, *heads, "ci.enabled=true", "data.num_rollout=2", "checkpoint.save_interval=1")
+    ends = ("ci.enabled=true", "data.num_rollout=2", "checkpoint.save_interval=1")
+    done = command.run(*TWO, TENSOR, *heads, *given, *ends)
     assert done.code == 0, done.err
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["weights/version"] for record in steps] == [1, 2]
     assert all(0 <= record["logprob_diff/mean"] < 1e-4 for record in steps)
+    assert [record["train/seen"] for record in steps] == [7.0, 7.0]
     assert (command.run_dir / "hf" / "model.safetensors").exists()
 
 

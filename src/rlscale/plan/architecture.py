@@ -168,6 +168,11 @@ def count(shapes: tuple[Shape, ...]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
+def route_bytes_per_token(a: Architecture) -> int:
+    """As `types.RouteShape` has it, whose module loads what a plan does without."""
+    return a.num_layers * a.experts_per_token * (1 if a.num_experts <= 255 else 2)
+
+
 def _gated(hidden: int, width: int) -> list[Shape]:
     return [(width, hidden), (width, hidden), (hidden, width)]
 

@@ -23,7 +23,7 @@ from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
 from rlscale.config.unbuilt import check_built
 from rlscale.plan.activations import Kernel, Pass
-from rlscale.plan.architecture import Architecture, architecture_of, reference_of
+from rlscale.plan.architecture import Architecture, architecture_of, reference_of, route_bytes_per_token
 from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
 from rlscale.plan.engine import EngineMemory, engine_memory
 from rlscale.plan.floor import Floor, Setting, least_times
@@ -31,7 +31,6 @@ from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron import Parallel, Ranks, megatron_memory
 from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.placement import Layout, Place, layout_of, places
-from rlscale.types import RouteShape
 
 LONGEST_MATRIX = 64
 """Samples up to this length are attended to by plain products on a CPU (training/attention.py)."""
@@ -157,8 +156,7 @@ def make_plan(
     layout = layout_of(config)
     batches = _batches(config, lengths, layout)
     if config.algo.use_rollout_routing_replay:
-        shape = RouteShape(num_layers=a.num_layers, num_chosen=a.experts_per_token, num_experts=a.num_experts)
-        batches = replace(batches, route_bytes=batches.tokens * shape.bytes_per_token)
+        batches = replace(batches, route_bytes=batches.tokens * route_bytes_per_token(a))
     recompute = _recomputes(config)
     trainer, otherwise = (
         _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None

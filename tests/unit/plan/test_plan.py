@@ -8,9 +8,11 @@ import pytest
 from rlscale.config import RunConfig, load_config_with_notes
 from rlscale.plan import HARDWARE, Plan, hardware_named, make_plan
 from rlscale.plan.activations import Kernel, Pass, layer_kept
+from rlscale.plan.architecture import route_bytes_per_token
 from rlscale.plan.memory import TrainerWork, trainer_memory
 from rlscale.plan.placement import Layout, places
 from rlscale.plan.report import placement_rows
+from rlscale.types import RouteShape
 
 H100 = HARDWARE["h100"]
 
@@ -249,6 +251,13 @@ def test_routes_of_a_rollout_take_memory_of_the_host() -> None:
     found = plan(*words, experiment="qwen3_30b_a3b_gspo")
     assert found.batches.route_bytes == found.batches.tokens * 48 * 8  # 128 experts: a byte each
     assert plan(*words[:1], experiment="qwen3_30b_a3b_gspo").batches.route_bytes == 0
+
+
+@pytest.mark.parametrize("num_experts", [128, 255, 256, 384])
+def test_a_route_has_the_size_that_samples_carry(num_experts: int) -> None:
+    a = replace(plan("train=megatron", experiment="qwen3_30b_a3b_gspo").model, num_experts=num_experts)
+    shape = RouteShape(num_layers=a.num_layers, num_chosen=a.experts_per_token, num_experts=num_experts)
+    assert route_bytes_per_token(a) == shape.bytes_per_token
 
 
 def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
