@@ -46,6 +46,7 @@ class Case:
     curve: str = "reward/mean"  # the metric of the picture
     rises: bool = True
     remark: str = ""
+    teacher: str = ""  # the case whose model is the teacher; it comes first
 
 
 CASES: dict[str, Case] = {
@@ -68,6 +69,26 @@ CASES: dict[str, Case] = {
     "sft": Case(overrides=("algo=sft", *SUPERVISED), curve="train/loss", rises=False),
 }
 
+STALE = ("algo=grpo", "rollout.max_staleness=1")  # engines a version behind, or there would be nothing to correct
+
+ADDITIONS: dict[str, Case] = {
+    "kl_loss": Case(overrides=("algo=grpo", "algo.use_kl_loss=true", "algo.kl_loss_coef=0.01")),
+    "dual_clip": Case(overrides=("algo=grpo", "algo.eps_clip_c=3")),
+    "distillation": Case(
+        overrides=("algo=grpo", "algo.opd_kl_coef=0.5"),
+        teacher="sft",
+        remark="Its teacher is the model that the case sft has trained.",
+    ),
+    "tis": Case(overrides=(*STALE, "algo.use_tis=true")),
+    "icepop": Case(overrides=(*STALE, "algo.use_tis=true", "algo.tis_type=icepop", "algo.tis_clip_low=0.5")),
+    "mis": Case(overrides=(*STALE, "algo.use_tis=true", "algo.tis_type=mis")),
+    "decoupled": Case(overrides=(*STALE, "algo.decoupled_loss=true")),
+    "opsm": Case(overrides=(*STALE, "algo.opsm_delta=0.05")),
+}
+"""What may be added to an algorithm."""
+
+ALL = {**CASES, **ADDITIONS}
+
 
 def run(
     name: str,
@@ -82,11 +103,15 @@ def run(
     page = (ROOT / "docs" / "how-to" / "your-own-loss.md").read_text()
     for text, module in re.findall(r"```python\n(# (\w+)\.py.*?)```", page, re.DOTALL):
         (folder / f"{module}.py").write_text(text)
-    words = [*COMMON, *_length(num_rollouts), *CASES[name].overrides, *overrides, f"run.dir={folder / 'run'}"]
+    words = [*COMMON, *_length(num_rollouts), *ALL[name].overrides, *overrides, f"run.dir={folder / 'run'}"]
+    if ALL[name].teacher:
+        teacher = folder.parent / ALL[name].teacher / "run" / "hf"
+        assert teacher.is_dir(), f"the case {ALL[name].teacher} must come before {name}"
+        words.append(f"model.teacher_load={teacher}")
     command = [sys.executable, "-m", "rlscale.cli.train", *words]
     subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, check=True, stdout=subprocess.DEVNULL)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return {"overrides": CASES[name].overrides, **figures(name, [json.loads(line) for line in lines])}
+    return {"overrides": ALL[name].overrides, **figures(name, [json.loads(line) for line in lines])}
 
 
 def _length(num_rollouts: int) -> tuple[str, str]:
@@ -95,11 +120,11 @@ def _length(num_rollouts: int) -> tuple[str, str]:
 
 def figures(name: str, metrics: list[dict[str, float]]) -> dict[str, Any]:
     """The curve, its ends (each the mean of a fifth of the run), and held-out reward before and after."""
-    curve = [row[CASES[name].curve] for row in metrics if CASES[name].curve in row]
+    curve = [row[ALL[name].curve] for row in metrics if ALL[name].curve in row]
     held_out = [row["eval/reward_mean"] for row in metrics if "eval/reward_mean" in row]
     fifth = max(1, len(curve) // 5)
     return {
-        "metric": CASES[name].curve,
+        "metric": ALL[name].curve,
         "curve": curve,
         "first": fmean(curve[:fifth]),
         "last": fmean(curve[-fifth:]),
@@ -110,7 +135,7 @@ def figures(name: str, metrics: list[dict[str, float]]) -> dict[str, Any]:
 def improves(name: str, row: dict[str, Any]) -> bool:
     """Whether the curve ends on the right side of its beginning, and held-out reward rose."""
     gain = row["last"] - row["first"]
-    return (gain > 0) == CASES[name].rises and gain != 0 and row["held_out"][1] > row["held_out"][0]
+    return (gain > 0) == ALL[name].rises and gain != 0 and row["held_out"][1] > row["held_out"][0]
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -142,9 +167,9 @@ def draw(name: str, row: dict[str, Any]) -> None:
 
 
 def write(rows: dict[str, dict[str, Any]], where: dict[str, Any]) -> None:
-    rows = {name: rows[name] for name in CASES if name in rows}
+    rows = {name: rows[name] for name in ALL if name in rows}
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    remarks = "\n".join(f"{name}: {CASES[name].remark}" for name in rows if CASES[name].remark)
+    remarks = "\n".join(f"{name}: {ALL[name].remark}" for name in rows if ALL[name].remark)
     common = " ".join((*COMMON, *_length(NUM_ROLLOUTS)))
     text = (
         "# Every algorithm on the arithmetic task\n\n"
@@ -163,7 +188,7 @@ def write(rows: dict[str, dict[str, Any]], where: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cases", nargs="+", default=list(ALL), choices=list(ALL))
     parser.add_argument("--folder", type=Path, help="where the runs are; default: a folder that is deleted")
     arguments = parser.parse_args()
     last = RESULTS / "algorithms.json"

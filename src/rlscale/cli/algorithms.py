@@ -135,36 +135,72 @@ class Addition:
     title: str
     paper: str
     key: str
+    picture: str
     function: Callable[..., Any]
 
 
 ADDITIONS: tuple[Addition, ...] = (
     Addition(
-        title="KL loss, KL penalty", paper="Schulman 2020", key="use_kl_loss`, `algo.kl_coef", function=kl.kl_estimate
+        title="KL loss, KL penalty",
+        paper="Schulman 2020",
+        key="use_kl_loss`, `algo.kl_coef",
+        picture="kl_loss",
+        function=kl.kl_estimate,
     ),
-    Addition(title="Dual clip", paper="arXiv:1912.09729", key="eps_clip_c", function=losses.clipped_policy_loss),
-    Addition(title="On-policy distillation", paper="arXiv:2306.13649", key="opd_kl_coef", function=distill),
+    Addition(
+        title="Dual clip",
+        paper="arXiv:1912.09729",
+        key="eps_clip_c",
+        picture="dual_clip",
+        function=losses.clipped_policy_loss,
+    ),
+    Addition(
+        title="On-policy distillation",
+        paper="arXiv:2306.13649",
+        key="opd_kl_coef",
+        picture="distillation",
+        function=distill,
+    ),
     Addition(
         title="Soft punishment of long answers",
         paper="arXiv:2503.14476",
         key="overlong_buffer_len",
+        picture="dapo",
         function=overlong.overlong_penalty,
     ),
-    Addition(title="TIS", paper="Yao et al. 2025", key="use_tis", function=corrections.truncated_importance_weights),
-    Addition(title="IcePop", paper="arXiv:2510.18855", key="tis_type=icepop", function=off_policy.importance_weights),
+    Addition(
+        title="TIS",
+        paper="Yao et al. 2025",
+        key="use_tis",
+        picture="tis",
+        function=corrections.truncated_importance_weights,
+    ),
+    Addition(
+        title="IcePop",
+        paper="arXiv:2510.18855",
+        key="tis_type=icepop",
+        picture="icepop",
+        function=off_policy.importance_weights,
+    ),
     Addition(
         title="Masked importance sampling",
         paper="Liu, Li et al. 2025",
         key="tis_type=mis",
+        picture="mis",
         function=off_policy.importance_weights,
     ),
     Addition(
-        title="Decoupled PPO", paper="arXiv:2505.24298", key="decoupled_loss", function=corrections.decoupled_weights
+        title="Decoupled PPO",
+        paper="arXiv:2505.24298",
+        key="decoupled_loss",
+        picture="decoupled",
+        function=corrections.decoupled_weights,
     ),
     Addition(
         title="Off-policy sequence masking",
         paper="DeepSeek-V3.2",
         key="opsm_delta",
+        picture="opsm",
         function=off_policy.off_policy_mask,
     ),
 )
@@ -256,11 +292,10 @@ def _curve(name: str) -> str:
 
 
 def _additions() -> list[str]:
-    lines = ["| addition and paper | key | function | golden tests |", "|---|---|---|---|"]
-    lines += [
-        f"| {each.title}, {each.paper} | `algo.{each.key}` | `{each.function.__name__}` | {_test_of(each.function)} |"
-        for each in ADDITIONS
-    ]
+    lines = ["| addition, paper and key | learns | function and golden tests |", "|---|---|---|"]
+    for each in ADDITIONS:
+        about = f"**{each.title}**<br>{each.paper}<br>`algo.{each.key}`"
+        lines.append(f"| {about} | {_curve(each.picture)} | `{each.function.__name__}`<br>{_test_of(each.function)} |")
     return lines
 
 
