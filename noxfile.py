@@ -1,22 +1,16 @@
 """The checks of the project. `bin/test` makes the environment and runs them in it; so does `nox` from inside it."""
 
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import nox
-from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "none"  # sessions share the environment nox runs in: there is one torch to install
 nox.options.sessions = ["lint", "types", "unit", "integration"]
 nox.options.error_on_missing_interpreters = False
 
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
-
-FEW = 5  # failures of whole runs that are looked at a second time
-NOTED = Path(".pytest_cache/runs")  # where pytest notes which failed
 
 # One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together, and which
 # come first.
@@ -67,20 +61,8 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def runs(session: nox.Session) -> None:
-    """Integration and slow in one: no worker waits for the other in between. What `bin/test --all` calls.
-
-    Up to `FEW` that fail are run once more, with nothing beside them; see docs/decisions/0006-second-look.md.
-    """
-    words = ("(integration or slow) and not gpu", "--override-ini", f"cache_dir={NOTED}")
-    try:
-        _pytest(session, *words, "--cache-clear", "--durations=30", *SIDE_BY_SIDE)
-    except CommandFailed:
-        file = NOTED / "v" / "cache" / "lastfailed"
-        failed = sorted(json.loads(file.read_text())) if file.exists() else []
-        if not 0 < len(failed) <= FEW:
-            raise
-        session.warn(f"FAILED BESIDE OTHERS, now run alone: {', '.join(failed)}")
-        _pytest(session, *words, "--last-failed", "--last-failed-no-failures=none")
+    """Integration and slow in one: no worker waits for the other in between. What `bin/test --all` calls."""
+    _pytest(session, "(integration or slow) and not gpu", "--durations=30", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -7,7 +7,6 @@ from pathlib import Path
 
 ORDER = ("failed", "error", "passed", "skipped", "xfailed", "warning")
 ARGUMENTS = re.compile(r"^arguments\.csv: .*$", re.MULTILINE)
-AGAIN = re.compile(r"FAILED BESIDE OTHERS, .*$", re.MULTILINE)
 RUN = re.compile(r"^=*\s?((?:\d+ [a-z]+(?:, )?)+) in ([\d.]+)s", re.MULTILINE)
 
 
@@ -21,9 +20,7 @@ def main() -> None:
             total[outcome.rstrip("s") if outcome in ("errors", "warnings") else outcome] += int(number)
     words = ", ".join(f"{total[name]} {name}" for name in ORDER if total[name])
     verdict = "all sessions passed" if sys.argv[2] == "0" else "A SESSION FAILED"
-    if sys.argv[2] == "0" and total["failed"] + total["error"]:
-        verdict += " at the second look"
-    for line in dict.fromkeys(ARGUMENTS.findall(log) + AGAIN.findall(log)):
+    for line in dict.fromkeys(ARGUMENTS.findall(log)):
         sys.stdout.write(f"{line}\n")
     if words:
         seconds = sum(float(text) for _, text in runs)

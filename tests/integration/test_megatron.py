@@ -61,11 +61,19 @@ def test_experts_reach_the_engine_from_both_of_their_owners(command: Command) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize("division", [TENSOR, STAGES])
-def test_the_quickstart_learns(command: Command, warm: Path, division: str) -> None:
-    """As far as it takes to know that it does; benchmarks/results/megatron_quickstart.md has whole runs."""
+def test_the_quickstart_learns_as_it_does_with_fsdp(command: Command) -> None:
+    done = command.run(*TWO, STAGES, "ci.enabled=true", small=False, timeout_s=1200)
+    assert done.code == 0, done.err
+    rewards = held_out(command)
+    assert rewards[-1] >= 0.92, rewards
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+def test_the_quickstart_learns_with_tensor_parallelism(command: Command, warm: Path) -> None:
+    """As far as it takes to know that it does; benchmarks/results/megatron_quickstart.md has a whole run."""
     ends = (f"checkpoint.load={warm}", "eval.stop_reward=0.65")
-    done = command.run(*TWO, division, *ends, "ci.enabled=true", small=False, timeout_s=1200)
+    done = command.run(*TWO, TENSOR, *ends, "ci.enabled=true", small=False, timeout_s=1200)
     assert done.code == 0, done.err
     rewards = held_out(command)
     assert rewards[-1] >= 0.65 > 0.4 > rewards[0], rewards

@@ -71,11 +71,11 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_mixture_of_experts_learns(command: Command) -> None:
-    ends = ("checkpoint.save_interval=null", "eval.stop_reward=0.6")
+    ends = ("checkpoint.save_interval=null", "eval.stop_reward=0.75")
     done = command.run("model=tiny_qwen3_moe", *ends, small=False, timeout_s=850)
     assert done.code == 0, done.err
     held_out = [m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m]
-    assert held_out[0] < 0.4 < 0.6 <= held_out[-1]
+    assert held_out[0] < 0.4 < 0.75 <= held_out[-1]
 
 
 def test_a_sweep_over_weight_channels_runs_job_after_job_and_changes_no_loss(command: Command, plain: Command) -> None:

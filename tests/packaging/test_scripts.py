@@ -78,12 +78,6 @@ nox > Session unit failed
         ("======== 5 passed in 0.50s ========\n", 0, "==== all sessions passed: 5 passed in 0.50s ====\n"),
         ("nox > Session lint was successful.\n", 0, ""),
         (
-            "1 failed, 5 passed in 0.50s\nnox > FAILED BESIDE OTHERS, now run alone: a::b\n1 passed in 0.25s\n",
-            0,
-            "FAILED BESIDE OTHERS, now run alone: a::b\n"
-            "==== all sessions passed at the second look: 1 failed, 6 passed in 0.75s ====\n",
-        ),
-        (
             "arguments.csv: 2 arguments: 1 built, 1 not yet\n== 5 passed in 0.50s ==\n",
             0,
             "arguments.csv: 2 arguments: 1 built, 1 not yet\n==== all sessions passed: 5 passed in 0.50s ====\n",

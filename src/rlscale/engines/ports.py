@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # Linux
-FIRST, LAST = 20_000, 65_535  # below are those of Ray's workers and of well-known services
+FIRST = 20_000  # below are those of Ray's workers and of well-known services
 NUM_TRIES = 100
 
 
@@ -16,8 +16,7 @@ def free_port(host: str) -> int:
     server listens seconds may pass, in which any connection of any process could be given one of those. Above that
     range Ray draws the ports of its own servers.
     """
-    first, _ = _range_of_kernel()
-    ours = range(FIRST, min(first, LAST + 1))
+    ours = range(FIRST, _first_of_kernel())
     draw = random.SystemRandom()  # other processes draw as well, and a seeded generator would draw the same
     for port in draw.sample(ours, min(NUM_TRIES, len(ours))):
         if _is_free(host, port):
@@ -27,12 +26,12 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _range_of_kernel() -> tuple[int, int]:
+def _first_of_kernel() -> int:
+    """The first port of the range from which the kernel gives some to connections."""
     try:
-        first, last = map(int, KERNELS_RANGE.read_text(encoding="ascii").split())
+        return int(KERNELS_RANGE.read_text(encoding="ascii").split()[0])
     except OSError:
-        return 49_152, LAST  # IANA's dynamic ports, which other systems take
-    return first, last
+        return 49_152  # that of IANA's dynamic ports, which other systems take
 
 
 def _is_free(host: str, port: int) -> bool:
