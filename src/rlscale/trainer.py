@@ -44,9 +44,10 @@ class RunResult:
     checkpoint: Path | None  # newest one
     hf_folder: Path | None  # final export, which transformers loads
     metrics_file: Path
-    num_rollouts: int
-    num_tokens: int  # generated for training (SFT: trained on)
-    seconds: float  # of the loop, without start-up
+    num_rollouts: int  # of the whole run
+    num_before: int  # of them, by earlier starts
+    num_tokens: int  # generated for training (SFT: trained on) by this start
+    seconds: float  # of the loop of this start, without what comes before it
     initial_eval: float | None  # mean held-out reward before the first rollout
     final_eval: float | None
     objective: float | None  # final_eval, else the mean reward of the last rollout
@@ -115,10 +116,15 @@ def _open_folder(config: RunConfig) -> RunFolder:
 
 def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     config = plan.config
-    store = CheckpointStore(_checkpoint_folder(config, folder), keep_last=config.checkpoint.keep_last)
+    place = folder.place_of_checkpoints(config.checkpoint)
+    store = CheckpointStore(place, keep_last=config.checkpoint.keep_last)
     start = _find_start(config, folder, store, console)
     observer = _open_observer(plan, folder, console, resume_at_step=start.progress.next_rollout)
-    began, tokens_before = time.perf_counter(), start.progress.num_tokens
+    began, tokens_before, rollouts_before = (
+        time.perf_counter(),
+        start.progress.num_tokens,
+        start.progress.next_rollout,
+    )
     try:
         progress = run_interruptibly(Execution(plan, folder=folder, store=store, observer=observer).run(start))
     except (WorkerError, EngineError) as error:
@@ -132,6 +138,7 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
         hf_folder=folder.hf if folder.hf.exists() else None,
         metrics_file=folder.metrics,
         num_rollouts=progress.next_rollout,
+        num_before=rollouts_before,
         num_tokens=progress.num_tokens - tokens_before,
         seconds=time.perf_counter() - began,
         initial_eval=progress.first_eval,
@@ -178,7 +185,7 @@ def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume
 def _find_start(config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console) -> Start:
     """Where to begin: at the checkpoint of an unfinished run in the folder, at `checkpoint.load`, or at the model."""
     if folder.skipped is not None:
-        console.message(f"{folder.skipped} holds a finished run of this config; this one goes to {folder.path}")
+        console.message(f"{folder.skipped} holds a finished run; this one goes to {folder.path}")
     if folder.changed:
         console.message(f"{folder.path} goes on with another config: {'; '.join(folder.changed)}")
     checkpoint = store.latest() if folder.resumed else None
@@ -209,13 +216,6 @@ def _starting_model(config: RunConfig, session: RaySession) -> str:
     if not (folder / "finished.json").exists():
         _run(warmup, session, overrides=())
     return str(folder / "hf")
-
-
-def _checkpoint_folder(config: RunConfig, folder: RunFolder) -> Path:
-    """`checkpoint.save`; the default lies in the run folder, which may have got a number."""
-    assert config.checkpoint.save is not None and config.run.dir is not None, "set by the resolve step"
-    default = Path(config.run.dir) / "checkpoints"
-    return folder.path / "checkpoints" if Path(config.checkpoint.save) == default else Path(config.checkpoint.save)
 
 
 def _plain(value: object) -> object:

@@ -18,7 +18,7 @@ def score(sample, custom):
     return {"scaled": custom["scale"] * len(sample.response), "length": len(sample.response)}
 
 def loss(lp, tokens):
-    seen = float(os.environ.get("SEEN_BY_TRAINERS", "0"))
+    seen = float(os.environ.get("SEEN_BY_TRAINERS", "0")) + float(os.environ.get("TRAINERS_TOKEN", "0"))
     count = tokens.mask.sum()
     return -lp * tokens.advantages, {"seen": (seen * count, count)}
 """
@@ -29,7 +29,7 @@ WORDS = (
     "custom.scale=3",
     "algo.loss_type=custom_loss",
     "algo.custom_loss_function_path=plug_ins:loss",
-    "train.env_vars.SEEN_BY_TRAINERS=7",
+    "train.env_vars={SEEN_BY_TRAINERS: 7, TRAINERS_TOKEN: 0.5}",
     "eval.interval=null",
 )
 
@@ -50,7 +50,7 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 def test_plug_ins_are_given_custom_and_trainers_their_variables(whole: Command) -> None:
     steps = [record for record in whole.metrics() if "train/loss" in record]
-    assert [record["train/seen"] for record in steps] == [7.0] * 3
+    assert [record["train/seen"] for record in steps] == [7.5] * 3
     assert all(record["reward/mean"] == 3 * record["reward/length/mean"] for record in steps)
     assert all(record["reward/mean"] == record["reward/scaled/mean"] > 0 for record in steps)
 

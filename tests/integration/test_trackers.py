@@ -1,6 +1,8 @@
 """Trackers, samples and secrets of a real run that is killed in the middle and started again."""
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +17,13 @@ from tests.integration.test_faults import GONE_WITHIN_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-KEY = "5ec2e7" * 6 + "5ec2"
+KEY, TOKEN = "5ec2e7" * 6 + "5ec2", "70ce2" * 8
 NUM_ROLLOUTS = 40
 OVERRIDES = (
     "logging=[wandb,tensorboard]",
     "logging.wandb.mode=offline",
     f"logging.wandb.key={KEY}",
+    f"train.env_vars={{SERVICE_TOKEN: {TOKEN}}}",
     "logging.log_passrate=true",
     "logging.num_samples=3",
     f"data.num_rollout={NUM_ROLLOUTS}",
@@ -52,13 +55,25 @@ def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
     process.kill()
     process.communicate()
     assert any("wandb-core" in words for words in started)
-    assert not [words for words in started if KEY in words]
+    assert not [words for words in started if KEY in words or TOKEN in words]
+    assert holding(TOKEN, ray_logs(started)) == []
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
     done = command.run(*OVERRIDES)
     assert done.code == 0, done.err
     assert "going on from" in done.out
-    assert KEY not in done.out + done.err
+    assert KEY not in done.out + done.err and TOKEN not in done.out + done.err
     return command
+
+
+def ray_logs(commands: Iterable[str]) -> Path:
+    """Where the Ray that these processes belong to keeps its logs."""
+    (folder,) = {match[1] for words in commands if (match := re.search(r"gcs_server .*--log_dir=(\S+)", words))}
+    assert (Path(folder) / "runtime_env_agent.log").exists()
+    return Path(folder)
+
+
+def holding(secret: str, folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
 
 
 def wandb_rows(run: Path) -> list[dict[str, float]]:
@@ -111,10 +126,10 @@ def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
     ]
 
 
-def test_the_key_is_in_no_file_of_the_run(resumed: Command) -> None:
-    files = [file for file in resumed.run_dir.rglob("*") if file.is_file()]
-    assert any(file.suffix == ".wandb" for file in files)
-    assert [file for file in files if KEY.encode() in file.read_bytes()] == []
+@pytest.mark.parametrize("secret", [KEY, TOKEN])
+def test_secrets_are_in_no_file_of_the_run(resumed: Command, secret: str) -> None:
+    assert any(resumed.run_dir.rglob("*.wandb"))
+    assert holding(secret, resumed.run_dir) == []
 
 
 def test_a_report_shows_both_starts(resumed: Command) -> None:

@@ -11,12 +11,14 @@ runs/quickstart-1a2b3c4d/
 import fcntl
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from rlscale.config import changed_keys
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.config import CheckpointConfig, changed_keys
 from rlscale.errors import ConfigError, Problem
 
 _FINISHED, _IDENTITY, _LOCK = "finished.json", "identity.json", "run.lock"
@@ -46,12 +48,7 @@ class RunFolder:
         Raises:
             ConfigError: another process runs in it, or it holds an unfinished run of another config.
         """
-        path, number = wanted, 1
-        while (path / _FINISHED).exists():
-            number += 1
-            path = wanted.with_name(f"{wanted.name}-{number}")
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(path)
+        path, lock = _take_unfinished(wanted)
         try:
             resumed, changed = _compare(path, config_yaml, resume_changed=resume_changed)
         except BaseException:
@@ -72,6 +69,34 @@ class RunFolder:
     def hf(self) -> Path:
         return self.path / "hf"
 
+    def place_of_checkpoints(self, config: CheckpointConfig) -> Path:
+        """`checkpoint.save`. Behind a finished run it gets the number that the run folder has got.
+
+        Raises:
+            ConfigError: a new run would find checkpoints of another one there, and take them for its own when resumed.
+        """
+        assert config.save is not None, "set by the resolve step"
+        place, wanted = Path(config.save), self.skipped or self.path
+        if place == wanted / "checkpoints":
+            place = self.path / "checkpoints"
+        else:
+            place = place.with_name(place.name + self.path.name.removeprefix(wanted.name))
+        begins_there = config.load is not None and place.resolve() in _self_and_parent(Path(config.load).expanduser())
+        if self.resumed or begins_there or not CheckpointStore.is_one(place):
+            return place
+        (self.path / _IDENTITY).unlink()  # else the next start would find a run to go on with
+        go_on = f"checkpoint.load={shlex.quote(str(place))}"
+        raise ConfigError(
+            [
+                Problem(
+                    path="checkpoint.save",
+                    rule="be a folder without checkpoints of another run",
+                    value=str(place),
+                    fix=f"choose another folder, or go on from what is in it with {go_on}",
+                )
+            ]
+        )
+
     def finish(self, result: dict[str, Any]) -> None:
         """Marks the run as done; a later start with the same config gets a new folder."""
         write_json(self.path / _FINISHED, result)
@@ -88,6 +113,10 @@ class RunFolder:
         self.close()
 
 
+def _self_and_parent(path: Path) -> tuple[Path, Path]:
+    return path.resolve(), path.resolve().parent
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replaces a JSON file in one step, so that a reader never sees half of it."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -98,7 +127,21 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
+def _take_unfinished(wanted: Path) -> tuple[Path, IO[str]]:
+    """The first of `wanted`, `wanted-2`, ... that holds no finished run, and its lock."""
+    path, number = wanted, 1
+    while True:
+        if not (path / _FINISHED).exists():
+            lock = _take_lock(path)
+            if not (path / _FINISHED).exists():  # a run that ended meanwhile is finished before it lets go of the lock
+                return path, lock
+            lock.close()
+        number += 1
+        path = wanted.with_name(f"{wanted.name}-{number}")
+
+
 def _take_lock(path: Path) -> IO[str]:
+    path.mkdir(parents=True, exist_ok=True)
     lock = (path / _LOCK).open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlscale.cli.secrets import hide_secrets
 from rlscale.config import EngineKind, RunConfig, load_config
 from rlscale.crashtest.compare import check_samples, compare_metrics, same_prompts
 from rlscale.crashtest.play import Outcome, Player, Script
@@ -21,6 +22,7 @@ from rlscale.crashtest.report import Verdict, to_markdown, write_report
 from rlscale.crashtest.victims import Victim
 from rlscale.errors import ConfigError
 from rlscale.observe.jsonl import read_records
+from rlscale.observe.provenance import redact_override
 
 PASSED, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -75,6 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the test. Returns the exit code."""
+    if argv is None:
+        hide_secrets()
     args = make_parser().parse_args(argv)
     try:
         return _run(args)
@@ -159,6 +163,7 @@ def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: O
     repeats = config.rollout.engine == EngineKind.embedded and config.rollout.max_staleness == 0
     unbroken, broken = stage.metrics("unbroken"), stage.metrics("broken")
     ended = outcome.failure is None
+    overrides = map(redact_override, args.overrides)
     faults: list[str] = []
     if ended:
         faults = check_samples(
@@ -167,7 +172,7 @@ def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: O
             max_staleness=config.rollout.max_staleness,
         ) + same_prompts(stage.dumps("unbroken"), stage.dumps("broken"))
     return Verdict(
-        command=shlex.join(["rlscale-crashtest", args.experiment, *args.overrides, "--kills", str(args.kills)]),
+        command=shlex.join(["rlscale-crashtest", args.experiment, *overrides, "--kills", str(args.kills)]),
         machine=f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}",
         unbroken_s=unbroken_s,
         outcome=outcome,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
-from rlscale.observe.provenance import is_secret
+from rlscale.observe.provenance import replace_secrets
 
 VARIABLE = "RLSCALE_SECRET_{number}"
+_ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 
 
 def hide_secrets() -> None:
@@ -28,21 +30,26 @@ def move_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words with references in place of secrets, and the variables that these refer to.
 
     Example:
-        move_secrets(["logging.wandb.key=abc"])
-        # ["logging.wandb.key=${oc.env:RLSCALE_SECRET_0}"], {"RLSCALE_SECRET_0": "abc"}
+        move_secrets(["logging.wandb.key=abc", "train.env_vars={HF_TOKEN: xyz}"])
+        # ["logging.wandb.key=${oc.env:RLSCALE_SECRET_0}", "train.env_vars={HF_TOKEN: ${oc.env:RLSCALE_SECRET_1}}"],
+        # {"RLSCALE_SECRET_0": "abc", "RLSCALE_SECRET_1": "xyz"}
     """
-    moved: list[str] = []
     variables: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        text = _unquoted(value)
-        if equals and is_secret(name) and text not in ("", "null") and "${" not in text:
-            variable = VARIABLE.format(number=len(variables))
-            variables[variable] = text
-            word = f"{name}=${{oc.env:{variable}}}"
-        moved.append(word)
-    return moved, variables
+
+    def refer(value: str) -> str:
+        text = _plain(value)
+        if text in ("", "null") or "${" in text:
+            return value
+        variable = VARIABLE.format(number=len(variables))
+        variables[variable] = text
+        return f"${{oc.env:{variable}}}"
+
+    return [replace_secrets(word, refer) for word in words], variables
 
 
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+def _plain(value: str) -> str:
+    """The text that Hydra makes of a quoted value, or of one without quotes."""
+    value = value.strip()
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1].replace(f"\\{value[0]}", value[0])
+    return _ESCAPED.sub(r"\1", value)

@@ -10,7 +10,7 @@ from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
 from rlscale.config.hooks import check_hooks
-from rlscale.observe.provenance import is_secret
+from rlscale.observe.provenance import redact_override
 
 if TYPE_CHECKING:
     from rlscale.config import RunConfig
@@ -43,7 +43,8 @@ def report(config: RunConfig, result: RunResult) -> None:
             title=result.run_dir.name,
             reward_before=result.initial_eval,
             reward_after=result.final_eval,
-            num_steps=result.num_rollouts,
+            num_steps=result.num_rollouts - result.num_before,
+            num_steps_before=result.num_before,
             num_tokens=result.num_tokens,
             seconds=result.seconds,
             run_dir=result.run_dir,
@@ -59,7 +60,7 @@ def report(config: RunConfig, result: RunResult) -> None:
 
 def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
     """Commands to try next, each with what it does; they begin with the words of this run."""
-    typed = [word for word in config.run.overrides if not is_secret(word.partition("=")[0])]
+    typed = [word for word in config.run.overrides if redact_override(word) == word]
     own = [word for word in typed if not word.startswith("run.") and word.lstrip("+") != "experiment=quickstart"]
     same = " ".join(["rlscale-train", *map(shlex.quote, own)])
     other, swept = "gspo", "algo.eps_clip=0.1,0.2"

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from rlscale.cluster.critic_worker import CriticWorker
-from rlscale.cluster.hosting import log_to, stamped
+from rlscale.cluster.hosting import log_to, set_secrets, stamped
 from rlscale.cluster.rank_worker import WorldSpec
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
@@ -19,6 +19,7 @@ class _CriticActor(CriticWorker):
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, log_folder: Path) -> None:
         self.name = f"critic rank {rank}"
         log_to(log_folder, self.name)
+        set_secrets(spec.train.env_vars)
         super().__init__(spec, world, rank=rank)
 
     @ray.method(concurrency_group="health")

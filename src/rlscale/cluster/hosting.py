@@ -1,13 +1,15 @@
-"""What every actor process needs: logs in the run folder, and failures stamped with a name and a time."""
+"""What every actor process needs: logs in the run folder, variables, and failures stamped with a name and a time."""
 
 import functools
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rlscale.errors import WorkerError
+from rlscale.observe.provenance import is_secret
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,3 +38,13 @@ def log_to(folder: Path, name: str) -> None:
     handler = logging.FileHandler(folder / f"{name.replace(' ', '_')}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def told_to_ray(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of an actor's environment variables that Ray sets before the process starts. It writes them to its logs."""
+    return {name: value for name, value in variables.items() if not is_secret(name)}
+
+
+def set_secrets(variables: Mapping[str, str]) -> None:
+    """Sets the others, in the actor itself."""
+    os.environ.update({name: value for name, value in variables.items() if is_secret(name)})

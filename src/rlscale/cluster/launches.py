@@ -8,7 +8,7 @@ from rlscale.cluster.external import ExternalEngines
 from rlscale.cluster.plan import RunPlan
 from rlscale.cluster.router import RayRouter
 from rlscale.cluster.session import Bundles
-from rlscale.config import EngineKind, RunConfig
+from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.rules import uses_engines
 from rlscale.config.sglang_python import find_python
 from rlscale.engines.http import HttpEngine
@@ -40,6 +40,7 @@ def engine_launch(config: RunConfig, *, model_path: str, num_threads: int) -> En
             python=find_python(sglang.python),
             num_gpus=config.cluster.rollout_num_gpus_per_engine,
             shares_gpus=config.cluster.colocate,
+            shares_prefixes=not mixes_caches(config.rollout),
             returns_routes=config.algo.use_rollout_routing_replay,
             server_args={**own, **sglang.server_args},
         )

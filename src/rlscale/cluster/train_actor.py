@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.hosting import log_to, stamped
+from rlscale.cluster.hosting import log_to, set_secrets, stamped
 from rlscale.cluster.rank_worker import WorldSpec
 from rlscale.cluster.train_worker import TrainWorker
 from rlscale.training.spec import TrainerSpec
@@ -19,6 +19,7 @@ class _TrainActor(TrainWorker):
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, log_folder: Path) -> None:
         self.name = f"actor rank {rank}"
         log_to(log_folder, self.name)
+        set_secrets(spec.train.env_vars)
         super().__init__(spec, world, rank=rank)
 
     @ray.method(concurrency_group="health")

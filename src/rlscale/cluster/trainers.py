@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from rlscale.cluster.critic_actor import CriticActor
+from rlscale.cluster.hosting import told_to_ray
 from rlscale.cluster.rank_group import RankGroup
 from rlscale.cluster.rank_worker import WorldSpec
 from rlscale.cluster.saver import saver_variables
@@ -35,8 +36,8 @@ class RayTrainers:
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
         # A process with variables of its own cannot be one that Ray started ahead; it comes up a little later.
-        variables = {**spec.train.env_vars, **saver_variables(spec)}
-        own = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+        variables = {**told_to_ray(spec.train.env_vars), **saver_variables(spec)}
+        own = {"runtime_env": {"env_vars": variables}} if variables else {}
         self._spec = spec
         self._policy = RankGroup(
             "actor",

@@ -33,6 +33,7 @@ class SglangLaunch(EngineLaunch):
     num_gpus: int = 1
     shares_gpus: bool = False
     returns_routes: bool = False
+    shares_prefixes: bool = True  # False: weights change without a flush, so a shared cache would grow ever older
     server_args: Mapping[str, Any] = field(default_factory=dict)  # what the user set, by SGLang's names
 
     @property
@@ -57,6 +58,8 @@ class SglangLaunch(EngineLaunch):
             arguments["context_length"] = self.max_context_len
         if self.returns_routes:
             arguments["enable_return_routed_experts"] = True
+        if not self.shares_prefixes:
+            arguments["disable_radix_cache"] = True
         if self.device == "cpu":
             arguments |= ON_CPU
         elif self.shares_gpus:

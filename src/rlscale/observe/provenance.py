@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,10 +22,15 @@ PROVENANCE_FILE = "provenance.json"
 PACKAGES = ("rlscale", "torch", "transformers", "ray", "hydra-core", "numpy")
 REDACTED = "<redacted>"
 
-_ALWAYS_SECRET = frozenset({"password", "passwd", "secret", "credential", "credentials", "apikey"})
+_ALWAYS_SECRET = frozenset(
+    {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey", "authorization"}
+)
 _KEY_OWNERS = frozenset({"api", "access", "auth", "private", "wandb", "ssh"})
 _TOKEN_OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end", "per"})
-_INNER_VALUE = re.compile(r"([\w.]+)(\s*[:=]\s*)([^,{}\[\]\s]+)")
+_INNER_VALUE = re.compile(
+    r"""([\w.]+)(\s*[:=]\s*)(\$\{[^}]*\}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?:\\.|[^\s,{}\[\]\\"'])(?:\\.|[^,{}\[\]\\"'])*)"""
+)
+"""Name, separator and value inside of a mapping in Hydra's grammar; a value may be quoted, refer, or hold spaces."""
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 _GIT_TIMEOUT_S = 5.0
 
@@ -93,10 +98,25 @@ def is_secret(name: str) -> bool:
 
 def redact_override(text: str) -> str:
     """One `name=value` with the value of a secret left out, also inside of a mapping: `custom={api_key: ...}`."""
+    return replace_secrets(text, lambda _: REDACTED)
+
+
+def replace_secrets(text: str, replacement: Callable[[str], str]) -> str:
+    """One `name=value` with each secret in it, also the login in a URL, replaced by what `replacement` makes of it.
+
+    Args:
+        replacement: gets the value as it stands, with its quotes.
+    """
     name, equals, value = text.partition("=")
     if equals and is_secret(name):
-        return f"{name}={REDACTED}"
-    return _without_login(name + equals + _INNER_VALUE.sub(_redact_match, value))
+        return f"{name}={replacement(value)}"
+
+    def replace(match: re.Match[str]) -> str:
+        inner, between, found = match.groups()
+        return f"{inner}{between}{replacement(found) if is_secret(inner) else found}"
+
+    kept = name + equals + _INNER_VALUE.sub(replace, value)
+    return _URL_LOGIN.sub(lambda match: replacement(match.group()), kept)
 
 
 def redact_yaml(text: str) -> str:
@@ -116,11 +136,6 @@ def redact(value: Any, name: str = "") -> Any:
         is_command = name == "overrides"
         return [redact_override(inner) if is_command and isinstance(inner, str) else redact(inner) for inner in value]
     return _without_login(value) if isinstance(value, str) else value
-
-
-def _redact_match(match: re.Match[str]) -> str:
-    name, between, value = match.groups()
-    return f"{name}{between}{REDACTED if is_secret(name) else value}"
 
 
 def _without_login(text: str) -> str:

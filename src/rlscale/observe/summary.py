@@ -19,13 +19,14 @@ class RunSummary:
     title: str
     reward_before: float | None  # mean held-out reward before the first rollout
     reward_after: float | None
-    num_steps: int
-    num_tokens: int  # response tokens
+    num_steps: int  # of this start
+    num_tokens: int  # response tokens of this start
     seconds: float
     run_dir: Path
     checkpoint: Path | None
     hf_folder: Path | None
     metrics_file: Path
+    num_steps_before: int = 0  # by earlier starts
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     next_commands: Sequence[tuple[str, str]] = ()  # (command, what it does)
@@ -88,7 +89,8 @@ _REWARD = "held-out reward"
 def _facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.reward_before is not None or summary.reward_after is not None:
         yield _REWARD, f"{_reward(summary.reward_before)} before, {_reward(summary.reward_after)} after"
-    yield "steps", f"{summary.num_steps:,} in {summary.seconds:.1f} s"
+    before = f", after {summary.num_steps_before:,} of earlier starts" if summary.num_steps_before else ""
+    yield "steps", f"{summary.num_steps:,} in {summary.seconds:.1f} s{before}"
     rate = summary.num_tokens / summary.seconds if summary.seconds > 0 else 0.0
     yield "tokens", f"{summary.num_tokens:,}, {rate:,.0f} tokens/s"
     whole = sum(summary.seconds_by_phase.values())

@@ -1,11 +1,14 @@
 """A run folder is new, goes on, or makes way; a changed config is named."""
 
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from rlscale.checkpoint import run_folder
 from rlscale.checkpoint.run_folder import RunFolder
-from rlscale.config import load_config, to_yaml
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.config import CheckpointConfig, load_config, to_yaml
 from rlscale.errors import ConfigError
 
 
@@ -30,6 +33,23 @@ def test_a_finished_run_makes_the_next_one_take_a_number(tmp_path: Path) -> None
             folder.finish({"final": 1.0})
 
 
+def test_a_run_that_ends_while_its_folder_is_opened_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a look for `finished.json` and the lock the other driver may write the one and let go of the other."""
+    take_lock = run_folder._take_lock
+
+    def take_lock_late(path: Path) -> IO[str]:
+        if path.name == "run":
+            (path / "finished.json").write_text("{}")
+        return take_lock(path)
+
+    RunFolder.open(tmp_path / "run", config_yaml=config()).close()
+    monkeypatch.setattr(run_folder, "_take_lock", take_lock_late)
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        assert folder.path.name == "run-2" and not folder.resumed
+
+
 def test_a_changed_config_is_named_and_resumed_only_when_told(tmp_path: Path) -> None:
     RunFolder.open(tmp_path / "run", config_yaml=config()).close()
     changed = config("optim.lr=1e-5", "batch.rollout_batch_size=24")
@@ -44,6 +64,33 @@ def test_a_changed_config_is_named_and_resumed_only_when_told(tmp_path: Path) ->
         assert any(line.startswith("optim.lr:") for line in folder.changed)
     with RunFolder.open(tmp_path / "run", config_yaml=changed) as folder:
         assert folder.changed == ()
+
+
+def test_checkpoints_lie_in_the_run_folder_or_where_they_are_told(tmp_path: Path) -> None:
+    inside, outside = CheckpointConfig(save=str(tmp_path / "run/checkpoints")), CheckpointConfig(save="/saved/here")
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        assert folder.place_of_checkpoints(inside) == tmp_path / "run/checkpoints"
+        assert folder.place_of_checkpoints(outside) == Path("/saved/here")
+        folder.finish({})
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        assert folder.place_of_checkpoints(inside) == tmp_path / "run-2/checkpoints"
+        assert folder.place_of_checkpoints(outside) == Path("/saved/here-2")
+
+
+def test_a_new_run_does_not_take_the_checkpoints_of_another_one(tmp_path: Path) -> None:
+    place = tmp_path / "saved"
+    store = CheckpointStore(place, keep_last=2)
+    store.begin(7)
+    newest = store.commit(7, {}).folder
+    for _ in range(2):  # the second start is told the same
+        with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder, pytest.raises(ConfigError) as caught:
+            folder.place_of_checkpoints(CheckpointConfig(save=str(place)))
+        assert "checkpoint.save must be a folder without checkpoints of another run, got" in str(caught.value)
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        for load in (place, newest):
+            assert folder.place_of_checkpoints(CheckpointConfig(save=str(place), load=str(load))) == place
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        assert folder.place_of_checkpoints(CheckpointConfig(save=str(place))) == place  # they are its own by now
 
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:

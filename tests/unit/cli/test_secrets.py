@@ -26,8 +26,37 @@ def test_a_secret_is_moved(word: str, secret: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "moved", "secrets"),
+    [
+        (
+            "train.env_vars={HF_TOKEN: abc, N: 1}",
+            "train.env_vars={HF_TOKEN: ${oc.env:RLSCALE_SECRET_0}, N: 1}",
+            ["abc"],
+        ),
+        ("+custom={a: {api_key: 'x, y'}}", "+custom={a: {api_key: ${oc.env:RLSCALE_SECRET_0}}}", ["x, y"]),
+        (r"+custom={api_key: x\,y z}", "+custom={api_key: ${oc.env:RLSCALE_SECRET_0}}", ["x,y z"]),
+        (
+            "+custom=[{token: abc}, {password: def}]",
+            "+custom=[{token: ${oc.env:RLSCALE_SECRET_0}}, {password: ${oc.env:RLSCALE_SECRET_1}}]",
+            ["abc", "def"],
+        ),
+        ("reward.rm_url=http://me:abc@h/x", "reward.rm_url=http://${oc.env:RLSCALE_SECRET_0}@h/x", ["me:abc"]),
+    ],
+)
+def test_secrets_inside_of_a_value_are_moved(word: str, moved: str, secrets: list[str]) -> None:
+    assert move_secrets([word]) == ([moved], {f"RLSCALE_SECRET_{i}": secret for i, secret in enumerate(secrets)})
+
+
+@pytest.mark.parametrize(
     "word",
-    ["data.label_key=answer", "logging.wandb.key=null", "logging.wandb.key=${oc.env:MINE}", "--cfg", "algo=gspo"],
+    [
+        "data.label_key=answer",
+        "logging.wandb.key=null",
+        "logging.wandb.key=${oc.env:MINE}",
+        "train.env_vars={HF_TOKEN: ${oc.env:MINE}}",
+        "--cfg",
+        "algo=gspo",
+    ],
 )
 def test_other_words_stay(word: str) -> None:
     assert move_secrets([word]) == ([word], {})
@@ -38,6 +67,13 @@ def test_the_reference_gives_the_config_its_value(monkeypatch: pytest.MonkeyPatc
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert load_config(words).logging.wandb.key == "abc"
+
+
+def test_references_inside_of_a_value_give_the_config_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, variables = move_secrets(["train.env_vars={HF_TOKEN: 'a, b', URL: 'http://me:abc@h'}"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert load_config(words).train.env_vars == {"HF_TOKEN": "a, b", "URL": "http://me:abc@h"}
 
 
 def test_the_command_starts_itself_anew_without_the_secret(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ def proposed(*words: str) -> list[str]:
     return [command for command, _ in next_commands(load_config(words), result)]
 
 
-@pytest.mark.parametrize("words", [(), ("experiment=quickstart", "run.name=mine"), ("logging.wandb.key=secret",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("experiment=quickstart", "run.name=mine"),
+        ("logging.wandb.key=secret",),
+        ("train.env_vars={HF_TOKEN: secret, N: 1}",),
+    ],
+)
 def test_names_and_secrets_of_this_run_are_left_out(words: tuple[str, ...]) -> None:
     assert proposed(*words)[1] == "rlscale-train algo=gspo"
 

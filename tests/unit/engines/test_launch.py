@@ -95,6 +95,23 @@ def test_sglang_returns_routes_where_they_are_replayed() -> None:
     assert "enable_return_routed_experts" not in arguments_of(*words)
 
 
+IN_PLACE = ("rollout.max_staleness=1", "rollout.pause_mode=in_place")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (IN_PLACE, True),
+        ((*IN_PLACE, "sglang.disable_radix_cache=false"), False),
+        ((*IN_PLACE, "rollout.update_mode=boundary"), None),
+        (("rollout.max_staleness=1",), None),
+        (("rollout.pause_mode=in_place",), None),
+    ],
+)
+def test_sglang_shares_no_prefixes_that_no_update_flushes(words: tuple[str, ...], expected: bool | None) -> None:
+    assert arguments_of(*words).get("disable_radix_cache") is expected
+
+
 def test_cuda_graph_sizes_have_sglangs_present_name() -> None:
     assert arguments_of("sglang.cuda_graph_bs=[1,8]")["cuda_graph_bs_decode"] == [1, 8]
 

@@ -32,6 +32,7 @@ from rlscale.observe.provenance import (
         "reward.auth_token",
         "wandb_key",
         "apikey",
+        "Authorization",
     ],
 )
 def test_secrets_are_recognised(name: str) -> None:
@@ -64,6 +65,10 @@ def test_names_of_columns_and_tokens_are_no_secrets(name: str) -> None:
         ("data.input_key=question", "data.input_key=question"),
         ("logging.wandb.key=abc123", f"logging.wandb.key={REDACTED}"),
         ("++custom={api_key: abc123, n: 2}", f"++custom={{api_key: {REDACTED}, n: 2}}"),
+        ("++custom={hf_token: 'abc 123, x', n: 2}", f"++custom={{hf_token: {REDACTED}, n: 2}}"),
+        ("++custom={api_key: ${oc.env:MINE}, n: 2}", f"++custom={{api_key: {REDACTED}, n: 2}}"),
+        ("++custom={headers: {Authorization: Bearer abc123}}", f"++custom={{headers: {{Authorization: {REDACTED}}}}}"),
+        ("++custom={key: {input: question}}", "++custom={key: {input: question}}"),
         ("reward.url=http://me:abc123@host/x", f"reward.url=http://{REDACTED}@host/x"),
         ("+experiment=quickstart", "+experiment=quickstart"),
         ("~logging.wandb", "~logging.wandb"),

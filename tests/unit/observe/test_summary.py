@@ -73,6 +73,11 @@ def test_a_reward_measured_only_at_the_end_says_so() -> None:
     assert "not measured before, 0.938 after" in shown(replace(SUMMARY, reward_before=None), io.StringIO())
 
 
+def test_a_resumed_run_tells_its_own_steps() -> None:
+    resumed = shown(replace(SUMMARY, num_steps=50, num_steps_before=10, seconds=20.0), io.StringIO())
+    assert "50 in 20.0 s, after 10 of earlier starts" in resumed
+
+
 def test_seconds_by_phase_are_summed_over_records() -> None:
     records = [{"time/rollout_s": 1.0, "time/train_s": 2.0}, {"time/rollout_s": 0.5, "reward/mean": 1.0}]
     assert phase_seconds(records, ("rollout", "train", "save")) == {"rollout": 1.5, "train": 2.0}

@@ -114,7 +114,8 @@ class TrainConfig(ConfigGroup):
         dict[str, str],
         Field(
             description="Environment variables of the trainer's processes, over those of the driver, e.g. "
-            "`train.env_vars.NCCL_DEBUG=INFO`."
+            "`train.env_vars.NCCL_DEBUG=INFO`. Those whose names look like keys, tokens or passwords are set when a "
+            "process begins its work, and are in no log of Ray's."
         ),
     ] = field(default_factory=dict)
     memory_margin_bytes: Annotated[

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -17,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 
 from rlscale.observe.metrics import METRICS
 from rlscale.observe.report.read import RunData
-from rlscale.observe.report.series import heatmap, metric_columns, phase_seconds
+from rlscale.observe.report.series import heatmap, metric_columns, not_finite, phase_seconds
 from rlscale.observe.run import diff_limit
 
 STYLES = ("uplot/uPlot.min.css", "style.css")
@@ -27,13 +28,14 @@ SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js", "charts.js", "heatmap.js", "sam
 def render(run: RunData) -> str:
     """The page as one HTML text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["quoted"] = shlex.quote
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # phases and charts have an order
     style, script = ("\n".join(_asset(name) for name in names) for names in (STYLES, SCRIPTS))
     return environment.from_string(_asset("page.html.jinja")).render(
         title=run.folder.resolve().name,
         is_finished=run.result is not None,
         facts=list(_facts(run)),
-        warnings=(run.result or {}).get("warnings", []),
+        warnings=[*(run.result or {}).get("warnings", []), *not_finite(run.metrics)],
         launches=run.launches,
         config_yaml=run.config_yaml,
         data=_page_data(run),
@@ -66,7 +68,14 @@ def _page_data(run: RunData) -> dict[str, Any]:
         "diff_limit": diff_limit(
             _get(config, "debug.logprob_diff_warn"), str(_get(config, "train.dtype") or "bfloat16")
         ),
+        "diff_alarms": _get(config, "debug.logprob_diff_warn") is not None or not _mixes_caches(config),
     }
+
+
+def _mixes_caches(config: Mapping[str, Any]) -> bool:
+    """As `rlscale.config.mixes_caches`, of a configuration that was read back."""
+    in_flight = bool(_get(config, "rollout.max_staleness")) and _get(config, "rollout.update_mode") == "in_flight"
+    return in_flight and _get(config, "rollout.pause_mode") == "in_place"
 
 
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:
@@ -81,7 +90,8 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
         yield "training reward", f"{_number(None, rewards[0])} → {_number(None, rewards[-1])}"
     yield "rollouts", _rollouts(run, config)
     if "num_tokens" in result:
-        yield "tokens", f"{result['num_tokens']:,} in {result['seconds']:,.0f} s"
+        last = " (last start)" if len(run.launches) > 1 else ""
+        yield "tokens", f"{result['num_tokens']:,} in {result['seconds']:,.0f} s{last}"
     for label, path in _SETTINGS:
         value = _get(config, path)
         if value is not None:

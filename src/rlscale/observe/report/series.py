@@ -44,6 +44,19 @@ def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]
     return sorted(rows.items())
 
 
+def not_finite(records: Sequence[Row]) -> list[str]:
+    """A line for each metric that was NaN or infinite somewhere: a curve has no place for it and goes on beside it."""
+    steps: dict[str, list[int]] = {}
+    for record in records:
+        for name, value in record.items():
+            if _finite(value) is None:
+                steps.setdefault(name, []).append(int(record["step"]))
+    return [
+        f"{name} was not a finite number in {len(found)} of {len(records)} records, first in rollout {found[0]}"
+        for name, found in sorted(steps.items())
+    ]
+
+
 def phase_seconds(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of each phase by step, what is left of the step as `other`, and the sums over the run."""
     columns, steps = metrics["columns"], metrics["steps"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rlscale.config import load_config, to_yaml
+from rlscale.observe.provenance import write_provenance
 from rlscale.observe.report import read_run, render
 from tests.unit.observe.report.made_run import ATTACK, make_run
 
@@ -115,4 +117,35 @@ def test_phases_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_the_alarm_level_is_that_of_the_run(tmp_path: Path) -> None:
-    assert data_of(page_of(tmp_path))["diff_limit"] == 1e-4
+    data = data_of(page_of(tmp_path))
+    assert data["diff_limit"] == 1e-4 and data["diff_alarms"]
+
+
+@pytest.mark.parametrize(("words", "alarms"), [((), False), (("debug.logprob_diff_warn=0.5",), True)])
+def test_a_run_that_mixes_caches_has_an_alarm_only_where_it_asks_for_one(
+    tmp_path: Path, words: tuple[str, ...], alarms: bool
+) -> None:
+    make_run(tmp_path, num_rollouts=1)
+    given = ["rollout.max_staleness=1", "rollout.pause_mode=in_place", *words]
+    (tmp_path / "config.yaml").write_text(to_yaml(load_config(given)))
+    assert data_of(render(read_run(tmp_path, max_samples=10)))["diff_alarms"] == alarms
+
+
+def test_numbers_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    text = " ".join(Structure(page_of(tmp_path)).text.split())
+    assert "train/grad_norm was not a finite number in 1 of 13 records, first in rollout 2" in text
+
+
+def test_a_resumed_run_tells_what_its_numbers_are_of(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    write_provenance(tmp_path, config_yaml=(tmp_path / "config.yaml").read_text(), overrides=["custom.a='b c'"])
+    text = " ".join(Structure(render(read_run(tmp_path, max_samples=10))).text.split())
+    assert "12,345 in 68 s (last start)" in text
+    assert "Start 2: 2" in text and " UTC" in text and "+00:00" not in text
+
+
+def test_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    write_provenance(tmp_path, config_yaml="{}", overrides=["+custom={a: b c}", "algo=grpo"])
+    text = " ".join(Structure(render(read_run(tmp_path, max_samples=10))).text.split())
+    assert " '+custom={a: b c}' algo=grpo " in text

@@ -1,6 +1,6 @@
 """Numbers on their way to the page."""
 
-from rlscale.observe.report.series import MAX_BINS, MAX_POINTS, heatmap, metric_columns, phase_seconds
+from rlscale.observe.report.series import MAX_BINS, MAX_POINTS, heatmap, metric_columns, not_finite, phase_seconds
 
 
 def test_columns_are_aligned_and_keep_gaps() -> None:
@@ -42,6 +42,16 @@ def test_an_empty_run_has_no_columns() -> None:
     assert columns == {"steps": [], "columns": {}, "stride": 1}
     assert phase_seconds(columns)["steps"] == []
     assert heatmap([], "reward") is None
+
+
+def test_what_was_not_finite_is_counted() -> None:
+    records = [
+        {"step": 0, "time": 1.0, "train/loss": 1.0},
+        {"step": 1, "time": 2.0, "train/loss": "nan"},
+        {"step": 2, "time": 3.0, "train/loss": "inf", "reward/mean": 0.5},
+    ]
+    assert not_finite(records) == ["train/loss was not a finite number in 2 of 3 records, first in rollout 1"]
+    assert not_finite(records[:1]) == []
 
 
 def test_phases_leave_the_rest_as_other() -> None:

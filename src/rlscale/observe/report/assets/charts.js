@@ -22,7 +22,7 @@ function axes(log) {
   const base = { stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid"), width: 1, size: 4 }, font: "11px system-ui" };
   return [
     { ...base, size: 26, gap: 2, space: 55, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? stepName(tick) : "")) },
-    { ...base, size: 58, gap: 4, values: (_, ticks) => ticks.map((tick) => (tick === null || (log && !isPowerOfTen(tick)) ? "" : short(tick))) },
+    { ...base, grid: { ...base.grid, filter: (_, ticks) => (log ? ticks.map((tick) => (isPowerOfTen(tick) ? tick : null)) : ticks) }, size: 58, gap: 4, values: (_, ticks) => ticks.map((tick) => (tick === null || (log && !isPowerOfTen(tick)) ? "" : short(tick))) },
   ];
 }
 

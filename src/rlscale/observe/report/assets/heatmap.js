@@ -30,7 +30,9 @@ function heatCard(parent, title, map) {
     bars.hidden = !hasRoom;
     paintHeat(canvasOf(heat, hasRoom ? width - BARS_WIDTH - 16 : width, height), map, chosen);
     if (hasRoom) paintBars(canvasOf(bars, BARS_WIDTH, height), map, chosen);
-    caption.textContent = `Each column is a rollout; darker or brighter means more of its samples. Bars: rollout ${map.steps[chosen]}, ${total(map, chosen)} samples.`;
+    const shade = document.documentElement.classList.contains("dark") ? "brighter" : "darker";
+    const one = `rollout ${map.steps[chosen]}, ${total(map, chosen)} samples`;
+    caption.textContent = `Each column is a rollout; ${shade} means more of its samples. ${hasRoom ? "Bars" : "Framed"}: ${one}.`;
   };
   redraws.push(draw);
   heat.addEventListener("pointermove", (event) => {

@@ -227,7 +227,8 @@ function scale(sample, mode) {
       const size = data.diff_limit * 10 ** power;
       add(size.toExponential(0), `rgba(${colour(sign)}, ${0.75 * intensity(size)})`);
     }
-    box.append(`above engine; ${short(data.diff_limit)} is the alarm level of the mean`);
+    box.append("above engine");
+    if (data.diff_alarms) box.append(`${short(data.diff_limit)} is the alarm level of the mean`);
   }
   if (sample.mask.includes(0)) add("not trained on", "transparent", "token outside");
   return box;
