@@ -157,6 +157,18 @@ async def test_a_run_that_has_only_begun_says_so(page: Page, tmp_path: Path) -> 
         assert part in notes
 
 
+async def test_a_run_that_kept_no_samples_has_no_filters(page: Page, tmp_path: Path) -> None:
+    shown = "['#filters', '#list', '#detail'].map((name) => document.querySelector(name).offsetHeight > 0)"
+    address = report(tmp_path)
+    await page.open(address)
+    assert await page.evaluate(shown) == [True, True, True]
+    (tmp_path / "run" / "samples.jsonl").unlink()
+    assert main([str(tmp_path / "run")]) == 0
+    await page.open(address)
+    assert await page.evaluate(shown) == [False, False, True]
+    assert (await texts(page, "#detail"))[0].startswith("No samples were kept")
+
+
 async def test_a_narrow_window_is_enough(page: Page, tmp_path: Path) -> None:
     await page.open(report(tmp_path), width=420, height=900)
     assert await page.evaluate("document.documentElement.scrollWidth") <= 420

@@ -45,16 +45,16 @@ def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]
 
 
 def not_finite(records: Sequence[Row]) -> list[str]:
-    """A line for each metric that was NaN or infinite somewhere: a curve has no place for it and goes on beside it."""
+    """What to tell of metrics that were NaN or infinite somewhere: a curve has no place for it and goes on beside it."""
     steps: dict[str, list[int]] = {}
     for record in records:
         for name, value in record.items():
             if _finite(value) is None:
                 steps.setdefault(name, []).append(int(record["step"]))
-    return [
-        f"{name} was not a finite number in {len(found)} of {len(records)} records, first in rollout {found[0]}"
-        for name, found in sorted(steps.items())
-    ]
+    if not steps:
+        return []
+    each = (f"{name} in {len(found)}, first in rollout {found[0]}" for name, found in sorted(steps.items()))
+    return [f"not a finite number, of {len(records)} records: {'; '.join(each)}"]
 
 
 def phase_seconds(metrics: Mapping[str, Any]) -> dict[str, Any]:

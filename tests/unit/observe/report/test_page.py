@@ -133,7 +133,7 @@ def test_a_run_that_mixes_caches_has_an_alarm_only_where_it_asks_for_one(
 
 def test_numbers_that_are_not_finite_are_told(tmp_path: Path) -> None:
     text = " ".join(Structure(page_of(tmp_path)).text.split())
-    assert "train/grad_norm was not a finite number in 1 of 13 records, first in rollout 2" in text
+    assert "not a finite number, of 13 records: train/grad_norm in 1, first in rollout 2" in text
 
 
 def test_a_resumed_run_tells_what_its_numbers_are_of(tmp_path: Path) -> None:

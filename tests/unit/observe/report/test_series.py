@@ -46,12 +46,14 @@ def test_an_empty_run_has_no_columns() -> None:
 
 def test_what_was_not_finite_is_counted() -> None:
     records = [
-        {"step": 0, "time": 1.0, "train/loss": 1.0},
+        {"step": 0, "time": 1.0, "train/loss": 1.0, "train/kl": "inf"},
         {"step": 1, "time": 2.0, "train/loss": "nan"},
         {"step": 2, "time": 3.0, "train/loss": "inf", "reward/mean": 0.5},
     ]
-    assert not_finite(records) == ["train/loss was not a finite number in 2 of 3 records, first in rollout 1"]
-    assert not_finite(records[:1]) == []
+    assert not_finite(records) == [
+        "not a finite number, of 3 records: train/kl in 1, first in rollout 0; train/loss in 2, first in rollout 1"
+    ]
+    assert not_finite([{"step": 0, "train/loss": 1.0}]) == []
 
 
 def test_phases_leave_the_rest_as_other() -> None:

@@ -57,6 +57,8 @@ function matching(filters) {
   return found.sort(orders[filters.order]);
 }
 
+const thousands = (number) => number.toLocaleString("en");
+
 let shown = [];
 let selected = null;
 
@@ -64,8 +66,8 @@ function updateSamples() {
   const filters = chosenFilters();
   shown = matching(filters);
   if (!shown.includes(selected)) selected = shown[0] || null;
-  const kept = data.num_samples > samples.length ? `, of ${data.num_samples} in the run folder` : "";
-  byId("samples-count").textContent = `${shown.length} of ${samples.length} samples${kept}`;
+  const kept = data.num_samples > samples.length ? `, of ${thousands(data.num_samples)} in the run folder` : "";
+  byId("samples-count").textContent = samples.length ? `${thousands(shown.length)} of ${thousands(samples.length)} samples${kept}` : "";
   byId("list").replaceChildren();
   addEntries();
   showSample();
@@ -227,8 +229,8 @@ function scale(sample, mode) {
       const size = data.diff_limit * 10 ** power;
       add(size.toExponential(0), `rgba(${colour(sign)}, ${0.75 * intensity(size)})`);
     }
-    box.append("above engine");
-    if (data.diff_alarms) box.append(`${short(data.diff_limit)} is the alarm level of the mean`);
+    const alarm = data.diff_alarms ? `; ${short(data.diff_limit)} is the alarm level of the mean` : "";
+    box.append(`above engine${alarm}`);
   }
   if (sample.mask.includes(0)) add("not trained on", "transparent", "token outside");
   return box;
@@ -239,6 +241,7 @@ function startSamples() {
   for (const status of [...new Set(samples.map((sample) => sample.status))].sort()) {
     form.elements.status.append(element("option", { value: status, textContent: status }));
   }
+  byId("samples").classList.toggle("empty", !samples.length);
   const given = state.read();
   for (const name of FILTERS) if (given.has(name)) form.elements[name].value = given.get(name);
   selected = samples[Number(given.get("sample") ?? NaN)] || null;
