@@ -1,6 +1,7 @@
 """What each kind of server is started with."""
 
 import json
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from rlscale.config import load_config
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.sglang_side.serve import leave_out_of_logs
 from rlscale.types import EngineAddress
 from tests.unit.config.interpreters import fake_interpreter
 
@@ -60,6 +62,17 @@ def test_sglang_takes_its_arguments_from_a_file(tmp_path: Path) -> None:
     assert command[2] == str(tmp_path / "logs" / "engine_1_arguments.json")
     assert json.loads(written)["model_path"] == "/models/m" and "secret" not in written
     assert "secret" in launch.environment().values() and "secret" not in repr(launch)
+
+
+def test_the_key_is_in_nothing_that_sglang_logs(caplog: pytest.LogCaptureFixture) -> None:
+    before = logging.getLogRecordFactory()
+    try:
+        leave_out_of_logs("secret")
+        logging.getLogger("sglang").warning("server_args={'api_key': '%s', 'port': %d}", "secret", 7)
+        logging.getLogger("sglang").warning("100 % of {'api_key': 'secret'}")
+    finally:
+        logging.setLogRecordFactory(before)
+    assert caplog.messages == ["server_args={'api_key': '<redacted>', 'port': 7}", "100 % of {'api_key': '<redacted>'}"]
 
 
 def test_sglang_on_a_cpu() -> None:

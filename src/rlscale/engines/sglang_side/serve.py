@@ -4,8 +4,10 @@ Unlike SGLang's command line it takes every argument there is, false and nested 
 """
 
 import json
+import logging
 import os
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -21,11 +23,24 @@ def main() -> None:
     api_key = os.environ.pop("RLSCALE_ENGINE_API_KEY", None)
     if api_key is not None:
         arguments["api_key"] = api_key
+        leave_out_of_logs(api_key)
     load_plugins()
     try:
         run_server(ServerArgs(**arguments))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def leave_out_of_logs(secret: str) -> None:
+    """SGLang logs all its arguments when it starts."""
+    make_record = logging.getLogRecordFactory()
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make_record(*args, **kwargs)
+        record.msg, record.args = record.getMessage().replace(secret, "<redacted>"), ()
+        return record
+
+    logging.setLogRecordFactory(make)
 
 
 # SGLang's children import this file again under another name.

@@ -45,7 +45,7 @@ def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]
 
 
 def not_finite(records: Sequence[Row]) -> list[str]:
-    """What to tell of metrics that were NaN or infinite somewhere: a curve has no place for it and goes on beside it."""
+    """What to tell of metrics that were NaN or infinite somewhere; a curve has no place for it and goes on."""
     steps: dict[str, list[int]] = {}
     for record in records:
         for name, value in record.items():
