@@ -18,6 +18,8 @@ from rlscale.cli.usage import usage
 from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.folder import ConfigFolders
 from rlscale.config.load import with_origin
+from rlscale.config.overrides import ONE_VALUE
+from rlscale.config.problems import show
 from rlscale.errors import (
     CheckError,
     ConfigError,
@@ -134,13 +136,14 @@ def _problems_of(arguments: Arguments) -> tuple[Problem, ...]:
     try:
         load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
     except ConfigError as error:
-        return error.problems
+        # That a sweep is none is told of -m itself.
+        return tuple(each for each in error.problems if not (arguments.multirun and each.rule == ONE_VALUE))
     return ()
 
 
 def _tell_notes(loaded: Loaded) -> None:
     """Warnings, and values that were replaced by others."""
-    replaced = (f"{derived} (was {derived.was})" for derived in loaded.derived if derived.is_notable)
+    replaced = (f"{derived} (was {show(derived.was)})" for derived in loaded.derived if derived.is_notable)
     sys.stderr.writelines(f"note: {line}\n" for line in replaced)
     sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
 

@@ -27,7 +27,7 @@ from rlscale.config.view.json_schema import (
 from rlscale.config.view.minimize import minimize, minimize_from
 from rlscale.config.view.sources import read_source
 from rlscale.config.yaml_files import GLOBAL_GROUPS
-from rlscale.errors import ConfigError
+from rlscale.errors import ConfigError, Problem
 from rlscale.observe.provenance import REDACTED, is_secret, redact
 
 _CONFIGURATION = "a run folder, a config.yaml, an experiment, or words in quotes: 'experiment=quickstart algo=gspo'"
@@ -66,7 +66,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 2 when what was asked for is wrong."""
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    arguments, behind = parser.parse_known_args(argv)
+    if behind and (arguments.command != "explain" or any(word.startswith("-") for word in behind)):
+        parser.error(f"unrecognized arguments: {' '.join(behind)}")
+    if behind:  # argparse takes no words behind a flag for a list that began before it
+        arguments.words += behind
     try:
         sys.stdout.write(_COMMANDS[arguments.command](arguments))
     except ConfigError as error:
@@ -111,9 +116,18 @@ def _minimize(arguments: argparse.Namespace) -> str:
 def _schema(arguments: argparse.Namespace) -> str:
     folders, types = ConfigFolders.find(arguments.config_dir), recorded_types()
     if arguments.write is not None:
-        arguments.write.mkdir(parents=True, exist_ok=True)
-        for name, schema in make_schemas(folders, types).items():
-            (arguments.write / name).write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
+        try:
+            arguments.write.mkdir(parents=True, exist_ok=True)
+            for name, schema in make_schemas(folders, types).items():
+                (arguments.write / name).write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            problem = Problem(
+                path="--write",
+                rule="name a folder that can be written",
+                value=str(arguments.write),
+                fix=error.strerror or str(error),
+            )
+            raise ConfigError([problem]) from error
         return editor_settings(folders, str(arguments.write), str(arguments.config_dir or "conf"))
     whole = arguments.group in (None, *GLOBAL_GROUPS)
     if not whole and arguments.group not in folders.groups():

@@ -14,6 +14,8 @@ from rlscale.cli.app import OK, WRONG_INPUT
 from rlscale.cli.arguments import parse_arguments
 from rlscale.cli.mistakes import mistakes_text
 from rlscale.config import Device, Loaded, RunConfig, load_config_with_notes
+from rlscale.config.overrides import ONE_VALUE
+from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan, parts_not_built
 from rlscale.plan.report import print_plan
@@ -43,6 +45,9 @@ flags:
 
 The groups, options and keys are those of rlscale-train; see rlscale-train --help.
 """
+
+
+_WITH_VALUE = ("--hardware", "--prompt-tokens", "--response-tokens")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,7 +84,8 @@ def _run(argv: list[str]) -> int:
     try:
         loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
+        others = [each for each in error.problems if not (arguments.multirun and each.rule == ONE_VALUE)]
+        raise ConfigError([*problems, *others]) from None
     if problems:
         raise ConfigError(problems)
     _show(loaded, flags)
@@ -127,9 +133,12 @@ def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str], list[Problem]]:
         name, equals, value = word.partition("=")
         if word == "--json":
             flags.json = True
-        elif name in ("--hardware", "--prompt-tokens", "--response-tokens"):
+        elif (found := nearest(name, _WITH_VALUE, limit=1)) and name.startswith("--"):
             value = value if equals else words.pop(0) if words else ""
-            problems += _set_flag(flags, name, value)
+            if found == name:
+                problems += _set_flag(flags, name, value)
+            else:
+                problems.append(Problem(path=name, rule="be a known flag", value=name, fix=f"did you mean {found}?"))
         else:
             rest.append(word)
     return flags, rest, problems

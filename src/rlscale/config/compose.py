@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -89,12 +89,22 @@ def compose(words: Sequence[str], *, command_line_keys: set[str], folders: Confi
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     nested = {str(name): value for name, value in values.items() if name != "hydra"}
-    if any(group in nested for group in GLOBAL_GROUPS):  # a file that sets its own group has no package line
+    # A file that sets its own group has no package line; a dotted name would win over the command line's.
+    if any(group in nested for group in GLOBAL_GROUPS) or _has_dotted(nested, ""):
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems)
     return Composed(values=nested, words=kept, command_line_keys=command_line_keys, folders=folders, problems=problems)
 
 
-_FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
+def _has_dotted(values: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a key of a group is written with a dot, which neither Hydra nor OmegaConf splits."""
+    return any(
+        "." in name
+        or (isinstance(value, Mapping) and f"{prefix}{name}" in nodes() and _has_dotted(value, f"{prefix}{name}."))
+        for name, value in values.items()
+    )
+
+
+_FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
 
 
 def _load(words: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:
@@ -139,7 +149,7 @@ def _read_without_hydra(
         command_line_keys=command_line_keys,
         folders=folders,
         problems=problems + found,
-        broken={problem.path if problem.path in nodes() else EVERYTHING for problem in found},
+        broken={problem.path if problem.path in nodes() | keys().keys() else EVERYTHING for problem in found},
         read=read,
     )
 

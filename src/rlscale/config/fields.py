@@ -13,12 +13,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlscale.config.interpolation import explain_interpolation, is_complete, is_interpolated
 from rlscale.config.passing import check_passed, is_passed, passing_groups
-from rlscale.config.problems import from_pydantic, not_a_group, unknown_key, unset_key, wrong_type
+from rlscale.config.problems import from_pydantic, leave_out, not_a_group, show, unknown_key, unset_key, wrong_type
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import Key, keys, nodes
 from rlscale.errors import Problem
 
 Origin = Callable[[str], str]
+
+MAX_INT = 2**63 - 1
+"""What torch and numpy can hold."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,6 +46,9 @@ def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
         _assign(_scratch(), key, value)
     except OmegaConfBaseException:
         return wrong_type(key, value, origin=origin)
+    if any(isinstance(each, int) and abs(each) > MAX_INT for each in (value if isinstance(value, list) else [value])):
+        fix = leave_out(key)
+        return Problem(path=key.path, rule="fit into 64 bits", value=show(value), fix=fix, origin=origin)
     return None
 
 

@@ -28,6 +28,8 @@ def explain_value(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if key is not None and get_origin(key.type) is list:
         rule = f"be {key.type_text}"
         return rule, _first_readable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))
+    if _left_open(value) == "(" and is_readable(f"{path}={value})"):
+        return "close the bracket (", _first_readable(path, [f"{value})"])
     if key is not None and key.type is not str and not key.is_mapping:
         return f"be {key.type_text}", leave_out(key)
     opened = _left_open(value)

@@ -66,7 +66,8 @@ def load_config_with_notes(
 def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFolders, *, to_run: bool = True) -> Loaded:
     """The rest of the way, once the words are read."""
     composed = compose(line.words, command_line_keys=line.keys, folders=folders)
-    problems = line.problems + composed.problems + merge_custom_file(composed.values, line.words)
+    problems = line.problems + composed.problems
+    problems += [with_origin(problem, composed) for problem in merge_custom_file(composed.values, line.words)]
     checked = check_fields(composed.values, composed.origin)
     told = line.broken | composed.broken
     broken = told | checked.broken

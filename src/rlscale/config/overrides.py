@@ -25,6 +25,9 @@ from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
 
+ONE_VALUE = "have one value in a single run"
+"""The rule that a sweep's words break elsewhere."""
+
 # Groups that are in no defaults list, in the order in which Hydra must see them: a later one wins.
 _APPENDED = {"experiment": 0, "on": 2}
 
@@ -121,7 +124,10 @@ def _not_key_value(word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
         fix = f"did you mean {group_of or 'experiment'}={name if group_of else near}?"
     elif found := nearest_key(name):
         fix = f"did you mean {found}={value.strip() or '<value>'}?"
-    return Problem(path=name or word, rule="be written as key=value", value=word, fix=fix, origin=COMMAND_LINE)
+    shown = word if word.strip() else f'"{word}"'
+    return Problem(
+        path=name.strip() or shown, rule="be written as key=value", value=shown, fix=fix, origin=COMMAND_LINE
+    )
 
 
 def _not_a_sweep(override: Override) -> Problem:
@@ -133,7 +139,7 @@ def _not_a_sweep(override: Override) -> Problem:
         fix += f", or write {quoted}"
     elif key is not None and get_origin(key.type) is list:
         fix += f", or write {path}=[{value}]"
-    return Problem(path=path, rule="have one value in a single run", value=value, fix=fix, origin=COMMAND_LINE)
+    return Problem(path=path, rule=ONE_VALUE, value=value, fix=fix, origin=COMMAND_LINE)
 
 
 def _group_word(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:

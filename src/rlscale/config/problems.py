@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
+from rlscale.config.folder import ConfigFolders
 from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.schema import Key, keys, nodes
 from rlscale.config.suggest import nearest, nearest_key
@@ -27,6 +28,11 @@ def show(value: Any) -> str:
 
 def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     """`path` is no key of the configuration."""
+    if path in ConfigFolders.find().groups() and path not in nodes():
+        fix = (
+            f"on a command line write {path}={show(value)}, in a file the entry `{show(value)}` of the list `defaults`"
+        )
+        return Problem(path=path, rule="be chosen, not set", value=show(value), fix=fix, origin=origin)
     if isinstance(value, Mapping) and (group := nearest(path, nodes())):
         fix = f"did you mean {group}?"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
@@ -45,6 +51,8 @@ def not_a_group(path: str, value: Any, *, origin: str) -> Problem:
     """A value stands where a group with keys of its own does."""
     own = next(key.path for key in keys().values() if key.path.startswith(f"{path}."))
     fix = f"set one of its keys, e.g. {own}=<value>"
+    if isinstance(value, str) and value in ConfigFolders.find().groups().get(path, ()):
+        fix = f"write `- override /{path}: {value}` in the list `defaults`"
     return Problem(path=path, rule="be set key by key", value=show(value), fix=fix, origin=origin)
 
 

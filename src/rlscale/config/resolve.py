@@ -24,6 +24,7 @@ from rlscale.config.groups.cluster import Device, DistributedBackend
 from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName, WeightChannelName
+from rlscale.config.problems import show
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
@@ -50,7 +51,7 @@ class Derived:
     was: Any = None  # what it replaced; None where nothing was given
 
     def __str__(self) -> str:
-        return f"{self.key} = {self.value}: {self.why}"
+        return f"{self.key} = {show(self.value)}: {self.why}"
 
     @property
     def is_notable(self) -> bool:

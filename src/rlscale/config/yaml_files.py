@@ -98,16 +98,21 @@ def put_value(nested: dict[str, Any], path: str, value: Any) -> None:
     nested[name] = value
 
 
-def _visit(found: YamlFiles, group: str, option: str, files: list[YamlFile]) -> None:
+def _visit(
+    found: YamlFiles, group: str, option: str, files: list[YamlFile], *, above: tuple[tuple[str, str], ...] = ()
+) -> None:
     """Reads an option and those it is made of, and appends them to `files` in the order of merging."""
     path = found.folders.find_file(f"{group}/{option}")
     if path is None:
         return  # the word or the file that chooses it has been told
-    file = YamlFile(group=group, path=path)
+    file, way = YamlFile(group=group, path=path), (*above, (group, option))
     entries = _read(found, file)
     for parent in [entry for entry in entries if isinstance(entry, _Parent)]:
-        if parent.option != option:
-            _visit(found, parent.group, parent.option, files)
+        if (parent.group, parent.option) not in way:
+            _visit(found, parent.group, parent.option, files, above=way)
+        else:
+            rule, fix = "not lead back to where it began", "take this entry out"
+            _Report(found, file)(parent.line, rule, parent.option, fix, path="defaults")
     files.append(file)
     found.chosen |= {entry.group: entry.option for entry in entries if isinstance(entry, _Choice)}
 
@@ -126,6 +131,7 @@ class _Parent:
 
     group: str
     option: str
+    line: int
 
 
 def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
@@ -151,9 +157,16 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
     if file.group in GLOBAL_GROUPS and GLOBAL not in text.splitlines():
         fix = f"files of {file.group}/ set keys of every group"
         report(1, f'have a line "{GLOBAL}"', f'"{text.splitlines()[0]}"', fix)
-    for name, line in _repeated(root):
+    repeated = list(_repeated(root))
+    for name, line in repeated:
         report(line, "name each key once", name, "keep one of the lines")
+    if not repeated and (wrong := _unreadable(root)):
+        report(*wrong, "write texts, numbers, lists and mappings")
     prefix = f"{file.group}." if file.group and file.group not in GLOBAL_GROUPS else ""
+    for path, line in _dotted(root, prefix):
+        parent, _, name = path.rpartition(".")
+        fix = f"write `{name}: ...`, indented, below `{parent.rpartition('.')[2]}:`"
+        report(line, "be nested in a file, where the dot of a command line means nothing", f'"{path}"', fix, path=path)
     file.values = dict(_leaves(root, prefix))
     defaults = next((child for key, child in root.value if key.value == "defaults"), None)
     return list(_entries(defaults, report)) if defaults is not None and file.group else []
@@ -184,6 +197,26 @@ def _repeated(node: yaml.Node) -> Iterator[tuple[str, int]]:
         yield from _repeated(child)
 
 
+def _unreadable(root: yaml.Node) -> tuple[int, str, str] | None:
+    """Line, rule and what the reader says of a value that it cannot make; None when it can make all."""
+    try:
+        _Loader("").construct_object(root, deep=True)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        return line, "hold nothing but plain values", f'"{error.problem}"'
+    return None
+
+
+def _dotted(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int]]:
+    """Keys that are written with a dot among those of groups, with their line."""
+    for key, child in node.value:
+        path = f"{prefix}{key.value}"
+        if "." in str(key.value) and path.partition(".")[0] in nodes():
+            yield path, key.start_mark.line + 1
+        elif path in nodes() and isinstance(child, yaml.MappingNode):
+            yield from _dotted(child, f"{path}.")
+
+
 def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[Any, int]]]:
     for key, child in node.value:
         path = f"{prefix}{key.value}"
@@ -209,12 +242,17 @@ def _entries(defaults: yaml.Node, report: _Report) -> Iterator[_Choice | _Parent
     if not isinstance(defaults, yaml.SequenceNode):
         report(line, "be a list", show(_value_of(defaults)), "write `- override /<group>: <option>`", path="defaults")
         return
+    is_late = False
     for item in defaults.value:
         line, value = item.start_mark.line + 1, _value_of(item)
         if isinstance(value, str):
+            if is_late and value != "_self_":
+                rule = "name files before the entries with override"
+                report(line, rule, value, "move it above them", path="defaults")
             yield from _parent(value, line, report)
         elif isinstance(value, Mapping) and len(value) == 1:
             ((name, option),) = value.items()
+            is_late = True
             yield from _choice(str(name), option, line, report)
         else:
             fix = "write `- override /<group>: <option>`"
@@ -227,7 +265,7 @@ def _parent(name: str, line: int, report: _Report) -> Iterator[_Parent]:
         return
     group, _, option = name.removeprefix("/").rpartition("/") if name.startswith("/") else (report.group, "", name)
     if option in report.groups.get(group, ()):
-        yield _Parent(group, option)
+        yield _Parent(group, option, line)
     else:
         _report_option(report, group, option, line)
 

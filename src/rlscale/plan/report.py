@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlscale.config import TrainBackendName
+from rlscale.config.problems import show
 from rlscale.plan.batches import Lengths
 from rlscale.plan.fixes import Fix
 from rlscale.plan.memory import TrainerMemory
@@ -34,7 +35,9 @@ def _parts(plan: Plan, fixes: Sequence[Fix]) -> Iterator[RenderableType]:
         yield _memory_of_engine(plan)
     yield _fit(plan, fixes)
     yield _floor(plan)
-    yield _list("what was derived", [f"{each} (was {each.was})" if each.was else str(each) for each in plan.derived])
+    yield _list(
+        "what was derived", [f"{each} (was {show(each.was)})" if each.was else str(each) for each in plan.derived]
+    )
     yield _list("warnings, and keys without effect", plan.warnings)
     if plan.not_built:
         yield _list("what this version cannot run yet", plan.not_built)

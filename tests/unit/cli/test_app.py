@@ -105,6 +105,12 @@ def test_cfg_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert (err, jobs.ran) == ("", [])
 
 
+def test_cfg_shows_one_job_and_takes_no_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_train(["--cfg=job", "-m", "algo.eps_clip=0.1,0.2"], run_job=lambda config: pytest.fail("started")) == 2
+    text = capsys.readouterr().err
+    assert "1 mistake, " in text and "--cfg must be used without -m" in text
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_train(["--help"], run_job=Jobs()) == 0
     text = capsys.readouterr().out

@@ -52,6 +52,7 @@ def test_help_of_a_group_shows_options_choices_and_what_is_not_built(capsys: pyt
     assert "Not built yet" in shown(capsys, "help", "buffer")
     assert shown(capsys, "help", "algo.eps_clip").startswith("algo.eps_clip\n")
     assert "did you mean algo?" in refused(capsys, "help", "algoo")
+    assert shown(capsys, "help", "custom").startswith("custom\n\n  custom: a mapping")
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +61,20 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(shown(capsys, "explain", "algo.eps_clip", "--json"))["value"] == 0.2
     assert "abc" not in shown(capsys, "explain", "logging.wandb.key", "logging.wandb.key=abc")
     assert "algo.eps_clip must be > 0" in refused(capsys, "explain", "optim.lr", "algo.eps_clip=-1")
+    for group in ("algo", "algo.mis", "experiment"):
+        assert f"it is a group: rlscale-config help {group}\n" in refused(capsys, "explain", group)
+    assert "which rlscale sets; set cluster" in " ".join(shown(capsys, "explain", "sglang.tp_size").split())
+    assert max(len(line) for line in shown(capsys, "explain", "megatron.lr").splitlines()) <= 100
+
+
+def test_words_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "explain", "algo.eps_clip", "--json", "algo=gspo", "algo.eps_clip=0.4")
+    assert json.loads(text)["value"] == 0.4
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", "algo.eps_clip", "--jsn", "algo=gspo"])
+    with pytest.raises(SystemExit, match="2"):
+        main(["diff", "quickstart", "sft", "more"])
+    assert capsys.readouterr().err.count("unrecognized arguments: ") == 2
 
 
 def test_diff_of_experiments_runs_and_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +119,8 @@ def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine/algo/wide.yaml").write_text("eps_clip: 0.7\n", encoding="utf-8")
     assert '"wide"' in shown(capsys, "schema", "--config-dir", "mine")
     assert "algoo" in refused(capsys, "schema", "algoo")
+    Path("file").touch()
+    assert "--write must name a folder that can be written, got file" in refused(capsys, "schema", "--write", "file")
 
 
 def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -100,6 +100,15 @@ def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean algo.eps_clip?" in text
 
 
+def test_one_job_is_planned_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "algo.eps_clip=0.1,0.2", "--hardwre=h100"]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("rlscale-plan: 2 mistakes, nothing was started\n") and "add -m" not in text
+    assert (
+        "-m must be left out" in text and "--hardwre must be a known flag, got --hardwre; did you mean --hard" in text
+    )
+
+
 def test_a_model_nobody_knows_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     words = ["model=hf", "model.hf_checkpoint=someone/unknown", "model.warmup_experiment=null"]

@@ -45,11 +45,13 @@ def test_the_file_wins_over_an_experiment(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("- 1\n- 2\n", "custom_config_path must name a YAML file that holds a mapping, got"),
+        ("", "custom_config_path must name a YAML file that holds a mapping, got"),
         ("a: [", "custom_config_path must name a YAML file that can be read, got"),
     ],
 )
 def test_a_file_that_is_no_mapping_is_told(tmp_path: Path, text: str, told: str) -> None:
-    assert only_mistake([file(tmp_path, text)]).startswith(told)
+    found = only_mistake([file(tmp_path, text)])
+    assert found.startswith(told) and found.endswith(" (command line)")
 
 
 def test_a_missing_file_is_told_with_the_other_mistakes(tmp_path: Path) -> None:

@@ -101,6 +101,22 @@ TELLING = [
     ("defaults:\n  - override /modle: hf\n", "modle must be a known group, got hf; did you mean model?", 3),
     ("defaults:\n  - /algo: gspo\n", 'algo must be chosen with override and a slash, got "/algo: gspo"; write', 3),
     ("defaults:\n  - override algo: gspo\n", 'must be chosen with override and a slash, got "override algo: gspo"', 3),
+    ("algo: gspo\n", "algo must be set key by key, got gspo; write `- override /algo: gspo` in the list `defaults`", 2),
+    ("experiment: quickstart\n", "experiment must be chosen, not set, got quickstart; on a command line write", 2),
+    ("algo.eps_clip: 0.1\n", "algo.eps_clip must be nested in a file, where the dot of a command line means", 2),
+    (
+        "algo:\n  mis.low: 5\n",
+        "algo.mis.low must be nested in a file, where the dot of a command line means nothing",
+        3,
+    ),
+    ("algo: !!python/object:os.system {}\n", "{file} must hold nothing but plain values, got", 2),
+    ("? [a, b]\n: 5\n", "{file} must hold nothing but plain values, got", 2),
+    ("defaults:\n  - mine\n", "defaults must not lead back to where it began, got mine; take this entry out", 3),
+    (
+        "defaults:\n  - override /algo: gspo\n  - quickstart\n",
+        "defaults must name files before the entries with override, got quickstart; move it above them",
+        4,
+    ),
     ("defaults:\n  - quikstart\n", "experiment must be one of its options, got quikstart; did you mean quickstart?", 3),
 ]
 
@@ -172,3 +188,39 @@ def test_a_rule_tells_where_both_values_come_from(folder: Path) -> None:
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "--config-dir must name an existing folder" in only_mistake([], config_dir=tmp_path / "nothing")
+
+
+def test_a_folder_without_groups(folder: Path) -> None:
+    found = only_mistake([], config_dir=folder / "experiment")
+    assert "--config-dir must name a folder with folders of groups in it" in found
+
+
+def test_only_groups_that_there_are_can_be_chosen(folder: Path) -> None:
+    (folder / "odd").mkdir()
+    write(folder, "x: 1\n", "odd/mine")
+    assert "odd" not in ConfigFolders.find(folder).groups()
+    assert only_mistake(["odd=mine"], config_dir=folder).startswith("odd must be a known key, got mine")
+
+
+def test_a_file_that_would_never_be_read_is_told(folder: Path) -> None:
+    own = ConfigFolders.find().find_file("algo/gspo")
+    assert own is not None
+    write(folder, own.read_text(encoding="utf-8"), "algo/gspo")
+    assert load_config(["algo=gspo"], config_dir=folder).algo.eps_clip == 3e-4  # the same file, as in a copy of conf/
+    file = write(folder, "advantage_estimator: gspo\neps_clip: 0.7\n", "algo/gspo")
+    assert only_mistake(["algo=gspo"], config_dir=folder).startswith(
+        f"algo=gspo must have a name of its own, got {file}; "
+    )
+
+
+def test_files_that_start_from_each_other_are_told_once(folder: Path) -> None:
+    write(folder, "defaults:\n  - there\neps_clip: 0.7\n", "algo/here")
+    file = write(folder, "defaults:\n  - here\neps_clip: 0.7\n", "algo/there")
+    found = only_mistake(["algo=here"], config_dir=folder)
+    assert found == f"defaults must not lead back to where it began, got here; take this entry out ({file}:2)"
+
+
+def test_rules_are_asked_beside_a_dotted_name(folder: Path) -> None:
+    write(folder, MINE + "algo.eps_clip: 0.1\n")
+    found = mistakes("experiment=mine", "batch.global_batch_size=3", "algo.eps_clip=0.3", config_dir=folder)
+    assert [text.split(" ")[0] for text in found] == ["algo.eps_clip", "batch.global_batch_size"]

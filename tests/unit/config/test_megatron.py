@@ -43,6 +43,7 @@ def test_fields_of_both_configs_are_keys_of_the_group() -> None:
         ("megatron.pp_size=2", "did you mean megatron.pipeline_model_parallel_size?"),
         ("megatron.ep=2", "did you mean megatron.expert_model_parallel_size?"),
         ("megatron.cp=2", "did you mean megatron.context_parallel_size?"),
+        ("megatron.num_layrs=2", "did you mean num_layers? set model.num_layers"),
         ("megatron.recompute_layers=2", "did you mean megatron.recompute_num_layers?"),
         ("megatron.lr=1", "megatron.lr must be left to rlscale, got 1; set optim.lr"),
         ("megatron.num_layers=1", "megatron.num_layers must be left to rlscale, got 1; set model.num_layers"),

@@ -110,6 +110,11 @@ CASES = [
     ("algo={a: 1}", 'algo must be one of its options, got {"a": 1}'),
     ("batch.micro_batch_size=${batch.foo}", "batch.micro_batch_size must refer to a key that exists"),
     ("hydra.foo=3", "hydra.foo must be a key of Hydra, got 3"),
+    ("", '"" must be written as key=value, got ""; write key=value or group=option'),
+    (" ", '" " must be written as key=value, got " "; write key=value or group=option'),
+    ("data.num_rollout=9223372036854775808", "data.num_rollout must fit into 64 bits, got 9223372036854775808; leave"),
+    ("rollout.stop_token_ids=[9223372036854775808]", "must fit into 64 bits, got [9223372036854775808]; leave it out"),
+    ("algo.eps_clip=choice(0.1,0.2", "must close the bracket (, got choice(0.1,0.2; write 'algo.eps_clip=choice("),
 ]
 
 

@@ -185,6 +185,30 @@ def test_the_ends_of_an_interval_are_checked_before_the_first_job() -> None:
         sweep("hydra/sweeper=optuna", "algo.eps_clip=interval(0.1,0.5)", "optim.lr=-1")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["algo.eps_clip=interval(0.3,0.1)"], "write algo.eps_clip=interval(0.1,0.3)"),
+        (["optim.lr=tag(log, interval(0,1e-3))"], "optim.lr must have an interval above 0 with the tag log"),
+        (["algo.eps_clip=interval(0.1,0.3)", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials must be at least 1"),
+        (["algo.eps_clip=interval(0.1,0.3)", "hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs must be at least 1"),
+    ],
+)
+def test_what_optuna_cannot_choose_from_is_told_before_the_first_job(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        sweep("hydra/sweeper=optuna", "train.seed=-1", *words)
+    texts = [str(problem) for problem in caught.value.problems]
+    assert any(told in text for text in texts), texts
+
+
+@pytest.mark.parametrize("word", ["optim.lr=1e-3", "train.seed=1_000", "algo=null", "run.name=null", "~algo"])
+@pytest.mark.parametrize("sweeper", ["basic", "optuna"])
+def test_a_job_is_the_same_however_its_other_words_are_written(word: str, sweeper: str) -> None:
+    result, ran = sweep(f"hydra/sweeper={sweeper}", word, "algo.eps_clip=0.1,0.2")
+    assert sorted({loaded.config.algo.eps_clip for loaded in ran}) == [0.1, 0.2]
+    assert len(ran) == len(result.jobs) == 2 and all(job.error is None for job in result.jobs)
+
+
 def test_an_interval_needs_a_sweeper_that_chooses() -> None:
     with pytest.raises(ConfigError, match="add hydra/sweeper=optuna"):
         sweep("algo.eps_clip=interval(0.1,0.5)")

@@ -32,11 +32,11 @@ def merge_custom_file(values: dict[str, Any], words: Sequence[str]) -> list[Prob
     try:
         content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        text = " ".join(str(error).split())
+        text = getattr(error, "strerror", None) or " ".join(str(error).split())
         return [Problem(path="custom_config_path", rule="name a YAML file that can be read", value=path, fix=text)]
     if not isinstance(content, Mapping):
         rule = "name a YAML file that holds a mapping"
-        value = f"{path}, which holds {type(content).__name__}"
+        value = f"{path}, which holds {'nothing' if content is None else show(content)[:40]}"
         return [Problem(path="custom_config_path", rule=rule, value=value, fix="write `name: value` lines")]
     before = values.get(PARAMETER)
     if before is not None and not isinstance(before, Mapping):

@@ -136,8 +136,10 @@ def _what_is_wrong(path: str, value: Any, arguments: Arguments) -> tuple[str, st
     if name not in types:
         own = [key.name for key in keys().values() if key.group == group]
         found = library.abbreviations.get(name.removesuffix("_size"))
-        found = found or nearest_argument(name, [*own, *(known for known in types if known not in library.ours)])
+        found = found or nearest_argument(name, [*own, *types])
         fix = f"did you mean {group}.{found}?" if found else library.listing
+        if found is not None and found in library.ours:
+            fix = f"did you mean {found}? {library.ours[found]}"
         return f"be a key of this group or {library.kind.format(version=arguments.version)}", fix
     if group == "megatron" and types[name] in ("any", "any|null"):
         return "be left out", "it is an object of Python, which no YAML can name"

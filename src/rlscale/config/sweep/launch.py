@@ -140,14 +140,20 @@ class CheckedLauncher(Launcher):
 
 
 def typed(words: Any) -> tuple[str, ...]:
-    """Words as a user would type them, without the `+` that Hydra wants; the experiment is always among them.
+    """Words as a user would type them, without the `+` and `~` that Hydra wants; the experiment is always among them.
 
     Of several words for a key the last one counts, and is the only one here.
     """
     assert isinstance(words, Sequence) and not isinstance(words, Mapping)
-    read = (_unescaped(str(word).lstrip("+")) for word in words)
+    read = (_unescaped(_without_sign(str(word))) for word in words)
     plain = tuple({word.partition("=")[0]: word for word in read}.values())
     return plain if any(word.startswith("experiment=") for word in plain) else ("experiment=null", *plain)
+
+
+def _without_sign(word: str) -> str:
+    if word.startswith("~"):  # Hydra's sweepers write `~algo=null` for the `~algo` that they were given
+        return f"{word[1:].partition('=')[0]}=null"
+    return word.lstrip("+")
 
 
 def _unescaped(word: str) -> str:

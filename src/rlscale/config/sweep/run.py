@@ -25,7 +25,7 @@ from rlscale.config.load import Loaded, load_config_with_notes
 from rlscale.config.overrides import CommandLine, parse_command_line
 from rlscale.config.sweep.launch import CheckConfig, CheckedLauncher, JobChecker, typed
 from rlscale.config.sweep.records import Direction, JobRecord, Outcome, RecordFolder, SweepResult
-from rlscale.config.sweep.search import TARGET, OptunaSweeper, register_sweeper
+from rlscale.config.sweep.search import TARGET, OptunaSweeper, register_sweeper, too_few
 from rlscale.config.sweep.words import all_jobs, hydra_problems, some_jobs, unlisted, wrong_values
 from rlscale.errors import ConfigError, Problem
 
@@ -60,6 +60,8 @@ def run_sweep(
     checker = JobChecker(config_dir, check_config)
     master = _compose(line, loader, checker)
     if searching := _searches(master):
+        if problems := too_few(master.hydra.sweeper):
+            raise ConfigError([*line.problems, *wrong_values(line), *problems])
         checker.check_some(some_jobs(line), known=[*line.problems, *wrong_values(line)])
     else:
         checker.check(all_jobs(line), known=[*line.problems, *unlisted(line)])

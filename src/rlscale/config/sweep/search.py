@@ -18,8 +18,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from rlscale.config.problems import COMMAND_LINE
 from rlscale.config.sweep.records import Direction
-from rlscale.config.sweep.words import interval_ends
+from rlscale.config.sweep.words import as_word, interval_ends
+from rlscale.errors import Problem
 
 if TYPE_CHECKING:
     import optuna
@@ -53,6 +55,17 @@ def register_sweeper() -> None:
     ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=OptunaConfig, provider="rlscale")
 
 
+def too_few(fields: DictConfig) -> list[Problem]:
+    """Numbers of jobs that are none."""
+    return [
+        Problem(
+            path=f"hydra.sweeper.{name}", rule="be at least 1", value=str(fields[name]), fix=fix, origin=COMMAND_LINE
+        )
+        for name, fix in (("n_trials", "it counts all jobs"), ("n_jobs", "it counts the jobs chosen at a time"))
+        if fields[name] < 1
+    ]
+
+
 class OptunaSweeper(Sweeper):
     """Asks optuna for values, `n_jobs` sets at a time, runs them, and tells it the objectives.
 
@@ -83,7 +96,7 @@ class OptunaSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self._context.config_loader)
         words = [f"{key}={value}" for key, value in self._config.params.items()] + list(arguments)
         overrides = {override.key_or_group: override for override in parser.parse_overrides(words)}
-        fixed = [_as_word(each) for each in overrides.values() if not each.is_sweep_override()]
+        fixed = [as_word(each) for each in overrides.values() if not each.is_sweep_override()]
         space = {_name(each): as_distribution(each) for each in overrides.values() if each.is_sweep_override()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction=self._config.direction.value, sampler=_sampler(self._config))
@@ -147,10 +160,6 @@ def _sampler(config: OptunaConfig) -> optuna.samplers.BaseSampler:
 def _name(override: Override) -> str:
     """The key with the `+` that Hydra wants."""
     return str(override.get_key_element())
-
-
-def _as_word(override: Override) -> str:
-    return f"{_name(override)}={override.get_value_element_as_str()}" if not override.is_delete() else _name(override)
 
 
 def _text(value: Any) -> str:

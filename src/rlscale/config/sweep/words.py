@@ -37,9 +37,10 @@ def some_jobs(line: CommandLine) -> list[list[str]]:
 
 
 def wrong_values(line: CommandLine) -> list[Problem]:
-    """Values that break the constraint of their own key, whatever they are combined with."""
+    """Values that break the constraint of their own key in every combination, and intervals that are none."""
     problems: list[Problem] = []
     for override in _sweeps(line):
+        problems += _interval_problems(override)
         path = override.key_or_group
         for value in _values(override) if path in keys() else []:
             nested: Any = value
@@ -48,6 +49,20 @@ def wrong_values(line: CommandLine) -> list[Problem]:
             found = check_fields(nested, lambda _: COMMAND_LINE).problems
             problems += [problem for problem in found if problem.path == path]
     return problems
+
+
+def _interval_problems(override: Override) -> list[Problem]:
+    value, path, text = override.value(), override.key_or_group, _typed_value(override)
+    if not isinstance(value, IntervalSweep):
+        return []
+    low, high = interval_ends(override)
+    if low > high:
+        rule, fix = "have an interval from its lower to its upper end", f"write {path}=interval({high:g},{low:g})"
+        return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
+    if "log" in value.tags and low <= 0:
+        rule, fix = "have an interval above 0 with the tag log", f"leave out the tag: {path}=interval({low:g},{high:g})"
+        return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
+    return []
 
 
 def unlisted(line: CommandLine) -> list[Problem]:
@@ -115,7 +130,7 @@ def _choices(line: CommandLine) -> list[list[str]]:
             continue
         key = override.get_key_element()
         if not override.is_sweep_override():
-            choices.append([str(override.input_line)])
+            choices.append([as_word(override)])
         elif override.is_discrete_sweep():
             choices.append([f"{key}={text}" for text in override.sweep_string_iterator()])
         else:
@@ -131,6 +146,11 @@ def _sweeps(line: CommandLine) -> Iterator[Override]:
 def _values(override: Override) -> list[Any]:
     """Of an interval its ends."""
     return list(interval_ends(override) if isinstance(override.value(), IntervalSweep) else override.sweep_iterator())
+
+
+def as_word(override: Override) -> str:
+    """A word with one value as Hydra's sweepers write it, `1e-3` as `0.001`: a job is known by its words."""
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
 
 
 def interval_ends(override: Override) -> tuple[int | float, int | float]:

@@ -40,7 +40,8 @@ def group_help(name: str, folders: ConfigFolders) -> str:
     options = folders.groups().get(name, [])
     if not found and not options:
         raise ConfigError([unknown_group(name, folders)])
-    lines = [f"{name}: {group_summary(name)}" if found and "." not in name else name, ""]
+    is_group = "." not in name and any(key.group == name for key in found)
+    lines = [f"{name}: {group_summary(name)}" if is_group else name, ""]
     if options:
         lines += ["options:", *_option_lines(name, options, folders), ""]
     lines += [line for key in found for line in key_lines(key)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,8 +14,8 @@ from rlscale.config.passing import is_passed, passing_groups
 from rlscale.config.passing.check import LIBRARIES
 from rlscale.config.passing.kinds import in_words
 from rlscale.config.problems import show, unknown_key
-from rlscale.config.schema import Key, keys, owner_of
-from rlscale.config.view.documents import not_built
+from rlscale.config.schema import Key, keys, nodes, owner_of
+from rlscale.config.view.documents import WIDTH, not_built
 from rlscale.errors import ConfigError, Problem
 
 DEFAULT = "its default"
@@ -50,7 +51,8 @@ class Explanation:
             ("warning", self.warning),
             ("", self.not_built),
         ]
-        return [self.key, *(f"  {name:<12}{text}".rstrip() for name, text in facts if text), "", self.description]
+        told = textwrap.wrap(self.description, WIDTH)
+        return [self.key, *(f"  {name:<12}{text}".rstrip() for name, text in facts if text), "", *told]
 
 
 def explain(path: str, loaded: Loaded) -> Explanation:
@@ -62,7 +64,8 @@ def explain(path: str, loaded: Loaded) -> Explanation:
     if key is None and is_passed(path):
         return _explain_passed(path, loaded)
     if key is None:
-        fix = unknown_key(path, "", origin="").fix
+        is_group = path in nodes() or path in loaded.composed.folders.groups()
+        fix = f"it is a group: rlscale-config help {path}" if is_group else unknown_key(path, "", origin="").fix
         raise ConfigError([Problem(path="explain", rule="be given a key", value=path, fix=fix)])
     value = attrgetter(key.path)(loaded.config)
     for name in path.removeprefix(key.path).split(".")[1:]:  # below a mapping
@@ -94,15 +97,17 @@ def _explain_passed(path: str, loaded: Loaded) -> Explanation:
     if name not in arguments.types:
         fix = f"rlscale-config help {group} lists its own keys; {library.listing}"
         raise ConfigError([Problem(path="explain", rule="be given a key", value=path, fix=fix)])
-    passed = getattr(own, passing_groups()[group])
+    kind, passed = library.kind.format(version=arguments.version), getattr(own, passing_groups()[group])
+    told = f"This is {kind}, handed on as it is. Left out, the library's own default counts."
+    if name in library.ours:
+        told = f"This is {kind}, which rlscale sets; {library.ours[name]}."
     return Explanation(
         key=path,
         type=in_words(arguments.types[name]),
         constraint="",
         default=None,
         required=False,
-        description=f"This is {library.kind.format(version=arguments.version)}, handed on as it is. Left out, the "
-        "library's own default counts.",
+        description=told,
         value=passed.get(name),
         set_by=_set_by(path, loaded) if name in passed else DEFAULT,
     )
