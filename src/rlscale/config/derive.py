@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlscale.config.figures import read_config_json
 from rlscale.config.groups.algo import LossType, uses_critic
 from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import ComputeDtype, TrainBackendName
+from rlscale.config.megatron_fields import rope_type_of
 from rlscale.config.rules import has_critic_ranks, uses_engines
 
 if TYPE_CHECKING:
@@ -60,6 +62,9 @@ def derive_megatron(draft: Draft) -> None:
     draft.put("megatron.bf16", dtype == ComputeDtype.bfloat16, f"train.dtype={dtype}")
     if draft.config.model.build is not None:
         draft.put("model.use_hf_config_for_megatron", True, "model.build makes the model by that config")
+    config_json = read_config_json(draft.config.model.hf_checkpoint)
+    if config_json:
+        draft.put("megatron.rope_type", rope_type_of(config_json), "the checkpoint's config.json")
     positions = draft.config.model.max_position_embeddings
     draft.fill("megatron.max_position_embeddings", positions, "model.max_position_embeddings")
     size, parts = draft.config.model.vocab_size, draft.config.megatron.tensor_model_parallel_size

@@ -17,7 +17,7 @@ from rlscale.config.overrides import CommandLine, parse_command_line
 from rlscale.config.passing import is_passed
 from rlscale.config.problems import DEFAULT, DERIVED, EVERYTHING, show
 from rlscale.config.resolve import Derived, resolve
-from rlscale.config.rules import check_rules
+from rlscale.config.rules import check_rules, rope_type_is_meant
 from rlscale.config.run import RunConfig
 from rlscale.config.schema import keys
 from rlscale.config.unbuilt import check_built
@@ -75,6 +75,7 @@ def load_parsed(line: CommandLine, overrides: Sequence[str], folders: ConfigFold
     if to_run:
         found += [problem for problem in check_built(checked.config) if not _is_consequence(problem, broken)]
     found += check_rules(checked.config, broken=broken)
+    found += rope_type_is_meant(checked.config, checked.keys - broken)
     problems += [with_origin(problem, composed) for problem in found]
     if problems:
         raise ConfigError(problems)

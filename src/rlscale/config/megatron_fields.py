@@ -105,12 +105,9 @@ def architecture_problems(
     for name, found in fields.items():
         if name in megatron.core_args and megatron.core_args[name] != found:
             problems.append(_contradiction(f"megatron.{name}", given=megatron.core_args[name], found=found))
-    rope = _rope(config_json).get("rope_type", "default")
-    found = RopeType.yarn if rope == "yarn" else RopeType.rope
     # `rope` is also what stands there where nothing is given, and the model's own config is to count.
-    if megatron.rope_type != found and (megatron.rope_type == RopeType.yarn or not model.use_hf_config_for_megatron):
-        contradiction = _contradiction("megatron.rope_type", given=megatron.rope_type, found=found)
-        problems.append(replace(contradiction, fix=f"set it to {found}"))
+    if megatron.rope_type == RopeType.yarn or not model.use_hf_config_for_megatron:
+        problems += rope_type_problems(config_json, megatron)
     problems += _positions(config_json, megatron)
     open_fields = {
         name: found for name, found in fields.items() if name not in megatron.core_args and ASSUMED[name] != found
@@ -122,6 +119,20 @@ def architecture_problems(
         path = "model.use_hf_config_for_megatron"
         problems.append(Problem(path=path, rule=rule, value="false", fix=f"set it to true, or add {words}"))
     return problems
+
+
+def rope_type_problems(config_json: Mapping[str, Any], megatron: MegatronConfig) -> list[Problem]:
+    """Whether `megatron.rope_type`, where it is given, is what the model's positions are."""
+    found = rope_type_of(config_json)
+    if megatron.rope_type == found:
+        return []
+    contradiction = _contradiction("megatron.rope_type", given=megatron.rope_type, found=found)
+    return [replace(contradiction, fix=f"set it to {found}")]
+
+
+def rope_type_of(config_json: Mapping[str, Any]) -> RopeType:
+    """What `megatron.rope_type` is for a model of this config."""
+    return RopeType.yarn if _rope(config_json)["rope_type"] == "yarn" else RopeType.rope
 
 
 def _bridge(family: str, fields: Mapping[str, Any], model: ModelConfig) -> list[Problem]:
@@ -151,7 +162,7 @@ def _contradiction(path: str, *, given: object, found: object) -> Problem:
 def _unknown(config_json: Mapping[str, Any]) -> list[Problem]:
     """What the layers for Megatron-core do not have."""
     problems = []
-    rope = _rope(config_json).get("rope_type", "default")
+    rope = _rope(config_json)["rope_type"]
     wanted = {
         "hidden_act": (config_json.get("hidden_act", "silu"), ("silu",)),
         "rope_type": (rope, _ROPE_TYPES),

@@ -13,6 +13,7 @@ from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.load import load_config
 from rlscale.config.megatron_fields import ASSUMED, architecture_problems, megatron_fields
+from tests.unit.config.mistakes import mistakes
 
 QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())
 MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
@@ -178,3 +179,32 @@ def test_what_mbridge_does_not_convert_is_refused(changes: dict[str, Any], told:
     found = architecture_problems({**QWEN3, **changes}, model=model, megatron=MegatronConfig())
     assert [each.rule for each in found] == told
     assert all(each.path == "model.megatron_to_hf_mode" for each in found)
+
+
+@pytest.fixture
+def stretched(tmp_path: Path) -> str:
+    """A folder with the config.json of a Qwen3 whose positions are stretched by YaRN."""
+    config = {**QWEN3, "rope_parameters": YARN, "max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return f"model.hf_checkpoint={tmp_path}"
+
+
+FROM_HF = ["model=hf", "train=megatron", "model.use_hf_config_for_megatron=true", "debug.train_only=true"]
+REPLAYED = "debug.load_rollout_data='{rollout_id}.jsonl'"
+
+
+def test_plain_positions_that_are_asked_for_are_told_with_all_other_contradictions(stretched: str) -> None:
+    words = [*FROM_HF, REPLAYED, stretched, "megatron.rope_type=rope", "model.num_layers=3"]
+    found = [each.split(";")[0].split(" (")[0] for each in mistakes(*words)]
+    assert found == [
+        "model.num_layers must be 2, as config.json says, got 3",
+        "megatron.rope_type must be yarn, as config.json says, got rope",
+    ]
+
+
+@pytest.mark.parametrize("given", [[], ["megatron.rope_type=yarn"]])
+def test_positions_that_are_left_open_are_those_of_the_model(given: list[str], stretched: str) -> None:
+    found = load_config([*FROM_HF, REPLAYED, stretched, *given])
+    assert found.megatron.rope_type == RopeType.yarn
+    with_fsdp = load_config(["model=hf", "debug.train_only=true", REPLAYED, stretched, "megatron.rope_type=rope"])
+    assert with_fsdp.megatron.rope_type == RopeType.rope  # which does without it

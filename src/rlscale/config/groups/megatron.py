@@ -85,7 +85,13 @@ class MegatronConfig(ConfigGroup):
             "YaRN started from. None: from there.",
         ),
     ] = None
-    rope_type: Annotated[RopeType, Field(description="Rotary positions, plain or stretched by YaRN.")] = RopeType.rope
+    rope_type: Annotated[
+        RopeType,
+        Field(
+            description="Rotary positions, plain or stretched by YaRN. Given, it must be what the model's config.json "
+            "says; else it is taken from there."
+        ),
+    ] = RopeType.rope
     variable_seq_lengths: Annotated[
         bool,
         Field(

@@ -27,6 +27,7 @@ from rlscale.config.rules import (
     training,
     weights,
 )
+from rlscale.config.rules.model import rope_type_is_meant
 from rlscale.config.rules.placement import uses_router
 from rlscale.config.rules.rule import (
     Rule,
@@ -48,6 +49,7 @@ __all__ = [
     "learns_conversations",
     "num_critic_ranks",
     "ranks_per_model",
+    "rope_type_is_meant",
     "uses_decoupled_loss",
     "uses_engines",
     "uses_router",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rlscale.config.figures import CONFIG_NAMES, EMBEDDED_FAMILIES, known_figures, read_config_json
+from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.megatron_fields import architecture_problems
+from rlscale.config.megatron_fields import architecture_problems, rope_type_problems
 from rlscale.config.problems import show
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run import RunConfig
@@ -133,3 +136,18 @@ def megatron_has_the_architecture(config: RunConfig) -> list[Problem]:
     if not config_json:
         return []  # the trainer looks again when it has the checkpoint
     return architecture_problems(config_json, model=model, megatron=config.megatron)
+
+
+def rope_type_is_meant(config: RunConfig, given: Collection[str]) -> list[Problem]:
+    """Whether `megatron.rope_type=rope`, which is what it is without a word as well, contradicts the checkpoint.
+
+    Args:
+        config: whose rules have been checked; they leave this out where the checkpoint's config.json is to count.
+        given: keys that somebody has set.
+    """
+    model, megatron = config.model, config.megatron
+    is_theirs = config.train.backend == TrainBackendName.megatron and model.use_hf_config_for_megatron
+    if "megatron.rope_type" not in given or not is_theirs or megatron.rope_type != RopeType.rope:
+        return []
+    config_json = read_config_json(model.hf_checkpoint)
+    return rope_type_problems(config_json, megatron) if config_json else []
