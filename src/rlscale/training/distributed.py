@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlscale.training.context import ContextGroup
@@ -54,7 +54,8 @@ def join_world(
         world_size: number of ranks.
         master_address: host name or address of rank 0; it listens there and on no other interface.
         master_port: free port of that host; 0 picks one, for a world of one rank. On rank 0 also the socket that
-            listens there already, which belongs to the world from then on.
+            listens there already, which belongs to the world from then on. Under torchrun that of `MASTER_PORT`, where
+            torchrun listens itself.
         backend: "gloo", or "nccl" (which gets gloo beside it for tensors on the CPU).
         timeout_s: seconds to wait for the others, now and in every collective.
     """
@@ -64,19 +65,12 @@ def join_world(
     if _is_loopback(master_address):
         # Gloo listens on the interface that the host's name resolves to, unless it is told otherwise.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-    listener = None
-    if rank == 0:
-        listener = listen(master_address, port=master_port) if isinstance(master_port, int) else master_port
-        master_port = int(listener.getsockname()[1])
-    assert isinstance(master_port, int), "rank 0 is the one that listens"
-    store = TCPStore(
-        master_address,
-        master_port,
-        world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        master_listen_fd=listener.detach() if listener else None,  # the store closes it
-    )
+    store: Store
+    if isinstance(master_port, int) and _is_kept_by_torchrun(master_port):
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"world/{attempt}", TCPStore(master_address, master_port, timeout=timeout))
+    else:
+        store = _store(rank, world_size, master_address, master_port, timeout=timeout)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,
@@ -84,6 +78,30 @@ def join_world(
         world_size=world_size,
         timeout=timeout,
     )
+
+
+def _store(
+    rank: int, world_size: int, master_address: str, master_port: int | socket.socket, *, timeout: timedelta
+) -> TCPStore:
+    """The store of a world whose rank 0 keeps it."""
+    listener = None
+    if rank == 0:
+        listener = listen(master_address, port=master_port) if isinstance(master_port, int) else master_port
+        master_port = int(listener.getsockname()[1])
+    assert isinstance(master_port, int), "rank 0 is the one that listens"
+    return TCPStore(
+        master_address,
+        master_port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        master_listen_fd=listener.detach() if listener else None,  # the store closes it
+    )
+
+
+def _is_kept_by_torchrun(port: int) -> bool:
+    """Whether there is a store already at this port."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and str(port) == os.environ.get("MASTER_PORT")
 
 
 def leave_world() -> None:

@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from rlscale.cli.convert import main, make_parser
+from rlscale.engines.ports import free_port
+from tests.unit.cli.convert_ranks import ALONE, CASES, same_bytes
+from tests.unit.training.megatron_families import write_families
 from tests.unit.training.rollouts import tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -98,3 +101,46 @@ def test_a_model_that_megatron_core_does_not_have_is_told(tmp_path: Path) -> Non
     done = run(str(source), str(tmp_path / "there"))
     assert done.returncode == 2
     assert "must have hidden_act=silu in its config.json with Megatron-core, got gelu" in done.stderr
+
+
+@pytest.fixture(scope="module", params=["one process, bfloat16", "two processes, float32"])
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
+    """Whether each family came back by each way, with the same sizes on no two ways between two processes."""
+    models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("converted")
+    is_alone = "one" in request.param
+    write_families(models, dtype=torch.bfloat16 if is_alone else torch.float32)
+    ports = [ALONE] if is_alone else [str(free_port("127.0.0.1")) for _ in range(2 * len(CASES))]
+    program = [sys.executable, "-W", "ignore", "-m", "tests.unit.cli.convert_ranks"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([*program, str(rank), str(models), str(folder), *ports], cwd=ROOT, env=environment)
+        for rank in range(1 if is_alone else 2)
+    ]
+    assert [rank.wait(timeout=280) for rank in ranks] == [0] * len(ranks), "a rank has told why"
+    reports = [json.loads((folder / f"report_{rank}.json").read_text()) for rank in range(len(ranks))]
+    return {name: all(report[name] for report in reports) for name in reports[0]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "family"), CASES)
+def test_every_family_comes_back_byte_by_byte(converted: dict[str, bool], mode: str, family: str) -> None:
+    assert converted[f"{mode} {family}"]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_as_many_processes_as_it_takes(tmp_path: Path) -> None:
+    source = Path(tiny_model(tmp_path / "models"))
+    there, back = tmp_path / "there", tmp_path / "back"
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*launch, f"--master-port={free_port('127.0.0.1')}", "-m", "rlscale.cli.convert"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(source), str(there), "--tensor-parallel", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert run(str(there), str(back)).returncode == 0
+    assert same_bytes(source, back)

@@ -72,6 +72,7 @@ CONFIGS = {
     "qwen3_tied": Qwen3Config(**{**SHARED, "tie_word_embeddings": True}),
     "qwen3_deep": Qwen3Config(**{**SHARED, "num_hidden_layers": 4, "tie_word_embeddings": True}),
     "qwen3_yarn": Qwen3Config(**SHARED, rope_parameters=YARN_ROPE),
+    "qwen3_one_key": Qwen3Config(**{**SHARED, "num_key_value_heads": 1}),
     "qwen2": Qwen2Config(**SHARED),
     "llama": LlamaConfig(**SHARED, rope_parameters=LLAMA3_ROPE),
     "glm4": Glm4Config(**SHARED, attention_bias=True),
@@ -99,7 +100,8 @@ def write_families(root: Path, *, dtype: torch.dtype = torch.float32) -> None:
                 parameter.copy_(noise + 1 if "norm" in key else noise)
             for key, buffer in model.named_buffers():
                 if "bias" in key:
-                    buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+                    # In float32 whatever the weights are, as published.
+                    buffer.data = torch.randn(buffer.shape, generator=generator) * 0.1
         model.save_pretrained(root / name, max_shard_size="40KB" if name == "qwen3" else "1GB")
         if name == "kimi_k2":
             file = root / name / "config.json"

@@ -68,9 +68,7 @@ def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.
         seed: of the generators of random numbers that Megatron-core keeps for tensor parallelism.
         timeout_minutes: of a collective.
     """
-    if parallel_state.model_parallel_is_initialized():
-        _leave_groups()
-        parallel_state.destroy_model_parallel()
+    leave_grid()
     virtual = config.core_args.get("virtual_pipeline_model_parallel_size")
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_model_parallel_size,
@@ -98,8 +96,11 @@ def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.
     )
 
 
-def _leave_groups() -> None:
-    """Ends the groups that Megatron-core has made, which only forgets them: each keeps threads and connections."""
+def leave_grid() -> None:
+    """Ends the groups that Megatron-core has made, if there are any; it only forgets them, and each keeps threads."""
+    if not parallel_state.model_parallel_is_initialized():
+        return
     for group in parallel_state._global_process_group_list or ():
         if group is not None:  # which stands for the world
             dist.destroy_process_group(group)
+    parallel_state.destroy_model_parallel()
