@@ -64,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2 sp etp2": ("qwen3_moe", {TP: 2, "core_args": {**SP, ETP: 2}}),
     "tp2 sp ep2": ("qwen3_moe", {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}}),
     "pp2, experts": ("qwen3_moe", {PP: 2}),
+    "tp2 sp, a key head for two": ("qwen3_one_key", {TP: 2, "core_args": SP}),
     "tp2, qwen2": ("qwen2", {TP: 2}),
     "tp2, llama": ("llama", {TP: 2}),
     "tp2, yarn": ("qwen3_yarn", {TP: 2, "rope_type": RopeType.yarn, "max_position_embeddings": 32}),

@@ -1,5 +1,7 @@
 """Parts of a parameter of Megatron-core from tensors of Hugging Face, and back: exact, and of the right rows."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -25,8 +27,7 @@ def tensors(layout: Layout) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize(("layout", "count"), [*product(Layout, (1, 2, 4)), (Layout.qkv, 8)])
 def test_all_parts_together_give_the_tensors(layout: Layout, count: int) -> None:
     expected = tensors(layout)
     sources = [Source.of(each) for each in expected]

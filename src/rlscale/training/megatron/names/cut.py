@@ -61,6 +61,12 @@ def take(layout: Layout, sources: Sequence[Source], *, part: Part, figures: Figu
         return first.columns(part.of(first.shape[1]))
     if layout == Layout.vocabulary:
         return _padded_rows(first, part.of(figures.padded_vocab_size))
+    if layout == Layout.qkv and part.count > figures.num_groups:
+        # Several ranks share a group: each has some of its rows, whichever heads they are of.
+        number = part.count // figures.num_groups
+        group = Part(index=part.index // number, count=figures.num_groups)
+        whole = torch.cat([each.rows(group.of(each.shape[0])) for each in sources])
+        return whole[Part(index=part.index % number, count=number).of(len(whole))]
     if layout == Layout.qkv:
         num_groups = figures.num_groups // part.count
         shares = [_in_groups(each.rows(part.of(each.shape[0])), num_groups) for each in sources]
