@@ -31,6 +31,7 @@ TIMEOUT_MINUTES = 3.5
 def with_functions(model_path: str) -> TrainerSpec:
     config = MegatronConfig(
         pipeline_model_parallel_size=2,
+        async_save=True,
         init_hook_path=f"{CODE}:init",
         before_log_prob_hook_path=f"{CODE}:before_logprobs",
         before_train_step_hook_path=f"{CODE}:before_train_step",
@@ -61,12 +62,10 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     before = HfCheckpoint(model_path)
     unchanged = [name for name, weight in backend.weights() if torch.equal(weight, before.tensor(name))]
     calls = list(importlib.import_module(CODE).calls)
-    groups = (
-        parallel_state.get_pipeline_model_parallel_group(),
-        parallel_state.get_tensor_model_parallel_group(),
-        parallel_state.get_data_parallel_group(with_context_parallel=True),
-    )
-    timeouts = {group._get_backend(torch.device("cpu")).options._timeout for group in groups}
+    groups = [group for group in parallel_state._global_process_group_list if group is not None]
+    background = backend._rank.background
+    assert background is not None and parallel_state.get_expert_model_parallel_group() in groups
+    timeouts = {each._get_backend(torch.device("cpu")).options._timeout for each in (*groups, background.group)}
     report = {
         "calls": calls,
         "unchanged": unchanged,

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig, QkvFormat
+from rlscale.config import AlgoConfig, BatchConfig, MegatronConfig, ModelConfig, QkvFormat
+from rlscale.data.schedule import plan_steps
 from rlscale.errors import WorkerError
 from rlscale.protocols import TrainBackend
 from rlscale.training.distributed import join_world, leave_world
@@ -38,6 +39,9 @@ SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]
 # transformers lets no gradient reach the embedding of the padding token, 0, which Megatron-core does not know of.
 BATCHES = [replace(batch, tokens=np.where(batch.tokens == 0, 14, batch.tokens)) for batch in RANDOM]
 SAVED_AFTER = 2
+BY_TOKENS = BatchConfig(
+    rollout_batch_size=2, n_samples_per_prompt=4, use_dynamic_batch_size=True, max_tokens_per_gpu=40
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,7 @@ class Mode:
     num_ranks: int = 2
     is_slow: bool = False  # left out of the short tests
     is_padded: bool = False  # each sample in a row of its own
+    is_dynamic: bool = False  # micro-batches hold so many tokens, and are cut as a run cuts them
 
     @property
     def model(self) -> int:
@@ -91,6 +96,13 @@ MODES: dict[str, Mode] = {
     "cp2, padded": Mode(sizes={"cp": 2}, is_padded=True),
     "tp2, padded": Mode(sizes={"tp": 2}, more=SEQUENCES, is_padded=True, is_slow=True),
     "pp2, interleaved, padded": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_padded=True, is_slow=True),
+    "dp2, padded": Mode(is_padded=True, is_slow=True),
+    "ep2, padded, recomputed": Mode(
+        sizes={"ep": 2, "recompute_granularity": "full"}, has_experts=True, is_padded=True, is_slow=True
+    ),
+    "pp2, interleaved, by tokens": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_dynamic=True, is_slow=True),
+    "tp2, recomputed": Mode(sizes={"tp": 2, "recompute_granularity": "full"}, more=SEQUENCES, is_slow=True),
+    "cp2, selective recompute": Mode(sizes={"cp": 2, "recompute_granularity": "selective"}, is_slow=True),
     "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}),
     "dp2, selective recompute": Mode(sizes={"recompute_granularity": "selective"}, is_slow=True),
     "ep2": Mode(sizes={"ep": 2}, has_experts=True),
@@ -106,6 +118,9 @@ MODES: dict[str, Mode] = {
     "tp2 pp2": Mode(sizes={"tp": 2, "pp": 2}, more=SEQUENCES, num_ranks=4, is_slow=True),
     "tp2 cp2": Mode(sizes={"tp": 2, "cp": 2}, more=SEQUENCES, num_ranks=4, is_slow=True),
     "pp2 dp2": Mode(sizes={"pp": 2}, num_ranks=4, is_slow=True),
+    "pp2 dp2, by tokens, recomputed": Mode(
+        sizes={"pp": 2, "recompute_granularity": "full"}, num_ranks=4, is_dynamic=True, is_slow=True
+    ),
     "cp2 dp2": Mode(sizes={"cp": 2}, num_ranks=4, is_slow=True),
     "pp2 cp2, interleaved": Mode(sizes={"pp": 2, "cp": 2}, more=INTERLEAVED, num_ranks=4, is_slow=True),
     "tp2 ep2": Mode(
@@ -129,8 +144,15 @@ def cut(num_data_ranks: int) -> Sequence[Sequence[Sequence[int]]]:
     return [SAMPLES[i::num_data_ranks] for i in range(num_data_ranks)]
 
 
-def train(backend: TrainBackend, batch: TrainBatch, num_data_ranks: int) -> dict[str, float]:
-    result = backend.train(batch, [plan(batch, cut(num_data_ranks))])
+def train(
+    backend: TrainBackend, batch: TrainBatch, num_data_ranks: int, *, by_tokens: bool = False
+) -> dict[str, float]:
+    steps = [plan(batch, cut(num_data_ranks))]
+    if by_tokens:
+        steps = plan_steps(batch, BY_TOKENS, num_ranks=num_data_ranks)
+        numbers = {len(micros) for micros in steps[0].microbatches}
+        assert len(steps) == len(numbers) == 1 and numbers.pop() > 1, "as many for every rank, and several"
+    result = backend.train(batch, steps)
     return {**result.steps[0], **result.metrics}
 
 
@@ -155,16 +177,14 @@ class Run:
     moved: float = 0.0  # largest share of tokens that would have gone to other experts without routing replay
 
     @classmethod
-    def of(cls, backend: TrainBackend, *, num_data_ranks: int) -> Run:
-        steps = [train(backend, batch, num_data_ranks) for batch in BATCHES]
+    def of(cls, backend: TrainBackend, *, num_data_ranks: int, by_tokens: bool = False) -> Run:
+        steps = [train(backend, batch, num_data_ranks, by_tokens=by_tokens) for batch in BATCHES]
         return cls(steps=steps, weights=weights_of(backend))
 
 
 def difference(one: Run, other: Run) -> dict[str, Any]:
     """The greatest differences of numbers, each over max(1, its size), and of weights."""
-    names = {
-        name: set(step) ^ set(theirs) for step, theirs in zip(one.steps, other.steps, strict=True) for name in ("of",)
-    }
+    names = {name for step, theirs in zip(one.steps, other.steps, strict=True) for name in set(step) ^ set(theirs)}
     numbers = {
         name: max(abs(a[name] - b[name]) / max(1.0, abs(b[name])) for a, b in zip(one.steps, other.steps, strict=True))
         for name in one.steps[0]
@@ -174,7 +194,7 @@ def difference(one: Run, other: Run) -> dict[str, Any]:
     return {
         "numbers": numbers,
         "weights": weights,
-        "other names": sorted(set(one.weights) ^ set(other.weights)) + sorted(names["of"]),
+        "other names": sorted(set(one.weights) ^ set(other.weights)) + sorted(names),
     }
 
 
@@ -340,7 +360,8 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
             expected[mode.model] = Run.of(backend, num_data_ranks=num_ranks)
         spec = megatron_spec(path, config, qkv_format=QkvFormat.bshd if mode.is_padded else QkvFormat.thd)
         ours = MegatronBackend(spec, rank=rank, world_size=num_ranks)
-        report["modes"][name] = difference(Run.of(ours, num_data_ranks=data_ranks(config)), expected[mode.model])
+        run = Run.of(ours, num_data_ranks=data_ranks(config), by_tokens=mode.is_dynamic)
+        report["modes"][name] = difference(run, expected[mode.model])
         ours.close()
         if name in (*RESUMED, *MORE_RESHARDED):
             report["resumed"][name] = resumed(spec, folder / name, rank=rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -13,14 +14,17 @@ class Background:
 
     Making it is a collective. What a save reads must not change any more: it is given copies.
 
+    Args:
+        timeout_minutes: of a collective of a save.
+
     Example:
-        background = Background()
+        background = Background(timeout_minutes=30.0)
         background.submit(lambda: save(copies, process_group=background.group))
         background.finish()
     """
 
-    def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo")
+    def __init__(self, *, timeout_minutes: float) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._pending: list[Future[None]] = []
 

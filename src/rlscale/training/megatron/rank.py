@@ -59,7 +59,7 @@ class MegatronRank:
             device=device,
             grid=grid,
             turns=make_turns(spec.offload, device=device),
-            background=Background() if spec.megatron.async_save else None,
+            background=Background(timeout_minutes=spec.timeout_minutes) if spec.megatron.async_save else None,
         )
 
     def finish_saving(self) -> None:
