@@ -141,8 +141,12 @@ def _take_unfinished(wanted: Path) -> tuple[Path, IO[str]]:
 
 
 def _take_lock(path: Path) -> IO[str]:
-    path.mkdir(parents=True, exist_ok=True)
-    lock = (path / _LOCK).open("a+")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / _LOCK).open("a+")
+    except OSError as error:
+        rule, fix = "name a folder that can be written", f"{error.strerror or error}; choose another run.dir"
+        raise ConfigError([Problem(path="run.dir", rule=rule, value=str(path), fix=fix)]) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

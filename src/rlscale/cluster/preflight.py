@@ -189,5 +189,6 @@ def _check_model(key: str, config: ModelConfig, checkpoint: str | None) -> list[
     try:
         resolve_model(replace(config, build=None, hf_checkpoint=checkpoint))
     except ConfigError as error:
-        return [replace(problem, path=key) for problem in error.problems]
+        policy = "model.hf_checkpoint"  # what is said of a figure keeps the figure's name
+        return [replace(each, path=key) if each.path == policy else each for each in error.problems]
     return []

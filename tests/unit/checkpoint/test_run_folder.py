@@ -99,3 +99,9 @@ def test_one_driver_at_a_time(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="in use by process"),
     ):
         RunFolder.open(tmp_path / "run", config_yaml=config())
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"run\.dir must name a folder that can be written, got .*choose another run"):
+        RunFolder.open(tmp_path / "file" / "run", config_yaml=config())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.preflight import _check_bridge, _check_start
+from rlscale.cluster.preflight import _check_bridge, _check_start, check_files
 from rlscale.cluster.trainer_spec import is_weights_alone, model_source, starting_weights
-from rlscale.config import RunConfig, TrainBackendName
+from rlscale.config import RunConfig, TrainBackendName, load_config
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.models import torch_dist_folder
 from tests.unit.config.test_rules import change
@@ -92,3 +92,12 @@ def test_mbridge_is_looked_for_where_it_is_to_convert(monkeypatch: pytest.Monkey
         "leave it out"
     )
     assert _check_bridge(change({"train.backend": TrainBackendName.fsdp})) == []
+
+
+def test_a_figure_that_the_checkpoint_contradicts_is_told_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 7, "architectures": ["Qwen3ForCausalLM"]}', "utf-8")
+    (tmp_path / "model.safetensors").touch()
+    run = load_config(["experiment=quickstart", "model=qwen3_4b", f"model.hf_checkpoint={tmp_path}"])
+    (found,) = [problem for problem in check_files(run) if "config.json" in problem.rule]
+    assert (found.path, found.value) == ("model.num_layers", "36")
+    assert found.rule == f"be 7, as in config.json of '{tmp_path}'"

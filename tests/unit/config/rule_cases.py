@@ -597,6 +597,12 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         {"reward.type": "math", "reward.key": "score", "reward.custom_path": "a:b"},
     ),
     (
+        "single_rewards_have_no_key",
+        {"reward.type": "math", "eval.reward_key": "score", "eval.interval": 1},
+        "eval.reward_key must be null with reward.type=math, got score; it gives one number; leave it out",
+        {"reward.type": "math", "eval.reward_key": "score"},
+    ),
+    (
         "reward_address_is_a_url",
         {"reward.type": "remote_rm", "reward.url": "10.0.0.1:80"},
         "reward.url must begin with http:// or https://, got 10.0.0.1:80; write http://10.0.0.1:80",

@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 
 from rlscale.config.notes import IGNORED, doubtful, ignored
+from rlscale.config.notes.parts import OF_GENERATION
 from rlscale.config.notes.table import EVAL_DATA
 from rlscale.config.schema import keys, nodes
 from tests.unit.config.test_rules import change
 
+EVALUATED = {"eval.prompt_data": ["a", "b"], "eval.interval": 1}
 KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
 
 
@@ -102,7 +104,7 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("rollout.deterministic", {"rollout.engine": "external"}, {}),
         ("fsdp.num_threads", {"train.backend": "megatron"}, {"train.backend": "fsdp"}),
         ("train.share_prompts", {"fsdp.attn_implementation": "eager"}, {}),
-        ("eval.temperature", {}, {"eval.prompt_data": ["f"]}),
+        ("eval.temperature", {"eval.interval": 1}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
         ("eval.prompt_data", {"eval.prompt_data": ["f"]}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
         ("model.ref_load", {}, KL),
         ("model.ref_load", {}, {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo"}),
@@ -196,6 +198,23 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("logging.log_passrate", {"algo.loss_type": "sft_loss"}, {}),
         ("train.weight_folder", {"train.weight_channel": "shared_memory"}, {"train.weight_channel": "delta"}),
         ("train.weight_channel", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
+        ("eval.n_samples_per_prompt", {"eval.prompt_data": ["a", "b"]}, {**EVALUATED}),
+        ("fault_tolerance.max_restarts", {}, {"fault_tolerance.enabled": True}),
+        ("fault_tolerance.health_check_interval_s", {}, {"fault_tolerance.enabled": True}),
+        (
+            "megatron.seq_length",
+            {"train.backend": "megatron"},
+            {"train.backend": "megatron", "megatron.variable_seq_lengths": False},
+        ),
+        ("logging.log_multi_turn", {"algo.loss_type": "sft_loss"}, {}),
+        ("train.reuse_logprobs", {"algo.loss_type": "sft_loss"}, {}),
+        ("algo.opd_kl_coef", {"algo.loss_type": "sft_loss"}, {}),
+        *(
+            (key, without, {"algo.loss_type": "sft_loss", **EVALUATED})
+            for key in OF_GENERATION
+            if key not in ("rollout.external_engine_addrs", "rollout.stop")
+            for without in ({"algo.loss_type": "sft_loss"}, {"debug.train_only": True})
+        ),
         ("model.num_experts", {"model.build": "tiny_qwen3"}, {"model.build": "tiny_qwen3_moe"}),
         ("model.intermediate_size", {"model.build": "tiny_qwen3_moe"}, {"model.build": "tiny_qwen3"}),
         ("model.kv_lora_rank", {"model.build": "tiny_qwen3"}, {"model.build": None}),
@@ -206,6 +225,11 @@ def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any])
     assert line.startswith(f"{key} is ignored: ")
     assert ignored(change(with_effect), [key]) == []
     assert ignored(change(without), []) == []
+
+
+def test_what_the_command_sets_is_its_own() -> None:
+    for key in ("run.config_dir", "run.experiment", "run.overrides"):
+        assert ignored(change({}), [key]) == [f"{key} is ignored: the command sets it"]
 
 
 def test_generating_alone_uses_nothing_of_the_trainer() -> None:

@@ -209,6 +209,12 @@ def test_a_job_is_the_same_however_its_other_words_are_written(word: str, sweepe
     assert len(ran) == len(result.jobs) == 2 and all(job.error is None for job in result.jobs)
 
 
+def test_consequences_of_a_wrong_experiment_are_not_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        sweep("experiment=quickstart,quikstart", "on=cpu,cpuu", "algo.eps_clip=0.1,-1")
+    assert [problem.path for problem in caught.value.problems] == ["experiment", "on", "algo.eps_clip"]
+
+
 def test_an_interval_needs_a_sweeper_that_chooses() -> None:
     with pytest.raises(ConfigError, match="add hydra/sweeper=optuna"):
         sweep("algo.eps_clip=interval(0.1,0.5)")

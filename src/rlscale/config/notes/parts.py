@@ -29,7 +29,59 @@ def _is_sft(config: RunConfig) -> bool:
     return config.algo.loss_type == LossType.sft_loss
 
 
+OF_GENERATION = (
+    "cluster.colocate",
+    "cluster.offload",
+    "cluster.offload_rollout",
+    "cluster.offload_train",
+    "cluster.rollout_num_gpus",
+    "cluster.rollout_num_gpus_per_engine",
+    "debug.logprob_diff_warn",
+    "rollout.deterministic",
+    "rollout.external",
+    "rollout.external_engine_addrs",
+    "rollout.min_p",
+    "rollout.num_slots",
+    "rollout.skip_special_tokens",
+    "rollout.stop",
+    "rollout.stop_token_ids",
+    "rollout.timeout_s",
+    "rollout.top_k",
+    "rollout.top_p",
+)
+"""Keys of engines, and of what shares GPUs with them."""
+
 IGNORED_OF_PARTS: tuple[Ignored, ...] = (
+    Ignored(
+        names=("run.config_dir", "run.experiment", "run.overrides"),
+        when=lambda config: True,
+        why="the command sets it",
+    ),
+    Ignored(
+        names=OF_GENERATION,
+        when=lambda config: not uses_engines(config),
+        why="nothing is generated, so there are no engines",
+    ),
+    Ignored(
+        names=(
+            "fault_tolerance.health_check_first_wait_s",
+            "fault_tolerance.health_check_interval_s",
+            "fault_tolerance.health_check_timeout_s",
+            "fault_tolerance.max_restarts",
+        ),
+        when=lambda config: not config.fault_tolerance.enabled,
+        why="fault_tolerance.enabled is false",
+    ),
+    Ignored(
+        names=("megatron.seq_length",),
+        when=lambda config: config.megatron.variable_seq_lengths,
+        why="megatron.variable_seq_lengths lets every micro-batch have its own length",
+    ),
+    Ignored(
+        names=("algo.opd_kl_coef", "train.reuse_logprobs"),
+        when=lambda config: not compares_policies(config.algo),
+        why="no advantages are computed, so no policies are compared",
+    ),
     Ignored(
         names=("cluster.spin_threads",),
         when=lambda config: config.cluster.device == Device.cuda,

@@ -114,7 +114,7 @@ IGNORED: tuple[Ignored, ...] = (
         why="eval.config is set and wins",
     ),
     Ignored(
-        names=EVAL_DATA,
+        names=tuple(path for path in keys() if path.startswith("eval.") and path != "eval.interval"),
         when=lambda config: config.eval.interval is None,
         why="eval.interval is not set",
     ),
@@ -238,7 +238,7 @@ IGNORED: tuple[Ignored, ...] = (
         why="logging.tensorboard.enabled is false",
     ),
     Ignored(
-        names=("logging.log_passrate", "logging.log_reward_category"),
+        names=("logging.log_multi_turn", "logging.log_passrate", "logging.log_reward_category"),
         when=_is_sft,
         why="algo.loss_type is sft_loss",
     ),

@@ -50,12 +50,15 @@ def reward_address_is_a_url(config: RunConfig) -> list[Problem]:
     ]
 
 
-@rule("reward.type", "reward.custom_path", "reward.key", *USES_ENGINES)
+@rule("reward.type", "reward.custom_path", "reward.key", "eval.reward_key", *USES_ENGINES)
 def single_rewards_have_no_key(config: RunConfig) -> list[Problem]:
     """Of a reward that is one number, none can be chosen by name."""
     reward = config.reward
     several = (None, RewardType.dapo, RewardType.remote_rm)
-    if reward.key is None or reward.custom_path is not None or reward.type in several or not uses_engines(config):
+    if reward.custom_path is not None or reward.type in several or not uses_engines(config):
         return []
     rule, fix = f"be null with reward.type={reward.type}", "it gives one number; leave it out"
-    return [Problem(path="reward.key", rule=rule, value=reward.key, fix=fix)]
+    named = {"reward.key": reward.key, "eval.reward_key": config.eval.reward_key}
+    if config.eval.interval is None:
+        del named["eval.reward_key"]  # without effect
+    return [Problem(path=path, rule=rule, value=key, fix=fix) for path, key in named.items() if key is not None]

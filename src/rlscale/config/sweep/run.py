@@ -23,6 +23,7 @@ from rlscale.config.compose import make_loader
 from rlscale.config.folder import PRIMARY, ConfigFolders
 from rlscale.config.load import Loaded, load_config_with_notes
 from rlscale.config.overrides import CommandLine, parse_command_line
+from rlscale.config.problems import EVERYTHING
 from rlscale.config.sweep.launch import CheckConfig, CheckedLauncher, JobChecker, typed
 from rlscale.config.sweep.records import Direction, JobRecord, Outcome, RecordFolder, SweepResult
 from rlscale.config.sweep.search import TARGET, OptunaSweeper, register_sweeper, too_few
@@ -55,6 +56,8 @@ def run_sweep(
     """
     folders = ConfigFolders.find(config_dir)
     line = parse_command_line(words, folders.groups(), multirun=True)
+    if EVERYTHING in line.broken:  # without its experiment a job has only consequences to tell
+        raise ConfigError([*line.problems, *wrong_values(line)])
     loader = make_loader(folders)
     register_sweeper()
     checker = JobChecker(config_dir, check_config)
