@@ -162,10 +162,15 @@ def learning_table(rows: list[Row]) -> str:
     ]
     lines += [
         f"| {r['k']} | {r['before']:.3f} | {r['after']:.3f} | {r['rollouts']} | {r['seconds']:.0f} "
-        f"| {r['staleness_mean']:.2f} | {r['staleness_max']:.0f} | {r['load']:.1f} |"
+        f"| {r['staleness_mean']:.2f} | {r['staleness_max']:.0f} | {load_of(r)} |"
         for r in rows
     ]
     return "\n".join(lines)
+
+
+def load_of(row: Row) -> str:
+    """Of the machine when the run had ended; a row that was saved from a measurement broken off has none."""
+    return "-" if row["load"] is None else f"{row['load']:.1f}"
 
 
 def machine_table(rows: list[Row]) -> str:
@@ -245,8 +250,12 @@ def main() -> None:
         for part in given.parts:
             rows = PARTS[part][0](Path(name))
             results[part] = {"date": str(datetime.date.today()), "where": where, "rows": rows}
+            write(results)  # now: the next part may be broken off
+
+
+def write(results: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    file.write_text(json.dumps(results, indent=2) + "\n")
+    (RESULTS / "staleness.json").write_text(json.dumps(results, indent=2) + "\n")
     texts = ["# Staleness: what it costs and what it gains\n\nMade by `python benchmarks/staleness.py`.\n"]
     for part, (_, table, title, about) in PARTS.items():
         if part in results:

@@ -30,7 +30,7 @@ from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.jsonl import JsonlSink, read_records
 from rlscale.observe.provenance import redact, redact_yaml, write_provenance
-from rlscale.observe.rollouts import RolloutLog, TokenTexts
+from rlscale.observe.rollouts import DISTRIBUTIONS_FILE, SAMPLES_FILE, RolloutLog, TokenTexts
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.observe.trackers import TrackedRun, open_trackers
 from rlscale.plan.placement import layout_of
@@ -117,7 +117,8 @@ def _open_folder(config: RunConfig) -> RunFolder:
 def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     config = plan.config
     place = folder.place_of_checkpoints(config.checkpoint)
-    store = CheckpointStore(place, keep_last=config.checkpoint.keep_last)
+    written = [folder.metrics, folder.path / SAMPLES_FILE, folder.path / DISTRIBUTIONS_FILE]
+    store = CheckpointStore(place, keep_last=config.checkpoint.keep_last, beside=written)
     start = _find_start(config, folder, store, console)
     observer = _open_observer(plan, folder, console, resume_at_step=start.progress.next_rollout)
     began, tokens_before, rollouts_before = (

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run. One process at a time may own a folder; opening it clears away unfinished saves.
 
+    Args:
+        beside: files that a checkpoint counts on, as metrics of what was done before it; on disk before it is one.
+
     Example:
         store = CheckpointStore(run_dir / "checkpoints", keep_last=2)
         backend.save(store.begin(12))
@@ -47,9 +50,9 @@ class CheckpointStore:
         store.latest().state["progress"]
     """
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
+    def __init__(self, folder: Path, keep_last: int, *, beside: Sequence[Path] = ()) -> None:
         assert keep_last > 0, "checkpoint.keep_last is at least 1"
-        self._folder, self._keep_last = folder, keep_last
+        self._folder, self._keep_last, self._beside = folder, keep_last, tuple(beside)
         for path in list(folder.iterdir()) if folder.is_dir() else ():
             if _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path)
@@ -76,6 +79,9 @@ class CheckpointStore:
         about = {"format": FORMAT, "rollout_id": rollout_id, "state": dict(state)}
         (temporary / STATE_FILE).write_text(json.dumps(about, allow_nan=True), encoding="utf-8")
         _flush_tree(temporary)
+        for path in self._beside:
+            if path.exists():
+                _flush(path)
         if final.exists():
             # A folder cannot be renamed over a full one, so there is a moment without either; see `_settle_replaced`.
             replaced = final.rename(_beside(final, _REPLACED))

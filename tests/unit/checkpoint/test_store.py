@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,22 @@ def test_the_last_n_are_kept(tmp_path: Path) -> None:
     latest = store.latest()
     assert latest is not None
     assert latest.rollout_id == 10
+
+
+def test_all_of_it_is_on_disk_before_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, absent = tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl"
+    metrics.write_text("{}\n")
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=1, beside=[metrics, absent])
+    flushed: dict[str, bool] = {}  # file -> whether there was a checkpoint by then
+
+    def note(descriptor: int) -> None:
+        flushed[Path(f"/proc/self/fd/{descriptor}").readlink().name] = store.latest() is not None
+
+    monkeypatch.setattr(os, "fsync", note)
+    save(store, 1)
+    before = [name for name, was_there in flushed.items() if not was_there]
+    assert sorted(before) == ["checkpoint.json", "metrics.jsonl", "model.bin", "rollout_00000001.saving", "tensors"]
+    assert flushed["checkpoints"]
 
 
 def test_older_ones_stay_until_the_newer_is_complete(tmp_path: Path) -> None:
