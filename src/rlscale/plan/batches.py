@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -83,8 +84,11 @@ def batches_of(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_rank
         fitting = max(1, batch.max_tokens_per_gpu * context_ranks // lengths.sample)
     else:
         fitting = batch.micro_batch_size
-    share = math.ceil(per_step / ranks)  # a micro-batch is split rather than a rank left without one
-    per_microbatch = min(fitting, share)
+    if batch.use_dynamic_batch_size and batch.balance_data:  # each rank packs a share of its own
+        share = math.ceil(per_step / ranks)
+        per_microbatch, number = min(fitting, share), math.ceil(share / min(fitting, share))
+    else:
+        per_microbatch, number = _largest(per_step, fitting, ranks=ranks)
     return Batches(
         prompts=batch.rollout_batch_size,
         samples=samples,
@@ -92,8 +96,25 @@ def batches_of(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_rank
         trainable_tokens=samples * lengths.response,
         steps=batch.num_steps_per_rollout,
         samples_per_step=per_step,
-        microbatches_per_rank=math.ceil(share / per_microbatch),
+        microbatches_per_rank=number,
         samples_per_microbatch=per_microbatch,
         microbatch_tokens=per_microbatch * lengths.sample,
         ranks=ranks,
     )
+
+
+def _largest(samples: int, fitting: int, *, ranks: int) -> tuple[int, int]:
+    """Samples of the largest micro-batch, and how many micro-batches a rank has, where all are dealt out in turn.
+
+    As `data.schedule` does it: the largest ones are halved until all ranks get as many.
+    """
+    whole, rest = divmod(samples, fitting)
+    sizes = [-fitting] * whole + [-rest] * bool(rest)
+    number = math.ceil(len(sizes) / ranks)
+    for _ in range(number * ranks - len(sizes)):
+        largest = -sizes[0]
+        if largest < 2:
+            break
+        heapq.heapreplace(sizes, -math.ceil(largest / 2))
+        heapq.heappush(sizes, -(largest // 2))
+    return -sizes[0], number

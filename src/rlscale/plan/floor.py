@@ -23,7 +23,7 @@ from rlscale.plan.architecture import Architecture
 from rlscale.plan.batches import Batches, Lengths
 from rlscale.plan.engine import EngineMemory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
-from rlscale.plan.megatron import Parallel
+from rlscale.plan.megatron_layers import Parallel
 from rlscale.plan.placement import Layout
 
 ADAM_TRAFFIC = 28

@@ -16,6 +16,7 @@ from rlscale.config import (
     QkvFormat,
     RunConfig,
     TrainBackendName,
+    WeightChannelName,
     uses_critic,
     uses_reference,
 )
@@ -28,7 +29,8 @@ from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
 from rlscale.plan.engine import EngineMemory, engine_memory
 from rlscale.plan.floor import Floor, Setting, least_times
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
-from rlscale.plan.megatron import Parallel, Ranks, megatron_memory
+from rlscale.plan.megatron import Ranks, megatron_memory
+from rlscale.plan.megatron_layers import Parallel
 from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.placement import Layout, Place, layout_of, places
 
@@ -244,8 +246,8 @@ def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths
     num_ranks = layout.num_critics or layout.num_trainers
     work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
-        ranks = Ranks(number=num_ranks, num_microbatches=work.num_microbatches, has_reference=False)
-        return megatron_memory(replace(a, tied=True), config.megatron, replace(work.largest, logit_rows=0), ranks=ranks)
+        ranks = Ranks(number=num_ranks, num_microbatches=work.num_microbatches, is_critic=True)
+        return megatron_memory(replace(a, tied=True), config.megatron, work.largest, ranks=ranks)
     return trainer_memory(replace(a, tied=True), replace(work, adapter_rank=0, has_values=True))
 
 
@@ -255,8 +257,12 @@ def _trainer(
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
-        number = work.num_microbatches
-        ranks = Ranks(number=num_ranks, num_microbatches=number, has_reference=reference is not None)
+        ranks = Ranks(
+            number=num_ranks,
+            num_microbatches=work.num_microbatches,
+            has_reference=reference is not None,
+            sends_own=config.train.weight_channel in (WeightChannelName.process_group, WeightChannelName.disk),
+        )
         return megatron_memory(a, config.megatron, work.largest, ranks=ranks)
     return trainer_memory(a, work, reference=reference)
 

@@ -27,7 +27,8 @@ def test_packed_micro_batches_hold_what_fits(tokens: int, ranks: int, samples: i
     assert (found.samples_per_microbatch, found.microbatches_per_rank) == (samples, number)
 
 
-def test_the_number_of_micro_batches_is_that_of_the_schedule() -> None:
+@pytest.mark.parametrize("balance", [False, True])
+def test_micro_batches_are_those_of_the_schedule(balance: bool) -> None:
     import numpy as np
 
     from rlscale.data.schedule import plan_steps
@@ -47,12 +48,18 @@ def test_the_number_of_micro_batches_is_that_of_the_schedule() -> None:
         execution_ids=np.arange(32),
         version=0,
     )
-    for tokens in (400, 800, 1600, 5000):
+    by_tokens = [
+        batch(use_dynamic_batch_size=True, max_tokens_per_gpu=tokens, balance_data=balance)
+        for tokens in (400, 800, 1600, 5000, 9000)
+    ]
+    by_samples = [batch(micro_batch_size=number, balance_data=balance) for number in (1, 3, 5, 10, 16)]
+    for config in (*by_tokens, *by_samples):
         for ranks in (1, 2, 4):
-            config = batch(use_dynamic_batch_size=True, max_tokens_per_gpu=tokens)
             steps = plan_steps(rollout, config, num_ranks=ranks)
             found = batches_of(config, SAMPLES, ranks=ranks)
             assert [len(steps), len(steps[0].microbatches[0])] == [found.steps, found.microbatches_per_rank]
+            largest = max(len(micro) for rank in steps[0].microbatches for micro in rank)
+            assert (found.samples_per_microbatch, found.microbatch_tokens) == (largest, 400 * largest)
 
 
 def test_lengths_are_the_limits_unless_given() -> None:

@@ -20,11 +20,11 @@ class HostWeights:
     """
 
     def __init__(self, chunks: Sequence[nn.Module]) -> None:
-        self._copies = [_to_host(tensor) for tensor in _tensors(chunks)]
+        self.tensors = [_to_host(tensor) for tensor in _tensors(chunks)]
 
     def take(self, chunks: Sequence[nn.Module]) -> None:
         """Becomes a copy of what the chunks hold now."""
-        for tensor, copy in zip(_tensors(chunks), self._copies, strict=True):
+        for tensor, copy in zip(_tensors(chunks), self.tensors, strict=True):
             copy.copy_(tensor.detach())
 
     @contextmanager
@@ -32,7 +32,7 @@ class HostWeights:
         """Has the chunks compute with these weights. Gradients must not be asked for meanwhile."""
         tensors = _tensors(chunks)
         own = [tensor.data for tensor in tensors]
-        for tensor, copy in zip(tensors, self._copies, strict=True):
+        for tensor, copy in zip(tensors, self.tensors, strict=True):
             # Their storage is left alone: it is a part of the buffers that the optimiser writes to. A copy on any
             # device, as what is loaded meanwhile must not change these.
             tensor.data = copy.to(tensor.device, non_blocking=True, copy=True)

@@ -1,0 +1,108 @@
+"""Memory of a trainer rank on Megatron-core, as torch's profiler sees it. Started by `megatron_memory.py`.
+
+    python megatron_memory_probe.py '<case as JSON>' RANK NUM_RANKS PORT
+
+Beside what `memory_probe.py` measures: what the weights that are sent to engines take while they are gathered, and
+what a checkpoint takes while it is written. Gradients are counted in the step, though Megatron-core keeps the memory.
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+from memory_probe import Case, held, make_batch, make_spec, peak_bytes
+from torch import Tensor
+
+from rlscale.cluster.trainer_spec import recipients
+from rlscale.data.schedule import plan_steps
+from rlscale.models import resolve_model
+from rlscale.plan.megatron_layers import Parallel
+from rlscale.training.distributed import join_world
+from rlscale.training.megatron.backend import MegatronBackend
+from rlscale.training.megatron.optim import gradient_buffers, optimizer_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronMeasured:
+    """Bytes of one rank: what is always there, and the most of three moments beside."""
+
+    weights: int
+    optimizer: int
+    reference: int
+    step: int
+    sync: int
+    save: int
+
+    @property
+    def steady(self) -> int:
+        return self.weights + self.optimizer + self.reference
+
+
+def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
+    """Trains twice, the second time under the profiler, then gathers the weights and saves. The world is there."""
+    config = case.config()
+    spec = make_spec(config, resolve_model(config.model))
+    spec = replace(spec, megatron=config.megatron, model=config.model, recipients=recipients(config))
+    backend = MegatronBackend(spec, rank=rank, world_size=num_ranks)
+    batch, parallel = make_batch(config, case), Parallel.of(config.megatron, num_ranks)
+    steps = plan_steps(batch, config.batch, num_ranks=parallel.data, context_ranks=parallel.context)
+    backend.train(batch, steps)
+    gc.collect()
+    trained = backend.policy.trained
+    weights = [tensor for chunk in backend.policy.model.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+    gradients = held(gradient_buffers(trained.chunks))
+    step = peak_bytes(lambda: backend.train(batch, steps)) + gradients
+    gc.collect()
+    sync = peak_bytes(lambda: _drain(backend.weights()))
+    gc.collect()
+    with tempfile.TemporaryDirectory() as name:
+        folder = [name]
+        dist.broadcast_object_list(folder, src=0)
+        # Twice: now and then gloo still holds what it has gathered before.
+        save = max(peak_bytes(partial(_save, backend, Path(folder[0]) / str(i))) for i in range(2))
+    return MegatronMeasured(
+        weights=held(weights),
+        optimizer=held(list(optimizer_tensors(trained.optimizer, but=weights))),
+        reference=0 if backend.reference is None else held(_copies(backend)),
+        step=step,
+        sync=sync + gradients,
+        save=save + gradients,
+    )
+
+
+def _copies(backend: MegatronBackend) -> Iterable[Tensor]:
+    """Of the reference, on the host."""
+    assert backend.reference is not None and backend.reference.scorer.weights is not None, "it borrows the policy's"
+    return backend.reference.scorer.weights.tensors
+
+
+def _save(backend: MegatronBackend, folder: Path) -> None:
+    if dist.get_rank() == 0:
+        folder.mkdir()
+    dist.barrier()
+    backend.save(folder)
+
+
+def _drain(weights: Iterable[object]) -> None:
+    for _ in weights:
+        pass
+
+
+def main() -> None:
+    case, rank, num_ranks, port = Case(**json.loads(sys.argv[1])), *map(int, sys.argv[2:5])
+    resolve_model(case.config().model)
+    join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 120.0)
+    sys.stdout.write(json.dumps(vars(measure(case, rank=rank, num_ranks=num_ranks))) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads of torch.distributed now and then abort an interpreter that winds down
+
+
+if __name__ == "__main__":
+    main()

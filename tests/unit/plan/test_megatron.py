@@ -1,0 +1,108 @@
+"""The memory of a Megatron-core trainer in a plan; benchmarks/megatron_memory.py compares it with what is measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlscale.config import MegatronConfig
+from rlscale.config.groups.megatron import RecomputeGranularity
+from rlscale.plan.activations import Pass
+from rlscale.plan.architecture import Architecture
+from rlscale.plan.megatron import BUCKET_BYTES, Ranks, megatron_memory
+from rlscale.plan.memory import TrainerMemory
+
+DENSE = Architecture(
+    num_layers=8,
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    vocab_size=32_000,
+    qk_norm=True,
+)
+EXPERTS = replace(DENSE, num_experts=16, experts_per_token=2, expert_size=1024)
+MICRO = Pass(tokens=4096, logit_rows=2048, sample_len=512, dtype_bytes=2)
+
+
+def memory(
+    a: Architecture = DENSE, *, micro: Pass = MICRO, ranks: Ranks | None = None, **config: object
+) -> TrainerMemory:
+    sizes = MegatronConfig(**config)  # type: ignore[arg-type]
+    return megatron_memory(a, sizes, micro, ranks=ranks or Ranks(number=8, num_microbatches=4))
+
+
+def activations(found: TrainerMemory, moment: str = "backward pass") -> float:
+    return found.moments[moment]["activations"]
+
+
+def test_tensor_parallel_ranks_share_what_lies_between_matrices_only_with_sequence_parallelism() -> None:
+    sizes = {"tensor_model_parallel_size": 4}
+    whole, cut = memory(), memory(**sizes)
+    spread = memory(**sizes, core_args={"sequence_parallel": True})
+    assert activations(whole) / 4 < activations(spread) < activations(cut) < activations(whole)
+    norms = DENSE.num_layers * MICRO.tokens * 2 * (10 * DENSE.hidden_size + 4)
+    backward = MICRO.tokens * 2 * 2 * DENSE.hidden_size
+    assert activations(cut) - activations(spread) == pytest.approx(norms * 3 / 4, rel=0.05, abs=backward)
+
+
+def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    one = memory(pipeline_model_parallel_size=4, ranks=Ranks(number=8, num_microbatches=1))
+    two = memory(pipeline_model_parallel_size=4, ranks=Ranks(number=8, num_microbatches=2))
+    many = memory(pipeline_model_parallel_size=4, ranks=Ranks(number=8, num_microbatches=9))
+    of_one = activations(two) - activations(one)
+    assert activations(many) == pytest.approx(activations(one) + 3 * of_one)
+
+
+def test_layers_that_are_computed_again_keep_their_input() -> None:
+    found = memory(recompute_granularity=RecomputeGranularity.full)
+    inputs = DENSE.num_layers * MICRO.tokens * 2 * DENSE.hidden_size
+    one_layer = (activations(memory()) - activations(found) + inputs) / (DENSE.num_layers - 1)
+    assert inputs < activations(found) < inputs + 1.5 * one_layer
+
+
+def test_context_parallel_ranks_have_their_share_of_the_tokens_and_all_keys() -> None:
+    whole, cut = memory(), memory(context_parallel_size=4)
+    assert activations(whole) / 4 < activations(cut) < activations(whole) / 3
+
+
+def test_a_checkpoint_gathers_the_states_of_all_data_parallel_ranks() -> None:
+    two = memory(ranks=Ranks(number=2, num_microbatches=4))
+    eight = memory()
+    parameters = two.weights / 2
+    for found, number in ((two, 2), (eight, 8)):
+        assert found.moments["checkpoint"]["gathered states"] == pytest.approx(4 * parameters * (6.5 + 3 / number))
+    assert "checkpoint" not in memory(use_distributed_optimizer=False).moments
+    on_gpu = memory(micro=replace(MICRO, device="cuda"))
+    assert on_gpu.moments["checkpoint"]["gathered states"] == 4 * parameters  # the rest is on the host
+
+
+def test_stages_that_send_their_own_weights_receive_nothing() -> None:
+    sizes = {"pipeline_model_parallel_size": 2}
+    by_one = memory(**sizes).moments["weight sync"]["messages"]
+    own = memory(**sizes, ranks=Ranks(number=8, num_microbatches=4, sends_own=True)).moments["weight sync"]["messages"]
+    assert by_one > 0 == own
+
+
+def test_messages_of_two_buckets_are_under_way() -> None:
+    large = replace(DENSE, num_layers=80)
+    found = memory(large, tensor_model_parallel_size=4).moments["weight sync"]
+    assert found["messages"] == pytest.approx(2 * BUCKET_BYTES * 3 / 4, rel=0.01)
+    assert found["one weight"] == 2 * DENSE.vocab_size * DENSE.hidden_size
+
+
+def test_experts_that_are_spread_keep_as_many_tokens_and_fewer_weights() -> None:
+    whole, spread = memory(EXPERTS), memory(EXPERTS, expert_model_parallel_size=4)
+    assert spread.weights < 0.4 * whole.weights
+    assert activations(spread) == activations(whole)
+
+
+def test_a_reference_is_on_the_device_for_its_turn() -> None:
+    found = memory(ranks=Ranks(number=8, num_microbatches=4, has_reference=True))
+    assert found.moments["reference's turn"]["its weights"] == found.reference == found.weights
+    assert memory().reference == 0 and "reference's turn" not in memory().moments
+
+
+def test_a_critic_has_no_logits_and_sends_its_weights_nowhere() -> None:
+    found = memory(ranks=Ranks(number=8, num_microbatches=4, is_critic=True))
+    assert set(found.moments) == {"backward pass", "checkpoint"}
