@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlscale.cluster.trainer_spec import recipients
 from rlscale.data.schedule import plan_steps
-from rlscale.models import resolve_model
+from rlscale.models.resolve import resolve_model
 from rlscale.plan.megatron_layers import Parallel
 from rlscale.training.distributed import join_world
 from rlscale.training.megatron.backend import MegatronBackend

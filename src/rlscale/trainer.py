@@ -25,7 +25,7 @@ from rlscale.control.checks import check_metric
 from rlscale.control.interrupt import run_interruptibly
 from rlscale.control.memory import with_memory_advice
 from rlscale.errors import ConfigError, EngineError, WorkerError
-from rlscale.models import is_hf_folder, resolve_model
+from rlscale.models.resolve import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.jsonl import JsonlSink, read_records

@@ -15,7 +15,7 @@ from rlscale.config import ComputeDtype, WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
-from rlscale.models import load_causal_lm
+from rlscale.models.load import load_causal_lm
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.types import EngineAddress, Generation, SamplingParams, TrainBatch, TrainResult

@@ -175,7 +175,7 @@ async def _serve(
 
 def _load_with_transformers(path: str, dtype: torch.dtype) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
     # Costs 1.7 s of imports, which plain folders of safetensors do without.
-    from rlscale.models import load_causal_lm
+    from rlscale.models.load import load_causal_lm
 
     model = load_causal_lm(path, dtype=dtype)
     return model.config.to_dict(), model.state_dict()

@@ -15,7 +15,7 @@ from rlscale.data.sft import SftSource
 from rlscale.data.source import open_prompts
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
-from rlscale.models import load_tokenizer
+from rlscale.models.load import load_tokenizer
 from rlscale.plan.placement import Layout, layout_of
 from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward

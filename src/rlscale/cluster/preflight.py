@@ -25,7 +25,7 @@ from rlscale.config.rules import uses_engines
 from rlscale.config.sglang_python import check_python
 from rlscale.data.paths import resolve_data_path
 from rlscale.errors import ConfigError, Problem
-from rlscale.models import is_hf_folder, resolve_model
+from rlscale.models.resolve import is_hf_folder, resolve_model
 from rlscale.observe.trackers import check_trackers
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,13 +16,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlscale.cluster.guardian import guarded_session
 from rlscale.config import ClusterConfig, Device
-from rlscale.errors import ConfigError, Problem
+from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.plan.placement import Layout
 
 SLOT = "rlscale_slot"
 """Custom resource that stands for a GPU where there is none; as many as the run asks for."""
 
 PLACEMENT_TIMEOUT_S = 120.0
+
+KNOCK_S = 10.0
+LOCAL_STARTS = 3
+_TOO_SLOW = "timed out during startup"  # of the bare Exception that Ray raises
 
 SLEEPING: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
 """Environment of every actor, and through it of every engine; OpenMP reads it when torch is loaded.
@@ -32,6 +37,8 @@ engines and driver may share cores all the time.
 
 SPINNING: Mapping[str, str] = {**SLEEPING, "GOMP_SPINCOUNT": "20000"}
 """The same for `cluster.spin_threads`: about 0.2 ms, and none where a process has more such threads than cores."""
+
+_logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -74,6 +81,7 @@ class RaySession:
 
         Raises:
             ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
+            WorkerError: it did not start on this machine.
         """
         if self._started is not None:
             self._started.result()
@@ -97,7 +105,11 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     try:
-        ray.init(address=address, **options)
+        if address is None:
+            _init_here(options)
+        else:
+            _knock(address)
+            ray.init(address=address, **options)
     except ConnectionError as error:
         raise ConfigError(
             [
@@ -109,6 +121,42 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
                 )
             ]
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises ConnectionError where nobody listens: Ray itself takes over a minute to say so."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if not (host and port.isdecimal()):  # `auto`, or a name that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"nobody answers there: {error}") from error
+
+
+def _init_here(options: Mapping[str, Any]) -> None:
+    """Starts Ray on this machine, again where it misses the time that Ray itself gives, which cannot be set.
+
+    What a failed attempt leaves behind is ended by the guardian.
+
+    Raises:
+        WorkerError: no attempt was in time.
+    """
+    for attempt in range(1, LOCAL_STARTS + 1):
+        try:
+            # After a failed attempt its address lies about, which `None` would take for that of a cluster.
+            ray.init(address=None if attempt == 1 else "local", **options)
+        except Exception as error:
+            if _TOO_SLOW not in str(error):
+                raise
+            _logger.warning("Ray did not start within its 30 s (attempt %d of %d)", attempt, LOCAL_STARTS)
+        else:
+            return
+    raise WorkerError(
+        "Ray",
+        f"did not start on this machine, {LOCAL_STARTS} times in 30 s each; run again when it is less busy, or "
+        "start Ray yourself (`ray start --head`) and give cluster.ray_address=auto",
+    )
 
 
 def worker_variables(config: ClusterConfig) -> Mapping[str, str]:

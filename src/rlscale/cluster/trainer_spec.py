@@ -7,7 +7,8 @@ from pathlib import Path
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.plan import RunPlan
 from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
-from rlscale.models import is_hf_folder, torch_dist_folder
+from rlscale.models.megatron_folder import torch_dist_folder
+from rlscale.models.resolve import is_hf_folder
 from rlscale.models.shapes import EngineShapes
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, Recipients, TrainerSpec, WatchSpec
 

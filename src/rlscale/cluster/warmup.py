@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig, config_hash, load_config, to_dict
 from rlscale.errors import ConfigError
-from rlscale.models import cache_root
+from rlscale.models.resolve import cache_root
 
 _INHERITED = ("model", "cluster", "fsdp")
 _OF_ENGINE = {EngineKind.sglang: ("sglang", "router")}

@@ -72,7 +72,16 @@ PARTS: tuple[Part, ...] = (
     Part(
         name="that reward",
         fix="choose reward=exact_match or reward=math, or set reward.custom_path",
-        values={"reward.type": (None, RewardType.exact_match, RewardType.math, RewardType.random)},
+        values={
+            "reward.type": (
+                None,
+                RewardType.exact_match,
+                RewardType.math,
+                RewardType.random,
+                RewardType.boxed_exact_match,
+                RewardType.boxed_math,
+            )
+        },
     ),
     Part(name="rewards of whole groups and from servers", keys=("reward.group", "reward.url")),
     Part(

@@ -11,10 +11,12 @@ import queue
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlscale.errors import ConfigError, Problem
+from rlscale.protocols import Reward
 from rlscale.rewards.text import label_of
 from rlscale.types import Sample
 
@@ -121,3 +123,12 @@ def last_boxed(text: str) -> str | None:
                 return text[first:i]
         start = text.rfind(r"\boxed{", 0, start)
     return None
+
+
+def boxed(reward: Reward) -> Reward:
+    """The same reward of what stands in the last \\boxed{...} of a response alone; of nothing where there is none."""
+
+    def score(sample: Sample) -> Any:
+        return reward(replace(sample, response=last_boxed(sample.response) or ""))
+
+    return score

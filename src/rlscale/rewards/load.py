@@ -10,13 +10,15 @@ from rlscale.config.groups.custom import with_custom
 from rlscale.config.hooks import accepts, load_hook
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import Reward
-from rlscale.rewards.boxed_math import MathReward
+from rlscale.rewards.boxed_math import MathReward, boxed
 from rlscale.rewards.text import exact_match, random_reward
 
 BUILTINS: dict[str, Callable[[], Reward]] = {
     "exact_match": lambda: exact_match,
     "math": MathReward,
     "random": lambda: random_reward,
+    "boxed_exact_match": lambda: boxed(exact_match),
+    "boxed_math": MathReward,  # reads no other answers
 }
 """What `reward.type` may be; each makes the reward."""
 

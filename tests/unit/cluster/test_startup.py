@@ -1,13 +1,19 @@
 """What keeps a run's start short."""
 
 import os
+import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import ray
 
+from rlscale.cluster import session
 from rlscale.cluster.session import SLEEPING, _inherited, worker_variables
 from rlscale.config import ClusterConfig, Device
+from rlscale.errors import ConfigError, WorkerError
+from rlscale.plan.placement import Layout
 
 
 def test_the_driver_imports_neither_torch_nor_transformers() -> None:
@@ -40,3 +46,60 @@ def test_waiting_threads_sleep_unless_told_to_spin(config: ClusterConfig, spins:
     variables = worker_variables(config)
     assert variables["OMP_WAIT_POLICY"] == "passive"
     assert ("GOMP_SPINCOUNT" in variables) == spins
+
+
+class SlowRay:
+    """Ray's start on a machine that is too busy for the first few times."""
+
+    def __init__(self, num_slow: int) -> None:
+        self.addresses: list[str | None] = []
+        self._num_slow = num_slow
+
+    def init(self, *, address: str | None, **options: Any) -> None:
+        self.addresses.append(address)
+        if len(self.addresses) <= self._num_slow:
+            raise Exception("The current node timed out during startup. This could happen because ...")
+
+
+def test_ray_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowRay(2)
+    monkeypatch.setattr(ray, "init", slow.init)
+    session._init_here({})
+    assert slow.addresses == [None, "local", "local"]  # never the leftovers of the attempt before
+
+
+def test_ray_that_does_not_start_ends_the_run_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowRay(99)
+    monkeypatch.setattr(ray, "init", slow.init)
+    with pytest.raises(WorkerError, match=r"Ray: did not start on this machine, 3 times .* cluster.ray_address=auto"):
+        session._init_here({})
+    assert len(slow.addresses) == session.LOCAL_STARTS
+
+
+def test_other_failures_of_rays_start_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ValueError("no such option")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ValueError, match="no such option"):
+        session._init_here({})
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_nobody_runs_is_told_at_once(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"{scheme}127.0.0.1:{listening.getsockname()[1]}"
+        session._knock(address)
+    layout = Layout(num_trainers=1, num_engines=0, gpus_per_engine=1, colocate=False)
+    with pytest.raises(ConfigError, match=rf"cluster.ray_address must name .*, got {address}; .*nobody answers there"):
+        session._start(ClusterConfig(ray_address=address), layout)
+
+
+def test_names_are_left_to_ray() -> None:
+    session._knock("auto")
+
+
+def test_an_engine_imports_no_configuration() -> None:
+    code = "import sys, rlscale.cli.serve; print(sorted({'hydra', 'pydantic', 'rlscale.config'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -14,7 +14,11 @@ CASES = [
         "optim.name=muon train=megatron",
         "optim.name must be adam with train.backend=megatron (not built yet), got muon; choose train=fsdp",
     ),
-    ("reward.type=f1", "reward.type must be one of null, exact_match, math, random (not built yet: that reward)"),
+    (
+        "reward.type=f1",
+        "reward.type must be one of null, exact_match, math, random, boxed_exact_match, boxed_math (not built yet: "
+        "that reward)",
+    ),
 ]
 
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from rlscale.config import ModelBuild, ModelConfig
 from rlscale.config.figures import figures_of, figures_of_build
 from rlscale.errors import ConfigError
-from rlscale.models import cache_root, load_causal_lm, resolve_model
+from rlscale.models.load import load_causal_lm
+from rlscale.models.resolve import cache_root, resolve_model
 
 SMALL: dict[str, Any] = {
     "num_layers": 1,

@@ -137,7 +137,8 @@ def test_a_config_json_without_an_object_gives_no_figures(tmp_path: Path) -> Non
 def test_a_model_made_on_the_spot_has_the_parameters_counted(build: ModelBuild, tmp_path: Path) -> None:
     import torch
 
-    from rlscale.models import load_causal_lm, resolve_model
+    from rlscale.models.load import load_causal_lm
+    from rlscale.models.resolve import resolve_model
 
     config = ModelConfig(build=build, cache_dir=str(tmp_path))
     model = load_causal_lm(resolve_model(config), dtype=torch.float32)

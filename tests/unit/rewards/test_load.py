@@ -55,6 +55,17 @@ def test_builtins(name: str) -> None:
     assert callable(load_reward(RewardConfig(type=RewardType(name))))
 
 
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [(r"so \boxed{24}, no, \boxed{ 25 }.", 1.0), (r"\boxed{025}", 0.0), ("25", 0.0), (r"\boxed{25} or \boxed{2", 1.0)],
+)
+def test_boxed_reads_the_last_box_alone(response: str, value: float, make_sample: Callable[..., Sample]) -> None:
+    reward = load_reward(RewardConfig(type=RewardType.boxed_exact_match))
+    sample = make_sample(response, label="25")
+    assert reward(sample) == value
+    assert sample.response == response
+
+
 @pytest.mark.parametrize(("name", "value"), [("score", 2), ("by_keyword", 5), ("judge", 3.0)])
 @pytest.mark.parametrize("separator", [":", "."])
 def test_users_own(name: str, value: float, separator: str, module: str, make_sample: Callable[..., Sample]) -> None:

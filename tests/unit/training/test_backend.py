@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import ConfigError, DataError, WorkerError
-from rlscale.models import load_causal_lm
+from rlscale.models.load import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import logits_of, optimizer_step
 from rlscale.training.metrics import MetricSums

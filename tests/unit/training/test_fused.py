@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlscale.config import LoraConfig
-from rlscale.models import load_causal_lm
+from rlscale.models.load import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.fsdp.model import decoder_layers
 from rlscale.training.fsdp.step import logits_of

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from rlscale.config import ComputeDtype, ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
-from rlscale.models import load_causal_lm, resolve_model
+from rlscale.models.load import load_causal_lm
+from rlscale.models.resolve import resolve_model
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import policy_terms

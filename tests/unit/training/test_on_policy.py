@@ -18,7 +18,7 @@ from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
 from rlscale.engines.embedded.updates import LiveWeights
 from rlscale.engines.wire import GenerateRequest
 from rlscale.errors import ConfigError, WorkerError
-from rlscale.models import load_tokenizer
+from rlscale.models.load import load_tokenizer
 from rlscale.models.shapes import EngineShapes
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.types import SamplingParams, TrainBatch

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlscale.models import load_causal_lm
+from rlscale.models.load import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION, packed_attention, packed_layout
 from rlscale.training.fsdp.step import logits_of
 from rlscale.training.packing import Microbatch, pack

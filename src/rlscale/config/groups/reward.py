@@ -22,6 +22,14 @@ class RewardType(StrEnum):
     gpqa = "gpqa"
     ifbench = "ifbench"
     random = "random"
+    boxed_exact_match = "boxed_exact_match"
+    boxed_remote_rm = "boxed_remote_rm"
+    boxed_deepscaler = "boxed_deepscaler"
+    boxed_dapo = "boxed_dapo"
+    boxed_math = "boxed_math"
+    boxed_f1 = "boxed_f1"
+    boxed_gpqa = "boxed_gpqa"
+    boxed_ifbench = "boxed_ifbench"
 
 
 @dataclass(kw_only=True)
@@ -33,7 +41,8 @@ class RewardConfig(ConfigGroup):
         Field(
             description="Reward that comes with rlscale. `exact_match`: 1 when the response is the label. `math`: 1 "
             "when the boxed answer equals the label as a number or expression. `random`: a coin, for tests. "
-            "None: `reward.custom_path` must be set."
+            "`boxed_...`: the same of what stands in the last \\boxed{...} of the response alone, of nothing without a "
+            "box. None: `reward.custom_path` must be set."
         ),
     ] = None
     custom_path: Annotated[

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlscale.models import load_tokenizer
+from rlscale.models.load import load_tokenizer
 from rlscale.training.lora import adapters_of, merged, plain_name, save_adapters
 
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, QkvFormat, TrainConfig
-from rlscale.models import load_causal_lm
+from rlscale.models.load import load_causal_lm
 from rlscale.training.attention import PACKED_ATTENTION
 from rlscale.training.chosen import choose_parameters
 from rlscale.training.context_attention import CONTEXT_ATTENTION

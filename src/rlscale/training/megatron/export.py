@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, GenerationConfig
 
-from rlscale.models import load_tokenizer
+from rlscale.models.load import load_tokenizer
 from rlscale.training.megatron.hf_folder import MAX_FILE_BYTES, HfWriter, Written, name_files
 from rlscale.training.megatron.model import MegatronModel
 from rlscale.training.megatron.names.export import Exporter, make_exporter
