@@ -8,6 +8,8 @@ heads, D head dimension.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +18,14 @@ from rlscale.models.architecture import Architecture
 
 
 def normed(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """RMS norm over the last axis."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    """RMS norm over the last axis, times `weight`, which broadcasts."""
+    if x.dtype != torch.float32 or x.is_cuda:
+        if weight.dim() == 1:
+            return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        return F.rms_norm(x, (x.shape[-1],), eps=eps) * weight
+    # With few rows the start of an operator costs more than its work: these five take half the time of F.rms_norm.
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.addcmul(_constant(eps), norms, norms, value=1 / x.shape[-1]).rsqrt_() * weight
 
 
 def heads_of(
@@ -36,7 +44,7 @@ def heads_of(
     if norms is not None:
         # Queries and keys in one go: a kernel's start costs more than its work on few rows.
         weights = (norms[0].expand(a.num_heads, -1), norms[1].expand(a.num_kv_heads, -1))
-        qk = F.rms_norm(qk, (a.head_dim,), eps=a.norm_eps) * torch.cat(weights)
+        qk = normed(qk, torch.cat(weights), eps=a.norm_eps)
     q, k = torch.split(_rotate(qk, cos, sin), [a.num_heads, a.num_kv_heads], dim=1)
     return q, k, v
 
@@ -70,3 +78,8 @@ def attend_cached(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+@lru_cache
+def _constant(value: float) -> Tensor:
+    return torch.tensor(value)

@@ -18,10 +18,15 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from rlscale.training.reindex import reindexed
+from rlscale.training.shared_prompts import PromptBlocks, SharedPrompts, prompt_blocks
 from rlscale.types import Int64
 
 PACKED_ATTENTION = "rlscale_packed"
 """The name under which transformers finds `packed_attention`. It has no mask function, so models build no mask."""
+
+_BLOCKS_PAY = 1.5
+"""A prompt and its answers are one block where that takes up to so many times the scores of the samples apart."""
 
 _MAX_SHORT = 64
 """Up to this length plain batched matmuls beat the CPU flash kernel (by 2 to 3 at 8 to 24 tokens, even at 128)."""
@@ -44,31 +49,14 @@ class LengthBucket:
 
     def padded(self, rows: Tensor) -> Tensor:
         """`pad` of the rows of this bucket alone."""
-        if self.slots is not None:
-            rows = _Reindex.apply(rows, self.rows, self.slots)  # type: ignore[no-untyped-call]
+        if self.slots is not None and self.rows is not None:
+            rows = reindexed(rows, self.rows, self.slots)
         return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """The inverse of `pad`, from [num_samples, H, max_len, D]. [stop - start, H, D]"""
         rows = padded.transpose(1, 2).flatten(0, 1)
-        if self.slots is None:
-            return rows
-        unpadded: Tensor = _Reindex.apply(rows, self.slots, self.rows)  # type: ignore[no-untyped-call]
-        return unpadded
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedPrompts:
-    """Packed rows that several samples have in common, and the way to whole samples and back.
-
-    All other rows belong to one sample. Made by `shared_prompts`.
-    """
-
-    expand: Tensor  # [E] packed row of each row of the samples end to end
-    pick: Tensor  # [T] its first row there
-    rows: Tensor  # [N] packed rows that are in several samples
-    copies: Tensor  # [N, M] where they are; E where there are fewer than M
-    is_ragged: bool  # some have fewer than M
+        return rows if self.slots is None or self.rows is None else reindexed(rows, self.slots, self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,23 +67,7 @@ class PackedLayout:
     max_len: int
     buckets: tuple[LengthBucket, ...]
     shared: SharedPrompts | None = None
-
-
-def shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts:
-    """From the first of the equal rows, for each row of the samples end to end."""
-    kept = np.flatnonzero(originals_E == np.arange(len(originals_E)))
-    expand = np.searchsorted(kept, originals_E)
-    counts_T = np.bincount(expand)
-    rows = np.flatnonzero(counts_T > 1)
-    by_row = np.argsort(expand, kind="stable")
-    place = np.arange(len(expand)) - np.repeat(np.cumsum(counts_T) - counts_T, counts_T)
-    copies = np.full((len(kept), int(counts_T.max())), len(expand))
-    copies[expand[by_row], place] = by_row
-    arrays = (expand, kept, rows, copies[rows])
-    to_expand, to_pick, shared, where = (torch.from_numpy(array).to(device) for array in arrays)
-    return SharedPrompts(
-        expand=to_expand, pick=to_pick, rows=shared, copies=where, is_ragged=bool((copies[rows] == len(expand)).any())
-    )
+    blocks: PromptBlocks | None = None  # attended to instead, where a layer looks back without limit
 
 
 def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
@@ -105,11 +77,16 @@ def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPromp
     buckets = []
     for first, last in similar_lengths(lengths_S):
         buckets.append(length_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
+    blocks = None
+    if shared is not None and device.type == "cpu":
+        scores = sum(bucket.num_samples * bucket.max_len**2 for bucket in buckets)
+        blocks = prompt_blocks(lengths_S, shared, most_scores=_BLOCKS_PAY * scores)
     return PackedLayout(
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
         max_len=int(lengths_S[-1]),
         buckets=tuple(buckets),
         shared=shared,
+        blocks=blocks,
     )
 
 
@@ -171,16 +148,19 @@ def packed_attention(
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    shared = packing.shared
+    shared, blocks = packing.shared, packing.blocks
+    if blocks is not None and not _limits(window, packing.max_len):
+        parts = [blocks.pad(x) for x in (q, k, v)]
+        return blocks.unpad(_attend_short(*parts, mask=blocks.mask, scale=scale)).unsqueeze(0), None
     if shared is not None:
-        q, k, v = (_Expand.apply(x, shared) for x in (q, k, v))  # type: ignore[no-untyped-call]
+        q, k, v = (shared.expanded(x) for x in (q, k, v))
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out = _varlen(q, k, v, packing=packing, scale=scale, window=window)
     else:
         parts = [_attend_bucket(q, k, v, bucket=bucket, scale=scale, window=window) for bucket in packing.buckets]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
     if shared is not None:
-        out = _Reindex.apply(out, shared.pick, shared.expand)  # type: ignore[no-untyped-call]
+        out = shared.picked(out)
     return out.unsqueeze(0), None
 
 
@@ -202,9 +182,12 @@ def attend_joined(
     Returns:
         [T, H, D]
     """
-    shared = packing.shared
+    shared, blocks = packing.shared, packing.blocks
+    if blocks is not None and not _limits(window, packing.max_len):
+        q, k, v = torch.split(blocks.pad(qkv_TJD), [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        return blocks.unpad(_attend_short(q, k, v, mask=blocks.mask, scale=scale))
     if shared is not None:
-        qkv_TJD = _Expand.apply(qkv_TJD, shared)  # type: ignore[no-untyped-call]
+        qkv_TJD = shared.expanded(qkv_TJD)
     # Cut in one go: the gradient of every single slice would be as large as the whole.
     pieces = torch.split(qkv_TJD, [bucket.stop - bucket.start for bucket in packing.buckets])
     parts = []
@@ -213,7 +196,7 @@ def attend_joined(
         parts.append(bucket.unpad(_causal(q, k, v, scale=scale, window=window)))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     if shared is not None:
-        out = _Reindex.apply(out, shared.pick, shared.expand)  # type: ignore[no-untyped-call]
+        out = shared.picked(out)
     return out
 
 
@@ -257,70 +240,36 @@ def _attend_bucket(
     return bucket.unpad(_causal(bucket.pad(q_THD), bucket.pad(k_TKD), bucket.pad(v_TKD), scale=scale, window=window))
 
 
-class _Expand(torch.autograd.Function):
-    """Packed rows [T, ...] as whole samples end to end [E, ...]. A shared row gets the sum of its copies' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, shared: SharedPrompts) -> Tensor:
-        ctx.shared = shared
-        return rows.index_select(0, shared.expand)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad,) = grads
-        shared: SharedPrompts = ctx.shared
-        out = grad.index_select(0, shared.pick)
-        if shared.is_ragged:
-            grad = torch.cat((grad, grad.new_zeros(1, *grad.shape[1:])))
-        # Gathers and one sum: a scattered sum is slow on a CPU, and in no fixed order on a GPU.
-        copies = grad.index_select(0, shared.copies.flatten()).view(*shared.copies.shape, *grad.shape[1:])
-        return out.index_copy_(0, shared.rows, copies.sum(dim=1)), None
-
-
-class _Reindex(torch.autograd.Function):
-    """rows[index], whose backward pass is a gather too (`inverse`), where that of indexing is a slow scattered sum.
-
-    A row that `index` does not name, or names only to fill padding, is left to the gradient that `inverse` picks. All
-    uses here are exact: real rows and slots map to each other one to one; padding has zero gradient. Copies of a shared
-    prompt's rows that are not picked have none either.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(index, inverse)
-        return rows.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (grad,) = grads
-        index, inverse = ctx.saved_tensors
-        if len(inverse) <= len(index):  # padding: every row sits in exactly one slot
-            return grad.index_select(0, inverse), None, None
-        padded = grad.new_zeros(len(inverse), *grad.shape[1:])
-        return padded.index_copy_(0, index, grad), None, None
+def _limits(window: int | None, length: int) -> bool:
+    """Whether a row may not see all before it."""
+    return window is not None and window < length
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
     """[S, H, L, D] from q [S, H, L, D], k and v [S, K, L, D]; values may be wider or narrower."""
     length = q.shape[2]
-    limited = window is not None and window < length
+    if not _limits(window, length):
+        window = None
     if length <= _MAX_SHORT and not q.is_cuda:
-        return _causal_short(q, k, v, scale=scale, window=window if limited else None)
-    if not limited:
+        return _attend_short(q, k, v, mask=_causal_mask(length, window, torch.float32, q.device), scale=scale)
+    if window is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     mask = _causal_mask(length, window, torch.bool, q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def _causal_short(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-    """Query heads that share a key head become rows of one matrix, so that nothing is repeated."""
-    (num_samples, num_heads, length, width), num_kv_heads = q.shape, k.shape[1]
+def _attend_short(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float) -> Tensor:
+    """`_causal` by plain products. Query heads that share a key head become rows of one matrix: nothing is repeated.
+
+    `mask` is added to the scores: [L, L] of all, or [S, L, L].
+    """
+    (num, num_heads, length, width), num_kv_heads = q.shape, k.shape[1]
     per_kv = num_heads // num_kv_heads
-    k, v = (x.reshape(num_samples * num_kv_heads, length, x.shape[-1]) for x in (k, v))
-    scores = (q * scale).reshape(num_samples * num_kv_heads, per_kv * length, width) @ k.transpose(1, 2)
-    scores = scores.float() + _causal_mask(length, window, torch.float32, q.device).repeat(per_kv, 1)
-    out = scores.softmax(dim=-1).to(v.dtype) @ v
-    return out.view(num_samples, num_heads, length, v.shape[-1])
+    k, v = (x.reshape(num * num_kv_heads, length, x.shape[-1]) for x in (k, v))
+    scores = (q * scale).reshape(num * num_kv_heads, per_kv * length, width) @ k.transpose(1, 2)
+    scores = scores.float().view(-1, num_kv_heads, per_kv, length, length) + mask.view(-1, 1, 1, length, length)
+    out = scores.softmax(dim=-1).to(v.dtype).flatten(2, 3).flatten(0, 1) @ v
+    return out.view(num, num_heads, length, v.shape[-1])
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlscale.training.attention import PACKED_ATTENTION, PackedLayout, attend_joined
-from rlscale.training.linear import OneDnnLinear, product
+from rlscale.training.linear import OneDnnLinear, product, weight_gradient
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Architectures whose layers compute what is written here, if their linear layers have no bias."""
@@ -176,7 +176,7 @@ class _Project(torch.autograd.Function):
         d_h = product(d_qkv, torch.cat((wq, wk, wv)).t())
         dq = dk = dv = None
         if any(ctx.needs_input_grad[4:7]):
-            dq, dk, dv = torch.split(product(d_qkv.t(), h.t()), [len(wq), len(wk), len(wv)])
+            dq, dk, dv = torch.split(weight_gradient(d_qkv, h), [len(wq), len(wk), len(wv)])
         d_norm = _norm_backward(d_h, xn, rstd, norm)
         return d_h.unsqueeze(0), None, None, d_norm, dq, dk, dv, d_qn, d_kn
 
@@ -206,7 +206,7 @@ class _MixAndMlp(torch.autograd.Function):
         mixed, xn, rstd, h, gate_up, active, wo, norm, w_gate, w_up, w_down = ctx.saved_tensors
         needs = ctx.needs_input_grad
         gate, up = gate_up.chunk(2, dim=1)
-        d_down = product(grad.t(), (active * up).t()) if needs[7] else None
+        d_down = weight_gradient(grad, active * up) if needs[7] else None
         d_inner = product(grad, w_down.t())
         d_gate_up = torch.empty_like(gate_up)
         d_gate, d_up = d_gate_up.chunk(2, dim=1)
@@ -214,11 +214,11 @@ class _MixAndMlp(torch.autograd.Function):
         torch.ops.aten.silu_backward.grad_input(d_inner.mul_(up), gate, grad_input=d_gate)
         dg = du = None
         if needs[5] or needs[6]:
-            dg, du = torch.split(product(d_gate_up.t(), h.t()), [len(w_gate), len(w_up)])
+            dg, du = torch.split(weight_gradient(d_gate_up, h), [len(w_gate), len(w_up)])
         d_x = product(d_gate_up, torch.cat((w_gate, w_up)).t())
         d_norm = _norm_backward(d_x, xn, rstd, norm)
         d_x.add_(grad)
-        d_wo = product(d_x.t(), mixed.t()) if needs[3] else None
+        d_wo = weight_gradient(d_x, mixed) if needs[3] else None
         d_mixed = product(d_x, wo.t())
         return d_mixed, d_x.unsqueeze(0), None, d_wo, d_norm, dg, du, d_down
 

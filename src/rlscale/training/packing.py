@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.training.attention import PackedLayout, packed_layout, shared_prompts
+from rlscale.training.attention import PackedLayout, packed_layout
 from rlscale.training.context import TokenShard
 from rlscale.training.context_attention import SpanLayout
 from rlscale.training.on_policy.rows import EngineRows
+from rlscale.training.shared_prompts import shared_prompts
 from rlscale.types import Int64, TrainBatch
 
 

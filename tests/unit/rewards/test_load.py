@@ -93,7 +93,10 @@ def test_what_cannot_be_used(path: str, message: str, module: str) -> None:
 def test_nothing_chosen_or_not_built() -> None:
     with pytest.raises(ConfigError, match=r"reward\.type must be set, got None"):
         load_reward(RewardConfig())
-    with pytest.raises(ConfigError, match=r"reward\.type must be one of exact_match, math, random, got remote_rm"):
+    with pytest.raises(
+        ConfigError,
+        match=r"reward\.type must be one of exact_match, math, random, boxed_exact_match, boxed_math, got remote_rm",
+    ):
         load_reward(RewardConfig(type=RewardType.remote_rm))
 
 

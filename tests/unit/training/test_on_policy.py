@@ -150,8 +150,8 @@ def test_the_gradient_is_that_of_the_usual_way(cache: Path) -> None:
     for exact in (False, True):
         trainer = backend(path, exact=exact, lr=1.0, clip_grad=0.0, algo={"entropy_coef": 0.01})
         before = {name: weight.clone() for name, weight in trainer.weights()}
-        # Adam's first step with a large eps is the gradient, scaled.
-        trainer = backend(path, exact=exact, lr=1.0, adam_eps=1e4, clip_grad=0.0, algo={"entropy_coef": 0.01})
+        # Adam's first step with a large eps is the gradient, scaled: to well above the last bits of a weight.
+        trainer = backend(path, exact=exact, lr=1.0, adam_eps=1e3, clip_grad=0.0, algo={"entropy_coef": 0.01})
         result = trainer.train(batch, [plan(batch, cut(batch))])
         changes = {name: weight - before[name] for name, weight in trainer.weights()}
         found[exact] = (result.steps[0], changes, result.metrics["logprob_diff/max"])

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlscale.models.load import load_causal_lm
-from rlscale.training.attention import PACKED_ATTENTION, packed_attention, packed_layout
+from rlscale.training.attention import PACKED_ATTENTION, PackedLayout, attend_joined, packed_attention, packed_layout
 from rlscale.training.fsdp.step import logits_of
 from rlscale.training.packing import Microbatch, pack
 from rlscale.types import TrainBatch
@@ -84,6 +84,52 @@ def test_attention_against_a_slow_loop(lengths: list[int], window: int | None) -
     )
     expected = reference_attention(q, k, v, lengths=lengths, window=window).float()
     torch.testing.assert_close(got[0], expected, atol=1e-5, rtol=1e-5)
+
+
+GROUPS = {
+    "equal": [(5, 3)] * 4 + [(7, 3)] * 4,
+    "ragged": [(5, 1), (3, 2), (5, 3), (3, 4), (4, 2), (5, 2)],  # by prompt length; one has a single answer
+    "no answers": [(6, 0), (6, 0)],
+}
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("name", GROUPS)
+def test_attention_of_shared_prompts_is_that_of_whole_samples(name: str, window: int | None) -> None:
+    batch = make_batch(GROUPS[name], group_size=1)
+    for i, length in enumerate(batch.prompt_lens.tolist()):  # equal prompts where they are equally long
+        batch.tokens[batch.offsets[i] : batch.offsets[i] + length] = np.arange(length)
+    samples = range(batch.num_samples)
+    apart, shared = (pack(batch, samples, device=CPU, share_prompts=shares).packing for shares in (False, True))
+    assert isinstance(apart, PackedLayout) and isinstance(shared, PackedLayout) and shared.shared is not None
+    assert shared.blocks is not None and len(shared.blocks.slots) < len(shared.shared.expand)
+    torch.manual_seed(0)
+    rows = torch.randn(len(shared.blocks.slots), 8, 8)
+    out_grad = torch.randn(len(rows), 4, 8)
+    results = []
+    for joined in (True, False):
+        for packing in (shared, apart):
+            x = rows.clone().requires_grad_()
+            given = x if packing is shared else x[shared.shared.expand]
+            if joined:
+                out = attend_joined(given, num_heads=4, num_kv_heads=2, packing=packing, scale=0.3, window=window)
+            else:
+                qkv = (part.transpose(0, 1)[None] for part in given.split([4, 2, 2], dim=1))
+                options = {"scaling": 0.3, "sliding_window": window}
+                out = packed_attention(torch.nn.Identity(), *qkv, None, packing=packing, **options)[0][0]
+            out = out if packing is shared else out[shared.shared.pick]
+            (grad,) = torch.autograd.grad((out * out_grad).sum(), x)
+            results.append((out.detach(), grad))
+    for out, grad in results[1:]:
+        torch.testing.assert_close((out, grad), results[0], atol=1e-5, rtol=1e-5)
+
+
+def test_long_answers_are_no_block() -> None:
+    batch = make_batch([(2, 20)] * 8, group_size=8)
+    batch.tokens[:] = 1
+    packing = pack(batch, range(8), device=CPU, share_prompts=True).packing
+    assert isinstance(packing, PackedLayout)
+    assert packing.shared is not None and packing.blocks is None  # 162 rows squared are six times 8 times 22 squared
 
 
 def test_unknown_attention_features_are_refused() -> None:

@@ -70,14 +70,15 @@ class Lane:
     def remove(self, sequence: Sequence) -> None:
         """Frees the slot of `sequence`."""
         slot = self.sequences.index(sequence)
-        if not self._deterministic:
+        if self._deterministic:  # the row is computed on
+            rows = self._rows(slot)
+            self._mask[rows, :, 0] = 0
+            self._mask[rows, :, 1:] = -torch.inf
+        else:
             slot = self._move_last_to(slot)
         self.sequences[slot] = None
         self._ids[slot] = self._positions[slot] = 0
         self._params.clear(slot)
-        rows = self._rows(slot)
-        self._mask[rows, :, 0] = 0
-        self._mask[rows, :, 1:] = -torch.inf
         self._free.append(slot)
 
     def step(self) -> list[tuple[Sequence, int, float]]:

@@ -30,6 +30,8 @@ class Prefiller:
                 self._together(part, padded, num_rows=most if self._deterministic else len(part))
 
     def _together(self, jobs: Sequence[Job], padded: int, *, num_rows: int) -> None:
+        if not self._deterministic:
+            padded = max(len(job.tokens) for job in jobs)
         ids = torch.zeros((num_rows, padded), dtype=torch.int64)
         lengths = torch.ones(num_rows, dtype=torch.int64)
         for row, job in enumerate(jobs):

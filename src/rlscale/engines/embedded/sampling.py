@@ -135,7 +135,9 @@ def draw(
         if greedy.any():
             ids = torch.where(torch.from_numpy(greedy).to(device), full.argmax(dim=-1), ids)
     # What was drawn is never so unlikely that its probability has lost bits.
-    logprobs = full.gather(1, ids.unsqueeze(1)).squeeze(1).double().log()
+    logprobs = full.gather(1, ids.unsqueeze(1)).squeeze(1).double().log_()
+    if device.type == "cpu":
+        return ids.numpy(), logprobs.numpy()
     # One transfer for both; token ids are exact in float64.
     both = torch.stack((ids.double(), logprobs)).cpu().numpy()
     return both[0].astype(np.int64), both[1]
@@ -143,6 +145,8 @@ def draw(
 
 def _invert(probs_BV: Tensor, uniform_B1: Tensor) -> Tensor:
     """The token where the running sum passes the share `uniform` of the whole: first its block, then inside of it."""
+    if probs_BV.shape[1] == BLOCK:  # a step of the tiniest models takes notice of what is left out
+        return _pass_at(probs_BV.cumsum(dim=-1), uniform_B1 * probs_BV.sum(dim=-1, keepdim=True)).squeeze(1)
     blocks = probs_BV.view(probs_BV.shape[0], -1, BLOCK)
     chosen, rest = _pass(blocks.sum(dim=-1), uniform_B1)
     inside = blocks.take_along_dim(chosen.unsqueeze(2), dim=1).squeeze(1)
