@@ -71,7 +71,8 @@ class RayTrainers:
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         if self._critic.names:
             return await self._train_both(batch, steps)
-        result: TrainResult = await self._policy.call("train", ray.put(batch), ray.put(list(steps)))
+        shared = self._policy.shared
+        result: TrainResult = await self._policy.call("train", shared(batch), shared(list(steps)))
         return result
 
     async def _train_both(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
@@ -101,7 +102,8 @@ class RayTrainers:
         return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks)
 
     async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
-        loss: float = await self._policy.call("loss", ray.put(batch), ray.put(list(steps)))
+        shared = self._policy.shared
+        loss: float = await self._policy.call("loss", shared(batch), shared(list(steps)))
         return loss
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:

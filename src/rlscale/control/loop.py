@@ -219,17 +219,22 @@ class TrainingLoop:
             # In a thread: beside it, requests go on and answers come in.
             batch, steps, staleness = await asyncio.to_thread(self._plan, rollout)
             result = await self._parts.trainers.train(batch, steps)
-        # Likewise: many long samples take a while to write.
-        await write_in_thread(
-            self._parts.observer.trained,
-            rollout.rollout_id,
-            rollout.groups,
-            batch=batch,
-            logprobs=result.logprobs,
+        # Beside the update of the engines, which waits for the trainer: many long samples take a while to write.
+        writing = asyncio.ensure_future(
+            write_in_thread(
+                self._parts.observer.trained,
+                rollout.rollout_id,
+                rollout.groups,
+                batch=batch,
+                logprobs=result.logprobs,
+            )
         )
-        self.progress.num_tokens += _response_tokens(batch)
-        self._check_result(result)
-        await self._sync()
+        try:
+            self.progress.num_tokens += _response_tokens(batch)
+            self._check_result(result)
+            await self._sync()
+        finally:
+            await writing
         measured = rollout_metrics(rollout.groups) | extra_metrics(rollout.groups, self._config.logging)
         self.progress.last_reward = measured.get("reward/mean")
         return measured | staleness | train_metrics(result)
