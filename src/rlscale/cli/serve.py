@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
-from rlscale.engines.embedded.loading import eos_ids, load_decoder, open_codec
+from rlscale.engines.embedded.loading import eos_ids, load_decoder, open_codec, useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
 from rlscale.engines.embedded.service import EmbeddedService
 from rlscale.engines.embedded.updates import LiveWeights
@@ -55,7 +55,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="cache of one length class; long sequences get fewer slots",
     )
     add("--max-context-len", type=int, default=None, help="prompt and answer together; default: the model's limit")
-    add("--num-threads", type=int, default=None, help="torch threads of the decode loop; default: torch's own")
+    add(
+        "--num-threads",
+        type=int,
+        default=None,
+        help="most threads of the decode loop, which takes one per 4 MiB of weights",
+    )
     add("--seed", type=int, default=0, help="of the seeds for requests that bring none")
     add(
         "--deterministic",
@@ -107,7 +112,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
     """Loads the model and wires engine and weight receiver. Raises ValueError for what cannot be served."""
     if args.num_slots < 1:
         raise ValueError(f"--num-slots must be at least 1, got {args.num_slots}")
-    num_threads = args.num_threads or torch.get_num_threads()
+    most_threads = args.num_threads or torch.get_num_threads()
     # GNU OpenMP gives each thread that computes in parallel a team of its own; with more of them than cores the teams
     # sleep between operations, and a decode step took 1.5 times as long. So this thread computes alone.
     torch.set_num_threads(1)
@@ -134,7 +139,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         num_slots=args.num_slots,
         max_cached_tokens=args.max_cached_tokens,
         deterministic=args.deterministic,
-        num_threads=num_threads,
+        num_threads=useful_threads(decoder.weights.values(), most=most_threads),
         seed=args.seed,
         eos_ids=eos_ids(args.model_path, architecture.raw),
     )

@@ -26,12 +26,20 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         if not self._can_pack:
             return F.linear(x, self.weight, self.bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._copy(), self.bias, "none", [], "")
+        return out
+
+    def prepare(self) -> None:
+        """Makes the copy now, where the next use would have to."""
+        if self._can_pack:
+            self._copy()
+
+    def _copy(self) -> Tensor:
         version = self.weight._version
         if self._packed is None or self._version != version:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, PACKED_ROWS)
             self._version = version
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return out
+        return self._packed
 
     def forget(self) -> None:
         """Frees the copy; the next use makes it anew."""

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlscale.config.figures import EMBEDDED_FAMILIES
-from rlscale.engines.embedded.loading import eos_ids, load_decoder
+from rlscale.engines.embedded.loading import eos_ids, load_decoder, useful_threads
 from rlscale.models.architecture import MODEL_TYPES, read_architecture
 from tests.tiny_model import EOS_ID
 from tests.unit.engines.conftest import no_transformers
@@ -136,3 +136,10 @@ def test_end_tokens_of_config(model_path: Path) -> None:
     assert EOS_ID in eos_ids(str(model_path), {"eos_token_id": [7, EOS_ID]})
     assert eos_ids("/no/folder", {"eos_token_id": [7, 8]}) == {7, 8}
     assert eos_ids("/no/folder", {}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "most", "num"), [(10, 8, 1), (800_000, 2, 1), (3_200_000, 2, 2), (3_200_000, 8, 4)]
+)
+def test_a_small_model_takes_few_threads(num_parameters: int, most: int, num: int) -> None:
+    assert useful_threads([torch.zeros(num_parameters // 2)] * 2, most=most) == num

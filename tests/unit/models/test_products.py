@@ -34,6 +34,19 @@ def test_writing_the_weight_or_a_view_of_it_is_seen() -> None:
     torch.testing.assert_close(product(x), F.linear(x, fused))
 
 
+def test_the_copy_can_be_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = torch.randn(8, 4), torch.randn(3, 4)
+    product = Product(weight, None)
+    weight.mul_(2)
+    product.prepare()
+    with monkeypatch.context() as patch:  # nothing is left to make
+        patch.setattr("rlscale.models.products.PACKED_ROWS", "none")
+        torch.testing.assert_close(product(x), F.linear(x, weight))
+        weight.mul_(2)
+        with pytest.raises((RuntimeError, TypeError)):
+            product(x)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 8, 64, 100])
 def test_a_row_has_the_same_bits_in_every_place(dtype: torch.dtype, num_rows: int) -> None:

@@ -28,3 +28,43 @@ def test_freed_memory_stays_with_the_process() -> None:
         grown[word] = float(done.stdout)
     assert grown["keep"] > 60
     assert grown["plain"] < 10
+
+
+IN_A_THREAD = """
+import ctypes, resource, sys, threading
+from rlscale.training.host_memory import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+faults = []
+
+def step():
+    blocks = [libc.malloc(20 << 20) for _ in range(8)]
+    for block in blocks:
+        ctypes.memset(block, 1, 20 << 20)
+    for block in blocks:
+        libc.free(block)
+
+def work():
+    step()
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(faults[0])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the settings")
+def test_so_does_that_of_a_thread() -> None:
+    faults = {}
+    for word in ("keep", "plain"):
+        done = subprocess.run([sys.executable, "-c", IN_A_THREAD, word], check=True, capture_output=True, text=True)
+        faults[word] = int(done.stdout)
+    assert faults["plain"] > 1000 > 100 > faults["keep"]

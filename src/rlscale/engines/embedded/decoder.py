@@ -7,7 +7,7 @@ Projections that read the same input are one matrix; the Hugging Face tensors ar
 writes straight into what is multiplied.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,13 @@ class DenseMlp:
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(gated(self._gate_up(x)))
 
+    def prepare(self) -> None:
+        """See `Product`."""
+        self._gate_up.prepare()
+        self._down.prepare()
+
     def forget(self) -> None:
-        """Frees what was made from the weights to multiply faster."""
+        """See `Product`."""
         self._gate_up.forget()
         self._down.forget()
 
@@ -156,12 +161,20 @@ class Decoder:
         like = next(each for each in layers if each is not None)
         return torch.stack([torch.zeros_like(like) if each is None else each for each in layers], dim=1).short().cpu()
 
+    def prepare_copies(self) -> None:
+        """Makes what the next step would make of weights that changed, to multiply faster."""
+        for part in self._multiplied():
+            part.prepare()
+
     def forget_copies(self) -> None:
-        """Frees what was made from the weights to multiply faster; it is made anew when it is needed."""
+        """Frees it; it is made anew when it is needed."""
+        for part in self._multiplied():
+            part.forget()
+
+    def _multiplied(self) -> Iterator[Product | DenseMlp | ExpertMlp]:
         for layer in self._layers:
-            for part in (layer.qkv, layer.output, layer.mlp):
-                part.forget()
-        self._head.forget()
+            yield from (layer.qkv, layer.output, layer.mlp)
+        yield self._head
 
     # -- taking over the weights
 

@@ -42,8 +42,12 @@ class ExpertMlp:
         inner_NEI = F.silu(gate) * up * self._weights_NE(x_NH).unsqueeze(-1)
         return torch.bmm(inner_NEI.transpose(0, 1), self._down_EHI.transpose(1, 2)).sum(0)
 
+    def prepare(self) -> None:
+        """See `Product`."""
+        self._gate_up.prepare()
+
     def forget(self) -> None:
-        """Frees what was made from the weights to multiply faster."""
+        """See `Product`."""
         self._gate_up.forget()
 
     def _weights_NE(self, x_NH: Tensor) -> Tensor:

@@ -259,6 +259,9 @@ class Scheduler:
 
     def _run_commands(self) -> None:
         busy = bool(self._tickets) and not self._held()
+        if not busy and not self._held() and self._commands.empty():
+            with contextlib.suppress(Exception):  # the step that needs them fails then, and says why
+                self._decoder.prepare_copies()  # of new weights, while nobody waits
         try:
             command = self._commands.get_nowait() if busy else self._commands.get(timeout=IDLE_WAKE_S)
             while True:
