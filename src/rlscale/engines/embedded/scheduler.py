@@ -260,8 +260,7 @@ class Scheduler:
     def _run_commands(self) -> None:
         busy = bool(self._tickets) and not self._held()
         if not busy and not self._held() and self._commands.empty():
-            with contextlib.suppress(Exception):  # the step that needs them fails then, and says why
-                self._decoder.prepare_copies()  # of new weights, while nobody waits
+            self._prepare()
         try:
             command = self._commands.get_nowait() if busy else self._commands.get(timeout=IDLE_WAKE_S)
             while True:
@@ -271,6 +270,13 @@ class Scheduler:
             self.weights.expire()
         if self.weights.fault is not None and not self.weights.updating and self._tickets:
             self.fail_all(Refused(f"weights are unusable: {self.weights.fault}", status=503))
+
+    def _prepare(self) -> None:
+        """Makes copies of new weights while nobody waits."""
+        try:
+            self._decoder.prepare_copies()
+        except Exception as e:  # the step that needs them fails in the same way, and its requests are told
+            log.warning("weights could not be prepared ahead: %s", e)
 
     def _admit(self) -> None:
         """Gives free slots to waiting sequences, in their order; prompts are prefilled as they come up."""
