@@ -1,26 +1,23 @@
 """How fast are the weight channels, beside what the machine can do at all?
 
 For models of 1M, 100M and 400M parameters in float32 (random Qwen3s), weights go from this process into a served
-embedded engine by every channel, verified as in a run. In turn with them, in the same run: a memcpy (torch `copy_`) of
-as many bytes, and a gloo broadcast of as many bytes to another process. Writes `benchmarks/results/weight_channels.md`
-and `.json`.
+embedded engine by every channel, verified as in a run. In turn with them, in the same run: a memcpy of as many bytes,
+and a gloo broadcast of as many to another process. Writes `benchmarks/results/weight_channels.md` and `.json`.
 
     python benchmarks/weight_channels.py [--millions 1 100 400] [--repeats 9]
 """
 
 import argparse
-import ctypes
+import asyncio
 import datetime
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -28,22 +25,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from weight_limits import TIMEOUT_S, gloo_broadcast, memcpy
 
 from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
 from rlscale.engines.http import HttpEngine
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
-from rlscale.types import EngineAddress, WeightGroup
+from rlscale.types import EngineAddress, SamplingParams
 from rlscale.weights.channel import EngineChannel
 from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.group import join_group, leave_group, open_store, start_broadcast
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("rlscale", "torch", "xxhash", "zstandard", "aiohttp")
+REST_S = 0.1  # before each, in which the last one ends: a sync comes after a step of the trainer
 BUCKET_BYTES = 512 * 2**20  # the default of train.update_weight_buffer_size
-RAW_BYTES = 512 * 2**20  # of one raw broadcast
-TIMEOUT_S = 300.0
 # layers, hidden size, of the MLP, vocabulary
 SHAPES = {1: (2, 128, 384, 4096), 100: (12, 768, 2304, 16384), 400: (24, 1024, 3072, 49152)}
 
@@ -86,65 +82,6 @@ def served(folder: Path) -> Iterator[EngineAddress]:
         process.stop()
 
 
-@contextmanager
-def raw_gloo(num_bytes: int) -> Iterator[Callable[[], None]]:
-    """A broadcast to a process that only receives, through the same construction of a group as the channel's."""
-    store = open_store("127.0.0.1", timeout_s=TIMEOUT_S)
-    group = WeightGroup(
-        name="raw",
-        master_address="127.0.0.1",
-        master_port=store.port,
-        world_size=2,
-        backend="gloo",
-        timeout_s=TIMEOUT_S,
-    )
-    command = [sys.executable, __file__, "--receive", str(store.port), str(num_bytes)]
-    peer = subprocess.Popen(command, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
-    process_group = join_group(group, 0, store=store)
-    flat = torch.ones(num_bytes, dtype=torch.uint8)
-
-    def run() -> None:
-        for piece in flat.split(RAW_BYTES):
-            start_broadcast(process_group, piece).wait()
-        process_group.barrier().wait()  # until the other side has it all
-
-    try:
-        yield run
-    finally:
-        peer.kill()
-        peer.wait()
-        leave_group(process_group)
-
-
-def receive(port: int, num_bytes: int) -> None:
-    """The other process of `raw_gloo`; ends when it is killed."""
-    group = WeightGroup(
-        name="raw", master_address="127.0.0.1", master_port=port, world_size=2, backend="gloo", timeout_s=TIMEOUT_S
-    )
-    process_group = join_group(group, 1)
-    flat = torch.empty(num_bytes, dtype=torch.uint8)
-    while True:
-        for piece in flat.split(RAW_BYTES):
-            start_broadcast(process_group, piece).wait()
-        process_group.barrier().wait()
-
-
-def raw_memcpy(num_bytes: int, *, num_threads: int) -> Callable[[], None]:
-    """One call of libc's memcpy a thread, all at once."""
-    source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
-    share = -(-num_bytes // num_threads)
-    pool = ThreadPoolExecutor(num_threads)
-
-    def copy(start: int) -> None:
-        size = min(share, num_bytes - start)
-        ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, size)
-
-    def run() -> None:
-        list(pool.map(copy, range(0, num_bytes, share)))
-
-    return run
-
-
 def open_channel(name: WeightChannelName, folder: Path, address: EngineAddress) -> EngineChannel:
     spec = ChannelSpec(
         name=name,
@@ -158,6 +95,17 @@ def open_channel(name: WeightChannelName, folder: Path, address: EngineAddress) 
     channel = make_channel(spec, make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S), rank=0)
     channel.connect([address])
     return channel
+
+
+def use(address: EngineAddress) -> None:
+    """One token by the weights just sent, as in a run: an engine prepares new weights for use after the sync."""
+
+    async def ask() -> None:
+        engine = HttpEngine(address, timeout_s=TIMEOUT_S)
+        await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=1))
+        await engine.close()
+
+    asyncio.run(ask())
 
 
 def updated(weights: Weights) -> Weights:
@@ -183,9 +131,9 @@ def measure(millions: int, repeats: int) -> list[dict[str, Any]]:
         channels = {each: open_channel(each, folder, address) for each in WeightChannelName}
         for channel in channels.values():
             stack.callback(channel.close)
-        runs: dict[str, Callable[[int], float]] = {"memcpy": _plain(raw_memcpy(num_bytes, num_threads=1))}
-        runs["memcpy, 2 threads"] = _plain(raw_memcpy(num_bytes, num_threads=2))
-        runs["gloo broadcast"] = _plain(stack.enter_context(raw_gloo(num_bytes)))
+        runs: dict[str, Callable[[int], float]] = {"memcpy": _plain(memcpy(num_bytes, num_threads=1))}
+        runs["memcpy, 2 threads"] = _plain(memcpy(num_bytes, num_threads=2))
+        runs["gloo broadcast"] = _plain(stack.enter_context(gloo_broadcast(num_bytes)))
         sizes: dict[str, int] = {}
         versions = iter(range(1, 10_000))
 
@@ -195,14 +143,19 @@ def measure(millions: int, repeats: int) -> list[dict[str, Any]]:
                 channel.push(iter(states[(turn + 1) % 2].items()), next(versions))
             report = channel.push(iter(state.items()), next(versions))
             sizes[kind] = report.num_bytes
+            use(address)
             return report.seconds
 
         for kind in WeightChannelName:
             runs[kind] = lambda turn, kind=kind: push(kind, turn)
         taken: dict[str, list[float]] = {each: [] for each in runs}
-        for turn in range(repeats + 1):
-            for each, run in runs.items():
-                taken[each].append(run(turn))
+        # What a channel writes to files goes on to the disk in the background: those channels come last.
+        by_file = [WeightChannelName.disk, WeightChannelName.delta]
+        for turn_of in ([each for each in runs if each not in by_file], by_file):
+            for turn in range(repeats + 1):
+                for each in turn_of:
+                    time.sleep(REST_S)
+                    taken[each].append(runs[each](turn))
         rows = [
             {
                 "millions": millions,
@@ -258,15 +211,16 @@ def write(rows: list[dict[str, Any]], repeats: int, load: tuple[float, float]) -
         f"{datetime.date.today()}, {where}. Load average before and after: {load[0]:.1f}, {load[1]:.1f}; on a machine "
         "that does other things too (above about 1) channels lose more than the raw rates, as two processes must run "
         f"at once. float32 weights into one served embedded engine, both on this machine; medians of {repeats}, "
-        "everything in turn. The time of a channel is that of the whole sync: pause, transfer, checksums on both "
-        "sides, version read back, resume. GB/s count the bytes of the model. `disk` writes to a file system and reads "
+        "everything in turn, files last. The time of a channel is that of the whole sync: pause, transfer, checksums on "
+        "both sides, version read back, resume. GB/s count the bytes of the model. `disk` writes to a file system and reads "
         "it back (from the page cache); `delta` after an update that changed every element by about 0.1 %. Made by "
         "`python benchmarks/weight_channels.py`.\n\n"
         f"{table(rows)}\n\n"
-        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, some 8 ms. `process_group` "
+        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, some 6 ms. `process_group` "
         "takes tensors as they lie in memory, over four connections; the raw broadcast is one tensor over one. "
         "`shared_memory` copies every byte twice, into the ring and out of it, and both sides hash it, by one core "
-        "each; the memcpy is libc's, by one thread and by two.\n"
+        "each: what one core wrote, the other must fetch from its cache. A memcpy is libc's, within one process; where "
+        "two threads are hardly faster than one, it takes all of the memory's bandwidth.\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "weight_channels.md").write_text(text)
@@ -278,11 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=int, nargs="+", default=[1, 100, 400], choices=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--receive", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.receive is not None:
-        receive(*arguments.receive)
-        return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     before = os.getloadavg()[0]
     rows: list[dict[str, Any]] = []

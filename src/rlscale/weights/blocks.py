@@ -5,12 +5,12 @@
       digests of piece i                          digests of piece i
       all digests         ══ gloo ═══════════>    compared
 
-Neither side copies, and both compute digests while bytes travel. What arrived changed has been written by then: the
-engine must not be used until it is sent again.
+Neither side copies but small tensors, which travel together, and both compute digests while bytes travel. What arrived
+changed has been written by then: the engine must not be used until it is sent again.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,9 @@ LOAD_FORMAT = "tensor_blocks"
 PIECE_BYTES = 16 * BLOCK_BYTES
 """Of one broadcast. Large enough that starting one costs little, small enough to be in cache when it is hashed."""
 
+SMALL_BYTES = BLOCK_BYTES
+"""A tensor of at most so many is copied into a piece with others: a broadcast of its own takes longer than the copy."""
+
 IN_FLIGHT = 6
 """Broadcasts under way at once: more than the links of a group, so that none waits for a digest."""
 
@@ -38,7 +41,7 @@ class BlockSender:
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def send(self, tensors: Iterable[Tensor]) -> None:
+    def send(self, tensors: Sequence[Tensor]) -> None:
         """Sends the bytes of tensors to all members of the group, then the digests of their blocks.
 
         Raises WeightSyncError when a member does not take part.
@@ -48,17 +51,24 @@ class BlockSender:
         except RuntimeError as e:
             raise WeightSyncError(f"the broadcast of a bucket failed: {e}") from e
 
-    def _send(self, tensors: Iterable[Tensor]) -> None:
+    def _send(self, tensors: Sequence[Tensor]) -> None:
         works: deque[dist.Work] = deque()
-        digests: list[bytes] = []
-        for tensor in tensors:
-            for piece in _pieces(torch.from_numpy(bytes_of(tensor.cpu()))):
-                works.append(self._start(piece))
-                digests += _digests(piece)
-                if len(works) >= IN_FLIGHT:
-                    works.popleft().wait()
-        if digests:
-            works.append(self._start(torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)))
+        digests: list[list[bytes]] = [[] for _ in tensors]
+        number, flat = -1, torch.empty(0)
+        for piece in pieces_of([tensor.nbytes for tensor in tensors]):
+            views = []
+            for part in piece:
+                if part.number != number:  # of a tensor elsewhere, or in another order, this is a copy
+                    number, flat = part.number, torch.from_numpy(bytes_of(tensors[part.number].cpu()))
+                views.append(flat[part.span])
+            works.append(self._start(views[0] if len(views) == 1 else torch.cat(views)))
+            for part, view in zip(piece, views, strict=True):
+                digests[part.number] += _digests(view)
+            if len(works) >= IN_FLIGHT:
+                works.popleft().wait()
+        joined = b"".join(digest for of_tensor in digests for digest in of_tensor)
+        if joined:
+            works.append(self._start(torch.frombuffer(bytearray(joined), dtype=torch.uint8)))
         for work in works:
             work.wait()
 
@@ -94,18 +104,22 @@ class BlockWeights:
 
     def _receive(self, arriving: Sequence["_Arriving"]) -> Iterator[bytes]:
         """Fills the tensors and their digests; returns those that were sent."""
-        under_way: deque[tuple[dist.Work, _Arriving, Tensor]] = deque()
+        under_way: deque[tuple[dist.Work, Piece, Tensor]] = deque()
 
         def land() -> None:
-            work, tensor, piece = under_way.popleft()
+            work, piece, data = under_way.popleft()
             work.wait()
-            tensor.digests += _digests(piece)
+            for part, view in zip(piece, torch.split(data, [part.size for part in piece]), strict=True):
+                arriving[part.number].digests += _digests(view)
+                if len(piece) > 1:
+                    arriving[part.number].flat[part.span] = view
 
-        for tensor in arriving:
-            for piece in _pieces(tensor.flat):
-                under_way.append((start_broadcast(self._group, piece), tensor, piece))
-                if len(under_way) > IN_FLIGHT:
-                    land()
+        for piece in pieces_of([tensor.flat.numel() for tensor in arriving]):
+            only = arriving[piece[0].number].flat[piece[0].span]
+            data = only if len(piece) == 1 else torch.empty(sum(part.size for part in piece), dtype=torch.uint8)
+            under_way.append((start_broadcast(self._group, data), piece, data))
+            if len(under_way) > IN_FLIGHT:
+                land()
         while under_way:
             land()
         sent = torch.empty(DIGEST_BYTES * sum(len(tensor.digests) for tensor in arriving), dtype=torch.uint8)
@@ -113,6 +127,47 @@ class BlockWeights:
             start_broadcast(self._group, sent).wait()
         joined = bytes(bytes_of(sent))
         return (joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes `start` to `stop` of the tensor with this number in its bucket."""
+
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def span(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+Piece = list[Part]
+
+
+def pieces_of(sizes: Sequence[int]) -> list[Piece]:
+    """What each broadcast carries of tensors of so many bytes: part of a large one, or several small ones whole.
+
+    A tensor's parts are in their order. Both sides compute this from the layout.
+    """
+    large: list[Piece] = []
+    small: list[Piece] = []
+    room = 0
+    for number, size in enumerate(sizes):
+        if size > SMALL_BYTES:
+            starts = range(0, size, PIECE_BYTES)
+            large += [[Part(number, start, min(start + PIECE_BYTES, size))] for start in starts]
+        elif size:
+            if size > room:
+                small.append([])
+                room = PIECE_BYTES
+            small[-1].append(Part(number, 0, size))
+            room -= size
+    return large + small
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,10 +181,6 @@ class _Arriving:
     def at(cls, name: str, target: Tensor | None, dtype: str, shape: Sequence[int]) -> "_Arriving":
         into, finish = landing(target, dtype, shape)
         return cls(name=name, flat=torch.from_numpy(into), finish=finish, digests=[])
-
-
-def _pieces(flat: Tensor) -> Iterator[Tensor]:
-    return iter(torch.split(flat, PIECE_BYTES)) if flat.numel() else iter(())
 
 
 def _digests(piece: Tensor) -> list[bytes]:

@@ -7,7 +7,7 @@ Projections that read the same input are one matrix; the Hugging Face tensors ar
 writes straight into what is multiplied.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -161,9 +161,14 @@ class Decoder:
         like = next(each for each in layers if each is not None)
         return torch.stack([torch.zeros_like(like) if each is None else each for each in layers], dim=1).short().cpu()
 
-    def prepare_copies(self) -> None:
-        """Makes what the next step would make of weights that changed, to multiply faster."""
+    def prepare_copies(self, goes_on: Callable[[], bool]) -> None:
+        """Makes what the next step would make of weights that changed, to multiply faster, part by part.
+
+        `goes_on` is asked before each part; after False the rest is left to that step.
+        """
         for part in self._multiplied():
+            if not goes_on():
+                return
             part.prepare()
 
     def forget_copies(self) -> None:

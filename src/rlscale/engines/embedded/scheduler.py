@@ -272,9 +272,9 @@ class Scheduler:
             self.fail_all(Refused(f"weights are unusable: {self.weights.fault}", status=503))
 
     def _prepare(self) -> None:
-        """Makes copies of new weights while nobody waits."""
+        """Makes copies of new weights while nobody waits, and stops when somebody does."""
         try:
-            self._decoder.prepare_copies()
+            self._decoder.prepare_copies(self._commands.empty)
         except Exception as e:  # the step that needs them fails in the same way, and its requests are told
             log.warning("weights could not be prepared ahead: %s", e)
 
