@@ -29,11 +29,12 @@ from rlscale.models.resolve import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.jsonl import JsonlSink, read_records
-from rlscale.observe.provenance import redact, redact_yaml, write_provenance
+from rlscale.observe.provenance import write_provenance
 from rlscale.observe.rollouts import DISTRIBUTIONS_FILE, SAMPLES_FILE, RolloutLog, TokenTexts
 from rlscale.observe.run import Observer, diff_limit
 from rlscale.observe.trackers import TrackedRun, open_trackers
 from rlscale.plan.placement import layout_of
+from rlscale.secrets import redact, redact_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

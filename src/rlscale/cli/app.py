@@ -30,7 +30,7 @@ from rlscale.errors import (
     WeightSyncError,
     WorkerError,
 )
-from rlscale.observe.provenance import redact_yaml
+from rlscale.secrets import redact_yaml
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 

@@ -28,7 +28,7 @@ from rlscale.config.view.minimize import minimize, minimize_from
 from rlscale.config.view.sources import read_source
 from rlscale.config.yaml_files import GLOBAL_GROUPS
 from rlscale.errors import ConfigError, Problem
-from rlscale.observe.provenance import REDACTED, is_secret, redact
+from rlscale.secrets import REDACTED, is_secret, redact
 
 _CONFIGURATION = "a run folder, a config.yaml, an experiment, or words in quotes: 'experiment=quickstart algo=gspo'"
 

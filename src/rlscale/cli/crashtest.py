@@ -22,7 +22,7 @@ from rlscale.crashtest.report import Verdict, to_markdown, write_report
 from rlscale.crashtest.victims import Victim
 from rlscale.errors import ConfigError
 from rlscale.observe.jsonl import read_records
-from rlscale.observe.provenance import redact_override
+from rlscale.secrets import redact_override
 
 PASSED, FAILED, WRONG_INPUT = 0, 1, 2
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from rlscale.observe.provenance import replace_secrets
+from rlscale.secrets import replace_secrets
 
 VARIABLE = "RLSCALE_SECRET_{number}"
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")

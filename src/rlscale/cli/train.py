@@ -10,7 +10,7 @@ from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
 from rlscale.config.hooks import check_hooks
-from rlscale.observe.provenance import redact_override
+from rlscale.secrets import redact_override
 
 if TYPE_CHECKING:
     from rlscale.config import RunConfig

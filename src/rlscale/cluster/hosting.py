@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rlscale.errors import WorkerError
-from rlscale.observe.provenance import is_secret
+from rlscale.secrets import is_secret
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from rlscale.config.groups.group import ConfigGroup
 from rlscale.config.run import RunConfig
+from rlscale.secrets import redact
 
 _NOT_HASHED = ("run", "logging", "debug")
 
@@ -38,7 +39,8 @@ def to_yaml(config: ConfigGroup) -> str:
 def config_hash(config: RunConfig) -> str:
     """Eight hex digits that change with everything that can change a run's numbers.
 
-    Leaves out `run`, `logging`, `debug` and `checkpoint.save`, which is derived from the run's name.
+    Leaves out `run`, `logging`, `debug`, the values of secrets, and `checkpoint.save`, which is derived from the run's
+    name.
     """
     return hashlib.sha256(json.dumps(_hashed(to_dict(config)), sort_keys=True).encode()).hexdigest()[:8]
 
@@ -59,8 +61,8 @@ def changed_keys(before: str, after: str) -> list[str]:
 
 
 def _hashed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that can change a run's numbers."""
-    kept = {name: group for name, group in values.items() if name not in _NOT_HASHED}
+    """The values that can change a run's numbers: a new key of a service is still the same run."""
+    kept: dict[str, Any] = redact({name: group for name, group in values.items() if name not in _NOT_HASHED})
     kept["checkpoint"] = {name: value for name, value in kept["checkpoint"].items() if name != "save"}
     return kept
 

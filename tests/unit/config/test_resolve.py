@@ -11,8 +11,10 @@ from rlscale.config import (
     DistributedBackend,
     RunConfig,
     TrainBackendName,
+    changed_keys,
     config_hash,
     load_config_with_notes,
+    to_yaml,
 )
 from rlscale.config.resolve import resolve
 from tests.unit.config.test_rules import change, good
@@ -182,6 +184,14 @@ def test_the_name_changes_with_what_changes_numbers_only() -> None:
         assert config_hash(derive(same)[0]) == config_hash(plain)
     for other in ({"optim.lr": 0.1}, {"train.seed": 5}, {"data.num_rollout": 4}):
         assert derive(other)[0].run.name != plain.run.name
+
+
+def test_a_new_secret_is_the_same_run() -> None:
+    old, new = (derive({"train.env_vars": {"HF_TOKEN": value, "NCCL_DEBUG": "INFO"}})[0] for value in ("a", "b"))
+    assert config_hash(old) == config_hash(new)
+    assert changed_keys(to_yaml(old), to_yaml(new)) == []
+    other = derive({"train.env_vars": {"HF_TOKEN": "a", "NCCL_DEBUG": "WARN"}})[0]
+    assert config_hash(other) != config_hash(old)
 
 
 def test_the_notes_reach_the_caller() -> None:

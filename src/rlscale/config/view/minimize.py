@@ -26,8 +26,7 @@ from rlscale.config.serialize import flat, to_dict
 from rlscale.config.view.diff import NAMES
 from rlscale.config.yaml_files import GLOBAL_GROUPS, put_value, read_yaml_files
 from rlscale.errors import ConfigError
-
-REDACTED = "<redacted>"
+from rlscale.secrets import REDACTED
 
 Values = dict[str, Any]
 """By full path."""
