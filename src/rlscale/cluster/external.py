@@ -54,9 +54,14 @@ def are_local(given: Sequence[str]) -> bool:
     return all(_is_loopback(urlsplit(address.url).hostname or "") for address in external_addresses(given))
 
 
-def check_servers(given: Sequence[str]) -> list[Problem]:
-    """Every server that does not answer."""
-    return asyncio.run(_check(external_addresses(given)))
+def check_servers(given: Sequence[str], *, mixes_caches: bool = False) -> list[Problem]:
+    """Every server that does not answer, or does not fit.
+
+    Args:
+        mixes_caches: whether weights change under requests that keep their cache. A cache that requests share is then
+            never dropped and would grow ever older.
+    """
+    return asyncio.run(_check(external_addresses(given), mixes_caches=mixes_caches))
 
 
 def _is_loopback(host: str) -> bool:
@@ -66,29 +71,34 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _check(addresses: Sequence[EngineAddress]) -> list[Problem]:
-    causes = await asyncio.gather(*[_why_silent(address) for address in addresses])
-    fix = "start it, e.g. with rlscale-serve, or leave it out"
-    return [
-        Problem(path=KEY, rule="name servers that answer", value=f"{address.url} ({cause})", fix=fix)
-        for address, cause in zip(addresses, causes, strict=True)
-        if cause is not None
-    ]
-
-
-async def _why_silent(address: EngineAddress) -> str | None:
-    try:
-        await _with_ranks(address)
-    except EngineError as error:
-        return str(error)
-    return None
+async def _check(addresses: Sequence[EngineAddress], *, mixes_caches: bool) -> list[Problem]:
+    infos = await asyncio.gather(*[_info(address) for address in addresses], return_exceptions=True)
+    problems = []
+    for address, info in zip(addresses, infos, strict=True):
+        if isinstance(info, EngineError):
+            fix = "start it, e.g. with rlscale-serve, or leave it out"
+            rule, value = "name servers that answer", f"{address.url} ({info})"
+        elif isinstance(info, BaseException):
+            raise info
+        elif mixes_caches and info.get("disable_radix_cache") is False:
+            fix = "start it with --disable-radix-cache, or set rollout.pause_mode=retract"
+            rule = "name servers without a shared cache of prompts where rollout.pause_mode=in_place"
+            value = f"{address.url} (disable_radix_cache=False)"
+        else:
+            continue
+        problems.append(Problem(path=KEY, rule=rule, value=value, fix=fix))
+    return problems
 
 
 async def _with_ranks(address: EngineAddress) -> EngineAddress:
-    engine = HttpEngine(address, timeout_s=TIMEOUT_S)
-    try:
-        info = await engine.info()
-    finally:
-        await engine.close()
+    info = await _info(address)
     num_ranks = int(info.get("tp_size", 1)) * int(info.get("pp_size", 1))
     return EngineAddress(name=address.name, url=address.url, api_key=address.api_key, num_ranks=num_ranks)
+
+
+async def _info(address: EngineAddress) -> dict[str, Any]:
+    engine = HttpEngine(address, timeout_s=TIMEOUT_S)
+    try:
+        return await engine.info()
+    finally:
+        await engine.close()

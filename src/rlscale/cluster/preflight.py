@@ -15,6 +15,7 @@ from rlscale.config import (
     OffloadMode,
     RunConfig,
     TrainBackendName,
+    mixes_caches,
     uses_critic,
     uses_teacher,
 )
@@ -126,11 +127,11 @@ def _check_bridge(config: RunConfig) -> list[Problem]:
 
 
 def _check_external(config: RunConfig) -> list[Problem]:
-    """Servers that run already: whether they do."""
+    """Servers that run already: whether they do, and fit."""
     addresses = config.rollout.external_engine_addrs
     if config.rollout.engine != EngineKind.external or addresses is None or not uses_engines(config):
         return []
-    return check_servers(addresses)
+    return check_servers(addresses, mixes_caches=mixes_caches(config.rollout))
 
 
 def _check_data(key: str, path: str | None) -> list[Problem]:
