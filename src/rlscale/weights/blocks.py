@@ -31,7 +31,7 @@ PIECE_BYTES = 16 * BLOCK_BYTES
 SMALL_BYTES = BLOCK_BYTES
 """A tensor of at most so many is copied into a piece with others: a broadcast of its own takes longer than the copy."""
 
-IN_FLIGHT = 6
+IN_FLIGHT = 12
 """Broadcasts under way at once: more than the links of a group, so that none waits for a digest."""
 
 
