@@ -31,10 +31,11 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 TRL, TRL_COMPILED = "TRL", "TRL, torch.compile"
 
+AHEAD = "rlscale, a rollout ahead"
 OURS = {
     "rlscale": ("rollout.deterministic=false",),
     "rlscale, deterministic": ("rollout.deterministic=true",),
-    "rlscale, a rollout ahead": (
+    AHEAD: (
         "rollout.deterministic=false",
         "rollout.max_staleness=1",
         "algo.use_rollout_logprobs=true",
@@ -225,7 +226,8 @@ def write(summaries: Sequence[dict[str, object]], runs: Sequence[Run], *, pins: 
     """Puts down what has been run so far."""
     peers = ", ".join(f"{name} {number}" for name, number in pins.items())
     where = sentence([run.load for run in runs])
-    parts = [f"# A GRPO step beside TRL\n\n{where} TRL's side: {peers}.\n", DESCRIPTION]
+    about = DESCRIPTION + (ABOUT_AHEAD if any(run.side == AHEAD for run in runs) else "")
+    parts = [f"# A GRPO step beside TRL\n\n{where} TRL's side: {peers}.\n", about, TIMES]
     for summary in summaries:
         case = summary["case"]
         parts.append(
@@ -254,15 +256,18 @@ Whole runs in turn, medians over all steps after the warm-up ones, from the end 
   moment before they sleep (`cluster.spin_threads`; those of TRL do so for longer). The ratio is that of
   `rollout.deterministic=false`; TRL's generation gives no such promise either. Metrics, comparison of logprobs and
   verified weight syncs are on, as always.
+"""
+
+ABOUT_AHEAD = """\
 - `a rollout ahead` is another algorithm in one point, and not what is asked for: the next samples are drawn while the
   trainer works (`rollout.max_staleness=1`), by weights that are one update old; the ratio of the loss is to their
   logprobs. TRL's trainer has no such way. Trainer and engine compute at once, the trainer on one core.
+"""
 
-Where rlscale's time goes. At 0.8M parameters a step spends a little less than half in the trainer, more than a third in
-generation and a tenth in the weight sync, little of it in arithmetic (3 GFLOP): the rest is the start of small
-operators, 22 requests over HTTP and the hand-overs between processes. At 3M parameters half of the trainer's time is
-matrix products, and generation is 64 steps of some two hundred small operators. At 50M parameters more than half of the
-trainer's time is matrix products.
+TIMES = """\
+Where rlscale's time goes, by the phases of its own metrics: at 0.8M parameters a little less than half of a step is the
+trainer, more than a third generation and an eighth the weight sync; at 3M half is the trainer and two fifths are
+generation; at 50M two thirds are the trainer and the rest generation.
 
 Made by `python benchmarks/trl_step.py`.
 """

@@ -220,8 +220,8 @@ def write(rows: list[dict[str, Any]], repeats: int, load: tuple[float, float]) -
         "Where the time goes: a sync makes seven or more HTTP calls whatever its size, some 6 ms. `process_group` "
         "takes tensors as they lie in memory, over four connections; the raw broadcast is one tensor over one. "
         "`shared_memory` copies every byte twice, into the ring and out of it, and both sides hash it, by one core "
-        "each: what one core wrote, the other must fetch from its cache. A memcpy is libc's, within one process; where "
-        "two threads are hardly faster than one, it takes all of the memory's bandwidth.\n"
+        "each. A memcpy is libc's, within one process; where two threads are hardly faster than one, it takes all of "
+        "the memory's bandwidth.\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "weight_channels.md").write_text(text)

@@ -47,8 +47,10 @@ def gloo_broadcast(num_bytes: int) -> Iterator[Callable[[], None]]:
                 start_broadcast(group, piece).wait()
             group.barrier().wait()  # until the other side has it all
 
-        yield run
-    leave_group(group)
+        try:
+            yield run
+        finally:
+            leave_group(group)
 
 
 def _receive(port: int, num_bytes: int) -> None:

@@ -95,8 +95,12 @@ def test_a_cluster_that_nobody_runs_is_told_at_once(scheme: str) -> None:
         session._start(ClusterConfig(ray_address=address), layout)
 
 
-def test_names_are_left_to_ray() -> None:
-    session._knock("auto")
+@pytest.mark.parametrize("name", ["auto", "local", "ray://head"])
+def test_names_are_left_to_ray(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    knocks: list[Any] = []
+    monkeypatch.setattr(socket, "create_connection", lambda place, **_: knocks.append(place))
+    session._knock(name)
+    assert knocks == []
 
 
 def test_an_engine_imports_no_configuration() -> None:

@@ -20,12 +20,18 @@ print(resident_mb() - before)
 """
 
 
+def printed_by(program: str) -> dict[str, float]:
+    """The number that a program prints with the settings and without."""
+    printed = {}
+    for word in ("keep", "plain"):
+        done = subprocess.run([sys.executable, "-c", program, word], check=True, capture_output=True, text=True)
+        printed[word] = float(done.stdout)
+    return printed
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the settings")
 def test_freed_memory_stays_with_the_process() -> None:
-    grown = {}
-    for word in ("keep", "plain"):
-        done = subprocess.run([sys.executable, "-c", PROGRAM, word], check=True, capture_output=True, text=True)
-        grown[word] = float(done.stdout)
+    grown = printed_by(PROGRAM)
     assert grown["keep"] > 60
     assert grown["plain"] < 10
 
@@ -63,8 +69,5 @@ print(faults[0])
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the settings")
 def test_so_does_that_of_a_thread() -> None:
-    faults = {}
-    for word in ("keep", "plain"):
-        done = subprocess.run([sys.executable, "-c", IN_A_THREAD, word], check=True, capture_output=True, text=True)
-        faults[word] = int(done.stdout)
+    faults = printed_by(IN_A_THREAD)
     assert faults["plain"] > 1000 > 100 > faults["keep"]
