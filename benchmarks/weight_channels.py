@@ -217,7 +217,7 @@ def write(rows: list[dict[str, Any]], repeats: int, load: tuple[float, float]) -
         "Made by "
         "`python benchmarks/weight_channels.py`.\n\n"
         f"{table(rows)}\n\n"
-        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, some 6 ms. `process_group` "
+        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, some 5 ms. `process_group` "
         "takes tensors as they lie in memory, over four connections; the raw broadcast is one tensor over one. "
         "`shared_memory` copies every byte twice, into the ring and out of it, and both sides hash it, by one core "
         "each. A memcpy is libc's, within one process; where two threads are hardly faster than one, it takes all of "

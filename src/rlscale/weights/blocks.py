@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -61,7 +62,7 @@ class BlockSender:
                 if part.number != number:  # of a tensor elsewhere, or in another order, this is a copy
                     number, flat = part.number, torch.from_numpy(bytes_of(tensors[part.number].cpu()))
                 views.append(flat[part.span])
-            works.append(self._start(views[0] if len(views) == 1 else torch.cat(views)))
+            works.append(self._start(views[0] if len(views) == 1 else _joined(views)))
             for part, view in zip(piece, views, strict=True):
                 digests[part.number] += _digests(view)
             if len(works) >= IN_FLIGHT:
@@ -112,7 +113,7 @@ class BlockWeights:
             for part, view in zip(piece, torch.split(data, [part.size for part in piece]), strict=True):
                 arriving[part.number].digests += _digests(view)
                 if len(piece) > 1:
-                    arriving[part.number].flat[part.span] = view
+                    bytes_of(arriving[part.number].flat)[part.span] = bytes_of(view)
 
         for piece in pieces_of([tensor.flat.numel() for tensor in arriving]):
             only = arriving[piece[0].number].flat[piece[0].span]
@@ -181,6 +182,11 @@ class _Arriving:
     def at(cls, name: str, target: Tensor | None, dtype: str, shape: Sequence[int]) -> "_Arriving":
         into, finish = landing(target, dtype, shape)
         return cls(name=name, flat=torch.from_numpy(into), finish=finish, digests=[])
+
+
+def _joined(views: Sequence[Tensor]) -> Tensor:
+    # Not by torch, whose threads would take the cores from those that send.
+    return torch.from_numpy(np.concatenate([bytes_of(view) for view in views]))
 
 
 def _digests(piece: Tensor) -> list[bytes]:

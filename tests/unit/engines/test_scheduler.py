@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlscale.engines.embedded import scheduler as scheduler_module
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.wire import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
@@ -345,6 +346,22 @@ def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler
     assert (after.output_ids, after.logprobs) == (expected.output_ids, expected.logprobs)
     assert held.result(timeout=10)[0].output_ids == expected.output_ids
     assert before.output_ids != after.output_ids
+
+
+def test_new_weights_are_prepared_only_after_the_last_answer_has_left(
+    open_scheduler: OpenScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "ANSWER_S", 0.5)
+    prepared = threading.Event()
+    scheduler = open_scheduler()
+    monkeypatch.setattr(scheduler._decoder, "prepare_copies", lambda goes_on: prepared.set())
+    scheduler.call(lambda: scheduler.pause("retract")).result(timeout=60)
+    assert not prepared.wait(1)  # nobody may use them yet
+    for _ in range(3):
+        scheduler.call(scheduler.resume).result(timeout=60)
+        assert not prepared.is_set()
+        time.sleep(0.05)
+    assert prepared.wait(30)
 
 
 def test_failed_update_leaves_the_engine_unusable_until_a_whole_one(open_scheduler: OpenScheduler) -> None:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 IDLE_WAKE_S = 1.0
+ANSWER_S = 0.002  # for the last command's answer to leave, which preparing weights would hold up
 FAILED_STATUS = 500
 
 
@@ -259,10 +260,8 @@ class Scheduler:
 
     def _run_commands(self) -> None:
         busy = bool(self._tickets) and not self._held()
-        if not busy and not self._held() and self._commands.empty():
-            self._prepare()
         try:
-            command = self._commands.get_nowait() if busy else self._commands.get(timeout=IDLE_WAKE_S)
+            command = self._commands.get_nowait() if busy else self._wait()
             while True:
                 command()
                 command = self._commands.get_nowait()
@@ -270,6 +269,14 @@ class Scheduler:
             self.weights.expire()
         if self.weights.fault is not None and not self.weights.updating and self._tickets:
             self.fail_all(Refused(f"weights are unusable: {self.weights.fault}", status=503))
+
+    def _wait(self) -> Callable[[], None]:
+        """The next command. Raises queue.Empty when none comes for long."""
+        with contextlib.suppress(queue.Empty):
+            return self._commands.get(timeout=ANSWER_S)
+        if not self._held():
+            self._prepare()
+        return self._commands.get(timeout=IDLE_WAKE_S)
 
     def _prepare(self) -> None:
         """Makes copies of new weights while nobody waits, and stops when somebody does."""
