@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,7 +20,12 @@ _DOT, _BEST, _FAILED, _MEAN = "#4477aa", "#228833", "#cc3311", "#bbbbbb"
 
 
 def draw_sweep(result: SweepResult, file: Path) -> None:
-    """Draws a panel for each swept key: dots are jobs, a star is the best one, crosses at the foot are failed ones.
+    """Writes the picture."""
+    picture_of(result).savefig(file, dpi=150)
+
+
+def picture_of(result: SweepResult) -> Figure:
+    """A panel for each swept key: dots are jobs, a star is the best one, crosses at the foot are failed ones.
 
     A gray line joins the means of jobs with the same value.
     """
@@ -35,7 +41,8 @@ def draw_sweep(result: SweepResult, file: Path) -> None:
     failed = sum(job.error is not None for job in result.jobs)
     title = f"{result.folder.name}: {len(result.jobs)} jobs" + (f", {failed} failed" if failed else "")
     figure.suptitle(title, fontsize=10)
-    figure.savefig(file, dpi=150)
+    _add_legend(figure)
+    return figure
 
 
 def _draw_panel(axes: Axes, name: str, result: SweepResult) -> None:
@@ -43,7 +50,13 @@ def _draw_panel(axes: Axes, name: str, result: SweepResult) -> None:
     places = _places(axes, texts)
     done = [(place, job) for place, job in zip(places, result.jobs, strict=True) if job.objective is not None]
     _draw_means(axes, done)
-    axes.scatter([place for place, _ in done], [float(job.objective or 0.0) for _, job in done], color=_DOT, zorder=2)
+    axes.scatter(
+        [place for place, _ in done],
+        [float(job.objective or 0.0) for _, job in done],
+        color=_DOT,
+        zorder=2,
+        label="a job",
+    )
     best = [(place, job) for place, job in done if job is result.best]
     axes.scatter(
         [place for place, _ in best],
@@ -52,10 +65,20 @@ def _draw_panel(axes: Axes, name: str, result: SweepResult) -> None:
         marker="*",
         s=160,
         zorder=3,
+        label="the best",
     )
     lost = [place for place, job in zip(places, result.jobs, strict=True) if job.error is not None]
     foot = axes.get_xaxis_transform()
-    axes.scatter(lost, [0.03] * len(lost), color=_FAILED, marker="x", transform=foot, zorder=3, clip_on=False)
+    axes.scatter(
+        lost,
+        [0.03] * len(lost),
+        color=_FAILED,
+        marker="x",
+        transform=foot,
+        zorder=3,
+        clip_on=False,
+        label="failed" if lost else None,
+    )
     axes.set_xlabel(name)
     axes.set_ylabel(f"objective ({result.direction})")
     axes.grid(alpha=0.3)
@@ -67,7 +90,17 @@ def _draw_means(axes: Axes, done: Sequence[tuple[float, JobRecord]]) -> None:
         by_place.setdefault(place, []).append(float(job.objective or 0.0))
     if max(map(len, by_place.values()), default=0) > 1:
         means = [(place, sum(values) / len(values)) for place, values in sorted(by_place.items())]
-        axes.plot([place for place, _ in means], [mean for _, mean in means], color=_MEAN, zorder=1)
+        axes.plot([place for place, _ in means], [mean for _, mean in means], color=_MEAN, zorder=1, label="mean")
+
+
+def _add_legend(figure: Figure) -> None:
+    """One for all panels, below them: what is drawn in any of them."""
+    shown: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    handles, labels = list(shown.values()), list(shown)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(shown) or 1, frameon=False, fontsize=9)
 
 
 def _places(axes: Axes, texts: Sequence[str]) -> list[float]:

@@ -57,6 +57,8 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
     ("key", "without", "with_effect"),
     [
         ("batch.micro_batch_size", {"batch.use_dynamic_batch_size": True}, {}),
+        ("optim.lr", {"data.num_rollout": 0, **EVALUATED}, {"data.num_rollout": 1}),
+        ("algo.eps_clip", {"data.num_rollout": 0, **EVALUATED}, {}),
         ("model.ref_ckpt_step", {}, {"algo.use_kl_loss": True}),
         *(
             (

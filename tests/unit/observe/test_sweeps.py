@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlscale.config.sweep import Direction, JobRecord, SweepResult
-from rlscale.observe.sweep_picture import draw_sweep
+from rlscale.observe.sweep_picture import draw_sweep, picture_of
 from rlscale.observe.sweeps import closing_lines, make_table, write_sweep
 
 
@@ -67,3 +67,14 @@ def test_a_single_job_is_drawn_by_its_number(tmp_path: Path) -> None:
     jobs = (JobRecord(index=0, overrides=("a=1",), seconds=0.0, run_dir="", objective=0.5),)
     draw_sweep(SweepResult(folder=tmp_path, jobs=jobs), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_the_legend_says_what_is_drawn(tmp_path: Path) -> None:
+    whole = make_result(tmp_path)
+    without_failures = SweepResult(folder=tmp_path, jobs=tuple(job for job in whole.jobs if job.error is None))
+    for result, told in (
+        (whole, {"a job", "the best", "failed", "mean"}),
+        (without_failures, {"a job", "the best", "mean"}),
+    ):
+        (legend,) = picture_of(result).legends
+        assert {text.get_text() for text in legend.get_texts()} == told

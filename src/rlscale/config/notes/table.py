@@ -30,6 +30,17 @@ EVAL_DATA = ("eval.prompt_data", "eval.config")
 OF_ENGINES = ("train.backend", "train.dtype", "batch.rollout_batch_size", "batch.n_samples_per_prompt")
 """Keys of the groups of the trainer that tell engines, too, what to do."""
 
+OF_ROLES = (
+    "algo.advantage_estimator",
+    "algo.compute_advantages_and_returns",
+    "algo.custom_advantage_function_path",
+    "algo.kl_coef",
+    "algo.loss_type",
+    "algo.opd_kl_coef",
+    "algo.use_kl_loss",
+)
+"""Keys of the algorithm that also decide which models are loaded."""
+
 IGNORED: tuple[Ignored, ...] = (
     Ignored(
         names=("batch.micro_batch_size",),
@@ -181,6 +192,11 @@ IGNORED: tuple[Ignored, ...] = (
         ),
         when=lambda config: config.debug.rollout_only,
         why="nothing is trained, by debug.rollout_only",
+    ),
+    Ignored(
+        names=("optim", *(path for path in keys() if path.startswith("algo.") and path not in OF_ROLES)),
+        when=lambda config: config.data.num_rollout == 0,
+        why="data.num_rollout=0 only evaluates",
     ),
     Ignored(
         names=("reward.type",),
