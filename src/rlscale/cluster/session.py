@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,6 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlscale.cluster.attach import attach
 from rlscale.cluster.guardian import guarded_session
 from rlscale.config import ClusterConfig, Device
 from rlscale.errors import ConfigError, Problem, WorkerError
@@ -24,7 +24,6 @@ SLOT = "rlscale_slot"
 
 PLACEMENT_TIMEOUT_S = 120.0
 
-KNOCK_S = 10.0
 LOCAL_STARTS = 3
 _TOO_SLOW = "timed out during startup"  # of the bare Exception that Ray raises
 
@@ -104,34 +103,10 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
-    try:
-        if address is None:
-            _init_here(options)
-        else:
-            _knock(address)
-            ray.init(address=address, **options)
-    except ConnectionError as error:
-        raise ConfigError(
-            [
-                Problem(
-                    path="cluster.ray_address",
-                    rule="name a Ray cluster that answers",
-                    value=str(address),
-                    fix=f"start one with `ray start --head`, or leave it out to start one here ({error})",
-                )
-            ]
-        ) from error
-
-
-def _knock(address: str) -> None:
-    """Raises ConnectionError where nobody listens: Ray itself takes over a minute to say so."""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if not (host and port.isdecimal()):  # `auto`, or a name that Ray knows
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConnectionError(f"nobody answers there: {error}") from error
+    if address is None:
+        _init_here(options)
+    else:
+        attach(address, options)
 
 
 def _init_here(options: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """What keeps a run's start short."""
 
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -12,8 +11,7 @@ import ray
 from rlscale.cluster import session
 from rlscale.cluster.session import SLEEPING, _inherited, worker_variables
 from rlscale.config import ClusterConfig, Device
-from rlscale.errors import ConfigError, WorkerError
-from rlscale.plan.placement import Layout
+from rlscale.errors import WorkerError
 
 
 def test_the_driver_imports_neither_torch_nor_transformers() -> None:
@@ -83,24 +81,6 @@ def test_other_failures_of_rays_start_are_not_tried_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ValueError, match="no such option"):
         session._init_here({})
-
-
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_cluster_that_nobody_runs_is_told_at_once(scheme: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"{scheme}127.0.0.1:{listening.getsockname()[1]}"
-        session._knock(address)
-    layout = Layout(num_trainers=1, num_engines=0, gpus_per_engine=1, colocate=False)
-    with pytest.raises(ConfigError, match=rf"cluster.ray_address must name .*, got {address}; .*nobody answers there"):
-        session._start(ClusterConfig(ray_address=address), layout)
-
-
-@pytest.mark.parametrize("name", ["auto", "local", "ray://head"])
-def test_names_are_left_to_ray(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    knocks: list[Any] = []
-    monkeypatch.setattr(socket, "create_connection", lambda place, **_: knocks.append(place))
-    session._knock(name)
-    assert knocks == []
 
 
 def test_an_engine_imports_no_configuration() -> None:
