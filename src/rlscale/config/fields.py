@@ -130,17 +130,32 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 def _resolve_interpolations(typed: DictConfig, origin: Origin, broken: set[str]) -> list[Problem]:
     problems = []
     for key in keys().values():
+        names: list[str] = []
         try:
-            OmegaConf.select(typed, key.path, throw_on_missing=False)
+            _resolve(OmegaConf.select(typed, key.path, throw_on_missing=False), names)
         except OmegaConfBaseException as error:
             raw = OmegaConf.to_container(typed, resolve=False)
             assert isinstance(raw, dict)
-            value = _pick(raw, key.path)
+            value: Any = _pick(raw, key.path)
+            for name in names:  # of a mapping the one entry: others may be secrets
+                value = value[name]
             rule, fix = explain_interpolation(key, str(value), error)
-            problems.append(Problem(path=key.path, rule=rule, value=str(value), fix=fix, origin=origin(key.path)))
+            path = ".".join([key.path, *names])
+            problems.append(Problem(path=path, rule=rule, value=str(value), fix=fix, origin=origin(key.path)))
             broken.add(key.path)
             _assign(typed, key, 1 if key.required else None if key.optional else key.default)
     return problems
+
+
+def _resolve(found: Any, names: list[str]) -> None:
+    """Reads everything in `found`; `names` are then those of the entry where that raised an error."""
+    if isinstance(found, DictConfig):
+        for name in found:
+            names.append(str(name))
+            _resolve(found[name], names)
+            names.pop()
+    elif OmegaConf.is_config(found):
+        OmegaConf.to_container(found, resolve=True)
 
 
 def _pick(values: Any, path: str) -> Any:

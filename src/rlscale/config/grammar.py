@@ -25,6 +25,11 @@ def explain_value(path: str, value: str, key: Key | None) -> tuple[str, str]:
         value: what stands behind its first `=`.
         key: what is known of it; None for a key below a mapping, or one that is handed on to a library.
     """
+    rule, fix = _explain(path, value, key)
+    return rule, fix or ("leave it out" if key is None else leave_out(key))
+
+
+def _explain(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if key is not None and get_origin(key.type) is list:
         rule = f"be {key.type_text}"
         return rule, _first_readable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))

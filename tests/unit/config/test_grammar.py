@@ -49,3 +49,10 @@ def test_a_list_that_is_proposed_holds_what_was_typed(entries: list[str], end: s
 )
 def test_quotes_are_not_proposed_for_what_is_no_text(path: str, value: str) -> None:
     assert explain_value(path, value, keys()[path]) == (f"be {keys()[path].type_text}", leave_out(keys()[path]))
+
+
+@pytest.mark.parametrize("value", ["${", "[", '"', "[${", "{a", "a='", "((", "1,,2]"])
+def test_every_key_says_what_to_do_about_a_value_that_cannot_be_read(value: str) -> None:
+    assert not is_readable(f"x={value}")
+    assert all(explain_value(path, value, key)[1] for path, key in keys().items())
+    assert explain_value("data.apply_chat_template_kwargs.a", value, None)[1]

@@ -217,6 +217,23 @@ def test_null_chooses_no_option() -> None:
     assert any("batch.rollout_batch_size must be set" in text for text in mistakes("experiment=null"))
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("data.apply_chat_template_kwargs.a=${foo}", "data.apply_chat_template_kwargs.a must refer to a key"),
+        ("data.apply_chat_template_kwargs={b: {c: '${optim.lrr}'}}", "did you mean ${optim.lr}?"),
+        ("rollout.stop=[a,'${oc.env:NO_SUCH}']", "rollout.stop must refer to a variable of the environment"),
+    ],
+)
+def test_entries_of_mappings_and_lists_refer_to_what_exists(word: str, told: str) -> None:
+    assert told in only_mistake([word])
+
+
+def test_of_a_mapping_only_the_entry_that_is_wrong_is_shown() -> None:
+    told = only_mistake(["train.env_vars.TOKEN=hidden", "train.env_vars.OTHER=${oc.env:NO_SUCH}"])
+    assert told.startswith("train.env_vars.OTHER must refer") and "hidden" not in told
+
+
 WORDS = [
     "1",
     "abc",
