@@ -16,7 +16,6 @@ Writes `benchmarks/results/shared_memory_ways.md` and `.json`.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import mmap
 import multiprocessing as mp
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 from machine import machine, sentence
+from weight_limits import memcpy
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest
 from rlscale.weights.ring import RingReader, RingWriter
@@ -123,7 +123,6 @@ def measure(millions: int, repeats: int) -> dict[str, list[float]]:
     process.start()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(ring.accept, process.is_alive).result()
-    plain, copy = np.array(sides.source), np.zeros(sides.source.size, dtype=np.uint8)
 
     def transfer(way: str, send: Callable[[], list[bytes]]) -> None:
         sides.counts[:] = 0
@@ -132,7 +131,7 @@ def measure(millions: int, repeats: int) -> dict[str, list[float]]:
         assert here.recv() == sent, "what arrived must be what was sent"
 
     ways: dict[str, Callable[[], object]] = {
-        "memcpy": lambda: ctypes.memmove(copy.ctypes.data, plain.ctypes.data, plain.size),
+        "memcpy": memcpy(sides.source.size, num_threads=1),
         "ring": lambda: transfer("ring", lambda: ring.write(sides.source)),
         "in place": lambda: transfer("in place", lambda: sides.hash_source(in_step=False)),
         "in place, 2 threads": lambda: transfer("in place, 2 threads", lambda: sides.hash_source(in_step=False)),

@@ -136,11 +136,11 @@ def _resolve_interpolations(typed: DictConfig, origin: Origin, broken: set[str])
         except OmegaConfBaseException as error:
             raw = OmegaConf.to_container(typed, resolve=False)
             assert isinstance(raw, dict)
-            value: Any = _pick(raw, key.path)
+            path, value = key.path, _pick(raw, key.path)
             for name in names:  # of a mapping the one entry: others may be secrets
-                value = value[name]
+                if isinstance(value, dict):  # else it is another key's, to which the entry refers
+                    path, value = f"{path}.{name}", value[name]
             rule, fix = explain_interpolation(key, str(value), error)
-            path = ".".join([key.path, *names])
             problems.append(Problem(path=path, rule=rule, value=str(value), fix=fix, origin=origin(key.path)))
             broken.add(key.path)
             _assign(typed, key, 1 if key.required else None if key.optional else key.default)
@@ -155,7 +155,7 @@ def _resolve(found: Any, names: list[str]) -> None:
             _resolve(found[name], names)
             names.pop()
     elif OmegaConf.is_config(found):
-        OmegaConf.to_container(found, resolve=True)
+        OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
 
 
 def _pick(values: Any, path: str) -> Any:

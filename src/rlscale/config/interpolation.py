@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from rlscale.config.schema import Key
@@ -39,6 +39,8 @@ def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -
         return "refer to a variable of the environment that is set", f"set {name}, or write ${{oc.env:{name},<value>}}"
     if resolver := re.search(r"Unsupported interpolation type (\S+)", text):
         return f"be made by a resolver that exists, not {resolver.group(1)}", f"there are {', '.join(RESOLVERS)}"
+    if "Missing mandatory value" in text:
+        return f"be set, not {MISSING}", "write a value"
     if "ecursive" in text:
         return "not refer to itself", "write a value"
     return f"refer to a value that is {key.type_text}", f'it is not: "{text}"'

@@ -66,7 +66,6 @@ print(get_authentication_mode() == AuthenticationMode.TOKEN)
 def test_a_token_goes_to_this_machine_alone(
     tmp_path: Path, address: str, has_token: bool, mode: str | None, shows_it: bool
 ) -> None:
-
     if has_token:
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("0" * 64)

@@ -223,6 +223,12 @@ def test_null_chooses_no_option() -> None:
         ("data.apply_chat_template_kwargs.a=${foo}", "data.apply_chat_template_kwargs.a must refer to a key"),
         ("data.apply_chat_template_kwargs={b: {c: '${optim.lrr}'}}", "did you mean ${optim.lr}?"),
         ("rollout.stop=[a,'${oc.env:NO_SUCH}']", "rollout.stop must refer to a variable of the environment"),
+        ("rollout.stop=['???']", "rollout.stop must be set, not ???"),
+        ("data.apply_chat_template_kwargs.a=???", "data.apply_chat_template_kwargs.a must be set, not ???"),
+        (
+            "data.apply_chat_template_kwargs={a: '${data.apply_chat_template_kwargs.b}', b: {c: '${nope}'}}",
+            "data.apply_chat_template_kwargs.a must refer to a key that exists",
+        ),
     ],
 )
 def test_entries_of_mappings_and_lists_refer_to_what_exists(word: str, told: str) -> None:
