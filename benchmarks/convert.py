@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from rlscale.config import MegatronConfig
 from rlscale.training.distributed import join_world
 from rlscale.training.megatron.convert import to_hf, to_megatron
-from rlscale.training.megatron.names.load import HfCheckpoint
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 
 RESULTS = Path(__file__).parent / "results"
 LAYER_BYTES = 2 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072)  # of the layers below, in bfloat16

@@ -35,9 +35,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.config import ModelBuild, ModelConfig
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.process import EngineProcess
-from rlscale.engines.wire import GenerateRequest
+from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.models.tiny import build_model
 from rlscale.types import EngineAddress, Generation, SamplingParams
 

@@ -1,6 +1,6 @@
 """Logprobs and entropy from hidden states, forward and backward, beside the plain way, TRL's and verl's.
 
-The tiles of `rlscale.algo.head` against five other ways to the same numbers, written down here as formulas:
+The tiles of `rlscale.algo.linear_logprobs` against five other ways to the same numbers, written down here as formulas:
 
     plain           logits = h W^T in full; log softmax of them; the logprob is gathered, the entropy is -sum p log p
     plain, oneDNN   the same with the matrix product that rlscale uses on a CPU
@@ -31,10 +31,10 @@ from machine import machine, sentence
 from memory_probe import peak_bytes
 from torch import Tensor
 
-from rlscale.algo.head import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
 from rlscale.algo.logprobs import logprobs_and_entropy
-from rlscale.training.head import TILE_ELEMENTS
-from rlscale.training.linear import OneDnnLinear, product
+from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
+from rlscale.training.modules.logprob_head import TILE_ELEMENTS
 
 RESULTS = Path(__file__).parent / "results"
 VOCABULARY, TOKENS, SEQUENCES = 151_936, 4_096, 8

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from memory_probe import Case, held, make_batch, make_spec, peak_bytes
 from torch import Tensor
 
-from rlscale.cluster.trainer_spec import recipients
-from rlscale.data.schedule import plan_steps
-from rlscale.models.resolve import resolve_model
-from rlscale.plan.megatron_layers import Parallel
+from rlscale.data.microbatch_plan import plan_steps
+from rlscale.driver.trainer_spec import recipients
+from rlscale.models.resolve_model import resolve_model
+from rlscale.plan.megatron_activations import Parallel
 from rlscale.training.distributed import join_world
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.optim import gradient_buffers, optimizer_tensors

@@ -77,7 +77,7 @@ def make_model(folder: Path) -> str:
     """A random Qwen3 of the size above."""
     from rlscale.config import ModelConfig
     from rlscale.config.groups.model import ModelBuild
-    from rlscale.models.resolve import resolve_model
+    from rlscale.models.resolve_model import resolve_model
 
     return resolve_model(ModelConfig(build=ModelBuild.tiny_qwen3, cache_dir=str(folder / "models"), **MODEL))
 

@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlscale.config import RunConfig, load_config, uses_reference
-from rlscale.data.schedule import plan_steps
-from rlscale.models.resolve import cache_root, resolve_model
+from rlscale.data.microbatch_plan import plan_steps
+from rlscale.models.resolve_model import cache_root, resolve_model
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec

@@ -28,10 +28,10 @@ import numpy as np
 from machine import machine, sentence
 
 from rlscale.config import BatchConfig
-from rlscale.data.balance import flops
 from rlscale.data.batch import build_batch
-from rlscale.data.partition import first_fit_decreasing
-from rlscale.data.schedule import plan_steps
+from rlscale.data.bin_packing import first_fit_decreasing
+from rlscale.data.load_balance import flops
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import Group, Int64, Prompt, Sample, SampleStatus, TrainBatch
 
 RESULTS = Path(__file__).parent / "results"

@@ -22,10 +22,10 @@ from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig, RolloutConfig
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.observe.console import open_console
-from rlscale.observe.run import Observer
+from rlscale.observe.reporter import Observer
 from rlscale.rewards import RewardRunner
-from rlscale.rollout.generate import GeneratedRollouts, sampling_params
-from rlscale.rollout.pool import EnginePool
+from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.generated import GeneratedRollouts, sampling_params
 from rlscale.types import (
     EngineAddress,
     Generation,

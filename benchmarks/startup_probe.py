@@ -19,16 +19,16 @@ BEGAN = float(os.environ["STARTUP_BEGAN"])
 SPANS: dict[str, tuple[float, float]] = {}
 
 CALLS = (
-    ("start Ray", "rlscale.cluster.session", "_start"),
-    ("read tokenizer and data", "rlscale.trainer", "plan_run"),
-    ("start the trainer's process", "rlscale.cluster.trainers", "RayTrainers.rendezvous"),
-    ("trainer ready", "rlscale.cluster.trainers", "RayTrainers.setup"),
-    ("engine ready", "rlscale.cluster.engines", "RayEngines.start"),
-    ("connect", "rlscale.cluster.trainers", "RayTrainers.connect"),
-    ("first weight sync", "rlscale.cluster.trainers", "RayTrainers.sync_weights"),
+    ("start Ray", "rlscale.cluster.ray_session", "_start"),
+    ("read tokenizer and data", "rlscale.driver.trainer", "plan_run"),
+    ("start the trainer's process", "rlscale.cluster.ray_trainers", "RayTrainers.rendezvous"),
+    ("trainer ready", "rlscale.cluster.ray_trainers", "RayTrainers.setup"),
+    ("engine ready", "rlscale.cluster.ray_engines", "RayEngines.start"),
+    ("connect", "rlscale.cluster.ray_trainers", "RayTrainers.connect"),
+    ("first weight sync", "rlscale.cluster.ray_trainers", "RayTrainers.sync_weights"),
     ("first evaluation", "rlscale.evaluation.evaluator", "Evaluator.run"),
     ("first rollout", "rlscale.control.producer", "Producer.next"),
-    ("first training step", "rlscale.cluster.trainers", "RayTrainers.train"),
+    ("first training step", "rlscale.cluster.ray_trainers", "RayTrainers.train"),
 )
 """Name of a part, and the driver's function that it is."""
 
@@ -75,7 +75,7 @@ def main() -> None:
     def run(config):
         note("compose and check the config", composed)
         began = since()
-        importlib.import_module("rlscale.trainer")
+        importlib.import_module("rlscale.driver.trainer")
         note("import the driver", began)
         for entry in CALLS:
             with contextlib.suppress(AttributeError, ImportError):  # a part that this version does not have

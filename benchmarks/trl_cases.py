@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlscale.config import ModelBuild, ModelConfig
-from rlscale.models.load import load_causal_lm, load_tokenizer
-from rlscale.models.resolve import resolve_model
+from rlscale.models.hf_models import load_causal_lm, load_tokenizer
+from rlscale.models.resolve_model import resolve_model
 
 ARITHMETIC = Path(__file__).parent.parent / "data" / "arithmetic" / "train.jsonl"
 CONSTANT = 0.05

@@ -29,12 +29,12 @@ from weight_limits import TIMEOUT_S, gloo_broadcast, memcpy
 
 from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.types import EngineAddress, SamplingParams
-from rlscale.weights.channel import EngineChannel
-from rlscale.weights.channels import ChannelSpec, make_channel
+from rlscale.weights.factory import ChannelSpec, make_channel
+from rlscale.weights.sync import EngineChannel
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("rlscale", "torch", "xxhash", "zstandard", "aiohttp")

@@ -71,16 +71,16 @@ def run_rank(rank: int, size: int, port: int, folder: Path, url: str, repeats: i
     import torch.distributed as dist
 
     from rlscale.config import MegatronConfig, ModelConfig, WeightChannelName
-    from rlscale.engines.http import HttpEngine
+    from rlscale.engines.client.http_engine import HttpEngine
     from rlscale.training.distributed import join_world
-    from rlscale.training.megatron.cpu import megatron_device
-    from rlscale.training.megatron.grid import make_grid
-    from rlscale.training.megatron.model import build_model
-    from rlscale.training.megatron.names.export import Exporter
-    from rlscale.training.megatron.names.load import load_hf
+    from rlscale.training.megatron.cpu_patches import megatron_device
+    from rlscale.training.megatron.hf_mapping.export_hf import Exporter
+    from rlscale.training.megatron.hf_mapping.load_hf import load_hf
+    from rlscale.training.megatron.model.megatron_model import build_model
+    from rlscale.training.megatron.parallel_dims import make_grid
     from rlscale.training.spec import Recipients
     from rlscale.types import EngineAddress
-    from rlscale.weights.channels import ChannelSpec, make_channel
+    from rlscale.weights.factory import ChannelSpec, make_channel
 
     torch.set_num_threads(1)
     join_world(rank, size, "127.0.0.1", port, "gloo", TIMEOUT_S)

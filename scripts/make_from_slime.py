@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlscale.config.problems import show
-from rlscale.config.schema import Key, keys
-from rlscale.config.unbuilt import unbuilt
+from rlscale.config.errors import show
+from rlscale.config.keys import Key, keys
+from rlscale.config.unsupported import unbuilt
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "data" / "arguments.csv"

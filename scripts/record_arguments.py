@@ -3,7 +3,7 @@
     python scripts/record_arguments.py megatron                       # in the interpreter that runs this
     python scripts/record_arguments.py sglang --python <interpreter>
 
-Writes `src/rlscale/config/passing/<name>_arguments.json`: names and types, by which `megatron.<field>` and
+Writes `src/rlscale/config/passthrough/<name>_arguments.json`: names and types, by which `megatron.<field>` and
 `sglang.<argument>` are checked.
 """
 
@@ -12,8 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlscale.config.passing import of_megatron, of_sglang
-from rlscale.config.passing.known import DESCRIBE
+from rlscale.config.passthrough import megatron_args as of_megatron
+from rlscale.config.passthrough import sglang_args as of_sglang
+from rlscale.config.passthrough.recorded import DESCRIBE
 
 LIBRARIES = {"megatron": of_megatron, "sglang": of_sglang}
 

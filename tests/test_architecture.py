@@ -50,7 +50,11 @@ sys.exit(f"{PACKAGE}.{part} imports {{loaded}}" if loaded else 0)
 LONG_FUNCTION = "def long():\n" + "    x = 1\n" * 80
 
 PLANTED = [
-    ("algo/a.py", "from rlscale.trainer import Trainer", "algo/a.py: rlscale.trainer: imported against the order"),
+    (
+        "algo/a.py",
+        "from rlscale.driver.trainer import Trainer",
+        "algo/a.py: rlscale.driver.trainer: imported against the order",
+    ),
     ("algo/a.py", "from rlscale import cluster", "algo/a.py: rlscale.cluster: imported against the order"),
     ("algo/a.py", "from ..data import batch", "algo/a.py: rlscale.data: imported against the order"),
     ("algo/a.py", "from .. import cluster", "algo/a.py: rlscale.cluster: imported against the order"),

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlscale.config import load_config
-    from rlscale.trainer import Trainer
+    from rlscale.driver.trainer import Trainer
 
     __version__: str
 
 __all__ = ["Trainer", "__version__", "load_config"]
 
-_HOMES = {"load_config": "rlscale.config", "Trainer": "rlscale.trainer"}
+_HOMES = {"load_config": "rlscale.config", "Trainer": "rlscale.driver.trainer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlscale.config.passing.known import DESCRIBE
-from rlscale.config.passing.of_sglang import CLASSES, DISTRIBUTION
-from rlscale.config.sglang_python import check_python, find_python
+from rlscale.config.passthrough.recorded import DESCRIBE
+from rlscale.config.passthrough.sglang_args import CLASSES, DISTRIBUTION
+from rlscale.config.passthrough.sglang_python import check_python, find_python
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.ports import free_port

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig, BatchConfig, RunConfig
-from rlscale.config.hooks import check_hooks
+from rlscale.config.user_functions import check_hooks
 from rlscale.errors import ConfigError
-from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.objective import TokenInputs, custom_weights, reduction, step_denominators, token_losses
-from rlscale.training.postprocess import postprocess
+from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, step_denominators, token_losses
+from rlscale.training.loss.user_postprocess import postprocess
 from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
-from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.objective import TokenInputs, custom_weights, token_losses
-from rlscale.training.postprocess import postprocess
+from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.loss.token_loss import TokenInputs, custom_weights, token_losses
+from rlscale.training.loss.user_postprocess import postprocess
 from rlscale.types import StepSamples, TrainBatch
 from tests.contract import wrong_hooks
 

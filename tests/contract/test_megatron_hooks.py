@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import TrainBackendName
-from rlscale.config.hooks import check_hooks
+from rlscale.config.user_functions import check_hooks
 from tests.unit.config.test_rules import change
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.rollouts import tiny_model

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from rlscale.config import RouterConfig
-from rlscale.config.sglang_python import find_python
+from rlscale.config.passthrough.sglang_python import find_python
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
-from rlscale.engines.http import HttpEngine
-from rlscale.engines.router import RouterLaunch, RouterProcess
+from rlscale.engines.sglang.router_process import RouterLaunch, RouterProcess
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, Generation, SamplingParams
 

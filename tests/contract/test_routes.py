@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import fake_routes
-from rlscale.engines.http import HttpEngine
 from rlscale.types import EngineAddress, RouteShape, SamplingParams
 from tests.contract.conftest import Target, Wire, open_embedded, open_fake, open_sglang
 from tests.tiny_model import write_tiny_qwen3_moe

@@ -9,13 +9,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rlscale.config.passing.of_sglang import RECORDED, known_arguments
-from rlscale.engines.http import HttpEngine
+from rlscale.config.passthrough.sglang_args import RECORDED, known_arguments
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams, WeightGroup
-from rlscale.weights.group import open_store
-from rlscale.weights.process_group import ProcessGroupChannel
-from rlscale.weights.team import Team
+from rlscale.weights.sender_group import Team
+from rlscale.weights.torch_groups import open_store
+from rlscale.weights.transports.gloo_packed import ProcessGroupChannel
 from tests.contract.conftest import SGLANG_ARGUMENTS, Target, describe_installed, sglang_launch
 from tests.contract.test_engine_contract import BAD_REQUESTS
 from tests.tiny_model import VOCAB_SIZE, write_tiny_qwen3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.weights.buckets import layout_of
-from rlscale.weights.incoming import encode_payload
+from rlscale.weights.readers import encode_payload
 from tests.contract.conftest import Wire
 from tests.contract.test_engine_contract import PROMPT, start_long
 from tests.tiny_model import write_tiny_qwen3

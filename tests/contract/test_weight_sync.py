@@ -9,14 +9,14 @@ import torch
 
 from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, Generation, SamplingParams
-from rlscale.weights.channel import EngineChannel
-from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.disk import DiskChannel
-from rlscale.weights.folders import map_file
-from rlscale.weights.team import Team
+from rlscale.weights.factory import ChannelSpec, make_channel
+from rlscale.weights.safetensors_folder import map_file
+from rlscale.weights.sender_group import Team
+from rlscale.weights.sync import EngineChannel
+from rlscale.weights.transports.disk import DiskChannel
 from tests.contract.conftest import Target, open_embedded
 from tests.tiny_model import write_tiny_qwen3
 

@@ -13,7 +13,7 @@ from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.reduce import tokens_per_execution
 from rlscale.config import AdvantageEstimator, AlgoConfig
-from rlscale.training.objective import TokenInputs, reduction, token_losses
+from rlscale.training.loss.token_loss import TokenInputs, reduction, token_losses
 from rlscale.types import StepPlan
 
 

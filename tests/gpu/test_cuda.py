@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from rlscale.config import ComputeDtype, WeightChannelName
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
-from rlscale.models.load import load_causal_lm
+from rlscale.models.hf_models import load_causal_lm
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.types import EngineAddress, Generation, SamplingParams, TrainBatch, TrainResult
-from rlscale.weights.channel import EngineChannel
-from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.cuda_ipc import CudaIpcChannel
+from rlscale.weights.factory import ChannelSpec, make_channel
+from rlscale.weights.sync import EngineChannel
+from rlscale.weights.transports.cuda_ipc import CudaIpcChannel
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

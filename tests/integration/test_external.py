@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config
-from rlscale.models.resolve import resolve_model
+from rlscale.models.resolve_model import resolve_model
 from tests.integration.conftest import REWARDED, SMALL, Command
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config
-from rlscale.control.memory import with_memory_advice
-from rlscale.engines.http import HttpEngine
+from rlscale.control.oom_advice import with_memory_advice
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError

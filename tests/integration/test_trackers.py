@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlscale.cli.report import main as report
-from rlscale.observe.rollouts import DISTRIBUTIONS_FILE, SAMPLES_FILE
+from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE
 from rlscale.observe.trackers.wandb_files import read_history
 from tests.integration.conftest import Command
 from tests.integration.test_faults import GONE_WITHIN_S, wait_until

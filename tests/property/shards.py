@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlscale.config import AlgoConfig
-from rlscale.training.context import ContextGroup, Span, TokenShard, zigzag
 from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, zigzag
 from tests.property.test_objective import ALGORITHMS, Rollout, advantages, make_rollout, share_of
 
 LENGTHS = [4, 0, 3, 6, 1, 5]

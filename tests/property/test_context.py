@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlscale.training.context import ContextGroup, Span, deal_spans, zigzag
-from rlscale.training.context_attention import SpanLayout
-from rlscale.training.packing import Microbatch, pack
-from rlscale.training.sharding import pack_share
+from rlscale.training.attention.context_attention import SpanLayout
+from rlscale.training.packing.context_parallel import ContextGroup, Span, deal_spans, zigzag
+from rlscale.training.packing.context_shard import pack_share
+from rlscale.training.packing.microbatch import Microbatch, pack
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import make_batch
 

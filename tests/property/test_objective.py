@@ -12,8 +12,8 @@ from torch import Tensor
 from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.algo.reduce import tokens_per_execution
 from rlscale.config import AlgoConfig, MisConfig
-from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.objective import TokenInputs, custom_weights, reduction, token_losses
+from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, token_losses
 from rlscale.types import StepPlan, StepSamples
 from tests.unit.training.user_functions import ALL as USER_FUNCTIONS
 from tests.unit.training.user_functions import HERE

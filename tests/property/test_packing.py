@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.packing import pack
+from rlscale.training.packing.microbatch import pack
 from tests.unit.training.rollouts import make_batch, plan, spec, tiny_model
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=12)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlscale.config import BatchConfig
-from rlscale.data.partition import divide_evenly, first_fit_decreasing
-from rlscale.data.schedule import plan_steps
+from rlscale.data.bin_packing import divide_evenly, first_fit_decreasing
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import TrainBatch
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)

@@ -16,10 +16,10 @@ from rlscale.cli.arguments import Arguments, parse_arguments
 from rlscale.cli.mistakes import mistakes_text
 from rlscale.cli.usage import usage
 from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.errors import show
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.overrides import ONE_VALUE
 from rlscale.config.load import with_origin
-from rlscale.config.overrides import ONE_VALUE
-from rlscale.config.problems import show
 from rlscale.errors import (
     CheckError,
     ConfigError,
@@ -97,7 +97,7 @@ def _run(arguments: Arguments, run_job: RunJob, report: Report, check_job: Check
         return OK
     if arguments.completion is not None:
         # Only here, and likewise what sweeps need: everything else answers a tenth of a second sooner.
-        from rlscale.config.view.completion import run_completion
+        from rlscale.config.inspect.completion import run_completion
 
         run_completion(arguments.completion, ConfigFolders.find(arguments.config_dir))
         return OK
@@ -151,8 +151,8 @@ def _tell_notes(loaded: Loaded) -> None:
 def _run_sweep(arguments: Arguments, run_job: RunJob, check_job: CheckJob) -> int:
     from rich.console import Console
 
-    from rlscale.config.sweep import run_sweep
-    from rlscale.observe.sweeps import closing_lines, make_table, write_sweep
+    from rlscale.config.hydra.sweep import run_sweep
+    from rlscale.observe.sweep_results import closing_lines, make_table, write_sweep
 
     def run_loaded(index: int, loaded: Loaded) -> float | None:
         sys.stderr.write(f"\njob {index + 1}: {' '.join(loaded.overrides)}\n")

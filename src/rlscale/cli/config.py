@@ -11,22 +11,22 @@ from pathlib import Path
 
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
-from rlscale.config.folder import ConfigFolders
-from rlscale.config.load import load_config_with_notes
-from rlscale.config.schema import keys
-from rlscale.config.view.diff import differences
-from rlscale.config.view.documents import group_help, overview, unknown_group
-from rlscale.config.view.explain import explain
-from rlscale.config.view.json_schema import (
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
+from rlscale.config.inspect.diff import differences
+from rlscale.config.inspect.explain import explain
+from rlscale.config.inspect.help import group_help, overview, unknown_group
+from rlscale.config.inspect.json_schema import (
     editor_settings,
     group_schema,
     make_schemas,
     recorded_types,
     whole_schema,
 )
-from rlscale.config.view.minimize import minimize, minimize_from
-from rlscale.config.view.sources import read_source
-from rlscale.config.yaml_files import GLOBAL_GROUPS
+from rlscale.config.inspect.minimize import minimize, minimize_from
+from rlscale.config.inspect.sources import read_source
+from rlscale.config.keys import keys
+from rlscale.config.load import load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 from rlscale.secrets import REDACTED, is_secret, redact
 

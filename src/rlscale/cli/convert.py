@@ -65,7 +65,7 @@ def _convert(args: argparse.Namespace) -> None:
     from rlscale.config.groups.model import MegatronToHf
     from rlscale.training.distributed import join_world, leave_world
     from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
-    from rlscale.training.megatron.grid import leave_grid
+    from rlscale.training.megatron.parallel_dims import leave_grid
 
     is_megatron = torch_dist_folder(args.source) is not None
     if not is_megatron and Path(args.source).is_dir() and not (Path(args.source) / "config.json").is_file():

@@ -17,8 +17,8 @@ from pathlib import Path
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import EngineKind, RunConfig, load_config
 from rlscale.crashtest.compare import check_samples, compare_metrics, same_prompts
-from rlscale.crashtest.play import Outcome, Player, Script
-from rlscale.crashtest.report import Verdict, to_markdown, write_report
+from rlscale.crashtest.player import Outcome, Player, Script
+from rlscale.crashtest.verdict import Verdict, to_markdown, write_report
 from rlscale.crashtest.victims import Victim
 from rlscale.errors import ConfigError
 from rlscale.observe.jsonl import read_records

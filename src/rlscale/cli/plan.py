@@ -14,11 +14,11 @@ from rlscale.cli.app import OK, WRONG_INPUT
 from rlscale.cli.arguments import parse_arguments
 from rlscale.cli.mistakes import mistakes_text
 from rlscale.config import Device, Loaded, RunConfig, load_config_with_notes
-from rlscale.config.overrides import ONE_VALUE
+from rlscale.config.hydra.overrides import ONE_VALUE
 from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan, parts_not_built
-from rlscale.plan.report import print_plan
+from rlscale.plan.tables import print_plan
 
 DEFAULT_GPU = "h100"
 WIDTH = 120  # where the output is no terminal

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
-from rlscale.engines.embedded.loading import eos_ids, load_decoder, open_codec, useful_threads
+from rlscale.engines.embedded.embedded_service import EmbeddedService
+from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, open_codec, useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.service import EmbeddedService
-from rlscale.engines.embedded.updates import LiveWeights
-from rlscale.engines.lifetime import die_with_parent
-from rlscale.engines.service import make_app
-from rlscale.engines.serving import API_KEY_VARIABLE, Server, is_loopback
-from rlscale.engines.wire import Limits
-from rlscale.models.shapes import MAX_CACHED_TOKENS
+from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.process_lifetime import die_with_parent
+from rlscale.engines.server.engine_service import make_app
+from rlscale.engines.server.generate_request import Limits
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, is_loopback
+from rlscale.models.batch_shapes import MAX_CACHED_TOKENS
 from rlscale.weights.receiver import EngineReceiver
 
 log = logging.getLogger("rlscale.serve")
@@ -180,7 +180,7 @@ async def _serve(
 
 def _load_with_transformers(path: str, dtype: torch.dtype) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
     # Costs 1.7 s of imports, which plain folders of safetensors do without.
-    from rlscale.models.load import load_causal_lm
+    from rlscale.models.hf_models import load_causal_lm
 
     model = load_causal_lm(path, dtype=dtype)
     return model.config.to_dict(), model.state_dict()

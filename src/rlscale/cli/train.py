@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
-from rlscale.config.hooks import check_hooks
+from rlscale.config.user_functions import check_hooks
 from rlscale.secrets import redact_override
 
 if TYPE_CHECKING:
     from rlscale.config import RunConfig
-    from rlscale.trainer import RunResult
+    from rlscale.driver.trainer import RunResult
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
 def run_training(config: RunConfig) -> RunResult:
     """Trains what `config` says."""
     # Only now, when the config is known to be right: this import takes seconds (torch, transformers, Ray).
-    from rlscale.trainer import Trainer
+    from rlscale.driver.trainer import Trainer
 
     return Trainer(config, overrides=config.run.overrides).run()
 

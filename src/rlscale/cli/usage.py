@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from rlscale.config.schema import keys
+from rlscale.config.keys import keys
 
 _TEXT = """\
 Trains a language model with reinforcement learning.

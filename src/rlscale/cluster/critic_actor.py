@@ -6,11 +6,11 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.critic_worker import CriticWorker
-from rlscale.cluster.hosting import log_to, set_secrets, stamped
-from rlscale.cluster.rank_worker import WorldSpec
+from rlscale.cluster.actor_process import log_to, set_secrets, stamped
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
+from rlscale.worker.critic import CriticWorker
+from rlscale.worker.rank import WorldSpec
 
 
 class _CriticActor(CriticWorker):

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.hosting import log_to, stamped
+from rlscale.cluster.actor_process import log_to, stamped
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError, WorkerError

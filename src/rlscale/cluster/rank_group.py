@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.watch import settle
+from rlscale.cluster.ray_calls import settle
 
 Call = tuple[str, "ray.ObjectRef[Any]"]
 """What was asked of an actor, under its name."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.hosting import log_to, set_secrets, stamped
-from rlscale.cluster.rank_worker import WorldSpec
-from rlscale.cluster.train_worker import TrainWorker
+from rlscale.cluster.actor_process import log_to, set_secrets, stamped
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.worker.policy import TrainWorker
+from rlscale.worker.rank import WorldSpec
 
 
 class _TrainActor(TrainWorker):

@@ -11,6 +11,7 @@ from rlscale.config.groups.algo import (
     uses_reference,
     uses_teacher,
 )
+from rlscale.config.groups.base import ConfigGroup
 from rlscale.config.groups.batch import BatchConfig
 from rlscale.config.groups.buffer import BufferConfig
 from rlscale.config.groups.checkpoint import CheckpointConfig
@@ -22,8 +23,6 @@ from rlscale.config.groups.debug import DebugConfig
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
 from rlscale.config.groups.fsdp import AttnImplementation, FsdpConfig
-from rlscale.config.groups.group import ConfigGroup
-from rlscale.config.groups.identity import IdentityConfig
 from rlscale.config.groups.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
 from rlscale.config.groups.lora import LoraConfig
 from rlscale.config.groups.megatron import MegatronConfig
@@ -34,13 +33,14 @@ from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.groups.reward import RewardConfig, RewardType
 from rlscale.config.groups.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode, mixes_caches
 from rlscale.config.groups.router import RouterConfig, RouterPolicy
+from rlscale.config.groups.run import IdentityConfig
 from rlscale.config.groups.sampling import SamplingConfig
 from rlscale.config.groups.sglang import SglangConfig
 from rlscale.config.groups.train import ComputeDtype, QkvFormat, TrainBackendName, TrainConfig, WeightChannelName
 from rlscale.config.load import Loaded, load_config, load_config_with_notes
-from rlscale.config.resolve import Derived
-from rlscale.config.run import RunConfig
-from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
+from rlscale.config.resolve.draft import Derived
+from rlscale.config.run_config import RunConfig
+from rlscale.config.to_yaml import changed_keys, config_hash, to_dict, to_yaml
 
 __all__ = [
     "AdvantageEstimator",

@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from rlscale.config.errors import from_pydantic, show
 from rlscale.config.groups.eval import EvalConfig
-from rlscale.config.problems import from_pydantic, show
-from rlscale.config.schema import keys
+from rlscale.config.keys import keys
 from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
-from rlscale.config.compose import Composed, compose
-from rlscale.config.fields import CheckedFields, check_fields
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.check_fields import CheckedFields, check_fields
+from rlscale.config.errors import DEFAULT, DERIVED, EVERYTHING, show
 from rlscale.config.groups.custom import merge_custom_file
+from rlscale.config.hydra.compose import Composed, compose
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.overrides import CommandLine, parse_command_line
+from rlscale.config.keys import keys
 from rlscale.config.notes import warnings_of
-from rlscale.config.overrides import CommandLine, parse_command_line
-from rlscale.config.passing import is_passed
-from rlscale.config.problems import DEFAULT, DERIVED, EVERYTHING, show
-from rlscale.config.resolve import Derived, resolve
+from rlscale.config.passthrough import is_passed
+from rlscale.config.resolve.draft import Derived, resolve
 from rlscale.config.rules import check_rules, rope_type_is_meant
-from rlscale.config.run import RunConfig
-from rlscale.config.schema import keys
-from rlscale.config.unbuilt import check_built
+from rlscale.config.run_config import RunConfig
+from rlscale.config.unsupported import check_built
 from rlscale.errors import ConfigError, Problem
 
 _KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rapidfuzz.distance import OSA
 
-from rlscale.config.schema import keys
+from rlscale.config.keys import keys
 
 
 def nearest(word: str, candidates: Iterable[str], *, limit: int | None = None) -> str | None:

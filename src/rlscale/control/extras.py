@@ -6,7 +6,7 @@ from itertools import groupby
 from statistics import fmean
 
 from rlscale.config import LoggingConfig
-from rlscale.evaluation.passk import pass_at_k
+from rlscale.evaluation.pass_at_k import pass_at_k
 from rlscale.types import Group, Sample
 
 

@@ -22,25 +22,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlscale.checkpoint.groups import load_groups, save_groups
+from rlscale.checkpoint.pending_groups import load_groups, save_groups
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, CiConfig, EvalConfig, LoggingConfig
-from rlscale.control.checks import check_logprobs, check_reference, check_versions
+from rlscale.control.ci_checks import check_logprobs, check_reference, check_versions
+from rlscale.control.engine_sleep import send_weights
 from rlscale.control.extras import extra_metrics
-from rlscale.control.garbage import rare_full_collections
+from rlscale.control.file_io import write_in_thread
+from rlscale.control.gc_tuning import rare_full_collections
 from rlscale.control.metrics import rollout_metrics, train_metrics
 from rlscale.control.producer import FinishedRollout, Producer
-from rlscale.control.resting import send_weights
 from rlscale.control.staleness import check_bound
-from rlscale.control.threads import write_in_thread
-from rlscale.control.versions import VersionGate
+from rlscale.control.version_gate import VersionGate
 from rlscale.data.batch import build_batch
-from rlscale.data.schedule import plan_steps
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.metrics import Timers
-from rlscale.observe.run import Observer
+from rlscale.observe.reporter import Observer
 from rlscale.protocols import RolloutSource, Trainers
-from rlscale.rollout.pool import EnginePool
+from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import StepPlan, TrainBatch, TrainResult, WeightVersion
 
 

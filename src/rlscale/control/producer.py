@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlscale.control.staleness import unusable
-from rlscale.control.versions import VersionGate
+from rlscale.control.version_gate import VersionGate
 from rlscale.errors import DataError, StalenessError
 from rlscale.protocols import RolloutSource
 from rlscale.types import Group, Prompt

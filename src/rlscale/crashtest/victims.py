@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from rlscale.cluster.guardian import relatives
+from rlscale.cluster.process_reaper import relatives
 
 MARK = "RLSCALE_CRASHTEST"
 """Variable that the driver is started with and that every process of its run inherits."""
@@ -23,7 +23,7 @@ class Victim(StrEnum):
 
 _WORDS: Mapping[Victim, tuple[str, ...]] = {
     Victim.trainer: ("TrainActor", "CriticActor"),
-    Victim.engine: ("rlscale.cli.serve", "sglang_side/serve.py", "sglang::scheduler"),
+    Victim.engine: ("rlscale.cli.serve", "sglang/serve.py", "sglang::scheduler"),
     Victim.router: ("sglang::router",),
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, RolloutConfig
 from rlscale.data.conversations import Conversation, render_conversation
-from rlscale.data.fitting import Limit, keep_short
+from rlscale.data.length_filter import Limit, keep_short
 from rlscale.data.rows import Row, read_rows
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.types import Prompt, Turn

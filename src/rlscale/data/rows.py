@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlscale.data.paths import resolve_data_path, row_slice
+from rlscale.data.data_paths import resolve_data_path, row_slice
 from rlscale.errors import DataError
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlscale.config import LossType, RunConfig
 from rlscale.config.groups.custom import with_custom
-from rlscale.config.hooks import load_hook
 from rlscale.config.rules import learns_conversations
+from rlscale.config.user_functions import load_hook
 from rlscale.data.prompts import FilePromptSource, Learned
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource

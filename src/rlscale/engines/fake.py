@@ -18,11 +18,19 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from rlscale.engines.service import Load, make_app
-from rlscale.engines.serving import Server
-from rlscale.engines.stopping import find_end
-from rlscale.engines.streaming import Latest
-from rlscale.engines.wire import Answer, FolderUpdate, GenerateRequest, Limits, Refused, TensorUpdate, VersionSpan
+from rlscale.engines.server.engine_service import Load, make_app
+from rlscale.engines.server.generate_request import (
+    Answer,
+    FolderUpdate,
+    GenerateRequest,
+    Limits,
+    Refused,
+    TensorUpdate,
+    VersionSpan,
+)
+from rlscale.engines.server.http_server import Server
+from rlscale.engines.server.stop_conditions import find_end
+from rlscale.engines.server.streaming import Latest
 from rlscale.protocols import IncomingWeights, WeightReceiver
 from rlscale.types import RouteShape, WeightBucket, WeightGroup
 

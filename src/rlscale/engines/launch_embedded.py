@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlscale.engines.launch import EngineLaunch
-from rlscale.engines.serving import API_KEY_VARIABLE
+from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

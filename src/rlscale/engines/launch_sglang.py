@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config.sglang_python import foreign_environment
+from rlscale.config.passthrough.sglang_python import foreign_environment
 from rlscale.engines.launch import EngineLaunch
-from rlscale.engines.serving import API_KEY_VARIABLE
+from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
-SERVE = Path(__file__).with_name("sglang_side") / "serve.py"
+SERVE = Path(__file__).with_name("sglang") / "serve.py"
 
 ON_CPU: Mapping[str, Any] = {
     "attention_backend": "torch_native",

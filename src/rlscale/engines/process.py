@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlscale.engines.lifetime import tethered
+from rlscale.engines.process_lifetime import tethered
 from rlscale.errors import EngineError
 
 log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rlscale.evaluation.held_out import HeldOutLoss
 from rlscale.evaluation.named_rewards import named_rewards
-from rlscale.evaluation.passk import pass_at_k
+from rlscale.evaluation.pass_at_k import pass_at_k
+from rlscale.evaluation.sft_loss import HeldOutLoss
 from rlscale.rewards import RewardRunner
-from rlscale.rollout.groups import generate_group
-from rlscale.rollout.pool import EnginePool
+from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.group import generate_group
 from rlscale.types import Group, Prompt, SamplingParams, WeightVersion
 
 

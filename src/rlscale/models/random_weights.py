@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlscale.models.characters import character_tokenizer
+from rlscale.models.char_tokenizer import character_tokenizer
 
 INITIALIZER_RANGE = 0.05
 """Standard deviation of the random weights. The usual 0.02 is meant for widths in the thousands; with it, at width 128,

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlscale.architectures.hf_config import BUILD_FIGURES
 from rlscale.config import ModelConfig
-from rlscale.config.figures import BUILD_FIGURES
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.characters import VOCABULARY
+from rlscale.models.char_tokenizer import VOCABULARY
 
 FORMAT_VERSION = 2
 """Raised whenever the same figures would give other files, so that an old cache is not read."""

@@ -1,6 +1,6 @@
 """How a run shows itself while it goes: a live table, plain lines, or nothing.
 
-A run's driver opens one console and tells it what happens; `rlscale.observe.live` draws the table.
+A run's driver opens one console and tells it what happens; `rlscale.observe.live_table` draws the table.
 """
 
 import logging
@@ -80,7 +80,7 @@ def open_console(
     if chosen == ConsoleMode.auto:
         chosen = ConsoleMode.live if _can_redraw(stream) else ConsoleMode.plain
     if chosen == ConsoleMode.live:
-        from rlscale.observe.live import LiveConsole  # which imports Console from here
+        from rlscale.observe.live_table import LiveConsole  # which imports Console from here
 
         return LiveConsole(title=title, total=total, stream=stream, first_step=first_step)
     if chosen == ConsoleMode.plain:

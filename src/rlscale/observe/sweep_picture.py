@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rlscale.config.sweep import JobRecord, SweepResult
+from rlscale.config.hydra.sweep import JobRecord, SweepResult
 
 MAX_COLUMNS = 3
 LOG_SPAN = 10.0

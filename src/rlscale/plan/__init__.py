@@ -3,8 +3,8 @@
 Arithmetic on a resolved config alone; imports neither torch nor Ray.
 """
 
-from rlscale.plan.fixes import Fix, find_fixes
 from rlscale.plan.hardware import HARDWARE, Hardware, hardware_named
 from rlscale.plan.plan import Plan, make_plan, parts_not_built
+from rlscale.plan.suggestions import Fix, find_fixes
 
 __all__ = ["HARDWARE", "Fix", "Hardware", "Plan", "find_fixes", "hardware_named", "make_plan", "parts_not_built"]

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlscale.plan.architecture import Architecture
+from rlscale.plan.model_size import Architecture
 
 FLOAT32 = 4
 
 TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
-"""Logits that exist at a time where the output layer works by tiles (training/head.py)."""
+"""Logits that exist at a time where the output layer works by tiles (training/modules/logprob_head.py)."""
 MIN_CHUNKED_VOCABULARY = 4096
 JOINED_MODELS = frozenset({None, "llama", "mistral", "qwen3"})
-"""Whose dense layers are two functions on a CPU in float32 (training/fused.py); None: models made on the spot."""
+"""Whose dense layers are two functions on a CPU in float32 (`training.cpu`); None: models made on the spot."""
 CHUNKED_MODELS = frozenset({None, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 

@@ -22,20 +22,20 @@ from rlscale.config import (
 )
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
-from rlscale.config.unbuilt import check_built
+from rlscale.config.unsupported import check_built
 from rlscale.plan.activations import Kernel, Pass
-from rlscale.plan.architecture import Architecture, architecture_of, reference_of, route_bytes_per_token
 from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
-from rlscale.plan.engine import EngineMemory, engine_memory
-from rlscale.plan.floor import Floor, Setting, least_times
+from rlscale.plan.engine_memory import EngineMemory, engine_memory
+from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
-from rlscale.plan.megatron import Ranks, megatron_memory
-from rlscale.plan.megatron_layers import Parallel
-from rlscale.plan.memory import TrainerMemory, TrainerWork, trainer_memory
+from rlscale.plan.megatron_activations import Parallel
+from rlscale.plan.megatron_memory import Ranks, megatron_memory
+from rlscale.plan.model_size import Architecture, architecture_of, reference_of, route_bytes_per_token
 from rlscale.plan.placement import Layout, Place, layout_of, places
+from rlscale.plan.roofline import Floor, Setting, least_times
 
 LONGEST_MATRIX = 64
-"""Samples up to this length are attended to by plain products on a CPU (training/attention.py)."""
+"""Samples up to this length are attended to by plain products on a CPU (training/attention/packed.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,7 +268,7 @@ def _trainer(
 
 
 def _may_join(config: RunConfig) -> bool:
-    """Whether decoder layers may be computed by two functions each; see training/fused.py."""
+    """Whether decoder layers may be computed by two functions each; see training/cpu/fused_layers.py."""
     train = config.train
     plain = train.backend == TrainBackendName.fsdp and train.lora.rank == 0
     return plain and not train.true_on_policy_mode and train.qkv_format == QkvFormat.thd

@@ -17,13 +17,13 @@ from typing import Any
 
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import Reward
-from rlscale.rewards.text import label_of
+from rlscale.rewards.builtin import label_of
 from rlscale.types import Sample
 
 MAX_CPU_S = 5.0
 """Seconds of processor time for one comparison. Not wall time: a busy machine must not change rewards."""
 
-_CHILD = Path(__file__).with_name("boxed_math_child.py")
+_CHILD = Path(__file__).with_name("math_verify_worker.py")
 _logger = logging.getLogger(__name__)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from rlscale.training.role_backend import CriticRole
-from rlscale.training.rollout import Rollout
-from rlscale.training.turns import Turns
+from rlscale.training.backend import CriticRole
+from rlscale.training.offload import Turns
+from rlscale.training.rollout_state import Rollout
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlscale.training.context import ContextGroup
 from rlscale.training.listener import listen
+from rlscale.training.packing.context_parallel import ContextGroup
 
 DATA_AXIS, CONTEXT_AXIS = "data", "context"
 

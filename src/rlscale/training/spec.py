@@ -18,7 +18,7 @@ from rlscale.config import (
     TrainBackendName,
     TrainConfig,
 )
-from rlscale.models.shapes import EngineShapes
+from rlscale.models.batch_shapes import EngineShapes
 
 
 class Recipients(StrEnum):

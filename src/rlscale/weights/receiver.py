@@ -8,15 +8,15 @@ import torch
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup, WeightVersion
-from rlscale.weights.blocks import LOAD_FORMAT as BLOCKS
-from rlscale.weights.blocks import BlockWeights
 from rlscale.weights.buckets import Staging, empty_flat, sizes_of
-from rlscale.weights.cuda_ipc import CudaIpcWeights
-from rlscale.weights.delta import DeltaIndex, DeltaWeights
-from rlscale.weights.folders import FolderWeights
-from rlscale.weights.group import Group, join_group, leave_group, start_broadcast
-from rlscale.weights.incoming import BroadcastWeights, RingWeights, decode_payload
-from rlscale.weights.ring import RingReader
+from rlscale.weights.readers import BroadcastWeights, RingWeights, decode_payload
+from rlscale.weights.safetensors_folder import FolderWeights
+from rlscale.weights.torch_groups import Group, join_group, leave_group, start_broadcast
+from rlscale.weights.transports.cuda_ipc import CudaIpcWeights
+from rlscale.weights.transports.delta import DeltaIndex, DeltaWeights
+from rlscale.weights.transports.gloo_blocks import LOAD_FORMAT as BLOCKS
+from rlscale.weights.transports.gloo_blocks import BlockWeights
+from rlscale.weights.transports.shm_ring import RingReader
 
 DEFAULT_TIMEOUT_S = 300.0
 

@@ -11,7 +11,7 @@ import rlscale
 from rlscale.algo.advantages import ESTIMATORS
 from rlscale.algo.losses import POLICY_LOSSES
 from rlscale.config import AdvantageEstimator
-from rlscale.config.folder import packaged_folder
+from rlscale.config.hydra.config_folders import packaged_folder
 
 MEDIAN = '''"""Distance from the median of the rollout."""
 
@@ -32,8 +32,8 @@ config = load_config(["algo.advantage_estimator=median"])
 
 import torch
 from rlscale.algo.ragged import TokenLayout
-from rlscale.training.advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.objective import TokenInputs, token_losses
+from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.loss.token_loss import TokenInputs, token_losses
 
 layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([2, 1, 1]))
 inputs = RolloutInputs(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.algo.head import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
 from rlscale.algo.logprobs import logprobs_and_entropy
 
 T, V, H = 11, 37, 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlscale.models.load import load_causal_lm, load_tokenizer
+from rlscale.models.hf_models import load_causal_lm, load_tokenizer
 
 
 def a_case(**changes: Any) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlscale.checkpoint.groups import ABOUT_FILE, COLUMNS_FILE, load_groups, save_groups
+from rlscale.checkpoint.pending_groups import ABOUT_FILE, COLUMNS_FILE, load_groups, save_groups
 from rlscale.errors import DataError
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from rlscale.architectures.megatron_fields import BRIDGED
 from rlscale.cli.convert import main as convert
-from rlscale.config.megatron_fields import BRIDGED
-from rlscale.training.megatron.names.load import HfCheckpoint
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from tests.unit.training.megatron_families import CONFIGS
 
 BRIDGED_FAMILIES = [

@@ -9,7 +9,7 @@ import yaml
 
 from rlscale.cli.app import main_train
 from rlscale.config import RunConfig
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.errors import ConfigError, DataError, Problem, WorkerError
 
 

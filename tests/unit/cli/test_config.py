@@ -11,8 +11,8 @@ import pytest
 from rlscale.cli.app import main_train
 from rlscale.cli.config import main
 from rlscale.config import load_config, to_yaml
-from rlscale.config.folder import ConfigFolders
-from rlscale.config.schema import keys
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.keys import keys
 
 
 @pytest.fixture(autouse=True)

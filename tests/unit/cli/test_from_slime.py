@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from rlscale.config import load_config
-from rlscale.config.schema import keys
+from rlscale.config.keys import keys
 from rlscale.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

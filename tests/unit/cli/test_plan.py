@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlscale.cli.plan import main
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders
 
 GRPO = ["experiment=qwen3_4b_grpo", "cluster.device=cuda"]
 

@@ -4,18 +4,18 @@ import re
 from pathlib import Path
 
 from rlscale.algo.advantages import ESTIMATORS
-from rlscale.cli.algorithms import ADDITIONS, GOLDEN, read_options
-from rlscale.cli.reference import make_pages, write_pages
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.keys import keys
 from rlscale.config.rules import RULES
-from rlscale.config.schema import keys
+from scripts.docs.algorithms import ADDITIONS, GOLDEN, read_options
+from scripts.docs.reference import make_pages, write_pages
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 
 
 def test_the_pages_are_current() -> None:
     for name, text in make_pages().items():
-        assert (FOLDER / name).read_text(encoding="utf-8") == text, f"run python -m rlscale.cli.reference {FOLDER}"
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, f"run python -m scripts.docs.reference {FOLDER}"
 
 
 def test_a_page_has_a_row_per_key(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rlscale.cli.serve import main, make_parser
-from rlscale.engines.serving import API_KEY_VARIABLE
+from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
 
 def test_other_machines_need_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rlscale.cluster import attach as attaching
-from rlscale.cluster import session
+from rlscale.cluster import ray_session as session
 from rlscale.cluster.attach import AUTH_MODE, attach
 from rlscale.config import ClusterConfig
 from rlscale.errors import ConfigError

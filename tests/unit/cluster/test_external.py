@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlscale.cluster.external import KEY, check_servers
+from rlscale.driver.external_engines import KEY, check_servers
 from rlscale.engines.fake import FakeServer
 
 

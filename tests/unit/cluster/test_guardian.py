@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.guardian import MARK, guarded_session, marked_processes, relatives
+from rlscale.cluster.process_reaper import MARK, guarded_session, marked_processes, relatives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
 
@@ -16,7 +16,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 DRIVER = f"""
 import os, subprocess, sys, time
-from rlscale.cluster.guardian import MARK, guarded_session
+from rlscale.cluster.process_reaper import MARK, guarded_session
 with guarded_session():
     subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True)
     sys.stdout.write(os.environ[MARK] + "\\n")

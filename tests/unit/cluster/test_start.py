@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.preflight import _check_bridge, _check_start, check_files
-from rlscale.cluster.trainer_spec import is_weights_alone, model_source, starting_weights
 from rlscale.config import RunConfig, TrainBackendName, load_config
 from rlscale.config.groups.model import MegatronToHf
+from rlscale.driver.preflight import _check_bridge, _check_start, check_files
+from rlscale.driver.trainer_spec import is_weights_alone, model_source, starting_weights
 from rlscale.models.megatron_folder import torch_dist_folder
 from tests.unit.config.test_rules import change
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import ray
 
-from rlscale.cluster import session
-from rlscale.cluster.session import SLEEPING, _inherited, worker_variables
+from rlscale.cluster import ray_session as session
+from rlscale.cluster.ray_session import SLEEPING, _inherited, worker_variables
 from rlscale.config import ClusterConfig, Device
 from rlscale.errors import WorkerError
 
 
 def test_the_driver_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, rlscale.trainer; print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    code = "import sys, rlscale.driver.trainer; print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

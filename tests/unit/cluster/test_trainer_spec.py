@@ -3,7 +3,7 @@
 import pytest
 
 from rlscale import load_config
-from rlscale.cluster.trainer_spec import recipients
+from rlscale.driver.trainer_spec import recipients
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.warmup import warmup_config
 from rlscale.config import load_config
+from rlscale.driver.warmup import warmup_config
 from rlscale.errors import ConfigError
 from tests.unit.config.interpreters import fake_interpreter
 

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlscale.config.compose import compose
-from rlscale.config.folder import ConfigFolders
-from rlscale.config.overrides import parse_command_line
-from rlscale.config.schema import Key, keys
-from rlscale.config.unbuilt import unbuilt
+from rlscale.config.hydra.compose import compose
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.overrides import parse_command_line
+from rlscale.config.keys import Key, keys
+from rlscale.config.unsupported import unbuilt
 
 TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[str]": list[str], "list[int]": list[int]}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlscale.config.schema import keys
+from rlscale.config.keys import keys
 from tests.unit.config.arguments import differences, progress, rows
 
 NUM_ROWS = 261

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Optional
 
 import pytest
 
-from rlscale.config.passing.describe import describe, type_text
+from rlscale.config.passthrough.describe import describe, type_text
 
 
 class Mode(enum.Enum):

@@ -13,11 +13,11 @@ import yaml
 from omegaconf import OmegaConf
 
 from rlscale.config import load_config, load_config_with_notes
-from rlscale.config.compose import compose
-from rlscale.config.folder import ConfigFolders, packaged_folder
-from rlscale.config.overrides import parse_command_line
-from rlscale.config.passing import is_passed
-from rlscale.config.schema import keys
+from rlscale.config.hydra.compose import compose
+from rlscale.config.hydra.config_folders import ConfigFolders, packaged_folder
+from rlscale.config.hydra.overrides import parse_command_line
+from rlscale.config.keys import keys
+from rlscale.config.passthrough import is_passed
 from tests.unit.config.mistakes import mistakes
 
 TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"

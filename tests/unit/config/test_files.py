@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 MINE = """\

@@ -8,9 +8,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlscale.config.grammar import explain_value, is_readable
-from rlscale.config.problems import leave_out
-from rlscale.config.schema import keys
+from rlscale.config.errors import leave_out
+from rlscale.config.hydra.grammar import explain_value, is_readable
+from rlscale.config.keys import keys
 
 AWKWARD = st.text(alphabet="ab1,=:;@#%$*\\/ (){}[]<>'\"&|~^", min_size=1, max_size=8)
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rlscale.config import AlgoConfig, BatchConfig, RunConfig, load_config
-from rlscale.config.schema import keys
+from rlscale.config.keys import keys
 
 
 def test_every_key_is_described_and_optional_ones_say_what_none_means() -> None:

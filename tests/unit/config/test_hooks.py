@@ -9,9 +9,9 @@ import pytest
 
 from rlscale.cli.app import main_train
 from rlscale.config.groups.patterns import DOTTED_PATH
-from rlscale.config.hooks import HOOKS, check_hooks
-from rlscale.config.schema import keys
-from rlscale.config.unbuilt import unbuilt
+from rlscale.config.keys import keys
+from rlscale.config.unsupported import unbuilt
+from rlscale.config.user_functions import HOOKS, check_hooks
 from tests.unit.config.test_rules import change
 
 MODULE = """

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import to_dict
+from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.passing import check_passed, of_megatron
-from rlscale.config.passing.kinds import fits, in_words
-from rlscale.config.schema import keys
+from rlscale.config.passthrough import check_passed
+from rlscale.config.passthrough import megatron_args as of_megatron
+from rlscale.config.passthrough.field_types import fits, in_words
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 MODULE = """

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rlscale.architectures.megatron_fields import ASSUMED, architecture_problems, megatron_fields
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.load import load_config
-from rlscale.config.megatron_fields import ASSUMED, architecture_problems, megatron_fields
 from tests.unit.config.mistakes import mistakes
 
 QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from rlscale.config.keys import keys, nodes
 from rlscale.config.notes import IGNORED, doubtful, ignored
 from rlscale.config.notes.parts import OF_GENERATION
 from rlscale.config.notes.table import EVAL_DATA
-from rlscale.config.schema import keys, nodes
 from tests.unit.config.test_rules import change
 
 EVALUATED = {"eval.prompt_data": ["a", "b"], "eval.interval": 1}

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlscale.config import KlType, load_config
-from rlscale.config.overrides import parse_command_line
-from rlscale.config.schema import keys
+from rlscale.config.hydra.overrides import parse_command_line
+from rlscale.config.keys import keys
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 GROUPS = {"algo": ["grpo", "gspo"], "experiment": ["quickstart"], "on": ["cpu"]}

@@ -20,8 +20,8 @@ from rlscale.config import (
     RolloutConfig,
     RunConfig,
 )
+from rlscale.config.keys import keys, nodes
 from rlscale.config.rules import RULES, Rule, check_rules
-from rlscale.config.schema import keys, nodes
 from tests.unit.config import rule_cases
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from rlscale.config import load_config, to_dict, to_yaml
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.passing.kinds import fits, in_words
-from rlscale.config.passing.of_sglang import OURS, RECORDED, known_arguments
-from rlscale.config.sglang_python import check_python, find_python, look_into, version_numbers
+from rlscale.config.passthrough.field_types import fits, in_words
+from rlscale.config.passthrough.sglang_args import OURS, RECORDED, known_arguments
+from rlscale.config.passthrough.sglang_python import check_python, find_python, look_into, version_numbers
 from tests.unit.config.interpreters import add_sglang, fake_interpreter
 from tests.unit.config.mistakes import mistakes, only_mistake
 

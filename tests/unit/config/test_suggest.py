@@ -8,9 +8,9 @@ from string import ascii_lowercase
 import pytest
 
 from rlscale.cli.arguments import FLAGS, parse_arguments
-from rlscale.config.folder import ConfigFolders
-from rlscale.config.overrides import parse_command_line
-from rlscale.config.schema import keys
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.overrides import parse_command_line
+from rlscale.config.keys import keys
 from rlscale.config.suggest import nearest, nearest_key
 
 GROUPS = ConfigFolders.find().groups()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import Loaded, load_config
-from rlscale.config.sweep import Direction, JobRecord, Outcome, SweepResult, run_sweep
+from rlscale.config.hydra.sweep import Direction, JobRecord, Outcome, SweepResult, run_sweep
 from rlscale.errors import ConfigError
 
 ALONE = (

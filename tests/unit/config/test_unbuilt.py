@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rlscale.config import load_config_with_notes
-from rlscale.config.schema import Key, keys
-from rlscale.config.unbuilt import MEGATRON_LACKS, Lack, unbuilt
+from rlscale.config.keys import Key, keys
+from rlscale.config.unsupported import MEGATRON_LACKS, Lack, unbuilt
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 CASES = [

@@ -15,10 +15,10 @@ from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
 from rlscale.errors import EngineError
 from rlscale.evaluation.evaluator import EvalSet, Evaluator
 from rlscale.observe.console import open_console
-from rlscale.observe.run import Observer
+from rlscale.observe.reporter import Observer
 from rlscale.rewards import RewardRunner
-from rlscale.rollout.generate import GeneratedRollouts, sampling_params
-from rlscale.rollout.pool import EnginePool
+from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.generated import GeneratedRollouts, sampling_params
 from rlscale.types import (
     EngineAddress,
     Generation,

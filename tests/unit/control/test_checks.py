@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import CiConfig
-from rlscale.control.checks import check_logprobs, check_metric, check_reference, check_versions
+from rlscale.control.ci_checks import check_logprobs, check_metric, check_reference, check_versions
 from rlscale.errors import CheckError
 from rlscale.types import EngineAddress, TrainResult
 

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from rlscale.control.garbage import FULL_EVERY, rare_full_collections
+from rlscale.control.gc_tuning import FULL_EVERY, rare_full_collections
 
 
 def test_full_collections_are_rare_inside_and_as_before_outside() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlscale.control.interrupt import run_interruptibly
+from rlscale.control.signals import run_interruptibly
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

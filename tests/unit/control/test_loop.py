@@ -10,10 +10,10 @@ import pytest
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig
 from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.observe.console import open_console
-from rlscale.observe.run import Observer
-from rlscale.rollout.pool import EnginePool
+from rlscale.observe.reporter import Observer
+from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import (
     EngineAddress,
     Group,

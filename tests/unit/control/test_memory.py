@@ -9,7 +9,7 @@ import torch
 
 from rlscale.config import RunConfig
 from rlscale.config.load import load_config_with_notes
-from rlscale.control.memory import is_out_of_memory, with_memory_advice
+from rlscale.control.oom_advice import is_out_of_memory, with_memory_advice
 from rlscale.errors import EngineError, WorkerError
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlscale.control import recovery as module
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import EngineError, WorkerError
-from rlscale.rollout.pool import EnginePool
+from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams, WeightSyncReport
 
 PROMPT = Prompt(index=0, text="a", token_ids=(1,))

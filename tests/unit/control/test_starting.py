@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.control.starting import Starting
+from rlscale.control.restartable import Starting
 from rlscale.errors import WorkerError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.control.threads import write_in_thread
+from rlscale.control.file_io import write_in_thread
 
 
 async def test_it_gives_what_the_function_gives() -> None:

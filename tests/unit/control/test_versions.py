@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rlscale.control.versions import VersionGate
+from rlscale.control.version_gate import VersionGate
 
 
 async def test_waits_until_the_version_is_there() -> None:

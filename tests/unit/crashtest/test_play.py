@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.crashtest import play as module
-from rlscale.crashtest.play import Player, Script
-from rlscale.crashtest.report import Verdict, to_markdown
+from rlscale.crashtest import player as module
+from rlscale.crashtest.player import Player, Script
+from rlscale.crashtest.verdict import Verdict, to_markdown
 from rlscale.crashtest.victims import Victim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from rlscale.models.characters import character_tokenizer
+from rlscale.models.char_tokenizer import character_tokenizer
 
 
 @pytest.fixture(scope="session")

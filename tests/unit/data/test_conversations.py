@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from rlscale.checkpoint.groups import load_groups, save_groups
+from rlscale.checkpoint.pending_groups import load_groups, save_groups
 from rlscale.config import LossMaskType, load_config
-from rlscale.data.sft import SftSource, labelled_group
 from rlscale.data.source import open_prompts
 from rlscale.errors import DataError
-from rlscale.models.characters import character_tokenizer
+from rlscale.models.char_tokenizer import character_tokenizer
+from rlscale.rollout.sft import SftSource, labelled_group
 from rlscale.types import Group, Turn
 
 Write = Callable[..., str]

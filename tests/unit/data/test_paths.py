@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.data.paths import resolve_data_path, row_slice
+from rlscale.data.data_paths import resolve_data_path, row_slice
 
 
 @pytest.mark.parametrize(

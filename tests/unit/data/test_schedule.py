@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rlscale.config import BatchConfig
-from rlscale.data.balance import flops, spread_over_ranks
-from rlscale.data.partition import divide_evenly, first_fit_decreasing
-from rlscale.data.schedule import plan_steps
+from rlscale.data.bin_packing import divide_evenly, first_fit_decreasing
+from rlscale.data.load_balance import flops, spread_over_ranks
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import TrainBatch
 
 

@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizerBase
 from rlscale.config import DataConfig, RolloutConfig
 from rlscale.data.batch import build_batch
 from rlscale.data.prompts import FilePromptSource, Learned, load_prompts
-from rlscale.data.sft import SftSource
 from rlscale.errors import ConfigError, DataError
-from rlscale.models.characters import character_tokenizer
+from rlscale.models.char_tokenizer import character_tokenizer
+from rlscale.rollout.sft import SftSource
 from rlscale.types import Group
 
 Write = Callable[..., str]

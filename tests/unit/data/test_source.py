@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rlscale.config import RunConfig, load_config
-from rlscale.config.hooks import check_hooks
+from rlscale.config.user_functions import check_hooks
 from rlscale.data.prompts import FilePromptSource
 from rlscale.data.source import open_prompts
 from rlscale.errors import ConfigError, DataError

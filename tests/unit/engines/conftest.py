@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlscale.engines.embedded.loading import load_decoder, open_codec
+from rlscale.engines.embedded.load_decoder import load_decoder, open_codec
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.updates import LiveWeights
-from rlscale.engines.wire import Answer, GenerateRequest
+from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.server.generate_request import Answer, GenerateRequest
 from rlscale.types import SamplingParams
 from tests.tiny_model import EOS_ID, write_tiny_qwen3
 

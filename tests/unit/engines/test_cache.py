@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.engines.embedded.cache import Cache
+from rlscale.engines.embedded.kv_cache import Cache
 
 LAYERS, ROWS, LIMIT, WIDTH = 3, 5, 24, 4
 

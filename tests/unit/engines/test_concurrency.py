@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from rlscale.engines.concurrency import InFlightLimit
+from rlscale.engines.client.http_engine import HttpEngine
+from rlscale.engines.client.in_flight_limit import InFlightLimit
 from rlscale.engines.fake import FakeServer
-from rlscale.engines.http import HttpEngine
 from rlscale.types import EngineAddress, SamplingParams
 
 

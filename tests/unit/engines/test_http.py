@@ -10,9 +10,9 @@ import aiohttp
 import numpy as np
 import pytest
 
-from rlscale.engines import http
+from rlscale.engines.client import http_engine as http
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer, fake_routes, fake_token
-from rlscale.engines.http import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, RouteShape, SamplingParams
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlscale.engines.embedded.scheduler import Scheduler
-from rlscale.engines.wire import Answer
+from rlscale.engines.server.generate_request import Answer
 from tests.tiny_model import EOS_ID, VOCAB_SIZE, write_tiny_qwen3_moe
 from tests.unit.engines.conftest import OpenScheduler, ask, make_request
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlscale.cluster.launches import engine_client, engine_launch
 from rlscale.config import load_config
+from rlscale.driver.engines import engine_client, engine_launch
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
-from rlscale.engines.sglang_side.serve import leave_out_of_logs
+from rlscale.engines.sglang.serve import leave_out_of_logs
 from rlscale.types import EngineAddress
 from tests.unit.config.interpreters import fake_interpreter
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlscale.config.figures import EMBEDDED_FAMILIES
-from rlscale.engines.embedded.loading import eos_ids, load_decoder, useful_threads
+from rlscale.architectures.hf_config import EMBEDDED_FAMILIES
+from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, useful_threads
 from rlscale.models.architecture import MODEL_TYPES, read_architecture
 from tests.tiny_model import EOS_ID
 from tests.unit.engines.conftest import no_transformers
@@ -115,7 +115,7 @@ def test_the_configuration_knows_which_families_it_runs() -> None:
 
 def test_unknown_weights_are_refused(model_path: Path) -> None:
     from rlscale.engines.embedded.decoder import Decoder
-    from rlscale.engines.embedded.loading import read_folder
+    from rlscale.engines.embedded.load_decoder import read_folder
 
     read = read_folder(str(model_path))
     assert read is not None

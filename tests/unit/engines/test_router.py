@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.router import RoutedRecovery
+from rlscale.cluster.ray_router import RoutedRecovery
 from rlscale.config import load_config
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
-from rlscale.engines.http import HttpEngine
-from rlscale.engines.router import RouterLaunch
+from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rlscale.engines.embedded import scheduler as scheduler_module
 from rlscale.engines.embedded.scheduler import Scheduler
-from rlscale.engines.wire import Answer, BadRequest, Refused
+from rlscale.engines.server.generate_request import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
-from rlscale.models.products import Product
+from rlscale.models.packed_linear import Product
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver

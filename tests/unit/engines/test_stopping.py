@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.engines.stopping import answer_text, find_end, is_undecided
+from rlscale.engines.server.stop_conditions import answer_text, find_end, is_undecided
 from rlscale.types import SamplingParams
 
 BYTES = "n\N{LATIN SMALL LETTER A WITH DIAERESIS}h".encode()  # one token a byte: two of them are one character

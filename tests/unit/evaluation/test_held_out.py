@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlscale.config import BatchConfig
-from rlscale.control.resting import resting
-from rlscale.evaluation.held_out import HeldOutLoss, LabelledSet
-from rlscale.rollout.pool import EnginePool
+from rlscale.control.engine_sleep import resting
+from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
+from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress, Group, Prompt, Sample, SampleStatus, StepPlan, TrainBatch, WeightVersion
 
 

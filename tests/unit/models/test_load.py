@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from rlscale.config import ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
-from rlscale.models.characters import CHARACTERS
-from rlscale.models.load import load_causal_lm, load_tokenizer
-from rlscale.models.resolve import resolve_model
+from rlscale.models.char_tokenizer import CHARACTERS
+from rlscale.models.hf_models import load_causal_lm, load_tokenizer
+from rlscale.models.resolve_model import resolve_model
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_a_cached_model_and_its_tokenizer_need_no_torch(folder: str, tmp_path: P
     code = f"""
 import sys
 from rlscale.config import ModelConfig
-from rlscale.models.load import load_tokenizer
-from rlscale.models.resolve import resolve_model
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.models.resolve_model import resolve_model
 figures = dict(num_layers=1, hidden_size=16, head_dim=8)
 path = resolve_model(ModelConfig(build="tiny_qwen3", cache_dir={str(tmp_path)!r}, **figures))
 assert path == {folder!r}, path

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlscale.models.products import Product
+from rlscale.models.packed_linear import Product
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -40,7 +40,7 @@ def test_the_copy_can_be_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     weight.mul_(2)
     product.prepare()
     with monkeypatch.context() as patch:  # nothing is left to make
-        patch.setattr("rlscale.models.products.PACKED_ROWS", "none")
+        patch.setattr("rlscale.models.packed_linear.PACKED_ROWS", "none")
         torch.testing.assert_close(product(x), F.linear(x, weight))
         weight.mul_(2)
         with pytest.raises((RuntimeError, TypeError)):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlscale.architectures.hf_config import figures_of, figures_of_build
 from rlscale.config import ModelBuild, ModelConfig
-from rlscale.config.figures import figures_of, figures_of_build
 from rlscale.errors import ConfigError
-from rlscale.models.load import load_causal_lm
-from rlscale.models.resolve import cache_root, resolve_model
+from rlscale.models.hf_models import load_causal_lm
+from rlscale.models.resolve_model import cache_root, resolve_model
 
 SMALL: dict[str, Any] = {
     "num_layers": 1,

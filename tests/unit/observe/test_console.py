@@ -7,7 +7,7 @@ import pytest
 
 from rlscale.config import ConsoleMode
 from rlscale.observe.console import FIRST_STEPS, LINE_INTERVAL_S, PlainConsole, SilentConsole, open_console, step_line
-from rlscale.observe.live import LiveConsole
+from rlscale.observe.live_table import LiveConsole
 from tests.unit.observe.terminal import AsciiTerminal, FakeTerminal
 
 STEP = {

@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stderr
 import pytest
 from rich.console import Console as RichConsole
 
-from rlscale.observe.live import LiveConsole, RunView, sparkline
+from rlscale.observe.live_table import LiveConsole, RunView, sparkline
 from tests.unit.observe.terminal import FakeTerminal
 
 STEP = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlscale.observe.rollouts import (
+from rlscale.observe.rollout_log import (
     DISTRIBUTIONS_FILE,
     MAX_VALUES,
     SAMPLES_FILE,

@@ -3,7 +3,7 @@
 import math
 
 from rlscale.config import PauseMode, RolloutConfig, UpdateMode, mixes_caches
-from rlscale.observe.run import diff_limit
+from rlscale.observe.reporter import diff_limit
 
 
 def test_the_dtype_sets_the_limit_unless_one_is_given() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlscale.config.sweep import Direction, JobRecord, SweepResult
+from rlscale.config.hydra.sweep import Direction, JobRecord, SweepResult
 from rlscale.observe.sweep_picture import draw_sweep, picture_of
-from rlscale.observe.sweeps import closing_lines, make_table, write_sweep
+from rlscale.observe.sweep_results import closing_lines, make_table, write_sweep
 
 
 def make_result(folder: Path, *, direction: Direction = Direction.maximize) -> SweepResult:

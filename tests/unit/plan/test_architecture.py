@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlscale.architectures.hf_config import figures_of, read_figures
 from rlscale.config import ModelBuild, ModelConfig
-from rlscale.config.figures import figures_of, read_figures
 from rlscale.errors import ConfigError
-from rlscale.plan.architecture import Architecture, architecture_of, reference_of
+from rlscale.plan.model_size import Architecture, architecture_of, reference_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -137,8 +137,8 @@ def test_a_config_json_without_an_object_gives_no_figures(tmp_path: Path) -> Non
 def test_a_model_made_on_the_spot_has_the_parameters_counted(build: ModelBuild, tmp_path: Path) -> None:
     import torch
 
-    from rlscale.models.load import load_causal_lm
-    from rlscale.models.resolve import resolve_model
+    from rlscale.models.hf_models import load_causal_lm
+    from rlscale.models.resolve_model import resolve_model
 
     config = ModelConfig(build=build, cache_dir=str(tmp_path))
     model = load_causal_lm(resolve_model(config), dtype=torch.float32)

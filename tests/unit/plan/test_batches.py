@@ -31,7 +31,7 @@ def test_packed_micro_batches_hold_what_fits(tokens: int, ranks: int, samples: i
 def test_micro_batches_are_those_of_the_schedule(balance: bool) -> None:
     import numpy as np
 
-    from rlscale.data.schedule import plan_steps
+    from rlscale.data.microbatch_plan import plan_steps
     from rlscale.types import TrainBatch
 
     lengths = np.full(32, 400)

@@ -7,9 +7,9 @@ import pytest
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import Pass
-from rlscale.plan.architecture import Architecture
-from rlscale.plan.megatron import BUCKET_BYTES, Ranks, megatron_memory
-from rlscale.plan.memory import TrainerMemory
+from rlscale.plan.fsdp_memory import TrainerMemory
+from rlscale.plan.megatron_memory import BUCKET_BYTES, Ranks, megatron_memory
+from rlscale.plan.model_size import Architecture
 
 DENSE = Architecture(
     num_layers=8,

@@ -8,10 +8,10 @@ import pytest
 from rlscale.config import RunConfig, load_config_with_notes
 from rlscale.plan import HARDWARE, Plan, hardware_named, make_plan
 from rlscale.plan.activations import Kernel, Pass, layer_kept
-from rlscale.plan.architecture import route_bytes_per_token
-from rlscale.plan.memory import TrainerWork, trainer_memory
+from rlscale.plan.fsdp_memory import TrainerWork, trainer_memory
+from rlscale.plan.model_size import route_bytes_per_token
 from rlscale.plan.placement import Layout, places
-from rlscale.plan.report import placement_rows
+from rlscale.plan.tables import placement_rows
 from rlscale.types import RouteShape
 
 H100 = HARDWARE["h100"]
@@ -124,7 +124,7 @@ def test_parties_of_an_engine_have_samples_of_their_own() -> None:
 
 def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
     from rlscale.engines.embedded.scheduler import SchedulerOptions
-    from rlscale.models.shapes import lane_length
+    from rlscale.models.batch_shapes import lane_length
 
     found = plan("rollout=embedded", "rollout.num_slots=16", response_tokens=1000)
     assert found.engine is not None
@@ -237,7 +237,7 @@ def test_the_pass_for_old_logprobs_is_counted_where_it_is_made(words: tuple[str,
 
 
 def test_a_mixture_of_experts_reads_the_experts_its_tokens_choose() -> None:
-    from rlscale.plan.floor import share_of_weights
+    from rlscale.plan.roofline import share_of_weights
 
     a = plan(experiment="qwen3_30b_a3b_gspo").model
     one, many = share_of_weights(a, 1), share_of_weights(a, 1000)
@@ -306,9 +306,11 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
 def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
     from rlscale.engines.embedded.scheduler import SchedulerOptions
     from rlscale.engines.launch_sglang import ON_CPU
-    from rlscale.models.shapes import MIN_LENGTH
-    from rlscale.plan import activations, engine, plan
-    from rlscale.training import attention, head
+    from rlscale.models.batch_shapes import MIN_LENGTH
+    from rlscale.plan import activations, plan
+    from rlscale.plan import engine_memory as engine
+    from rlscale.training.attention.packed import packed as attention
+    from rlscale.training.modules import logprob_head as head
 
     assert activations.TILE_ELEMENTS == head.TILE_ELEMENTS
     assert activations.MIN_CHUNKED_VOCABULARY == head.MIN_VOCABULARY

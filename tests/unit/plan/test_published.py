@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config_with_notes
-from rlscale.plan.architecture import Architecture, architecture_of
+from rlscale.plan.model_size import Architecture, architecture_of
 
 FOLDER = Path(__file__).parents[3] / "conf" / "model"
 

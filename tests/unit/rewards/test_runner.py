@@ -10,7 +10,7 @@ import pytest
 from rlscale.errors import RewardError
 from rlscale.evaluation.named_rewards import named_rewards
 from rlscale.rewards import RewardRunner
-from rlscale.rewards.text import exact_match
+from rlscale.rewards.builtin import exact_match
 from rlscale.types import Group, Sample
 
 MakeGroup = Callable[..., Group]

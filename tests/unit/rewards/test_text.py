@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlscale.rewards.text import exact_match, random_reward
+from rlscale.rewards.builtin import exact_match, random_reward
 from rlscale.types import Sample
 
 

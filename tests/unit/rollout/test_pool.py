@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlscale.errors import EngineError, WeightSyncError
-from rlscale.rollout.groups import generate_group, group_seed
-from rlscale.rollout.pool import EnginePool
+from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.group import generate_group, group_seed
 from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams
 
 PROMPT = Prompt(index=0, text="ab", token_ids=(1, 2), label="c")

@@ -24,12 +24,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlscale.config import ComputeDtype, LoraConfig, MisConfig, MisLevel, OffloadMode, OptimizerName
-from rlscale.training.attention import packed_attention
-from rlscale.training.context_attention import context_attention
+from rlscale.training.attention.context_attention import context_attention
+from rlscale.training.attention.packed import packed_attention
 from rlscale.training.distributed import RankGrid, join_world
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.packing import pack
-from rlscale.training.sharding import pack_share
+from rlscale.training.packing.context_shard import pack_share
+from rlscale.training.packing.microbatch import pack
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_equal_prompts

@@ -20,7 +20,7 @@ from rlscale.config import MegatronConfig
 from rlscale.errors import ConfigError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
-from rlscale.training.megatron.names.load import HfCheckpoint
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from rlscale.training.spec import TrainerSpec
 from tests.unit.training.megatron_ranks import BATCHES, megatron_spec, train
 

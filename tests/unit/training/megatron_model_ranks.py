@@ -25,21 +25,21 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlscale.algo.head import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
 from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.distributed import join_world, leave_world
-from rlscale.training.megatron.attention import packed_rows, zigzag_positions
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
-from rlscale.training.megatron.cpu import megatron_device
-from rlscale.training.megatron.grid import MegatronGrid, make_grid
-from rlscale.training.megatron.model import Decoder, MegatronModel, build_model
-from rlscale.training.megatron.names.export import Exporter, export_hf
-from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
+from rlscale.training.megatron.cpu_patches import megatron_device
+from rlscale.training.megatron.hf_mapping.export_hf import Exporter, export_hf
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
+from rlscale.training.megatron.model.attention import packed_rows, zigzag_positions
+from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel, build_model
+from rlscale.training.megatron.parallel_dims import MegatronGrid, make_grid
+from rlscale.training.modules.vocab_parallel import vocab_shard
 from rlscale.training.spec import Recipients
-from rlscale.training.vocabulary import vocab_shard
 from tests.unit.training.megatron_families import CONFIGS
 from tests.unit.training.megatron_ranks import megatron_spec
 

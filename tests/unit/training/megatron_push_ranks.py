@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.config import WeightChannelName
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
-from rlscale.training.megatron.names.export import Exporter
-from rlscale.training.megatron.names.load import HfCheckpoint
+from rlscale.training.megatron.hf_mapping.export_hf import Exporter
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from rlscale.training.spec import Recipients
 from rlscale.types import EngineAddress
-from rlscale.weights.channel import EngineChannel
-from rlscale.weights.channels import ChannelSpec, make_channel
+from rlscale.weights.factory import ChannelSpec, make_channel
+from rlscale.weights.sync import EngineChannel
 
 TIMEOUT_S = 100.0
 BUCKET_BYTES = 3000

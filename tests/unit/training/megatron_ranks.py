@@ -20,7 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from rlscale.config import AlgoConfig, BatchConfig, MegatronConfig, ModelConfig, QkvFormat
-from rlscale.data.schedule import plan_steps
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.errors import WorkerError
 from rlscale.protocols import TrainBackend
 from rlscale.training.distributed import join_world, leave_world

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from rlscale.config import BatchConfig, MegatronConfig, ModelConfig, OffloadMode
+from rlscale.training.backend import RoleBackend
 from rlscale.training.critic_backend import CriticRanks
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import CriticBackend
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.critic_backend import MegatronCriticBackend
-from rlscale.training.role_backend import RoleBackend
 from rlscale.training.spec import ModelSource, OffloadSpec, OwnRanks, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, batch_of, everyone

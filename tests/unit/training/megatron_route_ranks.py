@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from rlscale.config import AlgoConfig, MegatronConfig
 from rlscale.data.batch import build_batch
-from rlscale.engines.embedded.loading import load_decoder
+from rlscale.engines.embedded.load_decoder import load_decoder
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.updates import LiveWeights
-from rlscale.engines.wire import GenerateRequest
+from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.spec import TrainerSpec

@@ -22,13 +22,13 @@ from torch import Tensor
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.errors import WeightSyncError
 from rlscale.training.distributed import join_world, leave_world
-from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.export import write_weights
-from rlscale.training.megatron.grid import make_grid
-from rlscale.training.megatron.model import MegatronModel, build_model
-from rlscale.training.megatron.names.export import Exporter
-from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
-from rlscale.training.megatron.transfer.carry import Post
+from rlscale.training.megatron.hf_mapping.export_hf import Exporter
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
+from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
+from rlscale.training.megatron.parallel_dims import make_grid
+from rlscale.training.megatron.transfer.exchange import Post
 from rlscale.training.spec import Recipients
 from rlscale.types import EngineAddress
 from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back

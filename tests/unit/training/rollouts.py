@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlscale.config import AlgoConfig, ComputeDtype, FsdpConfig, ModelBuild, ModelConfig, OptimConfig, TrainConfig
-from rlscale.models.resolve import resolve_model
+from rlscale.models.resolve_model import resolve_model
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
 

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import ConfigError, DataError, WorkerError
-from rlscale.models.load import load_causal_lm
+from rlscale.models.hf_models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import logits_of, optimizer_step
 from rlscale.training.metrics import MetricSums
-from rlscale.training.packing import Microbatch, pack
-from rlscale.training.settings import StepSettings
+from rlscale.training.optim.step_checks import StepSettings
+from rlscale.training.packing.microbatch import Microbatch, pack
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_latent, tiny_model, tiny_moe
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlscale.config import AttnImplementation, BatchConfig, QkvFormat
-from rlscale.data.schedule import plan_steps
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.packing import PaddedLayout, pack, pad, padding
+from rlscale.training.packing.microbatch import PaddedLayout, pack, pad, padding
 from rlscale.types import TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model, tiny_moe
 

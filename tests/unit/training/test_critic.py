@@ -14,7 +14,7 @@ from rlscale.algo.advantages import gae
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import LoraConfig
 from rlscale.errors import DataError
-from rlscale.models.load import load_causal_lm
+from rlscale.models.hf_models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import CriticSpec, ModelSource
 from rlscale.types import TrainBatch, TrainResult

@@ -6,14 +6,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlscale.config import LoraConfig
-from rlscale.models.load import load_causal_lm
-from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.models.hf_models import load_causal_lm
+from rlscale.training.attention.packed import PACKED_ATTENTION
+from rlscale.training.cpu.fused_layers import use_fused_layers
+from rlscale.training.cpu.onednn_linear import use_onednn
 from rlscale.training.fsdp.model import decoder_layers
 from rlscale.training.fsdp.step import logits_of
-from rlscale.training.fused import use_fused_layers
-from rlscale.training.linear import use_onednn
-from rlscale.training.lora import add_adapters
-from rlscale.training.packing import Microbatch, pack
+from rlscale.training.modules.lora import add_adapters
+from rlscale.training.packing.microbatch import Microbatch, pack
 from tests.unit.training.rollouts import RAGGED, make_batch, tiny_model, with_equal_prompts
 
 CPU = torch.device("cpu")

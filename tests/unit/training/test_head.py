@@ -10,13 +10,13 @@ from torch.utils._pytree import tree_leaves
 
 from rlscale.config import ComputeDtype, ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
-from rlscale.models.load import load_causal_lm
-from rlscale.models.resolve import resolve_model
-from rlscale.training.attention import PACKED_ATTENTION
+from rlscale.models.hf_models import load_causal_lm
+from rlscale.models.resolve_model import resolve_model
+from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import policy_terms
-from rlscale.training.head import MIN_VOCABULARY, LogprobHead, output_layer, use_logprob_head
-from rlscale.training.packing import pack
+from rlscale.training.modules.logprob_head import MIN_VOCABULARY, LogprobHead, output_layer, use_logprob_head
+from rlscale.training.packing.microbatch import pack
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
 BATCH = make_batch(RAGGED)

@@ -6,7 +6,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from rlscale.training.host_memory import keep_freed_memory
+from rlscale.training.cpu.allocator import keep_freed_memory
 
 def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
@@ -38,7 +38,7 @@ def test_freed_memory_stays_with_the_process() -> None:
 
 IN_A_THREAD = """
 import ctypes, resource, sys, threading
-from rlscale.training.host_memory import keep_freed_memory
+from rlscale.training.cpu.allocator import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlscale.training.linear import OneDnnLinear, use_onednn
+from rlscale.training.cpu.onednn_linear import OneDnnLinear, use_onednn
 
 
 def pair_of_layers() -> tuple[nn.Linear, nn.Linear]:

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from rlscale.errors import ConfigError
-from rlscale.training.megatron.cpu import check_version
+from rlscale.training.megatron.cpu_patches import check_version
 
 PROGRAM = """
 import threading
 import torch
 from megatron.core.tensor_parallel import random
-from rlscale.training.megatron.cpu import install_cpu_layer, megatron_device
+from rlscale.training.megatron.cpu_patches import install_cpu_layer, megatron_device
 
 install_cpu_layer()
 install_cpu_layer()

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from rlscale.training.megatron.attention import zigzag_positions
-from rlscale.training.megatron.names.cut import Figures, Part, Source, give, take
-from rlscale.training.megatron.names.entry import Layout
+from rlscale.training.megatron.hf_mapping.mapping import Layout
+from rlscale.training.megatron.hf_mapping.sharding import Figures, Part, Source, give, take
+from rlscale.training.megatron.model.attention import zigzag_positions
 
 FIGURES = Figures(num_groups=4, heads_of_group=3, vocab_size=10, padded_vocab_size=12)
 SHAPES = {

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from rlscale.errors import DataError
-from rlscale.training.megatron.hf_folder import HfWriter, copy_beside
-from rlscale.training.megatron.names.load import HfCheckpoint
+from rlscale.training.megatron.hf_mapping.hf_writer import HfWriter, copy_beside
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from rlscale.errors import DataError
-from rlscale.training.megatron.plain import METADATA, plain_files
+from rlscale.training.megatron.checkpoint.safe_pickle import METADATA, plain_files
 
 
 class Sneaky:

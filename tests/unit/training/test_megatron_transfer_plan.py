@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rlscale.training.megatron.transfer.plan import TransferPlan, Wanted, few_owners, owners, plan_transfer
+from rlscale.training.megatron.transfer.transfer_plan import TransferPlan, Wanted, few_owners, owners, plan_transfer
 
 LAYERS, EXPERTS, BUCKET = 4, 8, 1000
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlscale.training.muon import MUON, MuonAdamW, orthogonalize
+from rlscale.training.optim.muon import MUON, MuonAdamW, orthogonalize
 
 
 def optimizer(matrices: list[nn.Parameter], vectors: list[nn.Parameter], *, lr: float, decay: float) -> MuonAdamW:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import MisConfig
-from rlscale.training.before import needs_old_pass
+from rlscale.training.prepare import needs_old_pass
 from tests.unit.training.rollouts import spec
 
 MIS = {"use_tis": True, "tis_type": "mis", "mis": MisConfig(normalize=True)}

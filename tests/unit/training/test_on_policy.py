@@ -13,13 +13,13 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlscale.config import ComputeDtype
-from rlscale.engines.embedded.loading import load_decoder
+from rlscale.engines.embedded.load_decoder import load_decoder
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.updates import LiveWeights
-from rlscale.engines.wire import GenerateRequest
+from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.errors import ConfigError, WorkerError
-from rlscale.models.load import load_tokenizer
-from rlscale.models.shapes import EngineShapes
+from rlscale.models.batch_shapes import EngineShapes
+from rlscale.models.hf_models import load_tokenizer
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.types import SamplingParams, TrainBatch
 from tests.unit.training.rollouts import plan, spec, tiny_model, tiny_moe

@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlscale.models.load import load_causal_lm
-from rlscale.training.attention import PACKED_ATTENTION, PackedLayout, attend_joined, packed_attention, packed_layout
+from rlscale.models.hf_models import load_causal_lm
+from rlscale.training.attention.packed import (
+    PACKED_ATTENTION,
+    PackedLayout,
+    attend_joined,
+    packed_attention,
+    packed_layout,
+)
 from rlscale.training.fsdp.step import logits_of
-from rlscale.training.packing import Microbatch, pack
+from rlscale.training.packing.microbatch import Microbatch, pack
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import PROMPT_OF, RAGGED, SHARED, make_batch, with_equal_prompts
 

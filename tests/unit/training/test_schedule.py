@@ -3,7 +3,7 @@
 import pytest
 
 from rlscale.config import LrDecayStyle, OptimConfig, WsdDecayStyle
-from rlscale.training.schedule import LrSchedule
+from rlscale.training.optim.lr_schedule import LrSchedule
 
 
 def rates(total_steps: int, num: int, **fields: object) -> list[float]:

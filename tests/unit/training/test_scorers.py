@@ -12,7 +12,7 @@ from torch import Tensor
 from rlscale.errors import ConfigError, DataError
 from rlscale.training.distributed import data_mesh
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.roles.teacher import Teacher
+from rlscale.training.fsdp.teacher import Teacher
 from rlscale.training.spec import ModelSource
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model

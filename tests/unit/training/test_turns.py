@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from rlscale.config import OffloadMode
 from rlscale.errors import ConfigError
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.offload import Everyone, Moving, Pausing, Turns, make_turns, state_tensors
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec
-from rlscale.training.turns import Everyone, Moving, Pausing, Turns, make_turns, state_tensors
 from rlscale.types import TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlscale.algo.head import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
 from rlscale.algo.logprobs import logprobs_and_entropy
-from rlscale.training.vocabulary import vocab_shard
+from rlscale.training.modules.vocab_parallel import vocab_shard
 
 T, V, H = 13, 41, 6
 SPLITS = ((0, 29), (29, V))  # uneven

@@ -7,8 +7,8 @@ import torch
 
 from rlscale.config import DebugConfig
 from rlscale.errors import WorkerError
+from rlscale.training.profiler import Watch, memory_report
 from rlscale.training.spec import WatchSpec
-from rlscale.training.watch import Watch, memory_report
 
 
 def watch(folder: Path) -> Watch:

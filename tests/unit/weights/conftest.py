@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.types import EngineAddress
 
 SERVER = Path(__file__).with_name("receiver_server.py")

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightGroup
-from rlscale.weights import blocks
-from rlscale.weights.blocks import PIECE_BYTES, SMALL_BYTES, BlockSender, BlockWeights, pieces_of
 from rlscale.weights.buckets import layout_of
-from rlscale.weights.group import Group, join_group, leave_group, open_store
+from rlscale.weights.torch_groups import Group, join_group, leave_group, open_store
+from rlscale.weights.transports import gloo_blocks as blocks
+from rlscale.weights.transports.gloo_blocks import PIECE_BYTES, SMALL_BYTES, BlockSender, BlockWeights, pieces_of
 
 SIZES = [12, SMALL_BYTES + 4, 0, SMALL_BYTES, 2 * PIECE_BYTES + 8, *[SMALL_BYTES - 4] * 40, 4]
 

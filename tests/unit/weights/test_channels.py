@@ -9,18 +9,18 @@ from torch import Tensor
 
 from rlscale.algo.checksum import Bytes, checksum
 from rlscale.config import WeightChannelName
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, WeightVersion
-from rlscale.weights.blocks import BlockSender
-from rlscale.weights.channel import EngineChannel
-from rlscale.weights.channels import ChannelSpec, make_channel
-from rlscale.weights.delta import DeltaReader, delta_path
-from rlscale.weights.group import Group
-from rlscale.weights.process_group import BlockWay, ProcessGroupChannel
-from rlscale.weights.ring import RingWriter
-from rlscale.weights.shared_memory import SharedMemoryChannel
-from rlscale.weights.team import Team
+from rlscale.weights.factory import ChannelSpec, make_channel
+from rlscale.weights.sender_group import Team
+from rlscale.weights.sync import EngineChannel
+from rlscale.weights.torch_groups import Group
+from rlscale.weights.transports.delta import DeltaReader, delta_path
+from rlscale.weights.transports.gloo_blocks import BlockSender
+from rlscale.weights.transports.gloo_packed import BlockWay, ProcessGroupChannel
+from rlscale.weights.transports.shared_memory import SharedMemoryChannel
+from rlscale.weights.transports.shm_ring import RingWriter
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
 NAMES = list(WeightChannelName)

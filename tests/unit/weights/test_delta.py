@@ -10,7 +10,9 @@ from torch import Tensor
 
 from rlscale.algo.checksum import Bytes, bytes_of, checksum
 from rlscale.errors import WeightSyncError
-from rlscale.weights.delta import (
+from rlscale.weights.receiver import EngineReceiver
+from rlscale.weights.safetensors_folder import map_file, write_folder
+from rlscale.weights.transports.delta import (
     PIECE_BYTES,
     DeltaIndex,
     DeltaReader,
@@ -20,8 +22,6 @@ from rlscale.weights.delta import (
     catch_up,
     delta_path,
 )
-from rlscale.weights.folders import map_file, write_folder
-from rlscale.weights.receiver import EngineReceiver
 
 Weights = dict[str, Tensor]
 

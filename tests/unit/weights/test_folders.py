@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
-from rlscale.weights.folders import FolderWeights, map_file, read_checksums, write_file, write_folder
+from rlscale.weights.safetensors_folder import FolderWeights, map_file, read_checksums, write_file, write_folder
 from tests.unit.weights.conftest import some_weights
 
 

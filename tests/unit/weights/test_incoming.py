@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlscale.algo.checksum import bytes_of
-from rlscale.weights.incoming import landing
+from rlscale.weights.readers import landing
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

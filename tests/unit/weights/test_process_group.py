@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
-from rlscale.engines.http import HttpEngine
+from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress
 from rlscale.weights.buckets import PackedBucket
-from rlscale.weights.group import Group
-from rlscale.weights.process_group import PackedWay, ProcessGroupChannel, Sent
-from rlscale.weights.team import Team
+from rlscale.weights.sender_group import Team
+from rlscale.weights.torch_groups import Group
+from rlscale.weights.transports.gloo_packed import PackedWay, ProcessGroupChannel, Sent
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
 SHORT_TIMEOUT_S = 3.0

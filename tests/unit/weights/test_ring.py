@@ -11,8 +11,8 @@ import torch
 from rlscale.algo.checksum import BLOCK_BYTES, checksum
 from rlscale.errors import WeightSyncError
 from rlscale.weights.buckets import layout_of
-from rlscale.weights.incoming import RingWeights, decode_payload, encode_payload
-from rlscale.weights.ring import NUM_BLOCKS, RingReader, RingWriter
+from rlscale.weights.readers import RingWeights, decode_payload, encode_payload
+from rlscale.weights.transports.shm_ring import NUM_BLOCKS, RingReader, RingWriter
 
 TIMEOUT_S = 20.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlscale.config.problems import show
+from rlscale.config.errors import show
 from rlscale.errors import Problem
 
 PARAMETER = "custom"

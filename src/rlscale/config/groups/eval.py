@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.group import ConfigGroup
+from rlscale.config.groups.base import ConfigGroup
 from rlscale.config.groups.patterns import DOTTED_PATH
 
 

@@ -17,7 +17,7 @@ from rlscale.config.groups.algo import (
     uses_reference,
 )
 from rlscale.config.rules import uses_decoupled_loss
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.notes.algo import Ignored
 from rlscale.config.rules.rule import are_external, has_critic_ranks, learns_conversations, uses_engines
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 
 
 def offloads_trainer(config: RunConfig) -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlscale.config.figures import BUILD_FIGURES, CONFIG_NAMES
+from rlscale.architectures.hf_config import BUILD_FIGURES, CONFIG_NAMES
 from rlscale.config.groups.algo import LossType, uses_reference
 from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.logging import WandbMode
 from rlscale.config.groups.optim import LrDecayStyle, OptimizerName
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
 from rlscale.config.groups.train import QkvFormat, TrainBackendName, WeightChannelName
+from rlscale.config.keys import keys
 from rlscale.config.notes.algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
 from rlscale.config.notes.parts import IGNORED_OF_PARTS
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
-from rlscale.config.run import RunConfig
-from rlscale.config.schema import keys
+from rlscale.config.run_config import RunConfig
 
 
 def _is_sft(config: RunConfig) -> bool:

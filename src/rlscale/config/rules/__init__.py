@@ -20,13 +20,13 @@ from rlscale.config.rules import (
     placement,
     pool,
     rewards,
-    running,
     sampling,
     scoring,
     servers,
     training,
     weights,
 )
+from rlscale.config.rules import debug as running
 from rlscale.config.rules.model import rope_type_is_meant
 from rlscale.config.rules.placement import uses_router
 from rlscale.config.rules.rule import (
@@ -38,7 +38,7 @@ from rlscale.config.rules.rule import (
     uses_decoupled_loss,
     uses_engines,
 )
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.groups.algo import (
     GROUP_CENTRED,
     WITHOUT_KL,
@@ -11,9 +12,8 @@ from rlscale.config.groups.algo import (
     TisType,
     compares_policies,
 )
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import CONVERSATIONS, learns_conversations, rule
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 ESTIMATES = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlscale.config.problems import show
+from rlscale.config.errors import show
 from rlscale.config.rules.rule import PARALLEL, num_trainer_ranks, ranks_per_model, rule, samples_per_step
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

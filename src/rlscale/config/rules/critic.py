@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.groups.algo import AdvantageEstimator
-from rlscale.config.problems import show
 from rlscale.config.rules.parallel import STEP
 from rlscale.config.rules.rule import (
     CRITIC_RANKS,
@@ -13,7 +13,7 @@ from rlscale.config.rules.rule import (
     rule,
     samples_per_step,
 )
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlscale.config.figures import known_figures
+from rlscale.architectures.hf_config import known_figures
+from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.problems import show
+from rlscale.config.passthrough.sglang_python import check_python
 from rlscale.config.rules.placement import USES_ROUTER, uses_router
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
-from rlscale.config.run import RunConfig
-from rlscale.config.sglang_python import check_python
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 ALWAYS_UNTIED = ("qwen3_moe", "glm4_moe")

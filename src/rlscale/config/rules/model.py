@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rlscale.config.figures import CONFIG_NAMES, EMBEDDED_FAMILIES, known_figures, read_config_json
+from rlscale.architectures.hf_config import CONFIG_NAMES, EMBEDDED_FAMILIES, known_figures, read_config_json
+from rlscale.architectures.megatron_fields import architecture_problems, rope_type_problems
+from rlscale.config.errors import show
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.megatron_fields import architecture_problems, rope_type_problems
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig
-from rlscale.config.problems import show
+from rlscale.config.keys import keys
 from rlscale.config.rules.rule import rule
-from rlscale.config.run import RunConfig
-from rlscale.config.schema import keys
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
+from rlscale.config.errors import show
 from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import PARALLEL, num_trainer_ranks, ranks_per_model, rule, samples_per_step
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 STEP = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
-from rlscale.config.problems import show
+from rlscale.config.keys import keys
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, are_external, rule, uses_engines
-from rlscale.config.run import RunConfig
-from rlscale.config.schema import keys
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlscale.config.groups.algo import LossType, uses_critic
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 Check = Callable[[RunConfig], list[Problem]]

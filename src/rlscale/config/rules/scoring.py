@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.eval_sets import eval_sets
 from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
 
 

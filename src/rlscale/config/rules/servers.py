@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from rlscale.config.problems import show
+from rlscale.config.errors import show
 from rlscale.config.rules.placement import USES_ROUTER, uses_router
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, are_external, rule, uses_engines
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 _ADDRESS = re.compile(r"^(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+):\d{1,5}/?$")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from rlscale.config.errors import show
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import are_external, rule
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 REFERENCE = (

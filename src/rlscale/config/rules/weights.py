@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rlscale.config.errors import show
 from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
-from rlscale.config.problems import show
 from rlscale.config.rules.rule import rule
-from rlscale.config.run import RunConfig
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 

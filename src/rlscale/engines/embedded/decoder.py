@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlscale.engines.embedded.cache import Cache
-from rlscale.engines.embedded.experts import ExpertMlp
+from rlscale.engines.embedded.expert_mlp import ExpertMlp
+from rlscale.engines.embedded.kv_cache import Cache
 from rlscale.models.architecture import ELSEWHERE, Architecture, rotary_tables
-from rlscale.models.decoder_math import attend_cached, attend_prompts, gated, heads_of, normed
-from rlscale.models.products import Product
+from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, heads_of, normed
+from rlscale.models.packed_linear import Product
 
 
 class DenseMlp:

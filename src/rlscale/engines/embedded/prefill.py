@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.engines.embedded.sequences import Job
-from rlscale.models.shapes import fixed_rows, padded_len
+from rlscale.engines.embedded.requests import Job
+from rlscale.models.batch_shapes import fixed_rows, padded_len
 
 MAX_TOKENS = 1024  # more at once is no faster, and the memory it takes is given back and taken anew each time
 

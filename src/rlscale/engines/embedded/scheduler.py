@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from rlscale.engines.embedded.decode_batch import Lane
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.engines.embedded.lanes import Lane
 from rlscale.engines.embedded.prefill import Prefiller
+from rlscale.engines.embedded.requests import Job, Listener, Sequence, Ticket
 from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
-from rlscale.engines.embedded.sequences import Job, Listener, Sequence, Ticket
-from rlscale.engines.embedded.updates import UNUSABLE_STATUS, LiveWeights
-from rlscale.engines.service import Load
-from rlscale.engines.stopping import Decode
-from rlscale.engines.wire import Answer, GenerateRequest, Refused
-from rlscale.models.shapes import MAX_CACHED_TOKENS, lane_length, slots_of
+from rlscale.engines.embedded.weight_store import UNUSABLE_STATUS, LiveWeights
+from rlscale.engines.server.engine_service import Load
+from rlscale.engines.server.generate_request import Answer, GenerateRequest, Refused
+from rlscale.engines.server.stop_conditions import Decode
+from rlscale.models.batch_shapes import MAX_CACHED_TOKENS, lane_length, slots_of
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from rlscale.observe.metrics import METRICS
-from rlscale.observe.report.read import RunData
+from rlscale.observe.report.read_run import RunData
 from rlscale.observe.report.series import heatmap, metric_columns, not_finite, phase_seconds
-from rlscale.observe.run import diff_limit
+from rlscale.observe.reporter import diff_limit
 
 STYLES = ("uplot/uPlot.min.css", "style.css")
 SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js", "charts.js", "heatmap.js", "samples.js", "start.js")

@@ -1,6 +1,6 @@
 """Trackers: sinks that belong to somebody else's library. Each library is imported only when its tracker is enabled."""
 
-from rlscale.observe.trackers.check import check_trackers
-from rlscale.observe.trackers.open import TrackedRun, open_trackers
+from rlscale.observe.trackers.check_trackers import check_trackers
+from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 
 __all__ = ["TrackedRun", "check_trackers", "open_trackers"]

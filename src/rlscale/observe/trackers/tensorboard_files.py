@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlscale.config import TensorboardConfig
-from rlscale.observe.trackers.open import TrackedRun
+from rlscale.observe.trackers.open_trackers import TrackedRun
 from rlscale.protocols import Metrics
 
 if TYPE_CHECKING:

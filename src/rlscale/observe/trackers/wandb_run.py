@@ -17,9 +17,9 @@ from wandb.errors import Error as WandbError
 
 from rlscale.config import WandbConfig, WandbMode
 from rlscale.errors import ConfigError, Problem
-from rlscale.observe.trackers.check import wandb_mode
-from rlscale.observe.trackers.open import TrackedRun
-from rlscale.observe.trackers.state import TrackerState
+from rlscale.observe.trackers.check_trackers import wandb_mode
+from rlscale.observe.trackers.open_trackers import TrackedRun
+from rlscale.observe.trackers.tracker_state import TrackerState
 from rlscale.observe.trackers.wandb_files import num_offline_rows
 from rlscale.protocols import Metrics
 

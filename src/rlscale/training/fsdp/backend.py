@@ -10,23 +10,23 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlscale.training.backend import RoleBackend
+from rlscale.training.batch_invariant.equal_logprobs import require_equal_logprobs
+from rlscale.training.fsdp.checkpoint import load_state, save_state
+from rlscale.training.fsdp.critic import Critic
 from rlscale.training.fsdp.export import export_hf, published_weights
 from rlscale.training.fsdp.model import DTYPES
+from rlscale.training.fsdp.policy import Policy
+from rlscale.training.fsdp.policy_snapshots import PolicyShards
 from rlscale.training.fsdp.rank import Rank
-from rlscale.training.fsdp.roles.critic import Critic
-from rlscale.training.fsdp.roles.old_policies import PolicyShards
-from rlscale.training.fsdp.roles.policy import Policy
-from rlscale.training.fsdp.roles.reference import Reference
-from rlscale.training.fsdp.roles.teacher import Teacher
-from rlscale.training.fsdp.state import load_state, save_state
-from rlscale.training.old_policies import OldPolicies
-from rlscale.training.on_policy.check import require_equal_logprobs
-from rlscale.training.packing import padding
-from rlscale.training.position import Position
-from rlscale.training.role_backend import RoleBackend
-from rlscale.training.rollout import Rollout
+from rlscale.training.fsdp.scorers import Reference
+from rlscale.training.fsdp.teacher import Teacher
+from rlscale.training.offload import state_tensors
+from rlscale.training.packing.microbatch import padding
+from rlscale.training.policy_snapshots import OldPolicies
+from rlscale.training.rollout_state import Rollout
 from rlscale.training.spec import TrainerSpec
-from rlscale.training.turns import state_tensors
+from rlscale.training.trainer_state import Position
 from rlscale.types import Float32, StepPlan, TrainBatch
 
 

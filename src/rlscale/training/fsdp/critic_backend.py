@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from rlscale.training.critic_backend import CriticRanks
+from rlscale.training.fsdp.critic import Critic
 from rlscale.training.fsdp.rank import Rank
-from rlscale.training.fsdp.roles.critic import Critic
-from rlscale.training.rollout import Rollout
+from rlscale.training.offload import state_tensors
+from rlscale.training.rollout_state import Rollout
 from rlscale.training.spec import TrainerSpec
-from rlscale.training.turns import state_tensors
 from rlscale.types import StepPlan, TrainBatch
 
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlscale.models.load import load_tokenizer
-from rlscale.training.lora import adapters_of, merged, plain_name, save_adapters
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.training.modules.lora import adapters_of, merged, plain_name, save_adapters
 
 
 @torch.no_grad()

@@ -9,16 +9,16 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, QkvFormat, TrainConfig
-from rlscale.models.load import load_causal_lm
-from rlscale.training.attention import PACKED_ATTENTION
-from rlscale.training.chosen import choose_parameters
-from rlscale.training.context_attention import CONTEXT_ATTENTION
-from rlscale.training.fused import use_fused_layers
-from rlscale.training.head import use_logprob_head
-from rlscale.training.linear import use_onednn
-from rlscale.training.lora import add_adapters
-from rlscale.training.on_policy.forward import use_engine_kernels
-from rlscale.training.value_head import use_value_head
+from rlscale.models.hf_models import load_causal_lm
+from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
+from rlscale.training.attention.packed import PACKED_ATTENTION
+from rlscale.training.batch_invariant.forward import use_engine_kernels
+from rlscale.training.cpu.fused_layers import use_fused_layers
+from rlscale.training.cpu.onednn_linear import use_onednn
+from rlscale.training.modules.freeze import choose_parameters
+from rlscale.training.modules.logprob_head import use_logprob_head
+from rlscale.training.modules.lora import add_adapters
+from rlscale.training.modules.value_head import use_value_head
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 

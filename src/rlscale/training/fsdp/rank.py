@@ -10,18 +10,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.config import QkvFormat
-from rlscale.training.asked import AskedLogprobs
-from rlscale.training.attention import PACKED_ATTENTION
-from rlscale.training.context_attention import CONTEXT_ATTENTION
+from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
+from rlscale.training.attention.packed import PACKED_ATTENTION
+from rlscale.training.batch_invariant.engine_shapes import in_engine_shapes
+from rlscale.training.cpu.allocator import keep_freed_memory
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
-from rlscale.training.host_memory import keep_freed_memory
 from rlscale.training.metrics import MetricSums
-from rlscale.training.on_policy.pack import in_engine_shapes
-from rlscale.training.packing import Microbatch, pack, pad
-from rlscale.training.rollout import Rollout
-from rlscale.training.sharding import pack_share
+from rlscale.training.offload import Turns, make_turns
+from rlscale.training.packing.context_shard import pack_share
+from rlscale.training.packing.microbatch import Microbatch, pack, pad
+from rlscale.training.rollout_state import Rollout
+from rlscale.training.sampled_logprobs import AskedLogprobs
 from rlscale.training.spec import TrainerSpec
-from rlscale.training.turns import Turns, make_turns
 from rlscale.types import StepPlan, TrainBatch
 
 

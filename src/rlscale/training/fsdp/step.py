@@ -15,15 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
-from rlscale.training.attention import PACKED_ATTENTION
-from rlscale.training.context_attention import SpanLayout
+from rlscale.training.attention.context_attention import SpanLayout
+from rlscale.training.attention.packed import PACKED_ATTENTION
+from rlscale.training.batch_invariant.forward import computes_as_engine, drawn_logprobs, with_values
 from rlscale.training.fsdp.model import reshard, sync_gradients
-from rlscale.training.head import Asked, LogprobHead, only_rows, output_layer
 from rlscale.training.metrics import MetricSums
-from rlscale.training.on_policy.forward import computes_as_engine, drawn_logprobs, with_values
-from rlscale.training.optim import clip_gradient, names_with_bad_gradient, set_lr
-from rlscale.training.packing import Microbatch, PaddedLayout
-from rlscale.training.settings import StepSettings, check_gradient, check_loss
+from rlscale.training.modules.logprob_head import Asked, LogprobHead, only_rows, output_layer
+from rlscale.training.optim.optimizer import clip_gradient, names_with_bad_gradient, set_lr
+from rlscale.training.optim.step_checks import StepSettings, check_gradient, check_loss
+from rlscale.training.packing.microbatch import Microbatch, PaddedLayout
 
 MicrobatchLoss = Callable[[Microbatch], Tensor]
 """Share of the step's loss, with gradient. Adds its own metrics."""

@@ -12,21 +12,21 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rlscale.training.megatron.checkpoint import load_weights
-from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.backend import RoleBackend
+from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
+from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.export import write_hf
-from rlscale.training.megatron.model import DTYPES, build_model, for_grid
-from rlscale.training.megatron.names.export import make_exporter
-from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.hf_mapping.export_hf import make_exporter
+from rlscale.training.megatron.hf_mapping.load_hf import load_hf
+from rlscale.training.megatron.model.megatron_model import DTYPES, build_model, for_grid
 from rlscale.training.megatron.policy import MegatronPolicy, PolicyCopies
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.scorers import MegatronReference, MegatronTeacher
-from rlscale.training.old_policies import OldPolicies
-from rlscale.training.position import Position
-from rlscale.training.role_backend import RoleBackend
-from rlscale.training.rollout import Rollout
+from rlscale.training.policy_snapshots import OldPolicies
+from rlscale.training.rollout_state import Rollout
 from rlscale.training.spec import TrainerSpec
+from rlscale.training.trainer_state import Position
 from rlscale.types import Float32, StepPlan, TrainBatch
 
 

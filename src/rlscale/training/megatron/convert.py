@@ -21,14 +21,14 @@ from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
-from rlscale.training.megatron.checkpoint import InProcessSave, load_weights
-from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.checkpoint.dist_checkpoint import InProcessSave, load_weights
+from rlscale.training.megatron.checkpoint.safe_pickle import plain_files
+from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.export import write_weights
-from rlscale.training.megatron.grid import make_grid
-from rlscale.training.megatron.hf_folder import copy_beside
-from rlscale.training.megatron.model import MegatronModel, build_model
-from rlscale.training.megatron.names.load import HfCheckpoint, load_hf
-from rlscale.training.megatron.plain import plain_files
+from rlscale.training.megatron.hf_mapping.hf_writer import copy_beside
+from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
+from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
+from rlscale.training.megatron.parallel_dims import make_grid
 
 BESIDE = "hf"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

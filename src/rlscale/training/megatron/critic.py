@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from rlscale.config import ModelConfig
-from rlscale.training.critic import (
+from rlscale.training.checkpoint_dirs import begin_version, end_version
+from rlscale.training.loss.value_loss import (
     FOLDER,
     ValueLoss,
     critic_folder,
@@ -16,22 +17,28 @@ from rlscale.training.critic import (
     critic_settings,
     has_saved_critic,
 )
-from rlscale.training.megatron.checkpoint import load_weights
-from rlscale.training.megatron.grid import MegatronGrid
-from rlscale.training.megatron.model import DTYPES, VALUE_HEAD, Decoder, MegatronModel, build_model, for_grid
-from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
+from rlscale.training.megatron.hf_mapping.load_hf import load_hf
+from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
+from rlscale.training.megatron.model.megatron_model import (
+    DTYPES,
+    VALUE_HEAD,
+    Decoder,
+    MegatronModel,
+    build_model,
+    for_grid,
+)
+from rlscale.training.megatron.parallel_dims import MegatronGrid
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.scorers import own_model_config
 from rlscale.training.megatron.step import score
-from rlscale.training.megatron.trained import TrainedModel
-from rlscale.training.megatron.user_code import call_before_logprobs, call_before_step
+from rlscale.training.megatron.trainable import TrainedModel
 from rlscale.training.metrics import MetricSums
-from rlscale.training.packing import Microbatch
-from rlscale.training.position import Position
-from rlscale.training.rollout import Rollout, everywhere
-from rlscale.training.schedule import LrSchedule
+from rlscale.training.optim.lr_schedule import LrSchedule
+from rlscale.training.packing.microbatch import Microbatch
+from rlscale.training.rollout_state import Rollout, everywhere
 from rlscale.training.spec import CriticSpec, TrainerSpec
-from rlscale.training.versions import begin_version, end_version
+from rlscale.training.trainer_state import Position
 from rlscale.types import StepPlan
 
 

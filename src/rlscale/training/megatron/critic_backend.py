@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rlscale.training.critic_backend import CriticRanks
-from rlscale.training.megatron.cpu import megatron_device
+from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.rank import MegatronRank
-from rlscale.training.rollout import Rollout
+from rlscale.training.rollout_state import Rollout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
 

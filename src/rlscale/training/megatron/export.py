@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, GenerationConfig
 
-from rlscale.models.load import load_tokenizer
-from rlscale.training.megatron.hf_folder import MAX_FILE_BYTES, HfWriter, Written, name_files
-from rlscale.training.megatron.model import MegatronModel
-from rlscale.training.megatron.names.export import Exporter, make_exporter
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.training.megatron.hf_mapping.export_hf import Exporter, make_exporter
+from rlscale.training.megatron.hf_mapping.hf_writer import MAX_FILE_BYTES, HfWriter, Written, name_files
+from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.spec import Recipients
 
 

@@ -14,8 +14,8 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor, nn
 
 from rlscale.config import MegatronConfig, OptimConfig
-from rlscale.training.megatron.model import MegatronModel
-from rlscale.training.settings import StepSettings, check_gradient
+from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.optim.step_checks import StepSettings, check_gradient
 
 _FIELDS = frozenset(field.name for field in fields(CoreOptimizerConfig))
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rlscale.training.context import ContextGroup
-from rlscale.training.megatron.attention import PackedRows, packed_rows, zigzag_positions
-from rlscale.training.packing import Microbatch, PaddedLayout, Rows, lay_down, to_device
-from rlscale.training.sharding import Places, shard_entries
+from rlscale.training.megatron.model.attention import PackedRows, packed_rows, zigzag_positions
+from rlscale.training.packing.context_parallel import ContextGroup
+from rlscale.training.packing.context_shard import Places, shard_entries
+from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, Rows, lay_down, to_device
 from rlscale.types import Int64, TrainBatch
 
 

@@ -8,25 +8,25 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rlscale.training.megatron.checkpoint import load_weights, save_weights
-from rlscale.training.megatron.engine_routes import EngineRoutes
-from rlscale.training.megatron.grid import MegatronGrid
-from rlscale.training.megatron.head import LogprobHead
-from rlscale.training.megatron.host_weights import HostWeights
-from rlscale.training.megatron.model import Decoder, MegatronModel
+from rlscale.training.backend import loss_of_column
+from rlscale.training.loss.policy_loss import PolicyLoss, compare
+from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
+from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
+from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
+from rlscale.training.megatron.model.output_head import LogprobHead
+from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.policy_snapshots import HostWeights
 from rlscale.training.megatron.rank import MegatronRank
-from rlscale.training.megatron.routes import OwnRoutes, Routes
+from rlscale.training.megatron.routing_replay import OwnRoutes, Routes
+from rlscale.training.megatron.routing_replay_engine import EngineRoutes
 from rlscale.training.megatron.step import score
-from rlscale.training.megatron.trained import TrainedModel
-from rlscale.training.megatron.user_code import call_before_logprobs, call_before_step
+from rlscale.training.megatron.trainable import TrainedModel
 from rlscale.training.metrics import MetricSums
-from rlscale.training.old_policies import OldPolicies
-from rlscale.training.packing import Microbatch
-from rlscale.training.policy_loss import PolicyLoss, compare
-from rlscale.training.role_backend import loss_of_column
-from rlscale.training.rollout import Rollout, pick
-from rlscale.training.schedule import LrSchedule
-from rlscale.training.settings import StepSettings
+from rlscale.training.optim.lr_schedule import LrSchedule
+from rlscale.training.optim.step_checks import StepSettings
+from rlscale.training.packing.microbatch import Microbatch
+from rlscale.training.policy_snapshots import OldPolicies
+from rlscale.training.rollout_state import Rollout, pick
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 

@@ -11,18 +11,18 @@ import torch.distributed as dist
 
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
-from rlscale.training.asked import AskedLogprobs
 from rlscale.training.distributed import local_ranks, pick_device, use_threads
-from rlscale.training.megatron.background import Background
-from rlscale.training.megatron.cpu import megatron_device
-from rlscale.training.megatron.grid import MegatronGrid, make_grid
+from rlscale.training.megatron.checkpoint.async_save import Background
+from rlscale.training.megatron.cpu_patches import megatron_device
+from rlscale.training.megatron.hooks import call_after_init
 from rlscale.training.megatron.packing import pack_rows, pad_rows
-from rlscale.training.megatron.user_code import call_after_init
+from rlscale.training.megatron.parallel_dims import MegatronGrid, make_grid
 from rlscale.training.metrics import MetricSums
-from rlscale.training.packing import Microbatch, padding
-from rlscale.training.rollout import Rollout
+from rlscale.training.offload import Turns, make_turns
+from rlscale.training.packing.microbatch import Microbatch, padding
+from rlscale.training.rollout_state import Rollout
+from rlscale.training.sampled_logprobs import AskedLogprobs
 from rlscale.training.spec import TrainerSpec
-from rlscale.training.turns import Turns, make_turns
 from rlscale.types import StepPlan, TrainBatch
 
 

@@ -11,22 +11,22 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
+from rlscale.architectures.megatron_fields import ASSUMED
 from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
 from rlscale.config.groups.megatron import RopeType
-from rlscale.config.megatron_fields import ASSUMED
-from rlscale.training.megatron.background import Background
-from rlscale.training.megatron.checkpoint import load_weights, save_weights
-from rlscale.training.megatron.grid import MegatronGrid
-from rlscale.training.megatron.head import LogprobHead
-from rlscale.training.megatron.host_weights import HostWeights
-from rlscale.training.megatron.model import DTYPES, MegatronModel, build_model, for_grid
-from rlscale.training.megatron.names.load import load_hf
+from rlscale.training.megatron.checkpoint.async_save import Background
+from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
+from rlscale.training.megatron.hf_mapping.load_hf import load_hf
+from rlscale.training.megatron.hooks import call_before_logprobs
+from rlscale.training.megatron.model.megatron_model import DTYPES, MegatronModel, build_model, for_grid
+from rlscale.training.megatron.model.output_head import LogprobHead
+from rlscale.training.megatron.parallel_dims import MegatronGrid
 from rlscale.training.megatron.policy import score_logprobs
-from rlscale.training.megatron.user_code import call_before_logprobs
-from rlscale.training.rollout import Rollout
+from rlscale.training.megatron.policy_snapshots import HostWeights
+from rlscale.training.offload import Turns
+from rlscale.training.rollout_state import Rollout
 from rlscale.training.scorers import reference_cannot_follow, require_tokens
 from rlscale.training.spec import ModelSource, TrainerSpec
-from rlscale.training.turns import Turns
 
 FOLDER = "reference"
 _NAMES = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"})

@@ -16,10 +16,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from torch import Tensor, nn
 
-from rlscale.training.megatron.grid import MegatronGrid
-from rlscale.training.megatron.model import Decoder
+from rlscale.training.megatron.model.megatron_model import Decoder
 from rlscale.training.megatron.packing import MegatronMicrobatch
-from rlscale.training.packing import Microbatch
+from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.packing.microbatch import Microbatch
 
 StageLoss = Callable[[Microbatch, Tensor, Decoder], Tensor]
 """From a micro-batch, its hidden states [1, T, H] and the last chunk to its share of the step's loss."""

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlscale.config.inspect.explain import Explanation, explain
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.view.explain import Explanation, explain
 from rlscale.errors import ConfigError
 
 

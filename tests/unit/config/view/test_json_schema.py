@@ -10,9 +10,9 @@ from jsonschema import Draft7Validator
 from omegaconf._utils import get_yaml_loader
 
 from rlscale.config import load_config, to_yaml
-from rlscale.config.folder import ConfigFolders
-from rlscale.config.schema import keys
-from rlscale.config.view.json_schema import editor_settings, make_schemas, recorded_types
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.inspect.json_schema import editor_settings, make_schemas, recorded_types
+from rlscale.config.keys import keys
 
 ROOT = Path(__file__).parents[4]
 CONF = ROOT / "conf"

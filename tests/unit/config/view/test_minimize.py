@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlscale.config.folder import ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.inspect.minimize import Minimal, minimize, minimize_from
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.run import RunConfig
-from rlscale.config.serialize import config_hash, to_dict
-from rlscale.config.view.minimize import Minimal, minimize, minimize_from
+from rlscale.config.run_config import RunConfig
+from rlscale.config.to_yaml import config_hash, to_dict
 from rlscale.errors import ConfigError
 
 

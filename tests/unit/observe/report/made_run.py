@@ -13,7 +13,7 @@ import numpy as np
 from rlscale.config import load_config, to_yaml
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.provenance import write_provenance
-from rlscale.observe.rollouts import RolloutLog
+from rlscale.observe.rollout_log import RolloutLog
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"

@@ -76,7 +76,7 @@ def test_tensorboard_is_installed_here() -> None:
 def test_a_run_without_trackers_imports_none_of_their_libraries() -> None:
     code = """
 import sys
-import rlscale.observe.run, rlscale.observe.trackers, rlscale.trainer
+import rlscale.observe.reporter, rlscale.observe.trackers, rlscale.driver.trainer
 found = sorted({"wandb", "tensorboard"} & sys.modules.keys())
 sys.exit(str(found) if found else 0)
 """

@@ -1,6 +1,6 @@
 """A tracker that fails does not take the run along."""
 
-from rlscale.observe.trackers.open import Guarded
+from rlscale.observe.trackers.open_trackers import Guarded
 from rlscale.protocols import Metrics
 
 

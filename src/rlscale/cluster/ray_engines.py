@@ -1,0 +1,106 @@
+"""The engines of a run as Ray actors, each with a server process of its own."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlscale.cluster.engine_actor import EngineActor
+from rlscale.cluster.ray_calls import find_dead_engines, settle
+from rlscale.cluster.ray_session import Bundles
+from rlscale.control.restartable import Starting
+from rlscale.engines.launch import EngineLaunch
+from rlscale.errors import WorkerError
+from rlscale.plan.placement import Layout
+from rlscale.types import EngineAddress
+
+START_TIMEOUT_S = 600.0
+
+
+class RayEngines:
+    """Starts, watches, restarts and stops engines. Their servers bind to loopback while all bundles lie on one node."""
+
+    def __init__(
+        self,
+        launch: EngineLaunch,
+        layout: Layout,
+        bundles: Bundles,
+        *,
+        log_folder: Path,
+        on_killed: Callable[[WorkerError], None],
+    ) -> None:
+        """Begins to start the actors.
+
+        Args:
+            on_killed: called when an engine was killed before it was ready, or while nobody watched it; raises when it
+                shall not be started again.
+        """
+        self._launch, self._layout, self._bundles, self._log_folder = launch, layout, bundles, log_folder
+        self._on_killed = on_killed
+        # Servers that other machines can reach answer only to those who hold this run's key.
+        self.api_key = None if bundles.num_nodes == 1 else secrets.token_urlsafe(32)
+        self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
+        self._actors = [self._make_actor(index) for index in range(len(self.names))]
+        self._starting = [
+            Starting(partial(self._start, index), renew=partial(self._renew, index), on_killed=on_killed)
+            for index in range(len(self.names))
+        ]
+
+    @property
+    def named_actors(self) -> list[tuple[str, Any]]:
+        return list(zip(self.names, self._actors, strict=True)) if self._actors else []
+
+    async def start(self) -> list[EngineAddress]:
+        """The addresses, once every server is healthy. Those that run already are only waited for."""
+        await self._begin_dead()
+        async with asyncio.TaskGroup() as tasks:
+            starts = [tasks.create_task(starting.ready()) for starting in self._starting]
+        return [start.result() for start in starts]
+
+    async def revive(self) -> dict[int, EngineAddress]:
+        """Starts engines anew that died while nobody watched them, and returns their new addresses."""
+        return {index: await self._starting[index].ready() for index in await self._begin_dead()}
+
+    async def find_dead(self) -> dict[int, str]:
+        return await find_dead_engines(self.named_actors)
+
+    async def restart(self, index: int) -> EngineAddress:
+        self._starting[index].again()
+        return await self._starting[index].ready()
+
+    def kill(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        self._actors = []
+
+    async def _start(self, index: int) -> EngineAddress:
+        address: EngineAddress
+        (address,) = await settle([(self.names[index], self._actors[index].start.remote(START_TIMEOUT_S))])
+        return address
+
+    async def _begin_dead(self) -> list[int]:
+        dead = await self.find_dead()
+        for index, why in dead.items():
+            self._on_killed(WorkerError(self.names[index], why, died=True))
+            self._starting[index].again()
+        return list(dead)
+
+    def _renew(self, index: int) -> None:
+        ray.kill(self._actors[index], no_restart=True)  # the kernel ends its server
+        self._actors[index] = self._make_actor(index)
+
+    def _make_actor(self, index: int) -> Any:
+        options = self._bundles.options(self._layout.engine_bundles[index], self._layout.share)
+        launch = replace(self._launch, name=self.names[index], api_key=self.api_key)
+        return EngineActor.options(**options).remote(launch, log_folder=self._log_folder)
+
+
+def cores_of(layout: Layout) -> int:
+    """Cores an engine may use on a CPU: all of them when trainers and engines take turns."""
+    return max(1, (os.cpu_count() or 1) // max(1, layout.num_engines))

@@ -1,0 +1,1 @@
+"""Everything that knows Hydra: overrides, YAML files, composition, sweeps."""

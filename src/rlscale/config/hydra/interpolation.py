@@ -1,0 +1,46 @@
+"""Values that refer to others: `${batch.max_tokens_per_gpu}`, `${oc.env:HOME}`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
+
+from rlscale.config.keys import Key
+from rlscale.config.suggest import nearest_key
+
+RESOLVERS = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
+
+
+def is_interpolated(value: Any) -> bool:
+    """Whether a value is decided by others."""
+    return isinstance(value, str) and "${" in value
+
+
+def is_complete(value: str) -> bool:
+    """Whether the text of a value that refers to others can be read."""
+    try:
+        OmegaConf.create({"value": value})
+    except GrammarParseError:
+        return False
+    return True
+
+
+def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -> tuple[str, str]:
+    """Rule and fix for a value that refers to something that is not there, or of another type."""
+    text = str(error).splitlines()[0]
+    if missing := re.search(r"Interpolation key '([^']*)' not found", text):
+        found = nearest_key(missing.group(1))
+        return "refer to a key that exists", f"did you mean ${{{found}}}?" if found else "write its whole path"
+    if variable := re.search(r"Environment variable '([^']*)' not found", text):
+        name = variable.group(1)
+        return "refer to a variable of the environment that is set", f"set {name}, or write ${{oc.env:{name},<value>}}"
+    if resolver := re.search(r"Unsupported interpolation type (\S+)", text):
+        return f"be made by a resolver that exists, not {resolver.group(1)}", f"there are {', '.join(RESOLVERS)}"
+    if "Missing mandatory value" in text:
+        return f"be set, not {MISSING}", "write a value"
+    if "ecursive" in text:
+        return "not refer to itself", "write a value"
+    return f"refer to a value that is {key.type_text}", f'it is not: "{text}"'

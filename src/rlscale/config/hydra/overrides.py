@@ -1,0 +1,237 @@
+"""Reads the words of a command line: all of them, collecting every mistake.
+
+Hydra stops at its first mistake and then advises to append the misspelt key with `+`. So each word is parsed here
+first, with Hydra's own grammar, and only words that are right go on to Hydra. Keys are written as `++key=value`,
+because the YAML files hold differences only and Hydra would otherwise refuse a key that none of them names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_origin
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Sweep
+from hydra.errors import HydraException
+
+from rlscale.config.check_fields import type_problem
+from rlscale.config.errors import COMMAND_LINE, EVERYTHING, not_a_group, show, unknown_key
+from rlscale.config.hydra.grammar import explain_value, in_shell, is_readable
+from rlscale.config.keys import nodes, owner_of
+from rlscale.config.passthrough import is_passed
+from rlscale.config.suggest import nearest, nearest_key
+from rlscale.errors import Problem
+
+DEFAULT_EXPERIMENT = "quickstart"
+
+ONE_VALUE = "have one value in a single run"
+"""The rule that a sweep's words break elsewhere."""
+
+# Groups that are in no defaults list, in the order in which Hydra must see them: a later one wins.
+_APPENDED = {"experiment": 0, "on": 2}
+
+
+@dataclass(kw_only=True, slots=True)
+class CommandLine:
+    """The words of a command line after reading.
+
+    `broken` holds the keys and groups (`EVERYTHING`: all) whose values cannot be relied on because a word about them
+    was wrong; rules between keys that read them would only report consequences.
+    """
+
+    words: list[str] = field(default_factory=list)  # ready for Hydra
+    keys: set[str] = field(default_factory=set)  # keys that were set by name
+    problems: list[Problem] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    experiment: str | None = None
+    no_experiment: bool = False  # said so, by experiment=null
+
+
+def parse_command_line(
+    words: Sequence[str], groups: Mapping[str, Sequence[str]], *, multirun: bool = False
+) -> CommandLine:
+    """Checks syntax, keys, group options and types of all words.
+
+    Args:
+        words: what the user typed, e.g. `algo=gspo`, `+on=cpu`, `algo.eps_clip=0.1`.
+        groups: the options of every group.
+        multirun: whether a word may hold several values (`a=1,2`).
+    """
+    line = CommandLine()
+    parser = OverridesParser.create()
+    ordered: list[tuple[int, str]] = []
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+        except HydraException:
+            _report_grammar(line, word, groups)
+            continue
+        if not override.key_or_group:
+            line.problems.append(_not_key_value(word, groups))
+        elif override.is_hydra_override():
+            ordered.append((1, word))
+        elif override.is_sweep_override() and not multirun:
+            line.broken.add(override.key_or_group)
+            line.problems.append(_not_a_sweep(override))
+        elif override.key_or_group in groups:
+            choice = _group_word(line, override, groups)
+            if choice is not None:
+                place = _APPENDED.get(override.key_or_group, 1)
+                ordered = [pair for pair in ordered if pair[0] != place or place == 1]  # the last choice wins
+                ordered.append((place, choice))
+        elif _check_key(line, override, groups):
+            ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
+    if line.experiment is None and not line.no_experiment and EVERYTHING not in line.broken:
+        line.experiment = DEFAULT_EXPERIMENT
+        ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
+    line.words = [word for _, word in sorted(ordered, key=lambda pair: pair[0])]
+    return line
+
+
+def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[str]]) -> None:
+    """A word that is none: without `=`, or with a value that Hydra cannot read."""
+    name, equals, value = word.partition("=")
+    path = name.lstrip("+~ ").rstrip()
+    if word.startswith("--") or not equals or not path:
+        line.problems.append(_not_key_value(word, groups))
+        return
+    line.broken.add(_meant(path, groups))
+    key = owner_of(path)
+    if key is None and path not in groups and not is_passed(path) and not path.startswith("hydra."):
+        line.problems.append(_unknown(path, value, groups))
+        return
+    if is_readable(f"{path}={value.strip()}"):
+        rule, fix = "have no space beside its name", f"write {in_shell(f'{path}={value.strip()}')}"
+        value = f'"{word}"'
+    elif path in groups:
+        line.problems.append(_wrong_option(path, value, groups[path]))
+        return
+    else:
+        rule, fix = explain_value(path, value, key if key is None or path == key.path else None)
+    line.problems.append(Problem(path=path, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
+
+
+def _not_key_value(word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
+    name, equals, value = word.partition("=")
+    if not equals:
+        name, _, value = word.partition(":")
+    fix = "write key=value or group=option"
+    group_of = next((group for group, options in groups.items() if name in options), None)
+    if name in groups:
+        fix = f"write {name}=<{'|'.join(groups[name])}>"
+    elif group_of or (near := nearest(name, groups.get("experiment", ()))):
+        fix = f"did you mean {group_of or 'experiment'}={name if group_of else near}?"
+    elif found := nearest_key(name):
+        fix = f"did you mean {found}={value.strip() or '<value>'}?"
+    shown = word if word.strip() else f'"{word}"'
+    return Problem(
+        path=name.strip() or shown, rule="be written as key=value", value=shown, fix=fix, origin=COMMAND_LINE
+    )
+
+
+def _not_a_sweep(override: Override) -> Problem:
+    path, value = override.key_or_group, _text(override)
+    key = owner_of(path)
+    fix = "add -m to run one job per value"
+    if key is not None and key.type is str:
+        quoted = in_shell(f'{path}="{value}"')
+        fix += f", or write {quoted}"
+    elif key is not None and get_origin(key.type) is list:
+        fix += f", or write {path}=[{value}]"
+    return Problem(path=path, rule=ONE_VALUE, value=value, fix=fix, origin=COMMAND_LINE)
+
+
+def _group_word(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """The choice of an option as Hydra wants it; None when it is wrong or chooses nothing."""
+    group = override.key_or_group
+    if override.package is not None:
+        fix, value = f"write {group}=<option>", str(override.input_line)
+        rule = "be chosen without a package"
+        line.problems.append(Problem(path=group, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
+        return None
+    if override.is_delete() or override.value() is None:
+        line.no_experiment |= group == "experiment"
+        return None if group in _APPENDED else f"~{group}"
+    if not _check_options(line, override, groups[group]):
+        return None
+    return f"{'+' if group in _APPENDED else ''}{group}={_text(override)}"
+
+
+def _check_options(line: CommandLine, override: Override, options: Sequence[str]) -> bool:
+    group = override.key_or_group
+    chosen = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
+    wrong = [name for name in chosen if name not in options]
+    line.problems += [_wrong_option(group, name, options) for name in wrong]
+    if wrong:
+        line.broken.add(EVERYTHING if group in _APPENDED else group)
+    elif group == "experiment":
+        line.experiment = "+".join(str(name) for name in chosen)
+    return not wrong
+
+
+def _wrong_option(group: str, name: Any, options: Sequence[str]) -> Problem:
+    found = nearest(str(name), options)
+    fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
+    return Problem(path=group, rule="be one of its options", value=show(name), fix=fix, origin=COMMAND_LINE)
+
+
+def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+    path = override.key_or_group
+    key = owner_of(path)
+    if is_passed(path) and not override.is_delete():
+        line.keys.add(path)  # whether the library knows it is asked later
+        return True
+    if key is None:
+        line.problems.append(_unknown(path, _text(override), groups))
+        line.broken.add(_meant(path, groups))
+        return False
+    if override.is_delete():
+        fix = f"set it to its default, {path}={show(key.default)}"
+        line.problems.append(
+            Problem(path=path, rule="not be deleted", value=str(override.input_line), fix=fix, origin=COMMAND_LINE)
+        )
+        return False
+    found = [type_problem(key, value, origin=COMMAND_LINE) for value in _values(override)] if path == key.path else []
+    problems = [problem for problem in found if problem]
+    line.problems.extend(problems)
+    (line.broken if problems else line.keys).add(key.path)
+    return not problems
+
+
+def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
+    if path in nodes():
+        return not_a_group(path, value, origin=COMMAND_LINE)
+    group = _near_group(path, groups)
+    if group:
+        fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
+        return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
+    return unknown_key(path, value, origin=COMMAND_LINE)
+
+
+def _meant(path: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """The key or group whose value is not known, because the word that should have set it was wrong."""
+    group = _near_group(path, groups)
+    if owner_of(path) is None and "." in path and group is None:
+        return nearest_key(path) or path
+    return path if group is None else EVERYTHING if group in _APPENDED else group
+
+
+def _near_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """The group that a word without a key most likely stands for. A dot may be the one wrong letter."""
+    if "." not in path:
+        return nearest(path, groups)
+    return nearest(path, groups, limit=1) if owner_of(path) is None else None
+
+
+def _text(override: Override) -> str:
+    """The value as it was typed."""
+    return str(override.input_line).partition("=")[2]
+
+
+def _values(override: Override) -> list[Any]:
+    """Each value the word gives: one, or those of a sweep over a list."""
+    value = override.value()
+    if not isinstance(value, Sweep):
+        return [value]
+    return list(override.sweep_iterator()) if override.is_discrete_sweep() else []

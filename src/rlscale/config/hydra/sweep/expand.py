@@ -1,0 +1,168 @@
+"""The words of a sweep before its first job: which jobs they stand for, and what is wrong with those about Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlscale.config.check_fields import check_fields
+from rlscale.config.errors import COMMAND_LINE
+from rlscale.config.hydra.config_folders import PRIMARY
+from rlscale.config.hydra.overrides import CommandLine
+from rlscale.config.keys import keys
+from rlscale.config.suggest import nearest
+from rlscale.errors import Problem
+
+
+def all_jobs(line: CommandLine) -> list[list[str]]:
+    """Every combination of values; an interval is left out."""
+    return [list(words) for words in product(*_choices(line))]
+
+
+def some_jobs(line: CommandLine) -> list[list[str]]:
+    """As few jobs as have every value, and both ends of every interval, at least once."""
+    choices = _choices(line)
+    most = max((len(values) for values in choices), default=1)
+    return [[values[min(i, len(values) - 1)] for values in choices] for i in range(most)]
+
+
+def wrong_values(line: CommandLine) -> list[Problem]:
+    """Values that break the constraint of their own key in every combination, and intervals that are none."""
+    problems: list[Problem] = []
+    for override in _sweeps(line):
+        problems += _interval_problems(override)
+        path = override.key_or_group
+        for value in _values(override) if path in keys() else []:
+            nested: Any = value
+            for name in reversed(path.split(".")):
+                nested = {name: nested}
+            found = check_fields(nested, lambda _: COMMAND_LINE).problems
+            problems += [problem for problem in found if problem.path == path]
+    return problems
+
+
+def _interval_problems(override: Override) -> list[Problem]:
+    value, path, text = override.value(), override.key_or_group, _typed_value(override)
+    if not isinstance(value, IntervalSweep):
+        return []
+    low, high = interval_ends(override)
+    if low > high:
+        rule, fix = "have an interval from its lower to its upper end", f"write {path}=interval({high:g},{low:g})"
+        return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
+    if "log" in value.tags and low <= 0:
+        rule, fix = "have an interval above 0 with the tag log", f"leave out the tag: {path}=interval({low:g},{high:g})"
+        return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
+    return []
+
+
+def unlisted(line: CommandLine) -> list[Problem]:
+    """Intervals, in a sweep that runs every combination of values."""
+    fix = "list them, a,b,c, or let optuna choose: add hydra/sweeper=optuna"
+    rule = "have a list of values in a sweep of all combinations"
+    return [
+        Problem(path=each.key_or_group, rule=rule, value=_typed_value(each), fix=fix, origin=COMMAND_LINE)
+        for each in _sweeps(line)
+        if not each.is_discrete_sweep()
+    ]
+
+
+def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
+    """What is wrong with the words about Hydra itself."""
+    parsed = (OverridesParser.create().parse_override(word) for word in line.words)
+    own = [override for override in parsed if override.is_hydra_override()]
+    groups = [(each, _option_problem(each, loader)) for each in own if "/" in each.key_or_group]
+    problems = [problem for _, problem in groups if problem]
+    right = [str(override.input_line) for override, problem in groups if problem is None]
+    try:
+        known = loader.load_configuration(PRIMARY, right, RunMode.MULTIRUN)
+    except (HydraException, OmegaConfBaseException):
+        return problems  # what is wrong is in a file, and told by whoever composes it
+    keys = (override for override in own if "/" not in override.key_or_group)
+    return problems + [problem for override in keys if (problem := _key_problem(override, known))]
+
+
+def _option_problem(override: Override, loader: ConfigLoader) -> Problem | None:
+    group, option = override.key_or_group, override.value()
+    options = loader.get_group_options(group, ObjectType.CONFIG, PRIMARY, [])
+    if option in options:
+        return None
+    found = nearest(str(option), options)
+    fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
+    return Problem(path=group, rule="be one of its options", value=str(option), fix=fix, origin=COMMAND_LINE)
+
+
+def _key_problem(override: Override, known: DictConfig) -> Problem | None:
+    path = override.key_or_group
+    if _has(known, path) or path.startswith("hydra.sweeper.params."):
+        return None
+    parent = path.rpartition(".")[0]
+    siblings = [f"{parent}.{name}" for name in OmegaConf.select(known, parent)] if _has(known, parent) else []
+    found = nearest(path, siblings)
+    fix = (
+        f"did you mean {found}?"
+        if found
+        else f"known are {', '.join(siblings) or 'hydra.sweep.dir, hydra.launcher.* and hydra.sweeper.*'}"
+    )
+    value = _typed_value(override)
+    return Problem(path=path, rule="be a key of Hydra", value=value, fix=fix, origin=COMMAND_LINE)
+
+
+def _has(config: DictConfig, path: str) -> bool:
+    missing = object()
+    return OmegaConf.select(config, path, default=missing, throw_on_resolution_failure=False) is not missing
+
+
+def _choices(line: CommandLine) -> list[list[str]]:
+    """For each word about the config: itself, or itself with each of its values."""
+    choices = []
+    for override in OverridesParser.create().parse_overrides(line.words):
+        if override.is_hydra_override():
+            continue
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            choices.append([as_word(override)])
+        elif override.is_discrete_sweep():
+            choices.append([f"{key}={text}" for text in override.sweep_string_iterator()])
+        else:
+            choices.append([f"{key}={end!r}" for end in _values(override)])
+    return choices
+
+
+def _sweeps(line: CommandLine) -> Iterator[Override]:
+    overrides = OverridesParser.create().parse_overrides(line.words)
+    return (each for each in overrides if each.is_sweep_override() and not each.is_hydra_override())
+
+
+def _values(override: Override) -> list[Any]:
+    """Of an interval its ends."""
+    return list(interval_ends(override) if isinstance(override.value(), IntervalSweep) else override.sweep_iterator())
+
+
+def as_word(override: Override) -> str:
+    """A word with one value as Hydra's sweepers write it, `1e-3` as `0.001`: a job is known by its words."""
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
+
+
+def interval_ends(override: Override) -> tuple[int | float, int | float]:
+    """Both ends of an interval, which Hydra reads as floats; as integers where the key is one and they are."""
+    value = override.value()
+    assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
+    low, high = value.start, value.end
+    key = keys().get(override.key_or_group)
+    if key is not None and key.type is int and float(low).is_integer() and float(high).is_integer():
+        return int(low), int(high)
+    return low, high
+
+
+def _typed_value(override: Override) -> str:
+    return str(override.input_line).partition("=")[2]

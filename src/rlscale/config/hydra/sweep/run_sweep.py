@@ -1,0 +1,147 @@
+"""Runs a sweep: from the words of a command line to the records of its jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlscale.config.errors import EVERYTHING
+from rlscale.config.hydra.compose import make_loader
+from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
+from rlscale.config.hydra.overrides import CommandLine, parse_command_line
+from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, some_jobs, unlisted, wrong_values
+from rlscale.config.hydra.sweep.job_launcher import CheckConfig, CheckedLauncher, JobChecker, typed
+from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, register_sweeper, too_few
+from rlscale.config.hydra.sweep.records import Direction, JobRecord, Outcome, RecordFolder, SweepResult
+from rlscale.config.load import Loaded, load_config_with_notes
+from rlscale.errors import ConfigError, Problem
+
+SWEEPS_FOLDER = "runs/sweeps"
+
+RunLoaded = Callable[[int, Loaded], float | None]
+"""Runs a job, given its 0-based number; returns its objective. Is pickled where jobs run in processes."""
+
+
+def run_sweep(
+    words: Sequence[str],
+    *,
+    run_loaded: RunLoaded,
+    config_dir: Path | None = None,
+    check_config: CheckConfig | None = None,
+) -> SweepResult:
+    """Runs every job that `words` stand for; a job that raises does not end the sweep, nor does one whose process dies.
+
+    Args:
+        words: a command line in which keys and groups may have several values, e.g. `algo.eps_clip=0.1,0.2`, and in
+            which `hydra/launcher` and `hydra/sweeper` may be chosen.
+        run_loaded: called once all jobs that are known beforehand are known to be right.
+        config_dir: as in `load_config`.
+        check_config: tells what else is wrong with a job that loads, e.g. with the user code it names. None: nothing.
+
+    Raises: ConfigError with the mistakes of all jobs, before the first one starts.
+    """
+    folders = ConfigFolders.find(config_dir)
+    line = parse_command_line(words, folders.groups(), multirun=True)
+    if EVERYTHING in line.broken:  # without its experiment a job has only consequences to tell
+        raise ConfigError([*line.problems, *wrong_values(line)])
+    loader = make_loader(folders)
+    register_sweeper()
+    checker = JobChecker(config_dir, check_config)
+    master = _compose(line, loader, checker)
+    if searching := _searches(master):
+        if problems := too_few(master.hydra.sweeper):
+            raise ConfigError([*line.problems, *wrong_values(line), *problems])
+        checker.check_some(some_jobs(line), known=[*line.problems, *wrong_values(line)])
+    else:
+        checker.check(all_jobs(line), known=[*line.problems, *unlisted(line)])
+    folder = Path(str(master.hydra.sweep.dir))
+    files = RecordFolder(folder)
+    files.clear()
+    context = HydraContext(config_loader=loader, callbacks=Callbacks())
+    sweeper = _make_sweeper(master, context, _task(run_loaded, config_dir, files))
+    launcher = CheckedLauncher(sweeper.launcher, checker, files, groups=folders.groups(), tolerant=searching)
+    sweeper.launcher = launcher
+    direction = Direction(master.hydra.sweeper.get("direction", Direction.maximize))
+    try:
+        sweeper.sweep(arguments=list(master.hydra.overrides.task))
+    except KeyboardInterrupt:
+        done = tuple(files.read_all())
+        return SweepResult(folder=folder, jobs=done, direction=direction, interrupted=True)
+    return SweepResult(folder=folder, jobs=tuple(launcher.records), direction=direction)
+
+
+def _compose(line: CommandLine, loader: ConfigLoader, checker: JobChecker) -> DictConfig:
+    """The config of the sweep itself: its launcher, sweeper and folder."""
+    wrong = hydra_problems(line, loader)
+    if wrong:
+        checker.check_some(some_jobs(line), known=[*line.problems, *wrong, *wrong_values(line)])
+    try:
+        return Hydra(task_name="rlscale", config_loader=loader).compose_config(
+            config_name=PRIMARY,
+            overrides=[*line.words, *_sweep_folder(line)],
+            run_mode=RunMode.MULTIRUN,
+            with_log_configuration=False,
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        checker.check_some(
+            some_jobs(line), known=[*line.problems, *wrong_values(line)]
+        )  # the mistakes of a job say more
+        text = str(error.__cause__ or error).splitlines()[0]
+        fix = "leave the words about hydra out, one by one"
+        raise ConfigError([Problem(path="hydra", rule="be composable by Hydra", value=f'"{text}"', fix=fix)]) from error
+
+
+def _make_sweeper(master: DictConfig, context: HydraContext, task: TaskFunction) -> Any:
+    if not _searches(master):
+        return Plugins.instance().instantiate_sweeper(config=master, hydra_context=context, task_function=task)
+    fields: Any = OmegaConf.to_container(master.hydra.sweeper)
+    del fields["_target_"]
+    sweeper = OptunaSweeper(**fields)
+    sweeper.setup(hydra_context=context, task_function=task, config=master)
+    return sweeper
+
+
+def _searches(master: DictConfig) -> bool:
+    """Whether optuna chooses the values."""
+    return bool(master.hydra.sweeper._target_ == TARGET)
+
+
+def _task(run_loaded: RunLoaded, config_dir: Path | None, files: RecordFolder) -> TaskFunction:
+    def run(_: DictConfig) -> Outcome:
+        hydra = HydraConfig.get()
+        overrides = typed(OmegaConf.to_container(hydra.overrides.task))
+        loaded = load_config_with_notes(overrides, config_dir=config_dir)
+        index, began = int(hydra.job.num), time.monotonic()
+        record = JobRecord(index=index, overrides=overrides, seconds=0.0, run_dir=str(loaded.config.run.dir))
+        try:
+            objective = run_loaded(index, loaded)
+        except Exception as error:  # one job's failure is a row of the table, whatever it is
+            record = replace(record, error=f"{type(error).__name__}: {error}")
+        else:
+            record = replace(record, objective=objective)
+        record = replace(record, seconds=time.monotonic() - began)
+        files.write(record)
+        return Outcome(record)
+
+    return run
+
+
+def _sweep_folder(line: CommandLine) -> list[str]:
+    if any(word.startswith("hydra.sweep.dir=") for word in line.words):
+        return []
+    digest = hashlib.sha256("\n".join(line.words).encode()).hexdigest()[:8]
+    return [f'hydra.sweep.dir="{SWEEPS_FOLDER}/{line.experiment}-{digest}"']

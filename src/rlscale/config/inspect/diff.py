@@ -1,0 +1,41 @@
+"""What differs between two configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlscale.config.errors import show
+from rlscale.config.to_yaml import flat
+
+UNSET = "(not there)"
+NAMES = ("run.name", "run.dir", "run.experiment", "run.overrides", "run.config_dir", "checkpoint.save")
+"""Keys that differ between any two runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One key that has another value; UNSET where one side has no such key."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {show(self.before)} -> {show(self.after)}"
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], *, names: bool = False) -> list[Difference]:
+    """Every key whose value differs, in the order of the groups.
+
+    Args:
+        before, after: nested values.
+        names: also those of the run's name and folders, which always differ.
+    """
+    old, new = dict(flat(before)), dict(flat(after))
+    return [
+        Difference(key=key, before=old.get(key, UNSET), after=new.get(key, UNSET))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key, UNSET) != new.get(key, UNSET) and (names or key not in NAMES)
+    ]

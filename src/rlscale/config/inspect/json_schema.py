@@ -1,0 +1,179 @@
+"""JSON schemas of the YAML files in `conf/`: with them editors complete keys and options and mark mistakes.
+
+The files hold differences only, so nothing is required, and any value may be an interpolation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
+from rlscale.config.inspect.help import group_summary, not_built
+from rlscale.config.keys import Key, keys, nodes
+from rlscale.config.passthrough import megatron_args as of_megatron
+from rlscale.config.passthrough import sglang_args as of_sglang
+from rlscale.config.passthrough.check import LIBRARIES
+from rlscale.config.passthrough.field_types import alternatives
+from rlscale.config.passthrough.recorded import recorded
+
+Schema = dict[str, Any]
+Types = Mapping[str, Mapping[str, str]]
+"""Of the keys that a group hands on to a library: type texts by group and name."""
+
+WHOLE = "experiment"
+"""The schema of files that set keys of every group: experiments, overlays, and a `config.yaml`."""
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"  # what editors know best
+_DEFINITIONS: Schema = {"interpolation": {"type": "string", "pattern": r"\$\{"}}
+_TYPES: Mapping[Any, Schema] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+}
+_RECORDED = {"sglang": of_sglang.RECORDED, "megatron": of_megatron.RECORDED}
+_BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+
+
+def recorded_types() -> dict[str, dict[str, str]]:
+    """The keys that groups hand on, as the tested version of each library knows them."""
+    return {
+        group: {name: text for name, text in recorded(file).types.items() if name not in LIBRARIES[group].ours}
+        for group, file in _RECORDED.items()
+    }
+
+
+def make_schemas(folders: ConfigFolders, types: Types) -> dict[str, Schema]:
+    """A schema by file name: `<group>.json` for each group that has options, and one for files that set every group."""
+    groups = folders.groups()
+    made = {f"{WHOLE}.json": whole_schema(folders, types)}
+    for group in groups:
+        if group in nodes():
+            made[f"{group}.json"] = group_schema(group, folders, types)
+    return made
+
+
+def group_schema(group: str, folders: ConfigFolders, types: Types) -> Schema:
+    """The files `conf/<group>/*.yaml`."""
+    node = _node(group, types)
+    node["properties"]["defaults"] = _defaults(folders.groups().get(group, []), {})
+    return {"$schema": _DRAFT, "title": f"conf/{group}/*.yaml", "definitions": _DEFINITIONS, **node}
+
+
+def whole_schema(folders: ConfigFolders, types: Types) -> Schema:
+    """Files whose keys have their group's name before them."""
+    groups = dict.fromkeys(key.group for key in keys().values() if key.group)
+    properties = {group: _node(group, types) for group in groups}
+    properties |= {key.path: _of_key(key) for key in keys().values() if not key.group}
+    options = folders.groups()
+    both = [name for group in GLOBAL_GROUPS for name in options.get(group, [])]
+    properties["defaults"] = _defaults(both, options)
+    properties["hydra"] = {"type": "object", "description": "Keys of Hydra itself."}
+    return {
+        "$schema": _DRAFT,
+        "title": "conf/experiment/*.yaml and conf/on/*.yaml",
+        "definitions": _DEFINITIONS,
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def editor_settings(folders: ConfigFolders, schemas: str, conf: str) -> str:
+    """`.vscode/settings.json`: which schema is for which files.
+
+    Args:
+        schemas, conf: the folders of the schemas and of the YAML files, relative to that of the workspace.
+    """
+    files: dict[str, str | Sequence[str]] = {
+        f"{schemas}/{group}.json": f"{conf}/{group}/*.yaml" for group in folders.groups() if group in nodes()
+    }
+    files[f"{schemas}/{WHOLE}.json"] = [*(f"{conf}/{group}/*.yaml" for group in GLOBAL_GROUPS), f"{conf}/config.yaml"]
+    return json.dumps({"yaml.schemas": files}, indent=2) + "\n"
+
+
+def _node(path: str, types: Types) -> Schema:
+    """The keys of a group, or of a group inside one, as an object."""
+    properties: Schema = {}
+    for key in keys().values():
+        if not key.path.startswith(f"{path}."):
+            continue
+        name, _, rest = key.path.removeprefix(f"{path}.").partition(".")
+        if name not in properties:
+            properties[name] = _node(f"{path}.{name}", types) if rest else _of_key(key)
+    for name, text in types.get(path, {}).items():
+        properties.setdefault(name, _or_interpolation(_of_type_text(text)))
+    description = group_summary(path)
+    return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
+
+
+def _of_key(key: Key) -> Schema:
+    kind = _of_type(key)
+    parts = [kind, {"type": "null"}] if key.optional else [kind]
+    description = " ".join(text for text in (key.description, not_built(key.path)) if text)
+    schema: Schema = {**_or_interpolation(*parts), "description": description}
+    if not key.required:
+        schema["default"] = json.loads(json.dumps(key.default, default=str))  # names of choices are texts
+    return schema
+
+
+def _of_type(key: Key) -> Schema:
+    if key.choices:
+        return {"enum": list(key.choices)}
+    origin, inner = get_origin(key.type), get_args(key.type)
+    kind: Schema
+    if origin is list:
+        kind = {"type": "array", "items": dict(_TYPES[inner[0]])}
+    elif origin is dict:
+        kind = {"type": "object"}
+        if inner[1] in _TYPES:
+            kind["additionalProperties"] = dict(_TYPES[inner[1]])
+    else:
+        kind = dict(_TYPES[key.type])
+    for bound in key.info.metadata:
+        kind |= {word: getattr(bound, name) for name, word in _BOUNDS.items() if hasattr(bound, name)}
+        if getattr(bound, "min_length", None) is not None:
+            kind["minItems" if origin is list else "minLength"] = bound.min_length
+    return kind
+
+
+def _of_type_text(text: str) -> Schema:
+    kinds = [_of_kind(kind) for kind in alternatives(text)]
+    if {} in kinds:
+        return {}
+    if all(kind.keys() == {"enum"} for kind in kinds):
+        return {"enum": [kind["enum"][0] for kind in kinds]}
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
+def _of_kind(kind: str) -> Schema:
+    if kind.startswith("list["):
+        return {"type": "array", "items": _of_type_text(kind[5:-1])}
+    names = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "dict": "object", "null": "null"}
+    if kind in names:
+        return {"type": names[kind]}
+    return {} if kind == "any" else {"enum": [json.loads(kind)]}
+
+
+def _or_interpolation(*kinds: Schema) -> Schema:
+    return {"anyOf": [*kinds, {"$ref": "#/definitions/interpolation"}]} if {} not in kinds else {}
+
+
+def _defaults(own: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Schema:
+    """A defaults list: files of the same kind that this one starts from, and options of `groups`."""
+    options = {
+        group: {"anyOf": [{"enum": [*names, None]}, {"type": "array", "items": {"enum": list(names)}}]}
+        for group, names in groups.items()
+    }
+    entry: Schema = {
+        "type": "object",
+        "properties": {f"override /{group}": value for group, value in options.items()},
+        "patternProperties": {f"^/?{group}$": value for group, value in options.items()}
+        | {"^(override )?/?hydra/": {"type": ["string", "null"]}},
+        "additionalProperties": False,
+    }
+    description = "Files that this one starts from" + (", and options that it chooses." if groups else ".")
+    return {"type": "array", "description": description, "items": {"anyOf": [{"enum": [*own, "_self_"]}, entry]}}

@@ -1,0 +1,63 @@
+"""A configuration by what a user would name it: a run folder, a YAML file, an experiment, or a command line."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.load import load_config_with_notes
+from rlscale.config.suggest import nearest
+from rlscale.config.to_yaml import to_dict
+from rlscale.errors import ConfigError, Problem
+
+CONFIG_FILE = "config.yaml"  # in a run folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A complete configuration as nested plain values."""
+
+    name: str
+    values: dict[str, Any]
+
+
+def read_source(text: str, *, config_dir: Path | None = None) -> Source:
+    """Reads a configuration.
+
+    Args:
+        text: a run folder, its `config.yaml`, the name of an experiment, or words in one text
+            (`experiment=quickstart algo=gspo`).
+        config_dir: as in `load_config`.
+
+    Raises: ConfigError when it is none of these, or is wrong.
+    """
+    path = Path(text).expanduser()
+    file = path / CONFIG_FILE if path.is_dir() else path
+    if file.is_file():
+        return Source(name=text, values=_read_file(file))
+    experiments = ConfigFolders.find(config_dir).groups()["experiment"]
+    if "=" not in text and text not in experiments:
+        found = nearest(text, experiments)
+        fix = f"did you mean {found}?" if found else f"experiments: {', '.join(experiments)}"
+        rule = "be a run folder, a config.yaml, an experiment or words of a command line"
+        raise ConfigError([Problem(path="configuration", rule=rule, value=text, fix=fix)])
+    words = shlex.split(text) if "=" in text else [f"experiment={text}"]
+    loaded = load_config_with_notes(words, config_dir=config_dir, to_run=False)
+    return Source(name=text, values=to_dict(loaded.config))
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        fix = f"name a run folder, or the {CONFIG_FILE} in it"
+        raise ConfigError([Problem(path=str(file), rule="be valid YAML", value=f'"{error}"', fix=fix)]) from error
+    if not isinstance(values, dict) or "batch" not in values:
+        fix = f"name a run folder, or the {CONFIG_FILE} in it"
+        raise ConfigError([Problem(path=str(file), rule="hold a complete config", value="something else", fix=fix)])
+    return values

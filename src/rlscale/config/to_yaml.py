@@ -1,0 +1,84 @@
+"""A config as plain values, as YAML and as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from rlscale.config.groups.base import ConfigGroup
+from rlscale.config.run_config import RunConfig
+from rlscale.secrets import redact
+
+_NOT_HASHED = ("run", "logging", "debug")
+
+
+def to_dict(config: ConfigGroup) -> dict[str, Any]:
+    """The config, or one group, as nested JSON values."""
+    plain: dict[str, Any] = {}
+    for field in fields(config):  # type: ignore[arg-type]  # every ConfigGroup is a dataclass
+        value = getattr(config, field.name)
+        if field.name == config.passed_on:
+            plain |= _plain(value)
+        else:
+            plain[field.name] = to_dict(value) if isinstance(value, ConfigGroup) else _plain(value)
+    return plain
+
+
+def to_yaml(config: ConfigGroup) -> str:
+    """The config, or one group, as YAML that Hydra reads back."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def config_hash(config: RunConfig) -> str:
+    """Eight hex digits that change with everything that can change a run's numbers.
+
+    Leaves out `run`, `logging`, `debug`, the values of secrets, and `checkpoint.save`, which is derived from the run's
+    name.
+    """
+    return hashlib.sha256(json.dumps(_hashed(to_dict(config)), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def changed_keys(before: str, after: str) -> list[str]:
+    """What differs between two configs, as `optim.lr: 0.001 -> 0.0005`, in the keys that the hash counts.
+
+    Args:
+        before, after: YAML as `to_yaml` writes it.
+    """
+    old, new = (dict(flat(_hashed(yaml.safe_load(text)))) for text in (before, after))
+    missing = "(none)"
+    return [
+        f"{key}: {old.get(key, missing)} -> {new.get(key, missing)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, missing) != new.get(key, missing)
+    ]
+
+
+def _hashed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that can change a run's numbers: a new key of a service is still the same run."""
+    kept: dict[str, Any] = redact({name: group for name, group in values.items() if name not in _NOT_HASHED})
+    kept["checkpoint"] = {name: value for name, value in kept["checkpoint"].items() if name != "save"}
+    return kept
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by their full path; an empty mapping is a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

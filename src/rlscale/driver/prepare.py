@@ -1,0 +1,174 @@
+"""From a resolved config to everything a run needs that is not a process: data, rewards, sizes, places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rlscale.architectures.hf_config import read_figures
+from rlscale.config import LossType, RunConfig
+from rlscale.config.eval_sets import eval_sets
+from rlscale.config.rules import uses_engines
+from rlscale.data.prompts import load_prompts
+from rlscale.data.source import open_prompts
+from rlscale.errors import ConfigError, Problem
+from rlscale.evaluation.evaluator import EvalSet
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.plan.placement import Layout, layout_of
+from rlscale.protocols import PromptSource, Reward, RolloutSource
+from rlscale.rewards import load_reward
+from rlscale.rollout.generated import eval_params
+from rlscale.rollout.replay import ReplayedRollouts
+from rlscale.rollout.sft import SftSource
+from rlscale.types import Prompt, RouteShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """A config with its data read: what can be wrong before a process is started has been looked at.
+
+    `sft` is set instead of `reward` where answers come from the data; an SFT run that evaluates has both. `replay` is
+    set where whole rollouts come from files.
+    """
+
+    config: RunConfig
+    model_path: str
+    tokenizer: PreTrainedTokenizerBase
+    layout: Layout
+    prompts: PromptSource
+    sft: RolloutSource | None
+    replay: RolloutSource | None
+    reward: Reward | None
+    eval_sets: tuple[EvalSet, ...]
+    num_rollouts: int
+    rollouts_per_epoch: int | None  # where data.num_epoch counts the rollouts
+    routes: RouteShape | None  # of those that engines return with samples
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens as it is, special ones included."""
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "ids of one text give one text"
+        return text
+
+    @property
+    def held_out(self) -> dict[str, Sequence[Prompt]]:
+        """Prompts of each set whose labels supervised training measures its loss on; empty where it does not."""
+        number = self.config.eval.num_batches
+        if self.sft is None or number is None:
+            return {}
+        most = number * self.config.batch.rollout_batch_size
+        return {each.name: each.prompts[:most] for each in self.eval_sets}
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        batch = self.config.batch
+        assert batch.num_steps_per_rollout is not None, "set by the resolve step"
+        return self.num_rollouts * batch.num_steps_per_rollout
+
+
+def plan_run(config: RunConfig, model_path: str) -> RunPlan:
+    """Reads tokenizer, prompts and reward.
+
+    Raises:
+        ConfigError, DataError: something that the config names cannot be used.
+    """
+    tokenizer = load_tokenizer(model_path)
+    is_sft = config.algo.loss_type == LossType.sft_loss
+    # Where nothing is generated, and no answer is learned, prompts may have any length.
+    has_answers = is_sft or uses_engines(config)
+    positions = read_figures(model_path).get("max_position_embeddings") if has_answers else None
+    prompts = open_prompts(config, tokenizer, positions=positions)
+    per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
+    return RunPlan(
+        config=config,
+        model_path=model_path,
+        tokenizer=tokenizer,
+        layout=layout_of(config),
+        prompts=prompts,
+        sft=SftSource(prompts, tokenizer, rollout_batch_size=per_rollout, positions=positions) if is_sft else None,
+        replay=_replay(config),
+        reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
+        eval_sets=tuple(_eval_sets(config, tokenizer, positions=positions)),
+        num_rollouts=_num_rollouts(config, per_epoch),
+        rollouts_per_epoch=per_epoch,
+        routes=_route_shape(config, model_path),
+    )
+
+
+def _replay(config: RunConfig) -> RolloutSource | None:
+    template = config.debug.load_rollout_data
+    has_routes = config.algo.use_rollout_routing_replay
+    return None if template is None else ReplayedRollouts(template, has_routes=has_routes)
+
+
+def _route_shape(config: RunConfig, model_path: str) -> RouteShape | None:
+    """What the model's own figures say of routes, where samples bring them."""
+    algo = config.algo
+    if not algo.use_rollout_routing_replay or algo.loss_type == LossType.sft_loss or config.debug.rollout_only:
+        return None
+    figures = read_figures(model_path)
+    sizes = [figures.get(name) for name in ("num_layers", "num_experts_per_tok", "num_experts")]
+    if None in sizes:
+        rule, fix = "be false with a model that has no experts", f"leave it out, or look into {model_path}/config.json"
+        raise ConfigError([Problem(path="algo.use_rollout_routing_replay", rule=rule, value="true", fix=fix)])
+    layers, chosen, experts = (int(size) for size in sizes if size is not None)
+    return RouteShape(num_layers=layers, num_chosen=chosen, num_experts=experts)
+
+
+def _rollouts_per_epoch(config: RunConfig, prompts: PromptSource) -> int | None:
+    """None where `data.num_rollout` is set and wins."""
+    if config.data.num_rollout is not None:
+        return None
+    num_prompts = len(prompts)
+    per_epoch = num_prompts // config.batch.rollout_batch_size
+    if per_epoch > 0:
+        return per_epoch
+    raise ConfigError(
+        [
+            Problem(
+                path="batch.rollout_batch_size",
+                rule=f"be at most the number of prompts ({num_prompts}) when data.num_epoch counts the rollouts",
+                value=str(config.batch.rollout_batch_size),
+                fix="lower it, or set data.num_rollout",
+            )
+        ]
+    )
+
+
+def _num_rollouts(config: RunConfig, per_epoch: int | None) -> int:
+    if per_epoch is None:
+        assert config.data.num_rollout is not None, "else an epoch has a length"
+        return config.data.num_rollout
+    assert config.data.num_epoch is not None, "a rule asks for num_rollout or num_epoch"
+    return per_epoch * config.data.num_epoch
+
+
+def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None) -> list[EvalSet]:
+    if config.eval.interval is None or not uses_engines(config):
+        return []
+    sets = []
+    for each in eval_sets(config.eval):
+        keys = replace(
+            config.data,
+            prompt_data=each.path,
+            input_key=each.eval.input_key or config.data.input_key,
+            label_key=each.eval.label_key or config.data.label_key,
+        )
+        params = eval_params(each.eval, config.rollout)
+        lengths = replace(config.rollout, max_response_len=params.max_new_tokens)
+        prompts = load_prompts(keys, lengths, tokenizer, positions=positions)
+        sets.append(
+            EvalSet(
+                name=each.name,
+                prompts=prompts[: each.eval.max_examples],
+                params=params,
+                num_samples=each.eval.n_samples_per_prompt,
+                reward_key=each.eval.reward_key,
+            )
+        )
+    return sets

@@ -1,0 +1,128 @@
+"""What a planned run tells its trainer ranks: which models there are, where they come from, how they share GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
+from rlscale.driver.prepare import RunPlan
+from rlscale.models.batch_shapes import EngineShapes
+from rlscale.models.megatron_folder import torch_dist_folder
+from rlscale.models.resolve_model import is_hf_folder
+from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, Recipients, TrainerSpec, WatchSpec
+
+
+def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
+    """The same for every rank. Raises ConfigError for a checkpoint that is not there."""
+    config, algo = plan.config, plan.config.algo
+    reference = _reference(plan) if uses_reference(algo) else None
+    teacher = config.model.teacher_load if uses_teacher(algo) else None
+    return TrainerSpec(
+        model_path=plan.model_path,
+        start_weights=starting_weights(config),
+        ref_path=None if reference is None else reference.path,
+        ref_checkpoint=None if reference is None else reference.checkpoint,
+        critic=_critic(plan) if uses_critic(algo) else None,
+        teacher=None if teacher is None else model_source(teacher, key="model.teacher_load", base=plan.model_path),
+        offload=_offload(config),
+        recipients=recipients(config),
+        num_old_policies=config.rollout.max_staleness if config.train.keep_old_actor else 0,
+        train=config.train,
+        fsdp=config.fsdp,
+        megatron=config.megatron,
+        model=config.model,
+        optim=config.optim,
+        algo=algo,
+        temperature=config.rollout.temperature,
+        max_response_len=config.rollout.max_response_len,
+        total_steps=plan.total_steps,
+        device=config.cluster.device,
+        timeout_minutes=config.cluster.distributed_timeout_minutes,
+        engine_shapes=_engine_shapes(config),
+        watch=WatchSpec.of(config.debug, run_folder=run_folder),
+        custom=config.custom,
+    )
+
+
+def recipients(config: RunConfig) -> Recipients:
+    """Which ranks a channel wants to have the weights on."""
+    channel = config.train.weight_channel
+    if channel in (WeightChannelName.process_group, WeightChannelName.disk):
+        return Recipients.owners
+    if channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":
+        return Recipients.every  # on each GPU the engine there opens the trainer's copy
+    return Recipients.first  # one ring for all engines; and deltas are of what was sent before
+
+
+def model_source(path: str, *, key: str, base: str, rollout_id: int | None = None) -> ModelSource:
+    """What a key names: a Hugging Face folder or hub id, or checkpoints of a trainer.
+
+    Args:
+        path: the value of the key. Weights in the format of Megatron-core will do, too.
+        key: named in errors.
+        base: Hugging Face folder or hub id of the architecture of a checkpoint.
+        rollout_id: of a folder of checkpoints that one. None: the newest.
+    """
+    if not is_checkpoint(path):
+        return ModelSource(path=path)
+    if is_weights_alone(path):
+        return ModelSource(path=base, checkpoint=Path(path).expanduser().absolute())
+    folder = CheckpointStore.resolve(path, key=key, rollout_id=rollout_id).folder
+    return ModelSource(path=base, checkpoint=folder.absolute())
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is meant to hold checkpoints of a trainer: it is a folder that transformers would not load."""
+    return Path(path).expanduser().is_dir() and not is_hf_folder(path)
+
+
+def is_weights_alone(path: str) -> bool:
+    """Whether a path names weights in Megatron-core's format that are no checkpoint of a run."""
+    folder = Path(path).expanduser()
+    return not CheckpointStore.is_one(folder) and not is_hf_folder(path) and torch_dist_folder(folder) is not None
+
+
+def starting_weights(config: RunConfig) -> Path | None:
+    """Where the policy's first weights are, in Megatron-core's format; None: in the Hugging Face folder."""
+    load = config.checkpoint.load
+    return Path(load).expanduser().absolute() if load is not None and is_weights_alone(load) else None
+
+
+def _reference(plan: RunPlan) -> ModelSource:
+    model = plan.config.model
+    path = model.ref_load or plan.model_path
+    return model_source(path, key="model.ref_load", base=plan.model_path, rollout_id=model.ref_ckpt_step)
+
+
+def _critic(plan: RunPlan) -> CriticSpec:
+    config, critic = plan.config, plan.config.critic
+    assert critic.lr is not None, "set by the resolve step"
+    return CriticSpec(
+        source=model_source(critic.load or plan.model_path, key="critic.load", base=plan.model_path),
+        lr=critic.lr,
+        lr_warmup_iters=critic.lr_warmup_iters,
+        value_clip=critic.value_clip,
+        num_only_rollouts=critic.num_critic_only_steps,
+        num_only_steps=critic.num_critic_only_steps * (config.batch.num_steps_per_rollout or 1),
+        save=None if critic.save is None else Path(critic.save).absolute(),
+        keep_last=config.checkpoint.keep_last,
+        own_ranks=OwnRanks(number=plan.layout.num_critics, batch=config.batch) if plan.layout.num_critics else None,
+    )
+
+
+def _engine_shapes(config: RunConfig) -> EngineShapes | None:
+    """What the trainer has to know of the engines to compute as they do."""
+    if not config.train.true_on_policy_mode:
+        return None
+    return EngineShapes(num_slots=config.rollout.num_slots, max_new_tokens=config.rollout.max_response_len)
+
+
+def _offload(config: RunConfig) -> OffloadSpec | None:
+    if not config.cluster.offload_train:
+        return None
+    return OffloadSpec(
+        mode=config.cluster.offload_train_mode,
+        keeps_copies=config.train.weights_backuper,
+        margin_bytes=config.train.memory_margin_bytes,
+    )

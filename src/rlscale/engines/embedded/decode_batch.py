@@ -1,0 +1,171 @@
+"""A lane: the slots that decode together over one cache length."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rlscale.engines.embedded.decoder import Decoder
+from rlscale.engines.embedded.requests import Sequence
+from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
+
+GROWTH = 32  # positions by which the cache of a compacted lane grows
+
+
+class Lane:
+    """Sequences of one length class, one row of the batch each.
+
+    Invariant (deterministic): every step computes all rows over the whole length, so that the shapes, on which the last
+    bits of a row depend, never follow from what else is being decoded. Otherwise the used rows are kept at the front
+    (compact), only they are computed, and the cache is as long as the longest of them needs.
+    """
+
+    def __init__(
+        self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool, scratch: Scratch | None = None
+    ) -> None:
+        self.length, self.num_slots = length, num_slots
+        self._decoder, self._deterministic = decoder, deterministic
+        self._scratch = scratch or Scratch()
+        self._num_heads = decoder.architecture.num_kv_heads
+        shortest = length if deterministic else min(length, GROWTH)
+        self._cache = decoder.new_cache(num_slots, length, shortest)
+        self._make_mask(shortest)
+        self._ids = np.zeros(num_slots, np.int64)
+        self._positions = np.zeros(num_slots, np.int64)  # of the token in `_ids`
+        self._params = RowParams(num_slots)
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_active(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def place(self, sequences: Iterable[Sequence], cache: Tensor, length: int) -> None:
+        """Gives `sequences` a slot each. `cache` [L, 2, K, >= length, D] holds all their tokens but the last."""
+        if not self._deterministic:
+            self._fit(length)
+        slots = []
+        for sequence in sequences:
+            slot = self._free.pop()
+            slots.append(slot)
+            self._ids[slot], self._positions[slot] = sequence.ids[-1], length
+            sequence.set_params(self._params, slot)
+            self.sequences[slot] = sequence
+        # Neighbouring slots are written as one: the start of an operator costs more than its work.
+        for first, last in _runs(slots):
+            rows, num = self._rows(first, last), last - first
+            # Old values are masked, but 0 times NaN would be NaN: nothing of an earlier sequence stays.
+            values = self._cache.values
+            values[:, :, rows, length:] = 0
+            values[:, :, rows, :length] = cache[:, :, :, :length].repeat(1, 1, num, 1, 1)
+            self._mask[rows, :, :length] = 0
+            self._mask[rows, :, length:] = -torch.inf
+
+    def remove(self, sequence: Sequence) -> None:
+        """Frees the slot of `sequence`."""
+        slot = self.sequences.index(sequence)
+        if self._deterministic:  # the row is computed on
+            rows = self._rows(slot)
+            self._mask[rows, :, 0] = 0
+            self._mask[rows, :, 1:] = -torch.inf
+        else:
+            slot = self._move_last_to(slot)
+        self.sequences[slot] = None
+        self._ids[slot] = self._positions[slot] = 0
+        self._params.clear(slot)
+        self._free.append(slot)
+
+    def step(self) -> list[tuple[Sequence, int, float]]:
+        """One more token for each sequence, with its logprob."""
+        num = self.num_slots
+        if not self._deterministic:
+            num = self.num_active
+            self._fit(int(self._positions[:num].max()))
+        ids, positions = self._ids[:num], self._positions[:num]
+        device = self._decoder.device
+        write = torch.from_numpy((self._starts[:num] + positions[:, None]).reshape(-1)).to(device)
+        self._mask.view(-1).index_fill_(0, write, 0.0)
+        logits = self._decoder.decode(
+            torch.from_numpy(ids).to(device),
+            torch.from_numpy(positions).to(device),
+            self._cache.values,
+            write=write,
+            mask=self._mask[: len(write)],
+        )
+        tokens, logprobs = draw(logits, self._params, positions + 1, self._scratch)
+        active = [slot for slot in range(num) if self.sequences[slot] is not None]
+        self._keep_routes(active)
+        self._ids[active] = tokens[active]
+        self._positions[active] += 1
+        drawn = zip(active, tokens[active].tolist(), logprobs[active].tolist(), strict=True)
+        return [(self._sequence(slot), token, logprob) for slot, token, logprob in drawn]
+
+    def _keep_routes(self, active: list[int]) -> None:
+        """Notes for sequences that want them the experts of the tokens that were just read."""
+        wanting = [slot for slot in active if self._sequence(slot).wants_routes]
+        if wanting:
+            chosen = self._decoder.chosen().numpy()
+            for slot in wanting:
+                self._sequence(slot).routes.append(chosen[slot : slot + 1])
+
+    # -- the cache
+
+    def _make_mask(self, length: int) -> None:
+        """A mask under which nothing is attended to, and what else goes with the cache's length."""
+        decoder, num_rows = self._decoder, self.num_slots * self._num_heads
+        self._mask = torch.full((num_rows, 1, length), -torch.inf, dtype=decoder.dtype, device=decoder.device)
+        self._mask[:, :, 0] = 0  # an unused row attends to its own token, or it would be NaN
+        self._starts = (np.arange(num_rows, dtype=np.int64) * length).reshape(self.num_slots, self._num_heads)
+
+    def _fit(self, position: int) -> None:
+        """Makes the cache long enough to write at `position`; short again once nothing is in it."""
+        length = self._mask.shape[-1]
+        needed = min(self.length, -(-(position + 1) // GROWTH) * GROWTH)
+        if length >= needed and (self.num_active > 0 or length == needed):
+            return
+        old_mask, used = self._mask, self.num_active * self._num_heads
+        self._cache.resize(needed, used=used)
+        self._make_mask(needed)
+        if used:
+            self._mask[:used, :, :length] = old_mask[:used]
+
+    def _sequence(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} must hold a sequence"
+        return sequence
+
+    def _rows(self, first: int, last: int | None = None) -> slice:
+        """Rows of the slots from `first` to before `last`; None: of this one."""
+        return slice(first * self._num_heads, (first + 1 if last is None else last) * self._num_heads)
+
+    def _move_last_to(self, slot: int) -> int:
+        last = self.num_active - 1
+        if last != slot:
+            source, target = self._rows(last), self._rows(slot)
+            used = int(self._positions[last]) + 1
+            values = self._cache.values
+            values[:, :, target, :used] = values[:, :, source, :used]
+            values[:, :, target, used:] = 0
+            self._mask[target] = self._mask[source]
+            columns: tuple[npt.NDArray[np.int64], ...] = (self._ids, self._positions)
+            for column in columns:
+                column[slot] = column[last]
+            self._params.copy(last, slot)
+            self.sequences[slot] = self.sequences[last]
+        return last
+
+
+def _runs(slots: list[int]) -> Iterator[tuple[int, int]]:
+    """The ranges of neighbouring slots."""
+    ordered = sorted(slots)
+    first = 0
+    for i, slot in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != slot + 1:
+            yield ordered[first], slot + 1
+            first = i + 1

@@ -1,0 +1,182 @@
+"""The embedded engine behind its HTTP face: turns calls of the event loop into work of the decode thread."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, Protocol, TypeVar
+
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.server.engine_service import Load
+from rlscale.engines.server.generate_request import (
+    Answer,
+    BadRequest,
+    FolderUpdate,
+    GenerateRequest,
+    Limits,
+    TensorUpdate,
+)
+from rlscale.engines.server.streaming import Latest
+from rlscale.types import WeightBucket, WeightGroup
+
+T = TypeVar("T")
+
+
+class TextCodec(Protocol):
+    """Token ids to text and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class EmbeddedService:
+    """An `EngineService` over a `Scheduler`. Without a codec it takes no text and returns empty text."""
+
+    def __init__(
+        self, scheduler: Scheduler, limits: Limits, *, codec: TextCodec | None = None, facts: dict[str, Any]
+    ) -> None:
+        self.limits = limits
+        self._scheduler, self._codec, self._facts = scheduler, codec, facts
+
+    async def generate(self, request: GenerateRequest) -> list[Answer]:
+        self._check(request)
+        future = self._scheduler.submit(request)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
+            raise
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
+        self._check(request)
+        loop, latest = asyncio.get_running_loop(), Latest()
+
+        def listen(index: int, answer: Answer) -> None:
+            loop.call_soon_threadsafe(latest.put, index, answer)
+
+        future = asyncio.wrap_future(self._scheduler.submit(request, listen))
+        future.add_done_callback(lambda f: latest.end(None if f.cancelled() else f.exception()))
+        try:
+            async for state in latest.follow():
+                yield state
+        finally:
+            if not future.done():
+                self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.params.stop and self._codec is None:
+            rule = "be replaced by stop_token_ids: this server has no tokenizer"
+            raise BadRequest("sampling_params.stop", rule, list(request.params.stop))
+
+    def encode(self, text: str) -> list[int]:
+        if self._codec is None:
+            raise BadRequest("text", "be replaced by input_ids: this server has no tokenizer", text)
+        return self._codec.encode(text)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        return "" if self._codec is None else self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    async def abort(self, rid: str | None) -> None:
+        await self._call(lambda: self._scheduler.abort(rid))
+
+    async def pause(self, mode: str) -> None:
+        await self._call(lambda: self._scheduler.pause(mode))
+
+    async def resume(self) -> None:
+        await self._call(self._scheduler.resume)
+
+    async def flush_cache(self) -> None:
+        await self._call(self._scheduler.flush)
+
+    async def release_memory(self, tags: Collection[str]) -> None:
+        await self._call(lambda: self._scheduler.release_memory(tags))
+
+    async def resume_memory(self, tags: Collection[str]) -> None:
+        await self._call(lambda: self._scheduler.resume_memory(tags))
+
+    async def join_group(self, group: WeightGroup, rank: int) -> None:
+        await self._call(lambda: self._scheduler.weights.join(group, rank))
+
+    async def leave_group(self, name: str) -> None:
+        await self._call(lambda: self._scheduler.weights.leave(name))
+
+    async def begin_update(self) -> None:
+        await self._call(self._scheduler.weights.begin)
+
+    async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
+        scheduler = self._scheduler
+
+        def receive() -> None:
+            if flush:
+                scheduler.flush()
+            scheduler.forget_prefills()
+            scheduler.weights.receive(bucket, group_name)
+            if version is not None:
+                scheduler.weights.set_version(version)
+
+        await self._call(receive)
+
+    async def take(self, update: TensorUpdate) -> None:
+        scheduler = self._scheduler
+
+        def take() -> None:
+            if update.flush:
+                scheduler.flush()
+            scheduler.forget_prefills()
+            scheduler.weights.take(update.payload, update.load_format)
+            if update.version is not None:
+                scheduler.weights.set_version(update.version)
+
+        await self._call(take)
+
+    async def load_folder(self, update: FolderUpdate) -> None:
+        scheduler = self._scheduler
+
+        def load() -> None:
+            if update.abort_all:
+                scheduler.abort(None)
+            if update.flush:
+                scheduler.flush()
+            scheduler.forget_prefills()
+            scheduler.weights.load(
+                update.folder, load_format=update.load_format, version=update.version, checksums=update.checksums
+            )
+            if update.version is not None:
+                scheduler.weights.set_version(update.version)
+
+        await self._call(load)
+
+    async def end_update(self) -> None:
+        await self._call(self._scheduler.weights.end)
+
+    async def set_version(self, version: str, *, abort_all: bool) -> None:
+        def change() -> None:
+            if abort_all:
+                self._scheduler.abort(None)
+            self._scheduler.weights.set_version(version)
+
+        await self._call(change)
+
+    async def checksums(self) -> dict[str, str]:
+        return await self._call(self._scheduler.weights.checksums)
+
+    async def info(self) -> dict[str, Any]:
+        return {
+            **self._facts,
+            "is_generation": True,
+            "weight_version": self._scheduler.weights.version,
+            "vocab_size": self.limits.vocab_size,
+            "max_context_len": self.limits.max_context_len,
+            "context_length": self.limits.max_context_len,
+            "enable_return_routed_experts": self.limits.has_experts,
+        }
+
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    def health(self) -> str | None:
+        if self._scheduler.death is not None:
+            return f"the decode thread has ended: {self._scheduler.death}"
+        return self._scheduler.weights.fault
+
+    async def _call(self, command: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._scheduler.call(command))

@@ -1,0 +1,128 @@
+"""What the decode thread knows of requests: tickets, their sequences, and prompts waiting for slots."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from rlscale.engines.embedded.sampling import RowParams
+from rlscale.engines.server.generate_request import Answer, GenerateRequest, VersionSpan
+from rlscale.engines.server.stop_conditions import Decode, find_end
+
+Listener = Callable[[int, Answer], None]
+"""Is told, in the decode thread, how far an answer has grown: (which of the `n`, a copy of it so far)."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One of the `n` answers of a request, growing."""
+
+    ticket: "Ticket"
+    index: int
+    seed: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[str, int]] = field(default_factory=list)  # weights, and their first token
+    num_retractions: int = 0
+    finish: dict[str, object] | None = None
+    # Experts of the tokens that have been read, so of all but the last, where they are wanted: parts [n, L, K]
+    routes: list[npt.NDArray[np.int16]] = field(default_factory=list)
+
+    @property
+    def wants_routes(self) -> bool:
+        return self.ticket.request.return_routes
+
+    def set_params(self, params: RowParams, row: int) -> None:
+        """Makes `row` sample as this sequence's request wants it."""
+        ticket = self.ticket
+        params.set(
+            row, ticket.request.params, self.seed, free_from=ticket.first_free_position, late_ids=ticket.late_ids
+        )
+
+    def append(self, token: int, logprob: float, version: str) -> None:
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append((version, len(self.ids)))
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+
+    def spans(self) -> list[VersionSpan]:
+        starts = [start for _, start in self.versions]
+        ends = [*starts[1:], len(self.ids)]
+        return [VersionSpan(version=v, start=starts[i], end=ends[i]) for i, (v, _) in enumerate(self.versions)]
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request under way. `future` gets its answers, in order, once all are finished; or the error.
+
+    `stop_ids` end an answer; `late_ids` may not be drawn before `min_new_tokens` others.
+    """
+
+    request: GenerateRequest
+    stop_ids: frozenset[int]
+    late_ids: tuple[int, ...]
+    decode: Decode
+    future: "Future[list[Answer]]"
+    listener: Listener | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    num_open: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def total_len(self) -> int:
+        """Most tokens that a sequence of this request can have, prompt included."""
+        return len(self.request.input_ids) + self.request.params.max_new_tokens
+
+    @property
+    def first_free_position(self) -> int:
+        """The first position, counted from the prompt's first token, at which `late_ids` may be drawn."""
+        return len(self.request.input_ids) + self.request.params.min_new_tokens
+
+    def finish_of(self, sequence: Sequence) -> dict[str, object] | None:
+        """Why `sequence` ends with its last token, or None when it goes on."""
+        end: dict[str, object] | None = find_end(sequence.ids, self.request.params, self.stop_ids, self.decode)
+        return end
+
+    def tell(self, sequence: Sequence, version: str) -> None:
+        """Tells the listener how far `sequence` has grown."""
+        if self.listener is not None:
+            self.listener(sequence.index, self.answer(sequence, version))
+
+    def answers(self, version: str) -> list[Answer]:
+        return [self.answer(s, version) for s in self.sequences]
+
+    def answer(self, sequence: Sequence, version: str) -> Answer:
+        """A copy: the sequence may grow on in the decode thread."""
+        spans = sequence.spans()
+        has_routes = bool(sequence.routes) and sequence.finish is not None
+        return Answer(
+            output_ids=sequence.ids.copy(),
+            logprobs=sequence.logprobs.copy(),
+            spans=spans,
+            finish_reason=sequence.finish,
+            weight_version=spans[-1].version if spans else version,
+            num_retractions=sequence.num_retractions,
+            seconds=time.monotonic() - self.started_s,
+            routes=np.concatenate(sequence.routes) if has_routes else None,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Tokens to be prefilled once, and the sequences that go on from them.
+
+    `cache` [L, 2, K, T, D] and `logits` [V] are there once it is prefilled, until its last sequence has a slot, and
+    `routes` where they are wanted.
+    """
+
+    tokens: tuple[int, ...]
+    sequences: deque[Sequence]
+    cache: Tensor | None = None
+    logits: Tensor | None = None
+    wants_routes: bool = False
+    routes: npt.NDArray[np.int16] | None = None  # of `tokens`: [T, L, experts of a token]

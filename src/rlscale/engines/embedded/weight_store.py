@@ -1,0 +1,209 @@
+"""The weights of the engine while it runs: version, updates, and what happens when one fails half way."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlscale.engines.server.generate_request import BadRequest, Refused
+from rlscale.errors import WeightSyncError
+from rlscale.protocols import IncomingWeights, WeightReceiver
+from rlscale.types import WeightBucket, WeightGroup
+
+Checksum = Callable[[Tensor], str]
+
+UNUSABLE_STATUS = 503
+
+
+class LiveWeights:
+    """Applies weight updates bucket by bucket.
+
+    An update that fails after it has begun leaves the engine unusable (`fault` says why) until a later update has
+    written every tensor: it never answers from a mixture. So does releasing their memory, which keeps no copy;
+    `missing` then says why.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        *,
+        receiver: WeightReceiver | None,
+        checksum: Checksum | None,
+        version: str,
+    ) -> None:
+        self._weights, self._aliases = weights, aliases
+        self._receiver, self._checksum = receiver, checksum
+        self.version = version
+        self.updating = False
+        self.fault: str | None = None
+        self.missing: str | None = None
+        self._sizes: dict[int, int] = {}  # bytes of released storages, by their place in `_storages`
+        self._written: set[str] = set()
+        self._last_step_s = 0.0
+        self._timeout_s = float("inf")
+
+    def join(self, group: WeightGroup, rank: int) -> None:
+        self._require_receiver().join(group, rank)
+        self._timeout_s = group.timeout_s
+
+    def leave(self, name: str) -> None:
+        self._require_receiver().leave(name)
+
+    @property
+    def is_present(self) -> bool:
+        return self.missing is None
+
+    def release(self) -> None:
+        """Frees the memory of all weights. Refused while an update is under way."""
+        if self.updating:
+            raise Refused("release_memory_occupation must come after end_weight_update")
+        for i, storage in enumerate(self._storages()):
+            self._sizes[i] = storage.nbytes()
+            storage.resize_(0)
+        self.missing = "their memory is released; call resume_memory_occupation and send all of them"
+
+    def regain(self) -> None:
+        """Takes memory again for all weights, without content."""
+        for i, storage in enumerate(self._storages()):
+            storage.resize_(self._sizes[i])
+        self._sizes = {}
+        self.missing = "their memory was released; send all of them"
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        # Fused projections are several weights in one storage. A freed one has no address to tell them apart by.
+        found = {t.untyped_storage()._cdata: t.untyped_storage() for t in self._weights.values()}
+        return list(found.values())
+
+    def begin(self) -> None:
+        self._require_memory()
+        # Begun again without an end: the trainer of the first one is gone.
+        if self.updating and self._written:
+            self.fault = "a weight update was begun before the last one had ended"
+        self.updating = True
+        self._written = set()
+        self._last_step_s = time.monotonic()
+
+    def receive(self, bucket: WeightBucket, group_name: str) -> None:
+        """Takes one bucket from the group and writes it.
+
+        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        """
+        if not self.updating:
+            raise Refused("update_weights_from_distributed must come after begin_weight_update")
+        targets = self._targets(bucket)
+        self._write(bucket, lambda: self._require_receiver().open_bucket(bucket, group_name).write(targets))
+
+    def take(self, payload: str, load_format: str) -> None:
+        """Takes one bucket from memory that this process shares with the trainer, and writes it.
+
+        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        """
+        if not self.updating:
+            raise Refused("update_weights_from_tensor must come after begin_weight_update")
+        incoming = _opened(lambda: self._require_receiver().open_tensors(payload, load_format))
+        targets = self._targets(incoming.layout)
+        self._write(incoming.layout, lambda: incoming.write(targets))
+
+    def load(self, folder: Path, *, load_format: str | None, version: str | None, checksums: Mapping[str, str]) -> None:
+        """Writes all weights from a folder. One that does not hold them all is refused before anything is written.
+
+        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        """
+        if self.updating:
+            raise Refused("update_weights_from_disk must come after end_weight_update")
+        self._require_memory()
+        number = int(version) if version is not None and version.isdecimal() else None
+        incoming = _opened(
+            lambda: self._require_receiver().open_folder(
+                folder, load_format=load_format, version=number, checksums=checksums
+            )
+        )
+        targets = self._targets(incoming.layout)
+        given = {self._aliases.get(name, name) for name in incoming.layout.names}
+        missing = [name for name in self._weights if name not in given]
+        if missing:
+            raise BadRequest("model_path", "hold all weights of the model", f"a folder without {missing[0]}")
+        self._write(incoming.layout, lambda: incoming.write(targets))
+        self.fault = self.missing = None
+
+    def end(self) -> None:
+        if not self.updating:
+            raise Refused("end_weight_update must come after begin_weight_update")
+        self.updating = False
+        missing = [name for name in self._weights if name not in self._written]
+        if not missing:
+            self.fault = self.missing = None
+        elif self._written:
+            self.fault = f"a weight update lacked {missing[0]} and {len(missing) - 1} more"
+            raise WeightSyncError(f"all weights must be sent between begin and end, {missing[0]} was not")
+        self.require_usable()
+
+    def expire(self) -> None:
+        """Marks an update as failed whose trainer has not been heard of for the timeout of its group."""
+        if self.updating and time.monotonic() - self._last_step_s > self._timeout_s:
+            self.updating = False
+            self.fault = f"a weight update was not ended within {self._timeout_s:g} s"
+
+    def set_version(self, version: str) -> None:
+        self.require_usable()
+        self.version = version
+
+    def require_usable(self) -> None:
+        self.require_present()
+        self.require_sound()
+
+    def require_present(self) -> None:
+        if self.missing is not None:
+            raise Refused(f"weights are unusable: {self.missing}", status=UNUSABLE_STATUS)
+
+    def require_sound(self) -> None:
+        if self.fault is not None:
+            raise Refused(f"weights are unusable: {self.fault}; send all of them again", status=UNUSABLE_STATUS)
+
+    def checksums(self) -> dict[str, str]:
+        if self._checksum is None:
+            raise Refused("this server was started without a checksum function")
+        self.require_present()
+        return {name: self._checksum(tensor) for name, tensor in self._weights.items()}
+
+    def _write(self, layout: WeightBucket, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BaseException as e:
+            self.fault = f"a weight update failed: {e}"
+            self.updating = False
+            raise
+        self._written.update(self._aliases.get(name, name) for name in layout.names)
+        self._last_step_s = time.monotonic()
+
+    def _require_memory(self) -> None:
+        if self._sizes:
+            raise Refused(f"weights cannot be updated: {self.missing}")
+
+    def _require_receiver(self) -> WeightReceiver:
+        if self._receiver is None:
+            raise Refused("this server was started without a weight receiver")
+        return self._receiver
+
+    def _targets(self, layout: WeightBucket) -> list[Tensor]:
+        return [self._target(*entry) for entry in zip(layout.names, layout.dtypes, layout.shapes, strict=True)]
+
+    def _target(self, name: str, dtype: str, shape: list[int]) -> Tensor:
+        target = self._weights.get(self._aliases.get(name, name))
+        if target is None:
+            raise BadRequest("names", "be weights of this model", name)
+        if list(target.shape) != list(shape):
+            raise BadRequest("shapes", f"be {list(target.shape)} for {name}", shape)
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise BadRequest("dtypes", "be names of torch dtypes", dtype)
+        return target
+
+
+def _opened(open_weights: Callable[[], IncomingWeights]) -> IncomingWeights:
+    try:
+        return open_weights()
+    except ValueError as e:
+        raise Refused(str(e)) from e

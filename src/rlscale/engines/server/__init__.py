@@ -1,0 +1,1 @@
+"""The HTTP server that the embedded engine and the fake engine share."""

@@ -1,0 +1,142 @@
+"""sglang-router before several engines: how it is started, and how its engines are exchanged.
+
+driver ── /generate ──> router ──> engine 0, engine 1, ...
+   └───── weights, pauses, aborts ────────^    straight to each engine: the router knows none of it
+"""
+
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlscale.config import RouterConfig, RouterPolicy
+from rlscale.config.passthrough.sglang_python import foreign_environment
+from rlscale.engines.launch import own_host
+from rlscale.engines.ports import free_port
+from rlscale.engines.process import EngineProcess
+from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.types import EngineAddress
+
+log = logging.getLogger(__name__)
+
+NAME = "router"
+ROUTE = Path(__file__).with_name("route.py")
+CALL_TIMEOUT_S = 10.0
+WORKER_START_S = 600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterLaunch:
+    """Everything a router needs to know. With an `api_key` it listens on the machine's address, else on loopback."""
+
+    python: Path
+    config: RouterConfig  # resolved
+    api_key: str | None = field(default=None, repr=False)
+
+    def arguments(self, host: str, port: int, workers: Sequence[str]) -> dict[str, Any]:
+        """Arguments of `RouterArgs`, without the key."""
+        config = self.config
+        # sglang-router refuses to choose between fewer than two.
+        alone = len(workers) == 1 and config.policy == RouterPolicy.power_of_two
+        assert config.timeout_s is not None and config.max_connections is not None, "set by the resolve step"
+        return {
+            "worker_urls": list(workers),
+            "host": host,
+            "port": port,
+            "policy": str(RouterPolicy.round_robin if alone else config.policy),
+            "request_timeout_secs": max(1, round(config.timeout_s)),
+            "max_concurrent_requests": config.max_connections,
+            "queue_size": 0,  # who waits does so in the driver, in order
+            # The driver decides what is asked again: a silent retry would draw an answer twice, and a breaker would
+            # refuse requests after failures that the driver has dealt with.
+            "disable_retries": True,
+            "disable_circuit_breaker": True,
+            "health_failure_threshold": config.health_check_failure_threshold,
+            "health_success_threshold": 1,
+            "health_check_interval_secs": config.health_check_interval_s,
+            "worker_startup_timeout_secs": WORKER_START_S,
+            "worker_startup_check_interval": 1,
+            "shutdown_grace_period_secs": 1,
+            "prometheus_host": "127.0.0.1",
+            "prometheus_port": free_port("127.0.0.1"),
+            "log_level": "warn",
+        }
+
+    def open(self, log_folder: Path, workers: Sequence[EngineAddress]) -> tuple[EngineAddress, "RouterProcess"]:
+        """Address and (not yet started) process of the router, on this machine."""
+        host = own_host(public=self.api_key is not None)
+        port = free_port(host)
+        address = EngineAddress(name=NAME, url=f"http://{host}:{port}", num_ranks=0, api_key=self.api_key)
+        log_folder.mkdir(parents=True, exist_ok=True)
+        file = log_folder / "router_arguments.json"
+        arguments = self.arguments(host, port, [worker.url for worker in workers])
+        file.write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+        env = foreign_environment(os.environ)
+        if self.api_key is not None:
+            env[API_KEY_VARIABLE] = self.api_key
+        return address, RouterProcess(
+            [str(self.python), str(ROUTE), str(file)],
+            name=NAME,
+            url=address.url,
+            env=env,
+            log_path=log_folder / "router_server.log",
+            api_key=self.api_key,
+        )
+
+
+class RouterProcess(EngineProcess):
+    """The process of a router; ready once every engine it was given takes requests."""
+
+    num_workers = 0
+
+    def start(self) -> None:
+        self.num_workers = len(json.loads(Path(self.command[-1]).read_text(encoding="utf-8"))["worker_urls"])
+        super().start()
+
+    def replace_worker(self, old: str, new: str) -> None:
+        """Sends requests to `new` in place of `old`; requests to other engines go on. Returns when `new` takes them.
+
+        Raises EngineError when the router dies or does not take it.
+        """
+        body: dict[str, Any] = {"url": new}
+        if self._api_key is not None:
+            body["api_key"] = self._api_key
+        workers = self._workers()
+        gone = [worker["id"] for worker in workers if worker["url"].rstrip("/") == old.rstrip("/")]
+        if not any(worker["url"].rstrip("/") == new.rstrip("/") for worker in workers):  # a call before was cut off
+            self._ask("POST", "/workers", body)
+        for worker_id in gone:
+            self._ask("DELETE", f"/workers/{worker_id}")
+        self.wait_ready(CALL_TIMEOUT_S * 3)
+
+    @property
+    def num_healthy(self) -> int:
+        """Engines that get requests now."""
+        return sum(bool(worker["is_healthy"]) for worker in self._workers())
+
+    def _healthy(self) -> bool:
+        try:
+            return self.num_healthy >= self.num_workers
+        except (urllib.error.URLError, OSError, ValueError):
+            return False
+
+    def _workers(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self._ask("GET", "/workers")["workers"]
+        return workers
+
+    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(f"{self.url}{path}", method=method)
+        if self._api_key is not None:
+            request.add_header("Authorization", f"Bearer {self._api_key}")
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+            request.data = json.dumps(body).encode()
+        # Never through a proxy of the environment: the router is ours and near.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=CALL_TIMEOUT_S) as response:
+            return json.loads(response.read() or b"null")

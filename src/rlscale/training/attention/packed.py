@@ -1,0 +1,283 @@
+"""Attention over packed samples: every sample attends to itself alone, and no tensor is padded outside of this file.
+
+Shape legend: T packed tokens, E tokens of the samples end to end (T, unless prompts are shared), S samples, H query
+heads, K key/value heads, D head width, L longest sample of a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+
+from rlscale.training.packing.gather_rows import reindexed
+from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts, prompt_blocks
+from rlscale.types import Int64
+
+PACKED_ATTENTION = "rlscale_packed"
+"""The name under which transformers finds `packed_attention`. It has no mask function, so models build no mask."""
+
+_BLOCKS_PAY = 1.5
+"""A prompt and its answers are one block where that takes up to so many times the scores of the samples apart."""
+
+_MAX_SHORT = 64
+"""Up to this length plain batched matmuls beat the CPU flash kernel (by 2 to 3 at 8 to 24 tokens, even at 128)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthBucket:
+    """Neighbouring samples of similar length that are attended to as one [num_samples, H, max_len, D] tensor."""
+
+    start: int  # first packed row
+    stop: int
+    num_samples: int
+    max_len: int
+    slots: Tensor | None  # [stop - start] where each row goes, in num_samples * max_len; None: all are max_len long
+    rows: Tensor | None  # [num_samples * max_len] the row in each slot, relative to start; any row where there is none
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """Its part of packed rows [T, H, D], each sample filled up on the right. [num_samples, H, max_len, D]"""
+        return self.padded(rows[self.start : self.stop])
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """`pad` of the rows of this bucket alone."""
+        if self.slots is not None and self.rows is not None:
+            rows = reindexed(rows, self.rows, self.slots)
+        return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """The inverse of `pad`, from [num_samples, H, max_len, D]. [stop - start, H, D]"""
+        rows = padded.transpose(1, 2).flatten(0, 1)
+        return rows if self.slots is None or self.rows is None else reindexed(rows, self.slots, self.rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLayout:
+    """Where samples lie in a packed row. Made by `packed_layout`."""
+
+    cu_seqlens: Tensor  # [S + 1] int32, in the samples end to end
+    max_len: int
+    buckets: tuple[LengthBucket, ...]
+    shared: SharedPrompts | None = None
+    blocks: PromptBlocks | None = None  # attended to instead, where a layer looks back without limit
+
+
+def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
+    """The layout of samples that lie end to end in order of ascending length, but for prompts they share."""
+    assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
+    cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S)))
+    buckets = []
+    for first, last in similar_lengths(lengths_S):
+        buckets.append(length_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
+    blocks = None
+    if shared is not None and device.type == "cpu":
+        scores = sum(bucket.num_samples * bucket.max_len**2 for bucket in buckets)
+        blocks = prompt_blocks(lengths_S, shared, most_scores=_BLOCKS_PAY * scores)
+    return PackedLayout(
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
+        max_len=int(lengths_S[-1]),
+        buckets=tuple(buckets),
+        shared=shared,
+        blocks=blocks,
+    )
+
+
+def similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
+    """Ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than one more call."""
+    first = 0
+    while first < len(lengths_S):
+        shortest = lengths_S[first]
+        last = int(np.searchsorted(lengths_S, max(shortest + 8, shortest * 5 // 4), side="right"))
+        yield first, last
+        first = last
+
+
+def length_bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
+    """Runs of rows that lie end to end from `start` on."""
+    num_samples, max_len, num_rows = len(lengths_S), int(lengths_S.max()), int(lengths_S.sum())
+    slots = rows = None
+    if num_rows != num_samples * max_len:
+        starts = np.cumsum(lengths_S) - lengths_S
+        row_index = np.arange(num_rows)
+        slot_of_row = row_index + np.repeat(np.arange(num_samples) * max_len - starts, lengths_S)
+        row_of_slot = np.zeros(num_samples * max_len, dtype=np.int64)
+        row_of_slot[slot_of_row] = row_index
+        slots, rows = torch.from_numpy(slot_of_row).to(device), torch.from_numpy(row_of_slot).to(device)
+    return LengthBucket(
+        start=start, stop=start + num_rows, num_samples=num_samples, max_len=max_len, slots=slots, rows=rows
+    )
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: PackedLayout,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each sample: the attention function transformers calls in every layer.
+
+    Args:
+        module: the attention layer; unused.
+        query: [1, H, T, D]
+        key: [1, K, T, D]
+        value: [1, K, T, D]
+        attention_mask: always None, see `PACKED_ATTENTION`.
+        packing: where the samples lie.
+        options: of the layer: `scaling` (None: D ** -0.5) and `sliding_window` are honoured.
+
+    Returns:
+        [1, T, H, D] and no attention weights.
+
+    Raises:
+        ValueError: the model asks for a feature only `fsdp.attn_implementation=eager` has.
+    """
+    assert attention_mask is None, "packed attention takes no mask"
+    refuse_unknown(options)
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    window = options.get("sliding_window")
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    shared, blocks = packing.shared, packing.blocks
+    if blocks is not None and not _limits(window, packing.max_len):
+        parts = [blocks.pad(x) for x in (q, k, v)]
+        return blocks.unpad(_attend_short(*parts, mask=blocks.mask, scale=scale)).unsqueeze(0), None
+    if shared is not None:
+        q, k, v = (shared.expanded(x) for x in (q, k, v))
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        out = _varlen(q, k, v, packing=packing, scale=scale, window=window)
+    else:
+        parts = [_attend_bucket(q, k, v, bucket=bucket, scale=scale, window=window) for bucket in packing.buckets]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if shared is not None:
+        out = shared.picked(out)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def attend_joined(
+    qkv_TJD: Tensor, *, num_heads: int, num_kv_heads: int, packing: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    """What `packed_attention` computes on a CPU, of queries, keys and values side by side, which move as one.
+
+    Args:
+        qkv_TJD: first the query heads, then those of keys, then those of values. [T, H + 2 K, D]
+        num_heads, num_kv_heads: H and K.
+        packing: where the samples lie.
+        scale: of the scores.
+        window: tokens that a query sees, itself included; None: all before it.
+
+    Returns:
+        [T, H, D]
+    """
+    shared, blocks = packing.shared, packing.blocks
+    if blocks is not None and not _limits(window, packing.max_len):
+        q, k, v = torch.split(blocks.pad(qkv_TJD), [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        return blocks.unpad(_attend_short(q, k, v, mask=blocks.mask, scale=scale))
+    if shared is not None:
+        qkv_TJD = shared.expanded(qkv_TJD)
+    # Cut in one go: the gradient of every single slice would be as large as the whole.
+    pieces = torch.split(qkv_TJD, [bucket.stop - bucket.start for bucket in packing.buckets])
+    parts = []
+    for bucket, piece in zip(packing.buckets, pieces, strict=True):
+        q, k, v = torch.split(bucket.padded(piece), [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        parts.append(bucket.unpad(_causal(q, k, v, scale=scale, window=window)))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if shared is not None:
+        out = shared.picked(out)
+    return out
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises ValueError where a layer asks for what no attention of this package computes."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise ValueError(f"fsdp.attn_implementation must be eager for a model whose attention has {name}, got sdpa")
+
+
+def _varlen(
+    q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, packing: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    out = varlen_attn(
+        q_THD,
+        k_TKD,
+        as_wide(v_TKD, q_THD),
+        packing.cu_seqlens,
+        packing.cu_seqlens,
+        packing.max_len,
+        packing.max_len,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=True,
+    )
+    assert isinstance(out, Tensor)
+    return out[..., : v_TKD.shape[-1]]
+
+
+def as_wide(v_TKD: Tensor, q_THD: Tensor) -> Tensor:
+    """Values filled up with zeros to the width of queries: flash attention has one width for all."""
+    missing = q_THD.shape[-1] - v_TKD.shape[-1]
+    return F.pad(v_TKD, (0, missing)) if missing else v_TKD
+
+
+def _attend_bucket(
+    q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, bucket: LengthBucket, scale: float, window: int | None
+) -> Tensor:
+    """Attention of the rows of one bucket. [stop - start, H, D]"""
+    # Padding lies right of every sample, so the causal rule alone keeps real queries away from it.
+    return bucket.unpad(_causal(bucket.pad(q_THD), bucket.pad(k_TKD), bucket.pad(v_TKD), scale=scale, window=window))
+
+
+def _limits(window: int | None, length: int) -> bool:
+    """Whether a row may not see all before it."""
+    return window is not None and window < length
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    """[S, H, L, D] from q [S, H, L, D], k and v [S, K, L, D]; values may be wider or narrower."""
+    length = q.shape[2]
+    if not _limits(window, length):
+        window = None
+    if length <= _MAX_SHORT and not q.is_cuda:
+        return _attend_short(q, k, v, mask=_causal_mask(length, window, torch.float32, q.device), scale=scale)
+    if window is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    mask = _causal_mask(length, window, torch.bool, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _attend_short(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float) -> Tensor:
+    """`_causal` by plain products. Query heads that share a key head become rows of one matrix: nothing is repeated.
+
+    `mask` is added to the scores: [L, L] of all, or [S, L, L].
+    """
+    (num, num_heads, length, width), num_kv_heads = q.shape, k.shape[1]
+    per_kv = num_heads // num_kv_heads
+    k, v = (x.reshape(num * num_kv_heads, length, x.shape[-1]) for x in (k, v))
+    scores = (q * scale).reshape(num * num_kv_heads, per_kv * length, width) @ k.transpose(1, 2)
+    scores = scores.float().view(-1, num_kv_heads, per_kv, length, length) + mask.view(-1, 1, 1, length, length)
+    out = scores.softmax(dim=-1).to(v.dtype).flatten(2, 3).flatten(0, 1) @ v
+    return out.view(num, num_heads, length, v.shape[-1])
+
+
+@lru_cache(maxsize=64)
+def _causal_mask(length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[L, L]: True or 0 where a query may look, False or -inf where not."""
+    allowed = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    if window is not None:
+        allowed = allowed.triu(1 - window)
+    if dtype == torch.bool:
+        return allowed
+    return torch.zeros(length, length, dtype=dtype, device=device).masked_fill(~allowed, float("-inf"))

@@ -1,0 +1,1 @@
+"""Kernels that only make small models fast on a CPU."""

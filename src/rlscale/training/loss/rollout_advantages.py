@@ -1,0 +1,120 @@
+"""From the rewards of a rollout to the advantages of its tokens, as the config asks for.
+
+Every rank computes all of them: rewards are few. Shape legend: T trainable tokens of the rollout, S samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, Advantages, distill
+from rlscale.algo.kl import kl_estimate
+from rlscale.algo.overlong import overlong_penalty
+from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
+from rlscale.algo.whitening import whiten
+from rlscale.config import AlgoConfig
+from rlscale.training.loss.user_hooks import NO_CUSTOM, advantage_function
+from rlscale.training.loss.user_outputs import check_column
+from rlscale.types import RolloutColumns, TokenColumns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutInputs:
+    """What is known about a whole rollout before it is trained on."""
+
+    rewards_S: Tensor
+    group_ids_S: Tensor
+    response_lens_S: Tensor  # tokens, trainable or not
+    max_response_len: int
+    layout: TokenLayout
+    gen_T: Tensor
+    old_T: Tensor | None = None
+    ref_T: Tensor | None = None
+    teacher_T: Tensor | None = None
+    values_T: Tensor | None = None  # of the critic, before each token
+
+
+def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
+    """The advantages of `estimate_rollout`. [T]"""
+    return estimate_rollout(algo, inputs, custom=custom).advantages_T
+
+
+def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Advantages:
+    """Advantages of the trainable tokens of a whole rollout, and with a critic the returns its values aim at.
+
+    Rewards -> estimator -> distillation -> whitening; the returns are the estimator's. `custom` is the config's node of
+    that name, for a function of the user.
+    """
+    layout = inputs.layout
+    if algo.custom_advantage_function_path is not None:
+        estimated = Advantages(advantages_T=_custom(algo.custom_advantage_function_path, algo, inputs, custom=custom))
+    else:
+        estimated = ESTIMATORS[algo.advantage_estimator].compute(
+            AdvantageInputs(
+                rewards_S=_rewards(algo, inputs),
+                group_ids_S=inputs.group_ids_S,
+                layout=layout,
+                normalize_rewards=algo.rewards_normalization,
+                divide_by_std=algo.grpo_std_normalization,
+                kl_T=kl_of_rollout(algo, inputs),
+                kl_coef=algo.kl_coef,
+                values_T=inputs.values_T,
+                gamma=algo.gamma,
+                lambd=algo.lambd,
+            )
+        )
+    advantages = _distilled(algo, inputs, estimated.advantages_T)
+    if algo.normalize_advantages:
+        advantages = whiten(advantages, mask_T=layout.mask_T)
+    return replace(estimated, advantages_T=advantages)
+
+
+def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
+    """KL(old policy, reference) at every token; None where rewards have no KL penalty. [T]"""
+    if not algo.kl_coef:
+        return None
+    assert inputs.old_T is not None and inputs.ref_T is not None, "the KL penalty needs both logprobs"
+    return kl_estimate(inputs.old_T, ref_T=inputs.ref_T, kind=algo.kl_loss_type)
+
+
+def _distilled(algo: AlgoConfig, inputs: RolloutInputs, advantages_T: Tensor) -> Tensor:
+    """With the teacher's opinion of every token, where the config asks for it. [T]"""
+    if not algo.opd_kl_coef:
+        return advantages_T
+    student_T = inputs.old_T
+    assert student_T is not None and inputs.teacher_T is not None, "distillation needs both logprobs"
+    return distill(
+        advantages_T, student_T=student_T, teacher_T=inputs.teacher_T, layout=inputs.layout, coef=algo.opd_kl_coef
+    )
+
+
+def _rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
+    """Rewards less the baseline and what a long response costs. [S]"""
+    rewards_S = at_least_float32(inputs.rewards_S) - algo.baseline
+    if algo.overlong_buffer_len is None:
+        return rewards_S
+    penalty_S = overlong_penalty(
+        inputs.response_lens_S, max_length=inputs.max_response_len, buffer=algo.overlong_buffer_len
+    )
+    return rewards_S + algo.overlong_penalty * penalty_S
+
+
+def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any]) -> Tensor:
+    layout = inputs.layout
+    tokens = TokenColumns(
+        mask=layout.mask_T,
+        sample_ids=layout.sample_ids_T,
+        num_samples=layout.num_samples,
+        old=inputs.old_T,
+        gen=inputs.gen_T,
+        ref=inputs.ref_T,
+    )
+    given = advantage_function(path, custom)(
+        RolloutColumns(rewards=_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)
+    )
+    advantages = check_column(given, name=f"the advantages of {path}", layout=layout)
+    return zero_masked(advantages.detach(), mask_T=layout.mask_T)

@@ -1,0 +1,93 @@
+"""Weights by the maps of mbridge, in the place of our own (`model.megatron_to_hf_mode=bridge`).
+
+The model is the same; mbridge reads Hugging Face folders into it and gathers full weights from it, one by one on every
+rank of a group. There is no plan, and no checksum on the way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.errors import ConfigError, Problem
+from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
+from rlscale.training.spec import Recipients
+
+MODE = "model.megatron_to_hf_mode"
+_EXPERT = re.compile(r"(.+\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.weight)")
+
+
+def load_by_bridge(model: MegatronModel, path: str) -> None:
+    """Fills every parameter of this rank from a Hugging Face folder or hub id; a collective.
+
+    Raises as `make_bridge`.
+    """
+    make_bridge(model).load_weights([_Renamed(chunk) for chunk in model.chunks], path)
+
+
+class BridgeExporter:
+    """Full weights under Hugging Face names, as `Exporter` gives them: on rank 0, or on every rank."""
+
+    senders = (0,)
+
+    def __init__(self, model: MegatronModel, *, to: Recipients = Recipients.first) -> None:
+        self._is_for_all = to == Recipients.every
+        self._chunks, self._bridge = [_Renamed(chunk) for chunk in model.chunks], make_bridge(model)
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight in full; a collective on each item."""
+        for name, tensor in self._bridge.export_weights(self._chunks):
+            if self._is_for_all or dist.get_rank() == 0:
+                yield name, tensor.detach().contiguous()
+
+
+def make_bridge(model: MegatronModel) -> Any:
+    """mbridge's maps for a model.
+
+    Raises:
+        ConfigError: mbridge is not installed, or does not know the family.
+    """
+    try:
+        # Imported here: an extra, which is seldom used.
+        import mbridge  # noqa: F401  # fills the registry
+        from mbridge.core.bridge import _MODEL_REGISTRY
+    except ModuleNotFoundError as error:
+        rule, fix = f"be raw without {error.name}", "pip install 'rlscale[bridge]', or leave it out"
+        raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix=fix)]) from error
+    architecture = model.architecture
+    kind = _MODEL_REGISTRY.get(architecture.hf_config.model_type)
+    if kind is None:
+        rule = f"be raw for a model of type {architecture.hf_config.model_type}, which mbridge does not know"
+        raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix="leave it out")])
+    # A model with tied weights changes the maps of its class, of which the next model is made.
+    own = {name: deepcopy(getattr(kind, name)) for name in dir(kind) if name.endswith("_MAPPING")}
+    # Any number has it fill up the vocabulary to what is set below, and take off again what was filled in.
+    options = {"dtype": model.config.params_dtype, "make_vocab_size_divisible_by": 1}
+    bridge = type(kind.__name__, (kind,), own)(architecture.hf_config, **options)
+    bridge.vocab_size, bridge.padded_vocab_size = architecture.vocab_size, architecture.padded_vocab_size
+    return bridge
+
+
+class _Renamed:
+    """A chunk whose experts are named as where one module has all of them."""
+
+    def __init__(self, chunk: Decoder) -> None:
+        self._chunk, self.decoder = chunk, chunk.decoder
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {_renamed(name): value for name, value in self._chunk.state_dict().items() if value is not None}
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._chunk.named_parameters():
+            yield _renamed(name), parameter
+
+
+def _renamed(name: str) -> str:
+    return _EXPERT.sub(r"\1\3\2", name)

@@ -1,0 +1,152 @@
+"""Full weights under Hugging Face names, from the parts that all ranks hold.
+
+    parts ─ transfer plan: from a rank that holds one to the rank that needs it ─ joined and renamed ─ full
+
+No rank gets what it does not need: with one receiver all others only send, each part once; with several, experts stay
+with their owners. Only where every rank wants all weights are they sent on from the first one to the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.errors import WeightSyncError
+from rlscale.training.megatron.hf_mapping.bridge import BridgeExporter
+from rlscale.training.megatron.hf_mapping.families import entries_of, figures_of_model, part_of_rank
+from rlscale.training.megatron.hf_mapping.mapping import Layout
+from rlscale.training.megatron.hf_mapping.sharding import give
+from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.megatron.transfer.exchange import Arrived, Post, carry
+from rlscale.training.megatron.transfer.transfer_plan import TransferPlan, Wanted, few_owners, owners, plan_transfer
+from rlscale.training.spec import Recipients
+
+BUCKET_BYTES = 2**28
+"""Of the weights that a rank receives at once."""
+
+Named = tuple[str, Tensor]
+_CHOICES = {Recipients.owners: few_owners, Recipients.holders: owners}
+
+
+def export_hf(model: MegatronModel, *, to: Recipients = Recipients.first) -> Iterator[Named]:
+    """Every weight in full under its published Hugging Face name, see `Exporter`; a collective."""
+    return make_exporter(model, to=to).weights()
+
+
+def make_exporter(model: MegatronModel, *, to: Recipients = Recipients.first) -> Exporter | BridgeExporter:
+    """What gathers the weights of a model, by the maps that it is to be converted with; a collective."""
+    return BridgeExporter(model, to=to) if model.by_bridge else Exporter(model, to=to)
+
+
+class Exporter:
+    """Gathers the weights of one model, as often as needed. Making it, which plans the transfer, is a collective.
+
+    Args:
+        model: whose weights are given.
+        to: the ranks that weights come on, layer by layer.
+        bucket_bytes: most bytes that a rank receives at once, a larger weight aside.
+        post: sends messages. None: the default process group.
+
+    Example:
+        exporter = Exporter(model)
+        for name, tensor in exporter.weights():
+            ...
+    """
+
+    def __init__(
+        self,
+        model: MegatronModel,
+        *,
+        to: Recipients = Recipients.first,
+        bucket_bytes: int = BUCKET_BYTES,
+        post: Post | None = None,
+    ) -> None:
+        self._weights = dict(model.named_weights())
+        self._figures = figures_of_model(model.architecture)
+        self._entries = list(entries_of(model.architecture))
+        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self._post = post
+        self._is_for_all = to == Recipients.every
+        self.plan = self._make_plan(to=to, bucket_bytes=bucket_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights, with the rows that fill up the vocabulary."""
+        return sum(weight.num_bytes for weight in self.plan.wanted)
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """The ranks that have all weights between them, each on one of them."""
+        return self.plan.receivers
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[Named]:
+        """The weights that this rank receives; a collective. A tensor is good until the next one is asked for.
+
+        A tied output layer comes once, as the embedding. Raises WeightSyncError for one that does not arrive as it was
+        sent.
+        """
+        parts = {name: weight.detach().contiguous() for name, weight in self._weights.items()}
+        device = next(iter(parts.values())).device
+        if self._is_for_all:
+            yield from self._on_all(parts, device)
+            return
+        for arrived in carry(self.plan, parts, rank=dist.get_rank(), device=device, post=self._post):
+            yield from self._joined(arrived)
+
+    def _on_all(self, parts: Mapping[str, Tensor], device: torch.device) -> Iterator[Named]:
+        """Bucket by bucket: first on rank 0, then from there on all. What went wrong is raised on all, too."""
+        for buckets in self.plan.rounds():
+            (bucket,), found, problem = buckets, deque[Arrived](), ""
+            plan = replace(self.plan, buckets=buckets)
+            try:
+                found.extend(carry(plan, parts, rank=dist.get_rank(), device=device, post=self._post))
+            except WeightSyncError as error:
+                problem = str(error)
+            told = [problem]
+            dist.broadcast_object_list(told, src=bucket.receiver)
+            if told[0]:
+                raise WeightSyncError(told[0])
+            for i in bucket.weights:
+                weight = self.plan.wanted[i]
+                full = torch.empty((weight.num_parts, weight.part_bytes), dtype=torch.uint8, device=device)
+                if found:
+                    torch.stack(list(found.popleft().parts), out=full)
+                dist.broadcast(full, src=bucket.receiver)
+                yield from self._joined(Arrived(weight=i, parts=list(full)))
+
+    def _joined(self, arrived: Arrived) -> Iterator[Named]:
+        """The tensors of Hugging Face that a weight is made of."""
+        weight = self._entries[arrived.weight].weight
+        shape, dtype = self._shapes[weight.megatron]
+        tensors = give(weight.layout, [part.view(dtype).view(shape) for part in arrived.parts], figures=self._figures)
+        for name, tensor in zip(weight.hf, tensors, strict=True):
+            yield name, tensor.contiguous()
+
+    def _make_plan(self, *, to: Recipients, bucket_bytes: int) -> TransferPlan:
+        own: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
+        for entry in self._entries:
+            weight = self._weights.get(entry.weight.megatron)
+            if weight is not None:
+                # All ranks hold the only part of a weight that is not divided.
+                part = part_of_rank(entry)
+                index, count = (0, 1) if entry.weight.layout == Layout.whole else (part.index, part.count)
+                own[entry.weight.megatron] = (index, count, weight.shape, weight.dtype)
+        everywhere: list[dict[str, tuple[int, int, torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(everywhere, own)
+        known = {name: about for rank in everywhere for name, about in rank.items()}
+        self._shapes = {name: (shape, dtype) for name, (_, _, shape, dtype) in known.items()}
+        wanted = []
+        for entry in self._entries:
+            _, count, shape, dtype = known[entry.weight.megatron]
+            size = prod(shape) * dtype.itemsize
+            wanted.append(Wanted(name=entry.weight.megatron, num_parts=count, part_bytes=size))
+        held = [{name: about[0] for name, about in rank.items()} for rank in everywhere]
+        receivers = _CHOICES[to](wanted, held) if to in _CHOICES else [0] * len(wanted)
+        return plan_transfer(wanted, held, receivers=receivers, bucket_bytes=bucket_bytes)

@@ -1,0 +1,158 @@
+"""Weights of a Hugging Face folder into this rank's part of a model, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from rlscale.errors import DataError
+from rlscale.training.megatron.hf_mapping.bridge import load_by_bridge
+from rlscale.training.megatron.hf_mapping.families import (
+    OUTPUT_LAYER,
+    OWN_PREFIX,
+    Entry,
+    entries_of,
+    figures_of_model,
+    part_of_rank,
+)
+from rlscale.training.megatron.hf_mapping.sharding import Source, take
+from rlscale.training.megatron.model.megatron_model import MegatronModel
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_EXPERT_BIAS = ".e_score_correction_bias"
+"""How the name of a tensor ends that is in float32 whatever the others are."""
+_EXPERT = re.compile(r"(?P<experts>.+\.mlp\.experts)\.(?P<j>\d+)\.(?P<matrix>gate|up|down)_proj\.weight")
+
+
+@torch.no_grad()
+def load_hf(model: MegatronModel, path: str) -> None:
+    """Fills every weight of this rank. Each reads the slices that it holds; none waits for another, but by mbridge.
+
+    Args:
+        model: from `build_model`.
+        path: Hugging Face folder or hub id, with safetensors.
+
+    Raises:
+        DataError: a tensor is missing or has another shape.
+    """
+    if model.by_bridge:
+        load_by_bridge(model, path)
+        return
+    checkpoint = HfCheckpoint(path)
+    entries = {entry.weight.megatron: entry for entry in entries_of(model.architecture)}
+    figures = figures_of_model(model.architecture)
+    if model.architecture.is_tied:
+        first = next(iter(entries.values()))  # the embedding; the last stage has a copy of it
+        entries[OUTPUT_LAYER] = Entry(weight=first.weight)
+    for name, weight in model.named_weights():
+        if name.startswith(OWN_PREFIX):
+            continue
+        assert name in entries, f"{model.architecture.family} names no weight {name}"
+        entry = entries[name]
+        sources = [checkpoint.source(each) for each in entry.weight.hf]
+        found = take(entry.weight.layout, sources, part=part_of_rank(entry), figures=figures)
+        if found.shape != weight.shape:
+            shapes = f"{tuple(found.shape)} instead of {tuple(weight.shape)} for {name}"
+            raise DataError(f"{path} must hold {entry.weight.hf[0]} of this model, got {shapes}; check config.json")
+        weight.copy_(found)
+
+
+class HfCheckpoint:
+    """The safetensors of a folder or hub id, read where they are asked for."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._handles: dict[str, Any] = {}
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """Tensor -> file."""
+        folder = Path(self.path)
+        if not folder.is_dir():
+            return _files_of_hub(self.path)
+        index = folder / _INDEX
+        if index.is_file():
+            names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: str(folder / file) for name, file in names.items()}
+        if not (folder / _SINGLE).is_file():
+            raise DataError(
+                f"{folder} must hold {_INDEX} or {_SINGLE}, got neither; convert its weights to safetensors"
+            )
+        return dict.fromkeys(self._open(str(folder / _SINGLE)).keys(), str(folder / _SINGLE))
+
+    def source(self, name: str) -> Source:
+        """One tensor. Matrices of an expert may lie in one tensor for all experts, too.
+
+        Raises:
+            DataError: it is not there.
+        """
+        if name in self.files:
+            piece = self._open(self.files[name]).get_slice(name)
+            return Source(
+                shape=tuple(piece.get_shape()), rows=lambda some: piece[some], columns=lambda some: piece[:, some]
+            )
+        expert = _EXPERT.fullmatch(name)
+        fused = expert and f"{expert['experts']}.{'down' if expert['matrix'] == 'down' else 'gate_up'}_proj"
+        if not expert or fused not in self.files:
+            raise DataError(
+                f"{self.path} must hold {name}, got no such tensor; check that config.json is of this model"
+            )
+        return _one_expert(self._open(self.files[fused]).get_slice(fused), j=int(expert["j"]), matrix=expert["matrix"])
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, whole."""
+        found: Tensor = self._open(self.files[name]).get_tensor(name)
+        return found
+
+    def dtypes(self) -> set[str]:
+        """The types of all tensors that have the type of the model, as safetensors names them, e.g. `F32`."""
+        return {
+            str(self._open(file).get_slice(name).get_dtype())
+            for name, file in self.files.items()
+            if not name.endswith(_EXPERT_BIAS)
+        }
+
+    def _open(self, file: str) -> Any:
+        if file not in self._handles:
+            self._handles[file] = safe_open(file, framework="pt")
+        return self._handles[file]
+
+
+def _one_expert(piece: Any, *, j: int, matrix: str) -> Source:
+    """A matrix of expert `j`, out of [experts, rows, columns]; of the first matrices two lie one above the other."""
+    _, rows, columns = piece.get_shape()
+    first = 0
+    if matrix != "down":
+        rows //= 2
+        first = rows if matrix == "up" else 0
+
+    def some_rows(some: slice) -> Tensor:
+        start, stop, _ = some.indices(rows)
+        found: Tensor = piece[j : j + 1, first + start : first + stop]
+        return found[0]
+
+    def some_columns(some: slice) -> Tensor:
+        found: Tensor = piece[j : j + 1, first : first + rows, some]
+        return found[0]
+
+    return Source(shape=(rows, columns), rows=some_rows, columns=some_columns)
+
+
+def _files_of_hub(path: str) -> dict[str, str]:
+    """Downloads what is not in the local cache yet."""
+    index = cached_file(path, _INDEX, _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        single = cached_file(path, _SINGLE)
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), str(single))
+    files, about = get_checkpoint_shard_files(path, index)  # type: ignore[no-untyped-call]
+    by_name = {Path(file).name: str(file) for file in files}
+    return {name: by_name[file] for name, file in about["weight_map"].items()}

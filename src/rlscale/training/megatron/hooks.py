@@ -1,0 +1,69 @@
+"""Where functions of the user take part in a Megatron-core trainer; nothing happens for a key that is not set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from rlscale.config import MegatronConfig
+from rlscale.errors import ConfigError, Problem
+from rlscale.training.loss import user_hooks as hooks
+from rlscale.training.spec import TrainerSpec
+
+PROVIDER = "model.custom_model_provider_path"
+
+
+def call_after_init(megatron: MegatronConfig, custom: Mapping[str, Any]) -> None:
+    """`megatron.init_hook_path`, when groups are made and no model is."""
+    if megatron.init_hook_path is not None:
+        hooks.megatron_init(megatron.init_hook_path, custom)(megatron)
+
+
+def call_before_logprobs(spec: TrainerSpec, chunks: Sequence[nn.Module], *, role: str) -> None:
+    """`megatron.before_log_prob_hook_path`, when the chunks hold the weights of `role`."""
+    path = spec.megatron.before_log_prob_hook_path
+    if path is not None:
+        hooks.before_logprobs(path, spec.custom)(chunks, role)
+
+
+def call_before_step(
+    spec: TrainerSpec, chunks: Sequence[nn.Module], optimizer: Any, *, rollout_id: int, step_id: int
+) -> None:
+    """`megatron.before_train_step_hook_path`."""
+    path = spec.megatron.before_train_step_hook_path
+    if path is not None:
+        hooks.before_train_step(path, spec.custom)(rollout_id, step_id, chunks, optimizer)
+
+
+class ChunkBuilder:
+    """Makes a pipeline chunk: of `kind`, with `arguments`. What a user's model provider is given.
+
+    Example:
+        build()                                         # the chunk that is made without a provider
+        build(transformer_layer_spec=my_layers(build.arguments["config"]))
+    """
+
+    def __init__(self, kind: type[Any], arguments: Mapping[str, Any]) -> None:
+        self.kind, self.arguments = kind, dict(arguments)
+
+    def __call__(self, **changes: Any) -> Any:
+        return self.kind(**{**self.arguments, **changes})
+
+    def provided(self, path: str | None, custom: Mapping[str, Any]) -> Any:
+        """The chunk by the user's function, if there is one.
+
+        Raises:
+            ConfigError: it gave something else.
+        """
+        if path is None:
+            return self()
+        provider = hooks.model_provider(path, custom)
+        arguments = self.arguments
+        chunk = provider(self, arguments["pre_process"], arguments["post_process"], arguments["vp_stage"])
+        if isinstance(chunk, self.kind):
+            return chunk
+        rule = f"give a {self.kind.__name__}"
+        fix = "return what build(...) makes, or an object of a subclass of build.kind"
+        raise ConfigError([Problem(path=PROVIDER, rule=rule, value=f"{type(chunk).__name__} from {path}", fix=fix)])

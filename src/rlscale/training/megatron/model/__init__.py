@@ -1,0 +1,1 @@
+"""Models of the Megatron-core backend: layers, attention, rotary embedding."""

@@ -1,0 +1,140 @@
+"""Which layers a model is made of: Transformer Engine's where it and CUDA are there, else torch's under their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+
+from rlscale.training.megatron.model.attention import TorchAttention
+from rlscale.training.megatron.model.layers import NormColumnParallelLinear, RmsNorm, with_post_norm
+from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinear
+
+
+class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-core has no types
+    """The layers of this package, wherever Transformer Engine has one of another name."""
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        return NormColumnParallelLinear
+
+    def linear(self) -> type:
+        return ReplicatedLinear
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+        return RmsNorm
+
+    def core_attention(self) -> type:
+        return TorchAttention
+
+    def grouped_mlp_modules(
+        self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool
+    ) -> tuple[type, MLPSubmodules]:
+        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+
+
+def block_spec(config: TransformerConfig, *, has_post_norms: bool, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The layers of one pipeline chunk, and its final norm.
+
+    Args:
+        config: of the whole model.
+        has_post_norms: what attention and MLP give is normalised before it is added, as in GLM-4.
+        vp_stage: the chunk of this rank, with an interleaved pipeline.
+    """
+    provider = spec_provider()
+    frequency = config.moe_layer_freq
+    has_experts = [config.num_moe_experts is not None] * config.num_layers
+    if config.num_moe_experts is not None and not isinstance(frequency, int):
+        has_experts = [bool(each) for each in frequency]
+    kinds = {
+        each: _layer(config, provider, has_experts=each, has_post_norms=has_post_norms) for each in set(has_experts)
+    }
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    number = get_num_layers_to_build(config, vp_stage=vp_stage)
+    layers = [kinds[each] for each in has_experts[first : first + number]]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=provider.layer_norm(rms_norm=True))
+
+
+def spec_provider() -> Any:
+    """Transformer Engine's layers where it and CUDA are there, else those of this package."""
+    if torch.cuda.is_available():
+        # Only with Transformer Engine does this module have what it names.
+        from megatron.core.extensions.transformer_engine import HAVE_TE
+        from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+        if HAVE_TE:
+            return TESpecProvider()
+    return TorchSpecProvider()
+
+
+def _layer(config: TransformerConfig, provider: Any, *, has_experts: bool, has_post_norms: bool) -> ModuleSpec:
+    norm, row = provider.layer_norm(rms_norm=True), provider.row_parallel_linear()
+    if has_post_norms:
+        row = with_post_norm(row, norm)
+    if has_experts:
+        mlp = get_moe_module_spec_for_backend(
+            backend=provider, num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
+        )
+    else:
+        first = provider.column_parallel_layer_norm_linear()
+        mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=first, linear_fc2=row))
+    is_latent = config.multi_latent_attention
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm if is_latent else IdentityOp,
+            self_attention=_latent_attention(provider) if is_latent else _attention(config, provider, row=row),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm if has_experts else IdentityOp,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def _attention(config: TransformerConfig, provider: Any, *, row: type) -> ModuleSpec:
+    norm = provider.layer_norm(rms_norm=True, for_qk=True) if config.qk_layernorm else IdentityOp
+    submodules = SelfAttentionSubmodules(
+        linear_qkv=provider.column_parallel_layer_norm_linear(),
+        core_attention=provider.core_attention(),
+        linear_proj=row,
+        q_layernorm=norm,
+        k_layernorm=norm,
+    )
+    return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
+
+
+def _latent_attention(provider: Any) -> ModuleSpec:
+    """The norms of the latents are part of the projections behind them."""
+    submodules = MLASelfAttentionSubmodules(
+        linear_q_proj=provider.column_parallel_linear(),
+        linear_q_down_proj=provider.linear(),
+        linear_q_up_proj=provider.column_parallel_layer_norm_linear(),
+        linear_kv_down_proj=provider.linear(),
+        linear_kv_up_proj=provider.column_parallel_layer_norm_linear(),
+        core_attention=provider.core_attention(),
+        linear_proj=provider.row_parallel_linear(),
+        q_layernorm=IdentityOp,
+        kv_layernorm=IdentityOp,
+    )
+    return ModuleSpec(module=LatentAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)

@@ -1,0 +1,107 @@
+"""A model that is trained: its chunks in buffers for gradients, its optimiser, and one step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from rlscale.config import ComputeDtype, OptimConfig
+from rlscale.training.megatron.checkpoint.async_save import Background
+from rlscale.training.megatron.checkpoint.dist_checkpoint import load_state, save_state
+from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
+from rlscale.training.megatron.optim import (
+    apply_gradients,
+    gradient_buffers,
+    make_optimizer,
+    optimizer_tensors,
+    wrap_chunks,
+    zero_gradients,
+)
+from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.step import StageLoss, run_microbatches
+from rlscale.training.metrics import MetricSums
+from rlscale.training.offload import Turns
+from rlscale.training.optim.step_checks import StepSettings, check_loss
+from rlscale.training.packing.microbatch import Microbatch
+from rlscale.training.spec import TrainerSpec
+from rlscale.training.trainer_state import Position
+
+
+class TrainedModel:
+    """This rank's part of a model with its optimiser. Every method is a collective.
+
+    Args:
+        model: holding its first weights.
+        optim: of this model.
+        background: what writes its checkpoints; None: `save` does.
+    """
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        model: MegatronModel,
+        *,
+        optim: OptimConfig,
+        grid: MegatronGrid,
+        background: Background | None,
+    ) -> None:
+        self.model, self._grid, self._background = model, grid, background
+        self.chunks = wrap_chunks(model, megatron=spec.megatron)
+        is_bf16 = spec.train.dtype == ComputeDtype.bfloat16
+        self.optimizer = make_optimizer(self.chunks, optim=optim, megatron=spec.megatron, is_bf16=is_bf16)
+
+    def step(
+        self, micros: Sequence[Microbatch], *, loss_of: StageLoss, metrics: MetricSums, settings: StepSettings
+    ) -> dict[str, float]:
+        """Adds up the gradient over the micro-batches, checks and clips it, and steps.
+
+        Args:
+            micros: of this rank.
+            loss_of: share of the loss of one micro-batch.
+            metrics: the sums `loss_of` adds to.
+            settings: number, rate and clipping.
+
+        Returns:
+            Metrics over all ranks, with `loss`, `grad_norm` and `lr`.
+
+        Raises:
+            WorkerError: loss or gradient is not finite. Raised on every rank, before any weight is changed.
+        """
+
+        def counted(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+            share = loss_of(micro, hidden, decoder)
+            metrics.add_share("loss", share)
+            return share
+
+        grid = self._grid
+        zero_gradients(self.chunks, self.optimizer)
+        run_microbatches(self.chunks, micros, loss_of=counted)
+        sums, shares = metrics.gather(keep_empty=True)
+        result, losses, ranks = grid.from_last_stage((sums, shares.get("loss", []), grid.data_ranks))
+        check_loss(losses, step=settings.number, ranks=ranks, role=settings.role)
+        norm = apply_gradients(self.optimizer, settings=settings, named_parameters=list(self.model.named_parameters()))
+        return result | {"grad_norm": norm, "lr": settings.lr}
+
+    def save(self, folder: Path, *, position: Position) -> None:
+        """Writes weights, master weights, moments and random states into an existing folder."""
+        save_state(folder, model=self.model, optimizer=self.optimizer, position=position, background=self._background)
+
+    def load(self, folder: Path) -> Position:
+        """The inverse of `save`; raises as `load_state`."""
+        return load_state(folder, model=self.model, optimizer=self.optimizer)
+
+    def take_part(self, turns: Turns, *, name: str) -> None:
+        """Names to those who take turns what the model has on the device."""
+        turns.add(name, self._weights)
+        turns.add(
+            f"{name}.optimizer",
+            lambda: optimizer_tensors(self.optimizer, but=self._weights()),
+            scratch=lambda: gradient_buffers(self.chunks),
+        )
+
+    def _weights(self) -> Iterator[Tensor]:
+        for chunk in self.model.chunks:
+            yield from chunk.parameters()
+            yield from chunk.buffers()

@@ -1,0 +1,1 @@
+"""Modules that replace or wrap parts of a model: output layers, adapters, frozen parameters."""

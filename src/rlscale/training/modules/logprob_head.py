@@ -1,0 +1,111 @@
+"""An output layer that gives logprobs instead of logits, where the vocabulary is large.
+
+Shape legend: R trainable tokens of a micro-batch, V vocabulary, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
+from rlscale.errors import ConfigError, Problem
+from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
+
+MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+"""Architectures whose logits are what the output layer returns, not scaled or capped afterwards."""
+
+MIN_VOCABULARY = 4096
+"""Below it the logits of a micro-batch are small, and the plain way is the faster one."""
+
+TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
+"""Logits that exist at a time: 16 MB in float32, most of which stay in a CPU's cache; on a GPU enough to occupy it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is to be computed instead of logits."""
+
+    targets: Tensor  # [R]
+    temperature: float
+    entropy_grad: bool
+
+
+class LogprobHead(OneDnnLinear):
+    """An output layer. Inside `asking` it returns logprobs and entropies [1, R, 2] in float32, else logits [1, R, V].
+
+    The layer itself computes them because only in its forward pass are the weights of a sharded model gathered.
+    """
+
+    asked: Asked | None = None
+    chunk_tokens: int | None = None  # None: by TILE_ELEMENTS
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.asked is None:
+            return super().forward(input)
+        asked, (vocab_size, _) = self.asked, self.weight.shape
+        options = HeadOptions(
+            chunk_tokens=self.chunk_tokens or max(1, TILE_ELEMENTS[input.device.type] // vocab_size),
+            temperature=asked.temperature,
+            entropy_grad=asked.entropy_grad,
+            product=product,
+        )
+        both = head_logprobs(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
+        # Not a view: FSDP warns of those.
+        return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
+
+    @contextmanager
+    def asking(self, asked: Asked) -> Iterator[None]:
+        self.asked = asked
+        try:
+            yield
+        finally:
+            self.asked = None
+
+
+@contextmanager
+def only_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
+    """Has an output layer see the given rows of its input alone, as [1, R, H] of [S, L, H]; `rows` count S * L."""
+    hook = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[rows].unsqueeze(0),))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def use_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
+    """Turns the output layer of a model into a LogprobHead, in place; whether it did.
+
+    Args:
+        chunk_tokens: tokens whose logits take the memory of the tile that exists at a time. Not above 0: a model with a
+            small vocabulary keeps its layer, and with a large one it depends on that.
+
+    Raises:
+        ConfigError: logits of this model cannot be made by tiles, and it was asked for.
+    """
+    head, is_asked = output_layer(model), chunk_tokens > 0
+    plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None
+    if not plain or model.config.model_type not in MODEL_TYPES:
+        if is_asked:
+            rule = f"be -1 with a model of the type {model.config.model_type}"
+            fix = "its logits are more than the product of its output layer; lower batch.max_tokens_per_gpu instead"
+            problem = Problem(path="train.log_probs_chunk_size", rule=rule, value=str(chunk_tokens), fix=fix)
+            raise ConfigError([problem])
+        return False
+    assert isinstance(head, nn.Linear)
+    if head.weight.shape[0] < MIN_VOCABULARY and not is_asked:
+        return False
+    head.__class__ = LogprobHead
+    head.chunk_tokens = chunk_tokens if is_asked else None  # type: ignore[assignment]  # now a LogprobHead
+    return True
+
+
+def output_layer(model: PreTrainedModel) -> nn.Module | None:
+    """The layer that makes logits of hidden states."""
+    layer: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return layer

@@ -1,0 +1,30 @@
+"""An output layer whose vocabulary is shared out among the ranks of a group (tensor parallelism)."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rlscale.algo.linear_logprobs import VocabShard
+
+
+def vocab_shard(group: dist.ProcessGroup | dist.ProcessGroupGloo, *, first: int) -> VocabShard:
+    """What `head_logprobs` needs to work on a part of the vocabulary.
+
+    Each pass makes two reductions of [T] numbers; the backward pass makes one of [T, H].
+
+    Args:
+        group: the ranks that hold the parts; all of them call `head_logprobs`, and its backward pass.
+        first: token id of this rank's first row of the output layer.
+    """
+
+    def reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(operation)
+        group.allreduce([tensor], options).wait()  # type: ignore[union-attr]
+
+    return VocabShard(
+        first=first,
+        reduce_max=lambda tensor: reduce(tensor, dist.ReduceOp.MAX),
+        reduce_sum=lambda tensor: reduce(tensor, dist.ReduceOp.SUM),
+    )

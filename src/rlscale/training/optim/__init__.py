@@ -1,0 +1,1 @@
+"""Optimisers, learning-rate schedule and checks of a step."""

@@ -1,0 +1,129 @@
+"""The optimiser, and what is done to gradients before it steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from rlscale.config import OptimConfig, OptimizerName
+from rlscale.training.optim.cpu_adam import HostAdamW, host_state
+from rlscale.training.optim.muon import MUON, MuonAdamW, local, muon_state
+
+SCALE = "lr_scale"
+"""Entry of a group of parameters: its learning rate as a multiple of `optim.lr`."""
+
+
+def make_optimizer(model: PreTrainedModel, *, optim: OptimConfig) -> torch.optim.Optimizer:
+    """The optimiser of `optim.name` over all trainable parameters. Weight decay applies to each, norms included.
+
+    Where `optim` has a learning rate for embedding, output layer or matrices, each kind is a group of its own. AdamW is
+    torch's fused one, for vectors and tables beside Muon too.
+    """
+    adam: dict[str, Any] = {
+        "lr": 0.0,  # set before every step
+        "betas": (optim.adam_beta1, optim.adam_beta2),
+        "eps": optim.adam_eps,
+        "weight_decay": optim.weight_decay,
+        "fused": True,
+    }
+    groups = _groups(model, optim)
+    if optim.name == OptimizerName.muon:
+        for group in groups:
+            group["weight_decay"] = optim.weight_decay
+        return MuonAdamW(groups, momentum=optim.muon_momentum, adam=adam)
+    return (HostAdamW if optim.name == OptimizerName.deepspeed_cpu_adam else torch.optim.AdamW)(groups, **adam)
+
+
+def fill_state(optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
+    """Gives every parameter a state as after `num_steps` steps, with moments of 0: something to load a checkpoint into.
+
+    0 steps: no state at all, as before the first step.
+    """
+    optimizer.state.clear()
+    for group in optimizer.param_groups if num_steps else ():
+        for parameter in group["params"]:
+            if group.get(MUON):
+                state = muon_state(parameter)
+            elif isinstance(optimizer, HostAdamW):
+                state = host_state(parameter, num_steps=num_steps)
+            else:
+                # A tensor each: the fused kernel counts up in place. It lives where the parameter does.
+                step = torch.tensor(float(num_steps), device=parameter.device)
+                state = {"step": step, **{moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")}}
+            optimizer.state[parameter] = state
+
+
+def moments_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """What the optimiser keeps of a parameter, as large as the parameter itself, by name; empty before the first step.
+
+    The number of steps is none of it: that is the same for all.
+    """
+    # Not by indexing: it would make an entry.
+    return {name: value for name, value in optimizer.state.get(parameter, {}).items() if name != "step"}
+
+
+def set_lr(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
+    """Sets the learning rate of the next step: of each group of parameters in its proportion."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group[SCALE]
+
+
+def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
+    """Trainable parameters by their learning rate (and for Muon by who steps them), in the order of the model."""
+    given = {"embedding": optim.embedding_lr, "unembedding": optim.unembedding_lr, "matrix": optim.matrix_lr}
+    # A table that is both may move no faster than either may: what an embedding bears ruins an output layer.
+    given["tied"] = min((rate for rate in (optim.embedding_lr, optim.unembedding_lr) if rate is not None), default=None)
+    by_rate: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    kind_of = _kinds(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kind = kind_of(parameter)
+            rate = given.get(kind)
+            scale = 1.0 if rate is None else rate / _base(optim)
+            by_rate.setdefault((scale, optim.name == OptimizerName.muon and kind == "matrix"), []).append(parameter)
+    return [{"params": found, SCALE: scale, MUON: by_muon} for (scale, by_muon), found in by_rate.items()]
+
+
+def _base(optim: OptimConfig) -> float:
+    assert optim.lr, "a rule asks for optim.lr above 0 beside rates by kind"
+    return optim.lr
+
+
+def _kinds(model: PreTrainedModel) -> Callable[[nn.Parameter], str]:
+    """What a parameter is: `embedding`, `unembedding`, `tied` (both in one), `matrix` or, a vector, `other`."""
+    first, last = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embedding, unembedding = getattr(first, "weight", None), getattr(last, "weight", None)
+
+    def kind_of(parameter: nn.Parameter) -> str:
+        if parameter is embedding:
+            return "tied" if embedding is unembedding else "embedding"
+        if parameter is unembedding:
+            return "unembedding"
+        return "matrix" if parameter.dim() >= 2 else "other"
+
+    return kind_of
+
+
+def clip_gradient(parameters: Sequence[nn.Parameter], *, max_norm: float) -> float:
+    """Scales the gradient down to `max_norm` (0: never) and returns its 2-norm from before; a collective if sharded.
+
+    A norm that is not finite is returned and nothing is scaled.
+    """
+    with_grad = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in with_grad if p.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    value = float(norm)
+    if max_norm > 0 and math.isfinite(value):
+        torch.nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
+    return value
+
+
+def names_with_bad_gradient(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """Parameters whose gradient (this rank's shard of it) holds a NaN or an infinity."""
+    return [n for n, p in named_parameters if p.grad is not None and not bool(local(p.grad).isfinite().all())]

@@ -1,0 +1,1 @@
+"""Packing of samples into micro-batches, and its division over context-parallel ranks."""

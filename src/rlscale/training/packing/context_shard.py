@@ -1,0 +1,125 @@
+"""The share of a micro-batch that one rank of a context group computes.
+
+Every rank works out the shares of all of them, so that each knows where the others' rows and entries are.
+
+Shape legend: E tokens of the samples end to end, R trainable tokens among them, T rows of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlscale.training.attention.context_attention import SpanLayout, span_layout
+from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, deal_spans, key_rows
+from rlscale.training.packing.microbatch import Microbatch, Rows, lay_down, to_device
+from rlscale.types import Int64, TrainBatch
+
+
+def pack_share(
+    batch: TrainBatch,
+    sample_indices: Sequence[int],
+    *,
+    device: torch.device,
+    context: ContextGroup,
+    share_prompts: bool = False,
+) -> Microbatch:
+    """This rank's share of what `pack` would make of the samples.
+
+    A sample is cut in zigzag chunks as a whole. With `share_prompts` a prompt that several samples begin with is cut by
+    itself and computed once, and so is the rest of each of them.
+    """
+    rows = lay_down(batch, sample_indices, share_prompts=share_prompts)
+    dealt = deal_spans(list(_runs(rows)), num_ranks=context.size)
+    # A rank without a token takes part in all collectives with one that another computes, too.
+    dealt = [spans or [Span(sample=0, start=0, stop=1)] for spans in dealt]
+    places = _places(rows, dealt)
+    mine = dealt[context.index]
+    own_rows = np.concatenate([_rows_of(span, rows, span.start) for span in mine])
+    logit_rows, shard = shard_entries(rows, places, context=context, device=device)
+    targets = rows.tokens[rows.trainable[shard.own.cpu().numpy()]]
+    return Microbatch(
+        input_ids=to_device(rows.tokens[own_rows][None], device),
+        position_ids=to_device(rows.positions[own_rows][None], device),
+        packing=_packing(rows, mine, places, context=context, device=device),
+        logit_rows=to_device(logit_rows, device),
+        targets=to_device(targets if len(targets) else np.zeros(1, dtype=np.int64), device),
+        layout=rows.layout(device),
+        sample_indices=rows.indices,
+        batch_rows=rows.batch_rows[rows.trainable],
+        shard=shard,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where each row of the samples end to end is computed."""
+
+    rank: Int64  # [E]
+    row: Int64  # [E] among the rows of that rank
+    max_rows: int  # of a rank
+
+
+def _runs(rows: Rows) -> list[Span]:
+    """What is cut in chunks: samples; shared prompts and what follows them."""
+    arrays = (rows.lengths, rows.starts, rows.prompt_lens)
+    lengths, starts, prompt_lens = (array.tolist() for array in arrays)
+    first = rows.originals[rows.starts]
+    shares = np.bincount(first, minlength=len(rows.tokens))[first] > 1
+    runs = []
+    for sample, (length, start, prompt_len) in enumerate(zip(lengths, starts, prompt_lens, strict=True)):
+        if not shares[sample]:
+            runs.append(Span(sample=sample, start=0, stop=length))
+            continue
+        if first[sample] == start:
+            runs.append(Span(sample=sample, start=0, stop=prompt_len))
+        runs.append(Span(sample=sample, start=prompt_len, stop=length))
+    return runs
+
+
+def _places(rows: Rows, dealt: Sequence[Sequence[Span]]) -> Places:
+    rank_of, row_of = np.zeros(len(rows.tokens), dtype=np.int64), np.zeros(len(rows.tokens), dtype=np.int64)
+    most = 0
+    for rank, spans in enumerate(dealt):
+        end = 0
+        for span in spans:
+            own = _rows_of(span, rows, span.start)
+            rank_of[own], row_of[own] = rank, np.arange(end, end + len(own))
+            end += len(own)
+        most = max(most, end)
+    return Places(rank=rank_of[rows.originals], row=row_of[rows.originals], max_rows=most)
+
+
+def _rows_of(span: Span, rows: Rows, first: int) -> Int64:
+    """The rows of E at positions from `first` to the end of the span."""
+    start = rows.starts[span.sample]
+    return np.arange(start + first, start + span.stop, dtype=np.int64)
+
+
+def _packing(
+    rows: Rows, spans: Sequence[Span], places: Places, *, context: ContextGroup, device: torch.device
+) -> SpanLayout:
+    seen = np.concatenate([_rows_of(span, rows, 0) for span in spans])
+    index = places.rank[seen] * places.max_rows + places.row[seen]
+    keys = key_rows(index, max_rows=places.max_rows, context=context, device=device)
+    return span_layout(spans, keys=keys, device=device)
+
+
+def shard_entries(
+    rows: Rows, places: Places, *, context: ContextGroup, device: torch.device
+) -> tuple[Int64, TokenShard]:
+    """The rows of this rank whose logits are computed, and how the results of all ranks make up the R tokens."""
+    before = np.maximum(rows.trainable - 1, 0)
+    ranks = places.rank[before]
+    counts = np.bincount(ranks, minlength=context.size)
+    most = max(int(counts.max()), 1)
+    order = np.zeros(len(ranks), dtype=np.int64)
+    for rank in range(context.size):
+        order[ranks == rank] = rank * most + np.arange(counts[rank])
+    own = np.flatnonzero(ranks == context.index)
+    logit_rows = places.row[before[own]] if len(own) else np.zeros(1, dtype=np.int64)
+    shard = TokenShard(context=context, own=to_device(own, device), order=to_device(order, device), max_entries=most)
+    return logit_rows, shard

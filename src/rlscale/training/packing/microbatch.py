@@ -1,0 +1,196 @@
+"""Samples of a batch laid end to end as one row for the model.
+
+A prompt that several samples begin with is laid down once: "12+3=" answered by "15" and by "6" is `12+3=156`, not
+`12+3=1512+3=6`. Only attention sees the samples whole (see `SharedPrompts`), every other layer computes a token once.
+
+Shape legend: T packed tokens, E tokens of the samples end to end, R trainable tokens among them, S samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rlscale.algo.ragged import Sums, TokenLayout
+from rlscale.training.attention.context_attention import SpanLayout
+from rlscale.training.attention.packed import PackedLayout, packed_layout
+from rlscale.training.batch_invariant.engine_rows import EngineRows
+from rlscale.training.packing.context_parallel import TokenShard
+from rlscale.training.packing.prefix_sharing import shared_prompts
+from rlscale.types import Int64, TrainBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedLayout:
+    """Samples as rows of one width, the rest of each filled up at its end, where causal attention never looks."""
+
+    num_tokens: int  # of the samples
+    num_slots: int  # tokens that are computed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Microbatch:
+    """One packed row, and which of its positions predict a trainable token.
+
+    A micro-batch without trainable tokens holds one masked entry, so that every rank computes the same graph and takes
+    part in the same collectives; its loss and gradient are exactly 0.
+
+    With context parallelism T and `targets` are this rank's share of the tokens; everything that is [R] without it
+    stays so, and `shard` makes [R] of what the model gives for the share.
+    """
+
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T] in their sample, from 0
+    packing: PackedLayout | SpanLayout | PaddedLayout
+    logit_rows: Tensor  # [R] packed position whose logits predict the token; a shared one comes more than once
+    targets: Tensor  # [R]
+    layout: TokenLayout  # of the R tokens
+    sample_indices: Int64  # [S] into the batch, in packed order
+    batch_rows: Int64  # [R] of each token in the columns of the batch
+    shard: TokenShard | None = None
+    engine_rows: EngineRows | None = None  # where the trainer computes in the engine's shapes
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that compute the same loss of this micro-batch."""
+        return 1 if self.shard is None else self.shard.context.size
+
+    def whole(self, entries: Tensor) -> Tensor:
+        """What the model gave for `logit_rows` as a column of the R tokens; a collective with context parallelism."""
+        return entries if self.shard is None else self.shard.gather(entries)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Samples end to end, in order of ascending length."""
+
+    indices: Int64  # [S] into the batch
+    lengths: Int64  # [S]
+    starts: Int64  # [S] in E
+    prompt_lens: Int64  # [S]
+    positions: Int64  # [E] in their sample
+    tokens: Int64  # [E]
+    batch_rows: Int64  # [E]
+    trainable: Int64  # [R] in E; one entry where there is none
+    mask: npt.NDArray[np.bool_]  # [R]
+    originals: Int64  # [E] the first row with the same token of the same prompt, where prompts are shared; else itself
+
+    def layout(self, device: torch.device) -> TokenLayout:
+        """Of the R tokens."""
+        sample_of_row = np.repeat(np.arange(len(self.indices)), self.lengths)
+        ids, mask = to_device(sample_of_row[self.trainable], device), to_device(self.mask, device)
+        return TokenLayout(mask_T=mask, sample_ids_T=ids, num_samples=len(self.indices))
+
+
+def pack(
+    batch: TrainBatch,
+    sample_indices: Sequence[int],
+    *,
+    device: torch.device,
+    share_prompts: bool = False,
+) -> Microbatch:
+    """Packs some samples of a batch, ordered by length (then by the order given).
+
+    `share_prompts` lays equal prompts down once, which only `packed_attention` can read.
+    """
+    rows = lay_down(batch, sample_indices, share_prompts=share_prompts)
+    logit_rows, kept, shared = np.maximum(rows.trainable - 1, 0), np.arange(len(rows.tokens)), None
+    if (rows.originals != kept).any():
+        kept, shared = np.flatnonzero(rows.originals == kept), shared_prompts(rows.originals, device=device)
+        logit_rows = np.searchsorted(kept, rows.originals[logit_rows])
+    return Microbatch(
+        input_ids=to_device(rows.tokens[kept][None], device),
+        position_ids=to_device(rows.positions[kept][None], device),
+        packing=packed_layout(rows.lengths, device=device, shared=shared),
+        logit_rows=to_device(logit_rows, device),
+        targets=to_device(rows.tokens[rows.trainable], device),
+        layout=rows.layout(device),
+        sample_indices=rows.indices,
+        batch_rows=rows.batch_rows[rows.trainable],
+    )
+
+
+def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.device) -> Microbatch:
+    """The same samples as rows of the longest one's width: ids and positions are [S, width].
+
+    `logit_rows` counts the slots of all rows. For kernels that cannot read packed samples; `pack` computes less.
+    """
+    rows = lay_down(batch, sample_indices, share_prompts=False)
+    num_samples, width = len(rows.lengths), int(rows.lengths[-1])
+    slots = rows.positions + np.repeat(np.arange(num_samples) * width, rows.lengths)
+    ids = np.zeros(num_samples * width, dtype=np.int64)
+    ids[slots] = rows.tokens
+    positions = np.tile(np.arange(width), (num_samples, 1))
+    return Microbatch(
+        input_ids=to_device(ids.reshape(num_samples, width), device),
+        position_ids=to_device(positions, device),
+        packing=PaddedLayout(num_tokens=len(rows.tokens), num_slots=num_samples * width),
+        logit_rows=to_device(slots[np.maximum(rows.trainable - 1, 0)], device),
+        targets=to_device(rows.tokens[rows.trainable], device),
+        layout=rows.layout(device),
+        sample_indices=rows.indices,
+        batch_rows=rows.batch_rows[rows.trainable],
+    )
+
+
+def padding(micros: Iterable[Microbatch]) -> Sums:
+    """How much of what is computed is padding; nothing where samples are packed."""
+    layouts = [micro.packing for micro in micros]
+    padded = [layout for layout in layouts if isinstance(layout, PaddedLayout)]
+    if not padded:
+        return {}
+    slots, tokens = sum(each.num_slots for each in padded), sum(each.num_tokens for each in padded)
+    return {"padding": (torch.tensor(float(slots - tokens)), torch.tensor(float(slots)))}
+
+
+def lay_down(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> Rows:
+    """The rows of some samples. None at all are laid down as the first token of the batch, with the mask off."""
+    is_empty = not len(sample_indices)
+    indices = np.asarray([0] if is_empty else sample_indices, dtype=np.int64)
+    lengths = np.ones(1, dtype=np.int64) if is_empty else np.diff(batch.offsets)[indices]
+    order = np.argsort(lengths, kind="stable")
+    indices, lengths_S = indices[order], lengths[order].astype(np.int64)
+    starts = np.cumsum(lengths_S) - lengths_S
+    positions = np.arange(int(lengths_S.sum()), dtype=np.int64) - np.repeat(starts, lengths_S)
+    batch_rows = positions + np.repeat(batch.offsets[indices], lengths_S)
+    tokens = batch.tokens[batch_rows].astype(np.int64)
+    trainable = np.flatnonzero(batch.loss_mask[batch_rows] * (not is_empty))
+    assert (positions[trainable] > 0).all(), "the first token of a sample has nothing to be predicted from"
+    mask = np.ones(len(trainable), dtype=bool)
+    if not len(trainable):
+        trainable, mask = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
+    prompt_lens = batch.prompt_lens[indices].astype(np.int64)
+    shares = share_prompts and not is_empty
+    return Rows(
+        indices=indices,
+        lengths=lengths_S,
+        starts=starts,
+        prompt_lens=prompt_lens,
+        positions=positions,
+        tokens=tokens,
+        batch_rows=batch_rows,
+        trainable=trainable,
+        mask=mask,
+        originals=_originals(tokens, starts, prompt_lens) if shares else np.arange(len(tokens)),
+    )
+
+
+def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: Int64) -> Int64:
+    """For each row of samples end to end the first row with the same token of the same prompt; most are their own."""
+    originals = np.arange(len(tokens_E))
+    first: dict[bytes, int] = {}
+    for start, length in zip(starts_S.tolist(), prompt_lens_S.tolist(), strict=True):
+        prompt = slice(start, start + length)
+        found = first.setdefault(tokens_E[prompt].tobytes(), start)
+        originals[prompt] = np.arange(found, found + length)
+    return originals
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """As a tensor, on its way to `device`."""
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Transports for weights from trainer ranks to engines, one module each."""

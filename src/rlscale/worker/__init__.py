@@ -1,0 +1,1 @@
+"""SPMD ranks without Ray: plain classes that `cluster` turns into actors."""

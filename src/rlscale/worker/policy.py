@@ -1,0 +1,98 @@
+"""One trainer rank with its weight channel: a plain class that knows nothing of Ray.
+
+The driver imports this module too, to make actors of the class, and does without torch: that takes it seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlscale.engines.client.http_engine import HttpEngine
+from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.worker.rank import RankWorker
+
+if TYPE_CHECKING:
+    from rlscale.training.backend import TrainerRank
+    from rlscale.weights.sync import EngineChannel
+
+
+class TrainWorker(RankWorker):
+    """Backend and weight channel of one rank. `setup` comes first; every other method is called on all ranks alike.
+
+    Example (under torchrun):
+        worker = TrainWorker(spec, world, rank=int(os.environ["RANK"]))
+        worker.setup(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        worker.train(batch, steps)
+    """
+
+    _backend: TrainerRank
+    _channel: EngineChannel
+
+    def setup(self, master_address: str, master_port: int) -> None:
+        """Joins the world and loads the model (a collective)."""
+        self._join(master_address, master_port)
+        # Imported here: torch and transformers take seconds, which the driver should not wait for.
+        from rlscale.training.registry import make_backend
+        from rlscale.weights.factory import make_channel
+
+        world = self._world
+        with self._watch.memory():
+            self._backend = make_backend(self._spec, rank=self.rank, world_size=world.world_size)
+        self._channel = make_channel(
+            world.channel,
+            make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
+            rank=self.rank,
+            master_address=self._address,
+            senders=self._backend.senders,
+        )
+
+    def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        # The version of its weights is the number of rollouts before it.
+        with self._watch.memory(), self._watch.rollout(batch.version):
+            return self._backend.train(batch, steps)
+
+    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        with self._watch.memory():
+            return self._backend.loss(batch, steps)
+
+    def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
+        """With `estimate` and `improve` what `train` does, where the critic has ranks of its own."""
+        self._rollout_id = batch.version
+        with self._watch.memory():
+            self._backend.score(batch, steps)
+
+    def estimate(self, values: Float32) -> Float32 | None:
+        """Returns of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
+        with self._watch.memory():
+            returns = self._backend.estimate(values)
+        return returns if self.rank == 0 else None
+
+    def improve(self) -> TrainResult:
+        with self._watch.memory(), self._watch.rollout(self._rollout_id):
+            return self._backend.improve()
+
+    def connect(self, engines: Sequence[EngineAddress]) -> None:
+        self._channel.connect(engines)
+
+    def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
+        report = self._channel.push(self._backend.weights(), version)
+        self._backend.rest()
+        return report
+
+    def save(self, folder: Path) -> None:
+        self._backend.save(folder)
+
+    def finish_saving(self) -> None:
+        self._backend.finish_saving()
+
+    def load(self, folder: Path) -> None:
+        self._backend.load(folder)
+
+    def export_hf(self, folder: Path) -> None:
+        self._backend.export_hf(folder)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._backend.close()

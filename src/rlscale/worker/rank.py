@@ -1,0 +1,69 @@
+"""What ranks of every kind have in common: how they find each other.
+
+The driver imports this module too, to make actors of the classes, and does without torch: that takes it seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlscale.training.listener import listen
+from rlscale.training.spec import TrainerSpec
+from rlscale.weights.channel_spec import ChannelSpec
+
+if TYPE_CHECKING:
+    from rlscale.training.profiler import Watch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldSpec:
+    """How ranks find each other, and those of the policy the engines."""
+
+    world_size: int
+    backend: str  # "gloo" | "nccl"
+    timeout_s: float
+    single_node: bool
+    channel: ChannelSpec
+
+
+class RankWorker:
+    """One rank of a world: all those that train the same models."""
+
+    role = "actor"
+
+    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
+        self._spec, self._world, self.rank = spec, world, rank
+        self._watch: Watch
+        self._rollout_id = 0  # where a rollout takes several calls
+        self._listener: socket.socket | None = None
+        if world.single_node and world.backend == "gloo":
+            # gloo would listen on the address of the host's name; one machine needs no more than loopback.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    def rendezvous(self) -> tuple[str, int]:
+        """The address and port at which this rank, 0, gathers the others. It listens from now on: no one takes it."""
+        self._listener = listen(self._address)
+        return self._address, self._listener.getsockname()[1]
+
+    @property
+    def _address(self) -> str:
+        """Of this machine, for the other processes of the run."""
+        return "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
+
+    def _join(self, master_address: str, master_port: int) -> None:
+        """Joins the world (a collective)."""
+        # Imported here: torch takes seconds, which the driver should not wait for.
+        from rlscale.training.distributed import join_world
+        from rlscale.training.profiler import Watch
+
+        world = self._world
+        port, self._listener = self._listener or master_port, None
+        join_world(self.rank, world.world_size, master_address, port, world.backend, world.timeout_s)
+        self._watch = Watch(self._spec.watch, rank=self.rank, role=self.role)
+        log.info("%s rank %d of %d has joined", self.role, self.rank, world.world_size)
