@@ -128,7 +128,7 @@ def make_batch(config: RunConfig, case: Case) -> TrainBatch:
         prompt_lens=np.full(number, case.prompt, np.int32),
         rewards=random.random(number).astype(np.float32),
         group_ids=np.arange(number, dtype=np.int64) // config.batch.n_samples_per_prompt,
-        execution_ids=np.arange(number, dtype=np.int64),
+        trajectory_ids=np.arange(number, dtype=np.int64),
         version=0,
     )
 

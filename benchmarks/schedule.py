@@ -62,7 +62,7 @@ def batch_of(lengths: Int64) -> TrainBatch:
         prompt_lens=np.ones(number, np.int32),
         rewards=np.zeros(number, np.float32),
         group_ids=np.arange(number),
-        execution_ids=np.arange(number),
+        trajectory_ids=np.arange(number),
         version=0,
     )
 

@@ -20,7 +20,7 @@ SPANS: dict[str, tuple[float, float]] = {}
 
 CALLS = (
     ("start Ray", "rlscale.cluster.ray_session", "_start"),
-    ("read tokenizer and data", "rlscale.driver.trainer", "plan_run"),
+    ("read tokenizer and data", "rlscale.driver.trainer", "prepare_run"),
     ("start the trainer's process", "rlscale.cluster.ray_trainers", "RayTrainers.rendezvous"),
     ("trainer ready", "rlscale.cluster.ray_trainers", "RayTrainers.setup"),
     ("engine ready", "rlscale.cluster.ray_engines", "RayEngines.start"),

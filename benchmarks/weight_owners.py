@@ -78,7 +78,7 @@ def run_rank(rank: int, size: int, port: int, folder: Path, url: str, repeats: i
     from rlscale.training.megatron.hf_mapping.load_hf import load_hf
     from rlscale.training.megatron.model.megatron_model import build_model
     from rlscale.training.megatron.parallel_dims import make_grid
-    from rlscale.training.spec import Recipients
+    from rlscale.training.spec import WeightOwners
     from rlscale.types import EngineAddress
     from rlscale.weights.factory import ChannelSpec, make_channel
 
@@ -101,7 +101,7 @@ def run_rank(rank: int, size: int, port: int, folder: Path, url: str, repeats: i
         model = build_model(str(folder / "model"), model=own, megatron=megatron, dtype=torch.float32)
         load_hf(model, str(folder / "model"))
         version = 0
-        for to in (Recipients.first, Recipients.owners):
+        for to in (WeightOwners.first, WeightOwners.owners):
             exporter = Exporter(model, to=to, bucket_bytes=BUCKET_BYTES)
             channel = make_channel(
                 spec,

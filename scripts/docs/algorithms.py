@@ -86,7 +86,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         title="From tokens to the loss of a step",
-        functions=(reduce.mean_per_execution, reduce.mean_per_token, reduce.mean_per_length, reduce.weighted_sum),
+        functions=(reduce.mean_per_trajectory, reduce.mean_per_token, reduce.mean_per_length, reduce.weighted_sum),
         keys=("calculate_per_token_loss", "divide_by_max_response_len", "custom_reducer_function_path"),
     ),
     Section(title="Measured only", functions=(corrections.logprob_difference,), keys=("use_rollout_entropy",)),

@@ -96,8 +96,8 @@ class LossFunction(Protocol):
 class AdvantageFunction(Protocol):
     """`algo.custom_advantage_function_path`: rewards to advantages. Runs on every rank, on the whole rollout.
 
-    `tokens.old` and `tokens.ref` are there where the run makes those passes (`train.reuse_logprobs=false`,
-    `algo.use_kl_loss`). Must be deterministic, as every rank computes it for itself.
+    `tokens.old_logprobs` and `tokens.ref_logprobs` are there where the run makes those passes
+    (`train.reuse_logprobs=false`, `algo.use_kl_loss`). Must be deterministic, as every rank computes it for itself.
 
     Returns:
         The advantage at each token. [T]
@@ -107,7 +107,7 @@ class AdvantageFunction(Protocol):
 
 
 class WeightFunction(Protocol):
-    """`algo.custom_tis_function_path`: factors of the policy loss, from `tokens.old` and `tokens.gen`.
+    """`algo.custom_tis_function_path`: factors of the policy loss, from both columns of logprobs.
 
     Masking a token means a factor of 0: the denominators of the loss stay. No gradient flows through the factors.
 

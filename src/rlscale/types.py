@@ -248,9 +248,9 @@ class TrainBatch:
     prompt_lens: Int32  # [S]
     rewards: Float32  # [S]
     group_ids: Int64  # [S]
-    execution_ids: Int64  # [S] samples of one execution (a fan-out) share one and count once in the loss
+    trajectory_ids: Int64  # [S] samples of one trajectory (a fan-out) share one and count once in the loss
     version: WeightVersion  # weights current when the rollout was handed to the trainer
-    asked: tuple[int, ...] = ()  # samples whose logprobs the trainer is to give back
+    logprob_samples: tuple[int, ...] = ()  # samples whose logprobs the trainer returns
     routes: RouteIds | None = field(default=None, compare=False)  # [T, layers, chosen] by engines; None: not asked for
 
     @property
@@ -275,9 +275,9 @@ class TokenColumns:
     mask: "Tensor"  # bool
     sample_ids: "Tensor"  # int64, 0-based: of the micro-batch, or of the rollout
     num_samples: int
-    old: "Tensor | None" = None  # logprobs of the policy that is improved
-    gen: "Tensor | None" = None  # logprobs the engine reported
-    ref: "Tensor | None" = None  # logprobs of the reference model
+    old_logprobs: "Tensor | None" = None  # logprobs of the policy that is improved
+    rollout_logprobs: "Tensor | None" = None  # logprobs the engine reported
+    ref_logprobs: "Tensor | None" = None  # logprobs of the reference model
     advantages: "Tensor | None" = None
     entropy: "Tensor | None" = None  # of the policy; with a gradient where algo.entropy_coef is not 0
 
@@ -296,7 +296,7 @@ class StepSamples:
     """The samples of one optimiser step over all ranks, as a user's reducer sees them, the same on every rank."""
 
     num_trainable: "Tensor"  # [S] int64: trainable tokens
-    execution_ids: "Tensor"  # [S] int64; samples of one execution (a fan-out) have the same one
+    trajectory_ids: "Tensor"  # [S] int64; samples of one trajectory (a fan-out) have the same one
     group_ids: "Tensor"  # [S] int64; samples with the same one belong to one prompt
     rewards: "Tensor"  # [S]
     max_response_len: int  # tokens that a response may have at most
@@ -310,7 +310,7 @@ class StepPlan:
     """
 
     microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
-    num_executions: int  # with at least one trainable token
+    num_trajectories: int  # with at least one trainable token
     num_tokens: int  # trainable
     # The same samples on the same ranks, for passes without gradient; None: as `microbatches`
     scoring: tuple[tuple[tuple[int, ...], ...], ...] | None = None
@@ -327,7 +327,7 @@ class TrainResult:
     steps: list[dict[str, float]]  # metrics of each optimiser step, e.g. "loss", "grad_norm", "lr"
     metrics: dict[str, float]  # metrics of the whole rollout, e.g. "logprob_diff/mean"
     seconds: dict[str, float] = field(default_factory=dict)  # duration by phase
-    # Of the samples in `TrainBatch.asked`, by the weights the rollout began with. [R]; NaN: not computed
+    # Of the samples in `TrainBatch.logprob_samples`, by the weights the rollout began with. [R]; NaN: not computed
     logprobs: dict[int, Float32] = field(default_factory=dict)
 
 

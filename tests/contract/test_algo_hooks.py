@@ -34,7 +34,7 @@ def shifted(lp, tokens):
     return lp[1:], {}
 
 def raw(lp, tokens):
-    assert tokens.advantages is None and tokens.old is None and tokens.ref is None
+    assert tokens.advantages is None and tokens.old_logprobs is None and tokens.ref_logprobs is None
     return -lp, {"seen": (lp.detach().sum(), torch.tensor(1.0))}
 
 def of_entropy(lp, tokens):
@@ -47,8 +47,8 @@ def short(rollout):
     return rollout.rewards
 
 def as_the_default(step):
-    totals = torch.zeros(len(step.num_trainable)).index_add(0, step.execution_ids, step.num_trainable.float())
-    return 1 / (totals[step.execution_ids].clamp(min=1) * (totals > 0).sum())
+    totals = torch.zeros(len(step.num_trainable)).index_add(0, step.trajectory_ids, step.num_trainable.float())
+    return 1 / (totals[step.trajectory_ids].clamp(min=1) * (totals > 0).sum())
 
 def infinite(step):
     return 1.0 / torch.zeros(len(step.rewards))
@@ -61,32 +61,32 @@ def in_place(rollout):
     return rollout.tokens, {}
 
 def without_old(rollout):
-    return replace(rollout.tokens, old=None), {}
+    return replace(rollout.tokens, old_logprobs=None), {}
 
 def invented(rollout):
-    return replace(rollout.tokens, ref=rollout.tokens.gen), {}
+    return replace(rollout.tokens, ref_logprobs=rollout.tokens.rollout_logprobs), {}
 
 def unmasked(rollout):
     return replace(rollout.tokens, mask=~rollout.tokens.mask), {}
 
 def cut_off(rollout):
-    return replace(rollout.tokens, gen=rollout.tokens.gen[:-1]), {}
+    return replace(rollout.tokens, rollout_logprobs=rollout.tokens.rollout_logprobs[:-1]), {}
 
 def scaled_loss(lp, tokens, custom):
     return -custom["scale"] * lp, {}
 
 def scaled_advantages(rollout, custom):
-    return custom["scale"] * rollout.tokens.gen
+    return custom["scale"] * rollout.tokens.rollout_logprobs
 
 def scaled_weights(tokens, *, custom):
-    return torch.full_like(tokens.old, custom["scale"]), {}
+    return torch.full_like(tokens.old_logprobs, custom["scale"]), {}
 
 def scaled_reducer(step, custom):
     return torch.full((len(step.rewards),), custom["scale"])
 
 def from_old(rollout):
-    assert rollout.tokens.ref is None
-    return rollout.tokens.old
+    assert rollout.tokens.ref_logprobs is None
+    return rollout.tokens.old_logprobs
 
 def two(lp, tokens, more): ...
 
@@ -116,9 +116,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def losses(lp: Tensor, *, entropy: Tensor | None = None, **algo: Any) -> tuple[Tensor, dict[str, float]]:
     inputs = TokenInputs(
-        old=vector(-1, NAN, -1, -2),
-        gen=vector(-1, NAN, -3, -1),
-        ref=vector(-1, NAN, -1, -1) if algo.get("use_kl_loss") else None,
+        old_logprobs=vector(-1, NAN, -1, -2),
+        rollout_logprobs=vector(-1, NAN, -3, -1),
+        ref_logprobs=vector(-1, NAN, -1, -1) if algo.get("use_kl_loss") else None,
         advantages=vector(1, NAN, 1, -2) if algo.pop("advantages", True) else None,
     )
     found, sums = token_losses(AlgoConfig(**algo), lp=lp, entropy=entropy, inputs=inputs, layout=LAYOUT)
@@ -181,7 +181,7 @@ def rollout(**changes: Any) -> RolloutInputs:
         "response_lens_S": torch.tensor([3, 1]),
         "max_response_len": 4,
         "layout": LAYOUT,
-        "gen_T": vector(0, 0, 0, 0),
+        "rollout_logprobs_T": vector(0, 0, 0, 0),
     }
     return RolloutInputs(**{**values, **changes})
 
@@ -194,7 +194,7 @@ def test_the_advantages_of_the_page() -> None:
 def test_custom_advantages_are_whitened_and_see_the_old_policy() -> None:
     path = "other_hooks_for_test:from_old"
     algo = AlgoConfig(custom_advantage_function_path=path, normalize_advantages=True)
-    actual = advantages_of_rollout(algo, rollout(old_T=vector(1, NAN, 2, 3)))
+    actual = advantages_of_rollout(algo, rollout(old_logprobs_T=vector(1, NAN, 2, 3)))
     torch.testing.assert_close(actual, vector(-1.0, 0.0, 0.0, 1.0))
 
 
@@ -218,7 +218,7 @@ def test_a_result_of_another_shape_is_named(name: str, told: str) -> None:
 
 STEP = StepSamples(
     num_trainable=torch.tensor([2, 0, 4, 1]),
-    execution_ids=torch.tensor([0, 0, 0, 3]),
+    trajectory_ids=torch.tensor([0, 0, 0, 3]),
     group_ids=torch.tensor([7, 7, 7, 5]),
     rewards=vector(1, 0, 1, 0),
     max_response_len=8,
@@ -233,9 +233,9 @@ def test_the_average_of_the_page() -> None:
 def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
     layout = TokenLayout.from_lengths(torch.ones(7, dtype=torch.bool), lengths_S=STEP.num_trainable)
     values = torch.arange(7.0).requires_grad_()
-    plan = StepPlan(microbatches=((),), num_executions=2, num_tokens=7)
+    plan = StepPlan(microbatches=((),), num_trajectories=2, num_tokens=7)
     denominators = step_denominators(
-        counts_S=STEP.num_trainable, execution_ids_S=STEP.execution_ids, in_step_S=torch.arange(4)
+        counts_S=STEP.num_trainable, trajectory_ids_S=STEP.trajectory_ids, in_step_S=torch.arange(4)
     )
     shares, gradients = [], []
     for weights in (None, custom_weights("other_hooks_for_test:as_the_default", STEP)):
@@ -268,10 +268,15 @@ BATCH = TrainBatch(
     prompt_lens=np.ones(3, dtype=np.int32),
     rewards=np.array([1, 0, 0.5], dtype=np.float32),
     group_ids=np.array([3, 3, 4]),
-    execution_ids=np.arange(3),
+    trajectory_ids=np.arange(3),
     version=0,
 )
-COLUMNS = {"old": None, "gen": torch.arange(7.0), "ref": None, "advantages": vector(0, 4, -1, 0, 1, 0, -9)}
+COLUMNS = {
+    "old_logprobs": None,
+    "rollout_logprobs": torch.arange(7.0),
+    "ref_logprobs": None,
+    "advantages": vector(0, 4, -1, 0, 1, 0, -9),
+}
 ROWS = np.array([1, 2, 6])  # a rank with the first and the last sample
 
 
@@ -296,20 +301,22 @@ def test_what_is_changed_in_place_counts_as_well() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("without_old", "old of the columns of other_hooks_for_test:without_old must stay a tensor, got None"),
-        ("invented", "ref of the columns of other_hooks_for_test:invented must stay None, got a tensor"),
+        ("without_old", "old_logprobs of the columns of other_hooks_for_test:without_old must stay a tensor, got None"),
+        ("invented", "ref_logprobs of the columns of other_hooks_for_test:invented must stay None, got a tensor"),
         ("unmasked", "the columns of other_hooks_for_test:unmasked must keep mask and sample_ids"),
-        ("cut_off", "gen of the columns of other_hooks_for_test:cut_off must have shape (3,), got (2,)"),
+        ("cut_off", "rollout_logprobs of the columns of other_hooks_for_test:cut_off must have shape (3,), got (2,)"),
     ],
 )
 def test_columns_that_do_not_fit_are_named(name: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
-        postprocess(f"other_hooks_for_test:{name}", {**COLUMNS, "old": torch.zeros(7)}, batch=BATCH, rows=ROWS)
+        postprocess(f"other_hooks_for_test:{name}", {**COLUMNS, "old_logprobs": torch.zeros(7)}, batch=BATCH, rows=ROWS)
 
 
 def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
     custom, module = {"scale": 2.0}, "other_hooks_for_test"
-    inputs = TokenInputs(old=vector(-1, 0, -1, -2), gen=vector(-1, 0, -3, -1), advantages=vector(1, 0, 1, -2))
+    inputs = TokenInputs(
+        old_logprobs=vector(-1, 0, -1, -2), rollout_logprobs=vector(-1, 0, -3, -1), advantages=vector(1, 0, 1, -2)
+    )
     lp = vector(-1, 0, -1, -2)
     loss = AlgoConfig(loss_type="custom_loss", custom_loss_function_path=f"{module}:scaled_loss")
     losses, _ = token_losses(loss, lp=lp, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
@@ -318,7 +325,7 @@ def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
     losses, _ = token_losses(weights, lp=lp, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
     assert losses.tolist() == [-2.0, 0.0, -2.0, 4.0]
     algo = AlgoConfig(custom_advantage_function_path=f"{module}:scaled_advantages")
-    advantages = advantages_of_rollout(algo, rollout(gen_T=vector(1, NAN, 2, 3)), custom=custom)
+    advantages = advantages_of_rollout(algo, rollout(rollout_logprobs_T=vector(1, NAN, 2, 3)), custom=custom)
     assert advantages.tolist() == [2.0, 0.0, 4.0, 6.0]
     assert custom_weights(f"{module}:scaled_reducer", STEP, custom=custom).tolist() == [2.0] * 4
 

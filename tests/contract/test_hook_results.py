@@ -26,7 +26,9 @@ def vector(*values: float) -> Tensor:
 
 
 def losses(lp: Tensor, layout: TokenLayout = LAYOUT, **algo: Any) -> tuple[Tensor, dict[str, float]]:
-    inputs = TokenInputs(old=vector(-1, NAN, -1, -2), gen=vector(-1, NAN, -3, -1), advantages=vector(1, NAN, 1, -2))
+    inputs = TokenInputs(
+        old_logprobs=vector(-1, NAN, -1, -2), rollout_logprobs=vector(-1, NAN, -3, -1), advantages=vector(1, NAN, 1, -2)
+    )
     found, sums = token_losses(AlgoConfig(**algo), lp=lp, entropy=None, inputs=inputs, layout=layout)
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
@@ -48,7 +50,7 @@ def own_advantages(name: str) -> Tensor:
         response_lens_S=torch.tensor([3, 1]),
         max_response_len=4,
         layout=LAYOUT,
-        gen_T=vector(0, 0, 0, 0),
+        rollout_logprobs_T=vector(0, 0, 0, 0),
     )
     return advantages_of_rollout(AlgoConfig(custom_advantage_function_path=f"{HERE}:{name}"), rollout)
 
@@ -56,7 +58,7 @@ def own_advantages(name: str) -> Tensor:
 def own_average(name: str) -> Tensor:
     step = StepSamples(
         num_trainable=torch.tensor([2, 1]),
-        execution_ids=torch.tensor([0, 1]),
+        trajectory_ids=torch.tensor([0, 1]),
         group_ids=torch.tensor([7, 7]),
         rewards=vector(1, 0),
         max_response_len=8,
@@ -64,7 +66,7 @@ def own_average(name: str) -> Tensor:
     return custom_weights(f"{HERE}:{name}", step)
 
 
-def last_look(name: str) -> Any:
+def apply_user_postprocess(name: str) -> Any:
     batch = TrainBatch(
         tokens=np.zeros(4, dtype=np.int32),
         loss_mask=np.array([0, 1, 0, 1], dtype=np.uint8),
@@ -74,10 +76,15 @@ def last_look(name: str) -> Any:
         prompt_lens=np.ones(2, dtype=np.int32),
         rewards=np.array([1, 0], dtype=np.float32),
         group_ids=np.array([3, 3]),
-        execution_ids=np.arange(2),
+        trajectory_ids=np.arange(2),
         version=0,
     )
-    columns = {"old": None, "gen": torch.zeros(4), "ref": None, "advantages": torch.ones(4)}
+    columns = {
+        "old_logprobs": None,
+        "rollout_logprobs": torch.zeros(4),
+        "ref_logprobs": None,
+        "advantages": torch.ones(4),
+    }
     return postprocess(f"{HERE}:{name}", columns, batch=batch, rows=np.array([1, 3]))
 
 
@@ -180,4 +187,4 @@ def test_an_average() -> None:
 )
 def test_a_last_look(name: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
-        last_look(name)
+        apply_user_postprocess(name)

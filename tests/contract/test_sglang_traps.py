@@ -13,7 +13,7 @@ from rlscale.config.passthrough.sglang_args import RECORDED, known_arguments
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams, WeightGroup
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.torch_groups import open_store
 from rlscale.weights.transports.gloo_packed import ProcessGroupChannel
 from tests.contract.conftest import SGLANG_ARGUMENTS, Target, describe_installed, sglang_launch
@@ -117,7 +117,7 @@ async def test_an_update_that_could_not_flush_the_cache_is_an_error(
 def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -> None:
     channel = ProcessGroupChannel(
         make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
-        team=Team(rank=0),
+        team=SenderGroup(rank=0),
         bucket_bytes=2**20,
         backend="gloo",
         timeout_s=TIMEOUT_S,

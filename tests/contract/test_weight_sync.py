@@ -14,7 +14,7 @@ from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, Generation, SamplingParams
 from rlscale.weights.factory import ChannelSpec, make_channel
 from rlscale.weights.safetensors_folder import map_file
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import EngineChannel
 from rlscale.weights.transports.disk import DiskChannel
 from tests.contract.conftest import Target, open_embedded
@@ -148,7 +148,7 @@ def push_another_than_announced(address: EngineAddress, state: dict[str, torch.T
 
     channel = DiskChannel(
         make_engine=lambda a: Tampering(a, timeout_s=TIMEOUT_S),
-        team=Team(rank=0),
+        team=SenderGroup(rank=0),
         folder=folder / "tampered",
         bucket_bytes=50_000,
         timeout_s=TIMEOUT_S,

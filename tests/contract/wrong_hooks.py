@@ -90,7 +90,7 @@ def weights_kept(tokens: TokenColumns) -> Any:
 
 
 def advantages_with_metrics(rollout: RolloutColumns) -> Any:
-    return rollout.tokens.gen, {}
+    return rollout.tokens.rollout_logprobs, {}
 
 
 def advantages_of_nan(rollout: RolloutColumns) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.ragged import TokenLayout
-from rlscale.algo.reduce import tokens_per_execution
+from rlscale.algo.reduce import tokens_per_trajectory
 from rlscale.config import AdvantageEstimator, AlgoConfig
 from rlscale.training.loss.token_loss import TokenInputs, reduction, token_losses
 from rlscale.types import StepPlan
@@ -37,7 +37,9 @@ def test_by_hand() -> None:
         lp=vector(*map(log, policy)),
         entropy=None,
         inputs=TokenInputs(
-            old=vector(*map(log, proximal)), gen=vector(*map(log, behaviour)), advantages=vector(1, 1, 1, -1)
+            old_logprobs=vector(*map(log, proximal)),
+            rollout_logprobs=vector(*map(log, behaviour)),
+            advantages=vector(1, 1, 1, -1),
         ),
         layout=one_sample(4),
     )
@@ -51,7 +53,7 @@ def test_by_hand() -> None:
 def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
     # The policy did not move since the rollout's training began, so nothing is clipped, however stale the token is.
     lp = vector(log(0.9)).requires_grad_()
-    inputs = TokenInputs(old=vector(log(0.9)), gen=vector(log(0.3)), advantages=vector(1.0))
+    inputs = TokenInputs(old_logprobs=vector(log(0.9)), rollout_logprobs=vector(log(0.3)), advantages=vector(1.0))
     decoupled, sums = token_losses(
         AlgoConfig(decoupled_loss=True), lp=lp, entropy=None, inputs=inputs, layout=one_sample(1)
     )
@@ -60,7 +62,9 @@ def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
     assert float(sums["pg_clipfrac"][0]) == 0.0
     # PPO around the behaviour policy clips the ratio 3 and gives this token no gradient at all.
     lp.grad = None
-    stale = TokenInputs(old=inputs.gen, gen=inputs.gen, advantages=inputs.advantages)
+    stale = TokenInputs(
+        old_logprobs=inputs.rollout_logprobs, rollout_logprobs=inputs.rollout_logprobs, advantages=inputs.advantages
+    )
     plain, _ = token_losses(AlgoConfig(), lp=lp, entropy=None, inputs=stale, layout=one_sample(1))
     plain.sum().backward()
     assert lp.grad.tolist() == [0.0]
@@ -69,7 +73,7 @@ def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
 def test_one_optimiser_step_needs_no_extra_logprobs() -> None:
     # old None is the policy itself: the loss is -w A at ratio 1, with the gradient of the policy alone.
     lp = vector(log(0.5), log(0.2)).requires_grad_()
-    inputs = TokenInputs(gen=vector(log(0.25), log(0.4)), advantages=vector(1.0, -2.0))
+    inputs = TokenInputs(rollout_logprobs=vector(log(0.25), log(0.4)), advantages=vector(1.0, -2.0))
     losses, _ = token_losses(AlgoConfig(decoupled_loss=True), lp=lp, entropy=None, inputs=inputs, layout=one_sample(2))
     losses.sum().backward()
     torch.testing.assert_close(losses.detach(), vector(-2.0, 1.0))
@@ -79,7 +83,7 @@ def test_one_optimiser_step_needs_no_extra_logprobs() -> None:
 
 def test_fresh_tokens_of_an_exact_engine_are_plain_ppo() -> None:
     lp, old, advantages = vector(-1.0, -0.3), vector(-1.2, -0.4), vector(1.0, -1.0)
-    inputs = TokenInputs(old=old, gen=old, advantages=advantages)
+    inputs = TokenInputs(old_logprobs=old, rollout_logprobs=old, advantages=advantages)
     decoupled, _ = token_losses(
         AlgoConfig(decoupled_loss=True), lp=lp, entropy=None, inputs=inputs, layout=one_sample(2)
     )
@@ -90,7 +94,7 @@ def test_fresh_tokens_of_an_exact_engine_are_plain_ppo() -> None:
 def test_weights_carry_no_gradient_stay_finite_and_ignore_masked_tokens() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True, True, False]), lengths_S=torch.tensor([3]))
     old = torch.tensor([500.0, -500.0, float("nan")], requires_grad=True)
-    weights, _ = decoupled_weights(old, gen_T=torch.zeros(3), layout=layout, high=5.0)
+    weights, _ = decoupled_weights(old, rollout_logprobs_T=torch.zeros(3), layout=layout, high=5.0)
     assert not weights.requires_grad
     assert weights.tolist() == [5.0, pytest.approx(math.exp(-20)), 0.0]
 
@@ -104,8 +108,8 @@ def slow_loss(lengths: list[int], columns: dict[str, list[float]], mask: list[bo
         for t in range(start, start + length):
             if not mask[t]:
                 continue
-            weight = min(math.exp(columns["old"][t] - columns["gen"][t]), high)
-            ratio, advantage = math.exp(columns["lp"][t] - columns["old"][t]), columns["advantages"][t]
+            weight = min(math.exp(columns["old_logprobs"][t] - columns["rollout_logprobs"][t]), high)
+            ratio, advantage = math.exp(columns["lp"][t] - columns["old_logprobs"][t]), columns["advantages"][t]
             clipped = min(max(ratio, 0.8), 1.2)
             terms.append(-weight * min(ratio * advantage, clipped * advantage))
         if terms:
@@ -127,22 +131,29 @@ def test_any_cut_into_microbatches_gives_the_loop_over_tokens(
     total = sum(lengths)
     columns = {
         name: torch.randn(total, generator=generator, dtype=torch.float64) * scale - shift
-        for name, scale, shift in (("lp", 0.3, 2.0), ("old", 0.3, 2.0), ("gen", 1.5, 2.0), ("advantages", 1.0, 0.0))
+        for name, scale, shift in (
+            ("lp", 0.3, 2.0),
+            ("old_logprobs", 0.3, 2.0),
+            ("rollout_logprobs", 1.5, 2.0),
+            ("advantages", 1.0, 0.0),
+        )
     }
     mask = torch.rand(total, generator=generator) >= masked
     order = data.draw(st.permutations(range(len(lengths))))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(lengths)))))
     parts = [order[a:b] for a, b in zip([0, *cuts], [*cuts, len(lengths)], strict=True) if a < b]
     counts = TokenLayout.from_lengths(mask, lengths_S=torch.tensor(lengths)).counts_per_sample()
-    denominators = tokens_per_execution(counts, execution_ids_S=torch.arange(len(lengths)))
-    plan = StepPlan(microbatches=((),), num_executions=int((counts > 0).sum()), num_tokens=int(counts.sum()))
+    denominators = tokens_per_trajectory(counts, trajectory_ids_S=torch.arange(len(lengths)))
+    plan = StepPlan(microbatches=((),), num_trajectories=int((counts > 0).sum()), num_tokens=int(counts.sum()))
     algo = AlgoConfig(advantage_estimator=AdvantageEstimator.grpo, decoupled_loss=True, decoupled_weight_max=3.0)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     loss = 0.0
     for part in parts:
         rows = torch.cat([torch.arange(starts[i], starts[i] + lengths[i]) for i in part])
         layout = TokenLayout.from_lengths(mask[rows], lengths_S=torch.tensor([lengths[i] for i in part]))
-        inputs = TokenInputs(**{name: columns[name][rows] for name in ("old", "gen", "advantages")})
+        inputs = TokenInputs(
+            **{name: columns[name][rows] for name in ("old_logprobs", "rollout_logprobs", "advantages")}
+        )
         losses, _ = token_losses(algo, lp=columns["lp"][rows], entropy=None, inputs=inputs, layout=layout)
         reduce = reduction(algo, plan=plan, layout=layout, denominators_S=denominators[list(part)])
         loss += float(reduce(losses))

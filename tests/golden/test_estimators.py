@@ -216,7 +216,7 @@ def test_value_loss_by_hand() -> None:
     values = vector(1.5, 3.0, 1.1, NAN).requires_grad_()
     loss, sums = value_loss(
         values,
-        old_T=vector(1, 1, 1, NAN),
+        old_logprobs_T=vector(1, 1, 1, NAN),
         returns_T=vector(2, 2, 1, NAN),
         layout=layout_of([1, 1, 1, 0], [4]),
         clip=0.2,
@@ -229,7 +229,9 @@ def test_value_loss_by_hand() -> None:
 
 
 def test_value_loss_without_a_clip_is_the_squared_error() -> None:
-    loss, _ = value_loss(vector(5.0), old_T=vector(0.0), returns_T=vector(2.0), layout=layout_of([1], [1]), clip=None)
+    loss, _ = value_loss(
+        vector(5.0), old_logprobs_T=vector(0.0), returns_T=vector(2.0), layout=layout_of([1], [1]), clip=None
+    )
     assert loss.tolist() == [9.0]
 
 
@@ -238,7 +240,9 @@ def test_value_gradient_equals_finite_differences() -> None:
     layout = layout_of([1, 1, 0, 1], [2, 2])
 
     def loss(x: Tensor) -> Tensor:
-        return value_loss(x, old_T=vector(1, 1, 1, 1), returns_T=vector(2, 2, 1, 3), layout=layout, clip=0.2)[0]
+        return value_loss(x, old_logprobs_T=vector(1, 1, 1, 1), returns_T=vector(2, 2, 1, 3), layout=layout, clip=0.2)[
+            0
+        ]
 
     assert torch.autograd.gradcheck(loss, (values,))
 
@@ -247,6 +251,6 @@ def test_mean_per_length_by_hand() -> None:
     # (1 + 3 + 10 + 20) / (2 executions * 17 tokens)
     values = torch.tensor([1.0, NAN, 3.0, 10.0, 20.0])
     layout = layout_of([1, 0, 1, 1, 1], [3, 0, 2])
-    assert float(mean_per_length(values, layout=layout, num_executions=2, length=17)) == 1.0
+    assert float(mean_per_length(values, layout=layout, num_trajectories=2, length=17)) == 1.0
     with pytest.raises(ValueError, match="length must be above 0, got 0"):
-        mean_per_length(values, layout=layout, num_executions=2, length=0)
+        mean_per_length(values, layout=layout, num_trajectories=2, length=0)

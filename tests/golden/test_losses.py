@@ -40,7 +40,7 @@ def one_sample(num_tokens: int) -> TokenLayout:
 def test_clipped_token(ratio: float, advantage: float, expected: float) -> None:
     loss, _ = clipped_policy_loss(
         vector(log(ratio) - 1.0),
-        old_T=vector(-1.0),
+        old_logprobs_T=vector(-1.0),
         advantages_T=vector(advantage),
         layout=one_sample(1),
         clip=ClipRange(low=0.2, high=0.3, dual=3.0),
@@ -53,7 +53,7 @@ def test_metrics_of_the_clipped_loss() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True, True, True, False]), lengths_S=torch.tensor([4]))
     _, sums = clipped_policy_loss(
         vector(log(1.5), log(1.1), log(9.0), 55.0),
-        old_T=torch.zeros(4).double(),
+        old_logprobs_T=torch.zeros(4).double(),
         advantages_T=vector(1.0, 1.0, -1.0, 1.0),
         layout=layout,
         clip=ClipRange(low=0.2, dual=3.0),
@@ -70,7 +70,7 @@ def test_gspo_has_one_ratio_per_response() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([3, 1]))
     loss, sums = gspo_policy_loss(
         vector(0.2, 9.0, 0.4, -0.1),
-        old_T=torch.zeros(4).double(),
+        old_logprobs_T=torch.zeros(4).double(),
         advantages_T=vector(-1.0, -1.0, -1.0, 2.0),
         layout=layout,
         clip=ClipRange(low=0.2),
@@ -83,7 +83,11 @@ def test_gspo_gradient_flows_through_the_mean() -> None:
     # L = -A exp(mean) at both tokens, so d(sum L) / d lp_t = 2 * (-A exp(mean)) / 2.
     lp = vector(0.1, -0.3).requires_grad_()
     loss, _ = gspo_policy_loss(
-        lp, old_T=torch.zeros(2).double(), advantages_T=vector(1.0, 1.0), layout=one_sample(2), clip=ClipRange(low=0.5)
+        lp,
+        old_logprobs_T=torch.zeros(2).double(),
+        advantages_T=vector(1.0, 1.0),
+        layout=one_sample(2),
+        clip=ClipRange(low=0.5),
     )
     loss.sum().backward()
     assert lp.grad is not None
@@ -95,7 +99,7 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     lp = vector(-1.0, -2.0).requires_grad_()
     loss, sums = cispo_policy_loss(
         lp,
-        old_T=vector(-1.0 - log(3.0), -2.0 - log(0.5)),
+        old_logprobs_T=vector(-1.0 - log(3.0), -2.0 - log(0.5)),
         advantages_T=vector(2.0, -1.0),
         layout=one_sample(2),
         clip=ClipRange(low=1.0, high=0.28),
@@ -111,7 +115,7 @@ def test_cispo_refuses_the_dual_clip() -> None:
     with pytest.raises(ValueError, match=r"clip\.dual must be None for cispo"):
         cispo_policy_loss(
             vector(0.0),
-            old_T=vector(0.0),
+            old_logprobs_T=vector(0.0),
             advantages_T=vector(0.0),
             layout=one_sample(1),
             clip=ClipRange(low=1, dual=3),
@@ -128,7 +132,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
     lp = vector(-0.1, -2.0, -0.7).requires_grad_()
     advantages = vector(1.0, 1.0, 1.0)
     loss, sums = POLICY_LOSSES[name](
-        lp, old_T=lp.detach(), advantages_T=advantages, layout=one_sample(3), clip=ClipRange(low=0.2)
+        lp, old_logprobs_T=lp.detach(), advantages_T=advantages, layout=one_sample(3), clip=ClipRange(low=0.2)
     )
     loss.sum().backward()
     assert lp.grad is not None
@@ -141,7 +145,7 @@ def test_a_ratio_beyond_float32_stays_finite(name: str) -> None:
     lp = torch.tensor([0.0, -200.0], requires_grad=True)
     loss, _ = POLICY_LOSSES[name](
         lp,
-        old_T=torch.tensor([-200.0, 0.0]),
+        old_logprobs_T=torch.tensor([-200.0, 0.0]),
         advantages_T=torch.tensor([0.0, -1.0]),
         layout=one_sample(2),
         clip=ClipRange(low=0.2),

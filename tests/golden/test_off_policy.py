@@ -25,7 +25,9 @@ def vector(*values: float) -> Tensor:
 
 def weigh(correction: Correction) -> tuple[Tensor, dict[str, tuple[float, float]]]:
     old = vector(*(log(r) if r == r else NAN for r in RATIOS))
-    weights, sums = importance_weights(old, gen_T=torch.zeros(6).double(), layout=LAYOUT, correction=correction)
+    weights, sums = importance_weights(
+        old, rollout_logprobs_T=torch.zeros(6).double(), layout=LAYOUT, correction=correction
+    )
     return weights, {name: (float(total), float(count)) for name, (total, count) in sums.items()}
 
 
@@ -120,7 +122,10 @@ def test_log_ratios_are_clamped_and_carry_no_gradient(level: str) -> None:
     old = torch.tensor([500.0, -500.0], requires_grad=True)
     layout = TokenLayout.from_lengths(torch.ones(2, dtype=torch.bool), lengths_S=torch.tensor([1, 1]))
     weights, _ = importance_weights(
-        old, gen_T=torch.zeros(2), layout=layout, correction=Correction(band=Band(level=level, low=0.0, high=1e30))
+        old,
+        rollout_logprobs_T=torch.zeros(2),
+        layout=layout,
+        correction=Correction(band=Band(level=level, low=0.0, high=1e30)),
     )
     assert not weights.requires_grad
     assert weights.tolist() == [pytest.approx(exp(20)), pytest.approx(exp(-20))]

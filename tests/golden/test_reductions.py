@@ -9,7 +9,7 @@ from torch import Tensor
 from rlscale.algo.corrections import logprob_difference, truncated_importance_weights
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
 from rlscale.algo.ragged import TokenLayout
-from rlscale.algo.reduce import mean_per_execution, mean_per_token, tokens_per_execution
+from rlscale.algo.reduce import mean_per_token, mean_per_trajectory, tokens_per_trajectory
 
 # Three samples of 3, 0 and 2 tokens; the second token is masked.
 LAYOUT = TokenLayout.from_lengths(torch.tensor([True, False, True, True, True]), lengths_S=torch.tensor([3, 0, 2]))
@@ -25,17 +25,17 @@ def test_sums_of_the_layout() -> None:
 
 def test_mean_per_execution() -> None:
     # (1 + 3) / 2 and (10 + 20) / 2 over the two executions that have a token.
-    denominators = tokens_per_execution(LAYOUT.counts_per_sample(), execution_ids_S=torch.tensor([0, 1, 2]))
+    denominators = tokens_per_trajectory(LAYOUT.counts_per_sample(), trajectory_ids_S=torch.tensor([0, 1, 2]))
     assert denominators.tolist() == [2, 1, 2]
-    mean = mean_per_execution(VALUES, layout=LAYOUT, denominators_S=denominators, num_executions=2)
+    mean = mean_per_trajectory(VALUES, layout=LAYOUT, denominators_S=denominators, num_trajectories=2)
     assert float(mean) == 8.5
 
 
 def test_samples_of_one_execution_count_once() -> None:
     # All three samples are one execution: 34 over its 4 tokens.
-    denominators = tokens_per_execution(LAYOUT.counts_per_sample(), execution_ids_S=torch.tensor([5, 5, 5]))
+    denominators = tokens_per_trajectory(LAYOUT.counts_per_sample(), trajectory_ids_S=torch.tensor([5, 5, 5]))
     assert denominators.tolist() == [4, 4, 4]
-    assert float(mean_per_execution(VALUES, layout=LAYOUT, denominators_S=denominators, num_executions=1)) == 8.5
+    assert float(mean_per_trajectory(VALUES, layout=LAYOUT, denominators_S=denominators, num_trajectories=1)) == 8.5
 
 
 def test_mean_per_token() -> None:
@@ -55,7 +55,9 @@ def test_tis() -> None:
     # Ratios 0.5, 1.5, 4 and a masked one; held in [0.6, 2].
     layout = TokenLayout.from_lengths(torch.tensor([True, True, True, False]), lengths_S=torch.tensor([4]))
     old = torch.tensor([log(0.5), log(1.5), log(4.0), float("nan")])
-    weights, sums = truncated_importance_weights(old, gen_T=torch.zeros(4), layout=layout, low=0.6, high=2.0)
+    weights, sums = truncated_importance_weights(
+        old, rollout_logprobs_T=torch.zeros(4), layout=layout, low=0.6, high=2.0
+    )
     torch.testing.assert_close(weights, torch.tensor([0.6, 1.5, 2.0, 0.0]))
     assert float(sums["tis_mean"][0]) == pytest.approx(6.0)
     assert tuple(map(float, sums["tis_clipfrac"])) == (2.0, 3.0)
@@ -64,7 +66,9 @@ def test_tis() -> None:
 def test_tis_weights_carry_no_gradient_and_never_overflow() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True]), lengths_S=torch.tensor([1]))
     old = torch.tensor([500.0], requires_grad=True)
-    weights, sums = truncated_importance_weights(old, gen_T=torch.zeros(1), layout=layout, low=0.0, high=2.0)
+    weights, sums = truncated_importance_weights(
+        old, rollout_logprobs_T=torch.zeros(1), layout=layout, low=0.0, high=2.0
+    )
     assert weights.tolist() == [2.0] and not weights.requires_grad
     assert float(sums["tis_mean"][0]) == pytest.approx(exp(20), rel=1e-5)
 
@@ -73,7 +77,7 @@ def test_logprob_difference() -> None:
     # r = gen - old = 0.1 and -0.2: k3 = e^-0.1 - 1 + 0.1 = 0.0048374 and e^0.2 - 1 - 0.2 = 0.0214028.
     old = torch.tensor([-1.0, -1.0, 0.0], dtype=torch.float64)
     gen = torch.tensor([-0.9, -1.2, float("-inf")], dtype=torch.float64)
-    health = logprob_difference(old, gen_T=gen, mask_T=torch.tensor([True, True, False]))
+    health = logprob_difference(old, rollout_logprobs_T=gen, mask_T=torch.tensor([True, True, False]))
     means = {name: float(total / count) for name, (total, count) in health.sums.items()}
     assert means == pytest.approx({"mean": 0.15, "k1": -0.05, "k3": (0.0048374 + 0.0214028) / 2}, rel=1e-4)
     assert float(health.max_abs) == pytest.approx(0.2)
@@ -81,7 +85,7 @@ def test_logprob_difference() -> None:
 
 def test_logprob_difference_without_tokens() -> None:
     empty = torch.zeros(0)
-    health = logprob_difference(empty, gen_T=empty, mask_T=torch.zeros(0, dtype=torch.bool))
+    health = logprob_difference(empty, rollout_logprobs_T=empty, mask_T=torch.zeros(0, dtype=torch.bool))
     assert float(health.max_abs) == 0.0 and float(health.sums["mean"][1]) == 0.0
 
 

@@ -12,7 +12,7 @@ from rlscale.algo.advantages import AdvantageInputs, group_relative
 from rlscale.algo.kl import KL_ESTIMATORS, kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.algo.reduce import mean_per_execution, mean_per_token, tokens_per_execution
+from rlscale.algo.reduce import mean_per_token, mean_per_trajectory, tokens_per_trajectory
 from rlscale.algo.whitening import apply_whitening, centred_square_sum, masked_sum, whiten
 
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
@@ -28,7 +28,7 @@ class Rollout:
     lp: Tensor  # [T]
     old: Tensor  # [T]
     advantages: Tensor  # [T]
-    execution_ids: Tensor  # [S]
+    trajectory_ids: Tensor  # [S]
 
     @property
     def layout(self) -> TokenLayout:
@@ -48,7 +48,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         lp=old + 0.4 * torch.randn(total, generator=generator, dtype=torch.float64),
         old=old,
         advantages=torch.randn(total, generator=generator, dtype=torch.float64),
-        execution_ids=torch.tensor(executions),
+        trajectory_ids=torch.tensor(executions),
     )
 
 
@@ -57,8 +57,8 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor, Sums]:
     """The loss of the rollout, its gradient and its metrics, computed in micro-batches of the samples in `parts`."""
     counts = rollout.layout.counts_per_sample()
-    denominators = tokens_per_execution(counts, execution_ids_S=rollout.execution_ids)
-    num_executions = len(rollout.execution_ids[counts > 0].unique())
+    denominators = tokens_per_trajectory(counts, trajectory_ids_S=rollout.trajectory_ids)
+    num_trajectories = len(rollout.trajectory_ids[counts > 0].unique())
     starts = torch.tensor([0, *rollout.lengths]).cumsum(0)
     lp = rollout.lp.clone().requires_grad_()
     total, sums = torch.zeros((), dtype=torch.float64), Sums()
@@ -68,13 +68,13 @@ def loss_and_gradient(
             rollout.mask[rows], lengths_S=torch.tensor([rollout.lengths[i] for i in part])
         )
         loss, part_sums = POLICY_LOSSES[name](
-            lp[rows], old_T=rollout.old[rows], advantages_T=rollout.advantages[rows], layout=layout, clip=CLIP
+            lp[rows], old_logprobs_T=rollout.old[rows], advantages_T=rollout.advantages[rows], layout=layout, clip=CLIP
         )
         if per_token:
             share = mean_per_token(loss, layout=layout, num_tokens=int(counts.sum()))
         else:
-            share = mean_per_execution(
-                loss, layout=layout, denominators_S=denominators[part], num_executions=num_executions
+            share = mean_per_trajectory(
+                loss, layout=layout, denominators_S=denominators[part], num_trajectories=num_trajectories
             )
         share.backward()
         total = total + share.detach()
@@ -138,7 +138,7 @@ def test_gradient_equals_finite_differences(name: str, rollout: Rollout) -> None
 
 
 def _with_lp(rollout: Rollout, lp: Tensor) -> Rollout:
-    return Rollout(rollout.lengths, rollout.mask, lp, rollout.old, rollout.advantages, rollout.execution_ids)
+    return Rollout(rollout.lengths, rollout.mask, lp, rollout.old, rollout.advantages, rollout.trajectory_ids)
 
 
 @pytest.mark.parametrize("kind", KL_ESTIMATORS)
@@ -147,7 +147,7 @@ def test_kl_gradient_equals_finite_differences(kind: str, unbiased: bool) -> Non
     lp = torch.tensor([-3.0, -0.5, -1.2, -0.1], dtype=torch.float64, requires_grad=True)
     ref = torch.tensor([-2.0, -0.6, -4.0, -0.1], dtype=torch.float64)
     old = lp.detach() + 0.3 if unbiased else None
-    assert torch.autograd.gradcheck(lambda x: kl_estimate(x, ref_T=ref, kind=kind, old_T=old), (lp,))
+    assert torch.autograd.gradcheck(lambda x: kl_estimate(x, ref_logprobs_T=ref, kind=kind, old_logprobs_T=old), (lp,))
 
 
 def test_sft_gradient_equals_finite_differences() -> None:

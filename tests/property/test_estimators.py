@@ -11,7 +11,7 @@ from torch import Tensor
 from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, distill
 from rlscale.algo.losses import value_loss
 from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.algo.reduce import mean_per_execution, tokens_per_execution
+from rlscale.algo.reduce import mean_per_trajectory, tokens_per_trajectory
 from rlscale.algo.whitening import whiten
 
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
@@ -145,16 +145,18 @@ def value_loss_of(
     layout, (returns, old) = inputs.layout, columns(inputs)
     counts = layout.counts_per_sample()
     executions = torch.arange(layout.num_samples)
-    denominators = tokens_per_execution(counts, execution_ids_S=executions)
+    denominators = tokens_per_trajectory(counts, trajectory_ids_S=executions)
     values = values.clone().requires_grad_()
     total, sums = torch.zeros((), dtype=torch.float64), Sums()
     for part in parts:
         rows = torch.cat([(layout.sample_ids_T == i).nonzero().squeeze(1) for i in part])
         lengths = torch.tensor([int((layout.sample_ids_T == i).sum()) for i in part])
         cut = TokenLayout.from_lengths(layout.mask_T[rows], lengths_S=lengths)
-        losses, part_sums = value_loss(values[rows], old_T=old[rows], returns_T=returns[rows], layout=cut, clip=clip)
+        losses, part_sums = value_loss(
+            values[rows], old_logprobs_T=old[rows], returns_T=returns[rows], layout=cut, clip=clip
+        )
         num = int((counts > 0).sum())
-        share = mean_per_execution(losses, layout=cut, denominators_S=denominators[part], num_executions=num)
+        share = mean_per_trajectory(losses, layout=cut, denominators_S=denominators[part], num_trajectories=num)
         share.backward()
         total = total + share.detach()
         for key, pair in part_sums.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.algo.reduce import tokens_per_execution
+from rlscale.algo.reduce import tokens_per_trajectory
 from rlscale.config import AlgoConfig, MisConfig
 from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
 from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, token_losses
@@ -58,7 +58,7 @@ class Rollout:
     columns: dict[str, Tensor]  # [T] each
     rewards: Tensor  # [S]
     group_ids: Tensor  # [S]
-    execution_ids: Tensor  # [S]
+    trajectory_ids: Tensor  # [S]
 
     @property
     def layout(self) -> TokenLayout:
@@ -81,11 +81,16 @@ def make_rollout(lengths: list[int], *, seed: int, trainable: float, moved: floa
     return Rollout(
         lengths=lengths,
         mask=torch.rand(total, generator=generator) < trainable,
-        columns={"lp": old + moved * step, "old": old, "gen": old + noise(0.5), "ref": old + noise(0.5)}
+        columns={
+            "lp": old + moved * step,
+            "old_logprobs": old,
+            "rollout_logprobs": old + noise(0.5),
+            "ref_logprobs": old + noise(0.5),
+        }
         | {"entropy": noise(1.0).abs(), "values": noise(1.0), "teacher": old + noise(0.5)},
         rewards=torch.rand(len(lengths), generator=generator, dtype=torch.float64),
         group_ids=torch.randint(0, 3, (len(lengths),), generator=generator),
-        execution_ids=torch.randint(0, len(lengths), (len(lengths),), generator=generator),
+        trajectory_ids=torch.randint(0, len(lengths), (len(lengths),), generator=generator),
     )
 
 
@@ -107,9 +112,9 @@ def advantages(algo: AlgoConfig, rollout: Rollout) -> Tensor:
         response_lens_S=torch.tensor(rollout.lengths),
         max_response_len=MAX_RESPONSE_LEN,
         layout=rollout.layout,
-        gen_T=rollout.columns["gen"],
-        old_T=rollout.columns["old"],
-        ref_T=rollout.columns["ref"],
+        rollout_logprobs_T=rollout.columns["rollout_logprobs"],
+        old_logprobs_T=rollout.columns["old_logprobs"],
+        ref_logprobs_T=rollout.columns["ref_logprobs"],
         teacher_T=rollout.columns["teacher"],
         values_T=rollout.columns["values"],
     )
@@ -125,14 +130,16 @@ def share_of(
     """
     algo = AlgoConfig(**ALGORITHMS[name])
     counts = rollout.layout.counts_per_sample()
-    denominators = tokens_per_execution(counts, execution_ids_S=rollout.execution_ids)
-    num_executions = len(rollout.execution_ids[counts > 0].unique())
-    plan = StepPlan(microbatches=((),), num_executions=num_executions, num_tokens=int(counts.sum()))
+    denominators = tokens_per_trajectory(counts, trajectory_ids_S=rollout.trajectory_ids)
+    num_trajectories = len(rollout.trajectory_ids[counts > 0].unique())
+    plan = StepPlan(microbatches=((),), num_trajectories=num_trajectories, num_tokens=int(counts.sum()))
     rows, columns = rollout.rows(part), rollout.columns | {"advantages": advantages_T}
     layout = TokenLayout.from_lengths(
         rollout.mask[rows], lengths_S=torch.tensor([rollout.lengths[i] for i in part], dtype=torch.int64)
     )
-    inputs = TokenInputs(**{key: columns[key][rows] for key in ("old", "gen", "ref", "advantages")})
+    inputs = TokenInputs(
+        **{key: columns[key][rows] for key in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages")}
+    )
     losses, sums = token_losses(
         algo, lp=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout, custom={"scale": 0.5}
     )
@@ -142,7 +149,7 @@ def share_of(
             algo.custom_reducer_function_path,
             StepSamples(
                 num_trainable=counts,
-                execution_ids=rollout.execution_ids,
+                trajectory_ids=rollout.trajectory_ids,
                 group_ids=rollout.group_ids,
                 rewards=rollout.rewards,
                 max_response_len=MAX_RESPONSE_LEN,
@@ -237,7 +244,7 @@ def test_the_order_of_samples_does_not_change_advantages(name: str, rollout: Rol
         columns={key: column[rows] for key, column in rollout.columns.items()},
         rewards=rollout.rewards[order],
         group_ids=rollout.group_ids[order],
-        execution_ids=rollout.execution_ids[order],
+        trajectory_ids=rollout.trajectory_ids[order],
     )
     torch.testing.assert_close(advantages(algo, moved), advantages(algo, rollout)[rows], rtol=1e-9, atol=1e-9)
 

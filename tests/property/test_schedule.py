@@ -25,7 +25,7 @@ def batch_of(lengths: list[int], executions: list[int], seed: int) -> TrainBatch
         prompt_lens=np.ones(num_samples, np.int32),
         rewards=np.zeros(num_samples, np.float32),
         group_ids=np.arange(num_samples),
-        execution_ids=np.asarray(executions, np.int64),
+        trajectory_ids=np.asarray(executions, np.int64),
         version=0,
     )
 
@@ -75,7 +75,7 @@ def test_schedule(
         trainable = {
             i // fan_out for i in step.sample_indices if batch.loss_mask[batch.offsets[i] : batch.offsets[i + 1]].any()
         }
-        assert step.num_executions == len(trainable)
+        assert step.num_trajectories == len(trainable)
         assert len({len(rank) for rank in step.microbatches}) == 1
         for micro in (micro for rank in step.microbatches for micro in rank):
             assert len(micro) <= (len(micro) if is_dynamic else limit)

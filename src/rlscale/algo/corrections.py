@@ -14,7 +14,7 @@ from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_vecto
 
 
 def truncated_importance_weights(
-    old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout, low: float, high: float
+    old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, layout: TokenLayout, low: float, high: float
 ) -> tuple[Tensor, Sums]:
     """Factors that correct the policy loss for tokens drawn by the engine's policy (TIS).
 
@@ -23,8 +23,8 @@ def truncated_importance_weights(
     Training" (2025). The weights multiply the loss only; denominators stay.
 
     Args:
-        old_T: logprobs by the trainer of the policy that is being improved. [T]
-        gen_T: logprobs the engine reported. [T]
+        old_logprobs_T: logprobs by the trainer of the policy that is being improved. [T]
+        rollout_logprobs_T: logprobs the engine reported. [T]
         layout: samples and trainable tokens.
         low: smallest weight.
         high: largest weight.
@@ -32,10 +32,14 @@ def truncated_importance_weights(
     Returns:
         The weights [T], 0 where not trainable, and the sums of tis_mean (before the clamp) and tis_clipfrac.
     """
-    check_vectors(mask_T=layout.mask_T, old_T=old_T, gen_T=gen_T)
+    check_vectors(mask_T=layout.mask_T, old_logprobs_T=old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T)
     if not 0 <= low <= high:
         raise ValueError(f"low and high must satisfy 0 <= low <= high, got {low} and {high}")
-    ratio_T = torch.exp((-_gen_minus_old(old_T, gen_T=gen_T, mask_T=layout.mask_T)).clamp(-MAX_EXPONENT, MAX_EXPONENT))
+    ratio_T = torch.exp(
+        (-_gen_minus_old(old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T, mask_T=layout.mask_T)).clamp(
+            -MAX_EXPONENT, MAX_EXPONENT
+        )
+    )
     weights_T = ratio_T.clamp(low, high)
     sums: Sums = {
         "tis_mean": layout.sum_and_count(ratio_T),
@@ -44,7 +48,9 @@ def truncated_importance_weights(
     return zero_masked(weights_T, mask_T=layout.mask_T), sums
 
 
-def decoupled_weights(old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout, high: float) -> tuple[Tensor, Sums]:
+def decoupled_weights(
+    old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, layout: TokenLayout, high: float
+) -> tuple[Tensor, Sums]:
     """Factors of the decoupled PPO loss: the proximal policy's probability over the behaviour policy's.
 
     w = min(exp(old - gen), high), without gradient. The clipped loss is taken around `old`, the trainer's policy at the
@@ -53,8 +59,8 @@ def decoupled_weights(old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout, high
     only; denominators stay.
 
     Args:
-        old_T: logprobs by the trainer of the policy that is being improved: the proximal policy. [T]
-        gen_T: logprobs the engine reported, whichever weights it had: the behaviour policy. [T]
+        old_logprobs_T: logprobs by the trainer of the policy that is being improved: the proximal policy. [T]
+        rollout_logprobs_T: logprobs the engine reported, whichever weights it had: the behaviour policy. [T]
         layout: samples and trainable tokens.
         high: largest weight.
 
@@ -62,7 +68,9 @@ def decoupled_weights(old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout, high
         The weights [T], 0 where not trainable, and the sums of decoupled_mean (before the bound) and
         decoupled_clipfrac.
     """
-    weights_T, sums = truncated_importance_weights(old_T, gen_T=gen_T, layout=layout, low=0.0, high=high)
+    weights_T, sums = truncated_importance_weights(
+        old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T, layout=layout, low=0.0, high=high
+    )
     return weights_T, {name.replace("tis", "decoupled"): value for name, value in sums.items()}
 
 
@@ -74,30 +82,30 @@ class LogprobDifference:
     max_abs: Tensor  # scalar, 0 without a trainable token
 
 
-def logprob_difference(old_T: Tensor, *, gen_T: Tensor, mask_T: Tensor) -> LogprobDifference:
+def logprob_difference(old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, mask_T: Tensor) -> LogprobDifference:
     """The health of training against inference, from the logprobs both gave to the same tokens.
 
     mean |old - gen|, its maximum, and k1 and k3 of r = gen - old (Schulman 2020). Call it with the mask of the tokens
     of the current weights and again with that of the stale ones: only the first must be small.
 
     Args:
-        old_T: logprobs by the trainer. [T]
-        gen_T: logprobs the engine reported. [T]
+        old_logprobs_T: logprobs by the trainer. [T]
+        rollout_logprobs_T: logprobs the engine reported. [T]
         mask_T: the tokens to compare, bool. [T]
     """
-    check_vectors(mask_T=mask_T, old_T=old_T, gen_T=gen_T)
-    r_T = _gen_minus_old(old_T, gen_T=gen_T, mask_T=mask_T)
+    check_vectors(mask_T=mask_T, old_logprobs_T=old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T)
+    r_T = _gen_minus_old(old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T, mask_T=mask_T)
     zeros_T = torch.zeros_like(r_T)
     count = mask_T.sum().to(r_T.dtype)
     sums: Sums = {
         "mean": (r_T.abs().sum(), count),
-        "k1": (kl_estimate(r_T, ref_T=zeros_T, kind="k1").sum(), count),
-        "k3": (kl_estimate(r_T, ref_T=zeros_T, kind="k3").sum(), count),
+        "k1": (kl_estimate(r_T, ref_logprobs_T=zeros_T, kind="k1").sum(), count),
+        "k3": (kl_estimate(r_T, ref_logprobs_T=zeros_T, kind="k3").sum(), count),
     }
     return LogprobDifference(sums=sums, max_abs=r_T.abs().max() if len(r_T) else r_T.sum())
 
 
-def _gen_minus_old(old_T: Tensor, *, gen_T: Tensor, mask_T: Tensor) -> Tensor:
+def _gen_minus_old(old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, mask_T: Tensor) -> Tensor:
     """gen - old without gradient, in float32 or better, 0 where the mask is off."""
-    old_T = zero_masked(at_least_float32(old_T.detach()), mask_T=mask_T)
-    return zero_masked(gen_T.detach().to(old_T.dtype), mask_T=mask_T) - old_T
+    old_logprobs_T = zero_masked(at_least_float32(old_logprobs_T.detach()), mask_T=mask_T)
+    return zero_masked(rollout_logprobs_T.detach().to(old_logprobs_T.dtype), mask_T=mask_T) - old_logprobs_T

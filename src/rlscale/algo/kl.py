@@ -32,7 +32,7 @@ def _k3(log_ratio_T: Tensor) -> Tensor:
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k3": _k3, "low_var_kl": _k3}
 
 
-def kl_estimate(lp_T: Tensor, *, ref_T: Tensor, kind: str, old_T: Tensor | None = None) -> Tensor:
+def kl_estimate(lp_T: Tensor, *, ref_logprobs_T: Tensor, kind: str, old_logprobs_T: Tensor | None = None) -> Tensor:
     """KL(policy, reference) at each token, for tokens drawn from the policy.
 
     With r = lp - ref: k1 = r, k2 = r^2 / 2, k3 = exp(-r) - 1 + r, and low_var_kl is k3 clamped to [-10, 10]
@@ -41,18 +41,20 @@ def kl_estimate(lp_T: Tensor, *, ref_T: Tensor, kind: str, old_T: Tensor | None 
 
     Args:
         lp_T: logprobs of the policy, usually with gradient. [T]
-        ref_T: logprobs of the reference. [T]
+        ref_logprobs_T: logprobs of the reference. [T]
         kind: a key of `KL_ESTIMATORS`.
-        old_T: logprobs of the policy that drew the tokens; None leaves the importance ratio out. [T]
+        old_logprobs_T: logprobs of the policy that drew the tokens; None leaves the importance ratio out. [T]
 
     Returns:
         The estimate at every token, finite with finite gradients for |r| up to 1e4. [T]
     """
-    check_vectors(lp_T=lp_T, ref_T=ref_T, old_T=lp_T if old_T is None else old_T)
+    check_vectors(
+        lp_T=lp_T, ref_logprobs_T=ref_logprobs_T, old_logprobs_T=lp_T if old_logprobs_T is None else old_logprobs_T
+    )
     if kind not in KL_ESTIMATORS:
         raise ValueError(f"kind must be one of {', '.join(KL_ESTIMATORS)}, got {kind!r}")
     lp_T = at_least_float32(lp_T)
-    kl_T = KL_ESTIMATORS[kind](lp_T - ref_T)
-    if old_T is not None:
-        kl_T = kl_T * torch.exp((lp_T - old_T).clamp(max=MAX_EXPONENT))
+    kl_T = KL_ESTIMATORS[kind](lp_T - ref_logprobs_T)
+    if old_logprobs_T is not None:
+        kl_T = kl_T * torch.exp((lp_T - old_logprobs_T).clamp(max=MAX_EXPONENT))
     return kl_T.clamp(-LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT) if kind == "low_var_kl" else kl_T

@@ -33,7 +33,7 @@ class VocabShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions:
-    """What `head_logprobs` is to compute, and how."""
+    """What `linear_logprobs` is to compute, and how."""
 
     chunk_tokens: int  # tokens whose logits take as much memory as the tile that exists at a time
     temperature: float = 1.0  # that of sampling
@@ -48,7 +48,7 @@ class HeadOptions:
             )
 
 
-def head_logprobs(
+def linear_logprobs(
     hidden_TH: Tensor, weight_VH: Tensor, *, targets_T: Tensor, options: HeadOptions
 ) -> tuple[Tensor, Tensor]:
     """`logprobs_and_entropy` of the logits hidden @ weight.T, of which only a tile of columns exists at a time.

@@ -35,7 +35,7 @@ class ClipRange:
 
 
 def clipped_policy_loss(
-    lp_T: Tensor, *, old_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
+    lp_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
 ) -> tuple[Tensor, Sums]:
     """PPO's clipped surrogate at each token.
 
@@ -45,7 +45,7 @@ def clipped_policy_loss(
 
     Args:
         lp_T: logprobs of the policy, with gradient. [T]
-        old_T: logprobs of the policy that is being improved. [T]
+        old_logprobs_T: logprobs of the policy that is being improved. [T]
         advantages_T: [T]
         layout: samples and trainable tokens.
         clip: the range of the ratio.
@@ -53,25 +53,29 @@ def clipped_policy_loss(
     Returns:
         The loss at each token [T], and the sums of ratio_mean, kl (old to new, k3) and pg_clipfrac.
     """
-    log_ratio_T, advantages_T = _log_ratio(lp_T, old_T=old_T, advantages_T=advantages_T, layout=layout)
+    log_ratio_T, advantages_T = _log_ratio(
+        lp_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T, layout=layout
+    )
     return _clipped(log_ratio_T, log_ratio_T=log_ratio_T, advantages_T=advantages_T, layout=layout, clip=clip)
 
 
 def gspo_policy_loss(
-    lp_T: Tensor, *, old_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
+    lp_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
 ) -> tuple[Tensor, Sums]:
     """The clipped surrogate with one ratio for the whole response (GSPO, arXiv:2507.18071).
 
     ratio = exp(mean of (lp - old) over the response's trainable tokens), the same at each of them; the gradient flows
     through the mean. Under the default reduction this is the paper's loss. Arguments as `clipped_policy_loss`.
     """
-    log_ratio_T, advantages_T = _log_ratio(lp_T, old_T=old_T, advantages_T=advantages_T, layout=layout)
+    log_ratio_T, advantages_T = _log_ratio(
+        lp_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T, layout=layout
+    )
     sequence_T = layout.spread(layout.mean_per_sample(log_ratio_T))
     return _clipped(sequence_T, log_ratio_T=log_ratio_T, advantages_T=advantages_T, layout=layout, clip=clip)
 
 
 def cispo_policy_loss(
-    lp_T: Tensor, *, old_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
+    lp_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
 ) -> tuple[Tensor, Sums]:
     """REINFORCE weighted by a clipped ratio that carries no gradient (CISPO, arXiv:2506.13585).
 
@@ -80,7 +84,9 @@ def cispo_policy_loss(
     """
     if clip.dual is not None:
         raise ValueError(f"clip.dual must be None for cispo, got {clip.dual}")
-    log_ratio_T, advantages_T = _log_ratio(lp_T, old_T=old_T, advantages_T=advantages_T, layout=layout)
+    log_ratio_T, advantages_T = _log_ratio(
+        lp_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T, layout=layout
+    )
     lp_T = zero_masked(at_least_float32(lp_T), mask_T=layout.mask_T)
     ratio_T = _exp(log_ratio_T).detach()
     weight_T = ratio_T.clamp(*clip.bounds)
@@ -96,7 +102,7 @@ def sft_loss(lp_T: Tensor, *, layout: TokenLayout) -> Tensor:
 
 
 def value_loss(
-    values_T: Tensor, *, old_T: Tensor, returns_T: Tensor, layout: TokenLayout, clip: float | None
+    values_T: Tensor, *, old_logprobs_T: Tensor, returns_T: Tensor, layout: TokenLayout, clip: float | None
 ) -> tuple[Tensor, Sums]:
     """The squared error of a value model at each token, clipped around its estimate before the update.
 
@@ -105,7 +111,7 @@ def value_loss(
 
     Args:
         values_T: V, with gradient. [T]
-        old_T: V when the advantages were computed. [T]
+        old_logprobs_T: V when the advantages were computed. [T]
         returns_T: R. [T]
         layout: samples and trainable tokens.
         clip: how far V may move; None: any distance.
@@ -114,14 +120,16 @@ def value_loss(
         The loss at each token [T], and the sums of value_mean and value_clipfrac.
     """
     mask_T = layout.mask_T
-    check_vectors(mask_T=mask_T, values_T=values_T, old_T=old_T, returns_T=returns_T)
+    check_vectors(mask_T=mask_T, values_T=values_T, old_logprobs_T=old_logprobs_T, returns_T=returns_T)
     values_T = zero_masked(at_least_float32(values_T), mask_T=mask_T)
-    old_T, returns_T = (zero_masked(x.detach().to(values_T.dtype), mask_T=mask_T) for x in (old_T, returns_T))
+    old_logprobs_T, returns_T = (
+        zero_masked(x.detach().to(values_T.dtype), mask_T=mask_T) for x in (old_logprobs_T, returns_T)
+    )
     plain_T = (values_T - returns_T).square()
     sums: Sums = {"value_mean": layout.sum_and_count(values_T)}
     if clip is None:
         return plain_T, sums
-    clipped_T = (torch.clamp(values_T, old_T - clip, old_T + clip) - returns_T).square()
+    clipped_T = (torch.clamp(values_T, old_logprobs_T - clip, old_logprobs_T + clip) - returns_T).square()
     sums["value_clipfrac"] = layout.sum_and_count((clipped_T > plain_T).to(values_T.dtype))
     return torch.maximum(clipped_T, plain_T), sums
 
@@ -135,14 +143,16 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 }
 
 
-def _log_ratio(lp_T: Tensor, *, old_T: Tensor, advantages_T: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+def _log_ratio(
+    lp_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout
+) -> tuple[Tensor, Tensor]:
     """lp - old and the advantages, in float32 or better, 0 where not trainable."""
     mask_T = layout.mask_T
-    check_vectors(mask_T=mask_T, lp_T=lp_T, old_T=old_T, advantages_T=advantages_T)
+    check_vectors(mask_T=mask_T, lp_T=lp_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T)
     # Masked before the subtraction: inf - inf at a masked token would poison the gradient.
     lp_T = zero_masked(at_least_float32(lp_T), mask_T=mask_T)
-    old_T = zero_masked(old_T.detach().to(lp_T.dtype), mask_T=mask_T)
-    return lp_T - old_T, zero_masked(advantages_T.detach().to(lp_T.dtype), mask_T=mask_T)
+    old_logprobs_T = zero_masked(old_logprobs_T.detach().to(lp_T.dtype), mask_T=mask_T)
+    return lp_T - old_logprobs_T, zero_masked(advantages_T.detach().to(lp_T.dtype), mask_T=mask_T)
 
 
 def _clipped(

@@ -76,7 +76,7 @@ class Correction:
 
 
 def importance_weights(
-    old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout, correction: Correction
+    old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, layout: TokenLayout, correction: Correction
 ) -> tuple[Tensor, Sums]:
     """Factors of the policy loss for tokens drawn by the engine's policy: masked importance sampling.
 
@@ -85,8 +85,8 @@ def importance_weights(
     Mismatch", 2025). With token ratios and `mask` it is IcePop (Ling team, "Every Step Evolves", arXiv:2510.18855).
 
     Args:
-        old_T: logprobs by the trainer of the policy that is being improved. [T]
-        gen_T: logprobs the engine reported. [T]
+        old_logprobs_T: logprobs by the trainer of the policy that is being improved. [T]
+        rollout_logprobs_T: logprobs the engine reported. [T]
         layout: samples and trainable tokens.
         correction: bands and modes.
 
@@ -94,7 +94,7 @@ def importance_weights(
         The weights [T], 0 where not trainable, and the sums of mis_ratio (before the bounds), mis_weight (after them,
         before rejection: what normalisation divides by), mis_clipfrac, mis_rejectfrac and mis_vetofrac.
     """
-    log_ratio_T = _old_minus_gen(old_T, gen_T=gen_T, layout=layout)
+    log_ratio_T = _old_minus_gen(old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T, layout=layout)
     ratio_T = correction.band.ratios(log_ratio_T, layout=layout)
     weight_T = _bounded(ratio_T, correction=correction)
     sums: Sums = {
@@ -133,16 +133,16 @@ def off_policy_mask(
         1 where a token stays in the loss and 0 where not [T], and the sums of opsm_maskfrac.
     """
     check_vectors(mask_T=layout.mask_T, advantages_T=advantages_T)
-    drift_S = layout.mean_per_sample(_old_minus_gen(behaviour_T, gen_T=lp_T, layout=layout))
+    drift_S = layout.mean_per_sample(_old_minus_gen(behaviour_T, rollout_logprobs_T=lp_T, layout=layout))
     dropped_T = (layout.spread(drift_S) > delta) & (advantages_T < 0) & layout.mask_T
     return (~dropped_T).to(drift_S.dtype), {"opsm_maskfrac": layout.sum_and_count(dropped_T.to(drift_S.dtype))}
 
 
-def _old_minus_gen(old_T: Tensor, *, gen_T: Tensor, layout: TokenLayout) -> Tensor:
+def _old_minus_gen(old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, layout: TokenLayout) -> Tensor:
     """old - gen without gradient, in float32 or better, 0 where not trainable."""
-    check_vectors(mask_T=layout.mask_T, old_T=old_T, gen_T=gen_T)
-    old_T = zero_masked(at_least_float32(old_T.detach()), mask_T=layout.mask_T)
-    return old_T - zero_masked(gen_T.detach().to(old_T.dtype), mask_T=layout.mask_T)
+    check_vectors(mask_T=layout.mask_T, old_logprobs_T=old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T)
+    old_logprobs_T = zero_masked(at_least_float32(old_logprobs_T.detach()), mask_T=layout.mask_T)
+    return old_logprobs_T - zero_masked(rollout_logprobs_T.detach().to(old_logprobs_T.dtype), mask_T=layout.mask_T)
 
 
 def _bounded(ratio_T: Tensor, *, correction: Correction) -> Tensor:

@@ -93,7 +93,7 @@ _TINY: Mapping[str, int | bool] = MappingProxyType(
     }
 )
 
-BUILD_FIGURES: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingProxyType(
+TINY_MODELS: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingProxyType(
     {
         ModelBuild.tiny_qwen3: _TINY,
         ModelBuild.tiny_qwen3_moe: MappingProxyType(
@@ -132,10 +132,10 @@ BUILD_FIGURES: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingPr
 def figures_of_build(build: ModelBuild) -> dict[str, Any]:
     """The figures of a model made on the spot, with those that its family fixes, where the config sets none."""
     kind = str(build).removeprefix("tiny_")
-    return {"model_type": kind, "attention_bias": False, **IMPLIED[kind], **BUILD_FIGURES[build]}
+    return {"model_type": kind, "attention_bias": False, **IMPLIED[kind], **TINY_MODELS[build]}
 
 
-def known_figures(model: ModelConfig) -> dict[str, Any]:
+def architecture_fields(model: ModelConfig) -> dict[str, Any]:
     """What the config says, and where it says nothing the model made on the spot or the checkpoint's `config.json`."""
     found = figures_of_build(model.build) if model.build is not None else read_figures(model.hf_checkpoint)
     return {**found, **{name: value for name, value in vars(model).items() if value is not None}}

@@ -111,7 +111,7 @@ def _show(loaded: Loaded, flags: Flags) -> None:
     )
     fixes = find_fixes(loaded.config, plan, replan)
     if flags.json:
-        text = {**plan.to_dict(), "fits": not plan.misfits, "fixes": [asdict(fix) for fix in fixes]}
+        text = {**plan.to_dict(), "fits": not plan.over_budget, "fixes": [asdict(fix) for fix in fixes]}
         sys.stdout.write(json.dumps(text, indent=2, default=str) + "\n")
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH, soft_wrap=False)

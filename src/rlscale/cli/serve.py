@@ -20,7 +20,7 @@ from rlscale.algo.checksum import checksum
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, open_codec, useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import make_app
 from rlscale.engines.server.generate_request import Limits
@@ -127,7 +127,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         max_context_len=args.max_context_len,
     )
     receiver = EngineReceiver(device=kind)
-    weights = LiveWeights(
+    weights = WeightStore(
         decoder.weights,
         decoder.aliases,
         receiver=receiver,

@@ -1,4 +1,4 @@
-"""What every actor process needs: logs in the run folder, variables, and failures stamped with a name and a time."""
+"""Setup of every actor process: logs in the run folder, environment variables, and failures that name the actor."""
 
 import functools
 import logging
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def stamped(method: Callable[Concatenate[Any, P], R]) -> Any:
+def with_actor_name(method: Callable[Concatenate[Any, P], R]) -> Any:
     """Turns any failure of a method into a WorkerError that names the actor and the moment."""
 
     @functools.wraps(method)
@@ -40,7 +40,7 @@ def log_to(folder: Path, name: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-def told_to_ray(variables: Mapping[str, str]) -> dict[str, str]:
+def public_env(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of an actor's environment variables that Ray sets before the process starts. It writes them to its logs."""
     return {name: value for name, value in variables.items() if not is_secret(name)}
 

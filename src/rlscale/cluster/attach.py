@@ -23,7 +23,7 @@ def attach(address: str, options: Mapping[str, Any]) -> None:
         ConfigError: nobody answers there, or not to somebody without a token.
     """
     try:
-        _knock(address)
+        _check_reachable(address)
         _take_token(address)
         ray.init(address=address, **options)
     except ConnectionError as error:
@@ -39,7 +39,7 @@ def attach(address: str, options: Mapping[str, Any]) -> None:
         raise ConfigError([problem]) from error
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raises ConnectionError where nobody listens: Ray itself takes over a minute to say so."""
     place = _place_of(address)
     if place is None:

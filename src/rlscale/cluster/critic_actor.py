@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.actor_process import log_to, set_secrets, stamped
+from rlscale.cluster.actor_process import log_to, set_secrets, with_actor_name
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 from rlscale.worker.critic import CriticWorker
@@ -26,28 +26,28 @@ class _CriticActor(CriticWorker):
     def ping(self) -> None:
         """Returns while the process lives."""
 
-    @stamped
+    @with_actor_name
     def setup(self, master_address: str, master_port: int) -> None:
         super().setup(master_address, master_port)
 
-    @stamped
+    @with_actor_name
     def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32 | None:
         return super().values(batch, steps)
 
-    @stamped
+    @with_actor_name
     def train(self, returns: Float32) -> TrainResult:
         return super().train(returns)
 
-    @stamped
+    @with_actor_name
     def save(self, folder: Path) -> None:
         super().save(folder)
 
     @ray.method(concurrency_group="saving")
-    @stamped
+    @with_actor_name
     def finish_saving(self) -> None:
         super().finish_saving()
 
-    @stamped
+    @with_actor_name
     def load(self, folder: Path) -> None:
         super().load(folder)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.actor_process import log_to, stamped
+from rlscale.cluster.actor_process import log_to, with_actor_name
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError, WorkerError
@@ -22,7 +22,7 @@ class _EngineActor:
         self._launch, self._log_folder = launch, log_folder
         self._process: EngineProcess | None = None
 
-    @stamped
+    @with_actor_name
     def start(self, timeout_s: float) -> EngineAddress:
         """Starts the server and waits until it is healthy."""
         address, process = self._launch.open(self._log_folder)

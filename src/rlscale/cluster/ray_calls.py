@@ -22,7 +22,7 @@ async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]
         return []
     futures = {asyncio.wrap_future(ref.future()): name for name, ref in calls}
     for future in futures:
-        future.add_done_callback(look_at)
+        future.add_done_callback(retrieve_exception)
     done, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if not any(future.exception() for future in done):
         return [future.result() for future in futures]
@@ -35,7 +35,7 @@ async def settle(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]
     raise min(failures, key=lambda failure: failure.failed_at_s)
 
 
-def look_at(future: "asyncio.Future[Any]") -> None:
+def retrieve_exception(future: "asyncio.Future[Any]") -> None:
     """Marks an exception as seen: when a run is cancelled nobody asks for the results of its last calls."""
     if not future.cancelled():
         future.exception()

@@ -14,7 +14,7 @@ import ray
 from rlscale.cluster.engine_actor import EngineActor
 from rlscale.cluster.ray_calls import find_dead_engines, settle
 from rlscale.cluster.ray_session import Bundles
-from rlscale.control.restartable import Starting
+from rlscale.control.restartable import Restartable
 from rlscale.engines.launch import EngineLaunch
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout
@@ -48,7 +48,7 @@ class RayEngines:
         self.names = [f"engine {index}" for index in range(len(layout.engine_bundles))]
         self._actors = [self._make_actor(index) for index in range(len(self.names))]
         self._starting = [
-            Starting(partial(self._start, index), renew=partial(self._renew, index), on_killed=on_killed)
+            Restartable(partial(self._start, index), renew=partial(self._renew, index), on_killed=on_killed)
             for index in range(len(self.names))
         ]
 

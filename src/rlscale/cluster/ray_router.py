@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import ray
 
-from rlscale.cluster.actor_process import log_to, stamped
+from rlscale.cluster.actor_process import log_to, with_actor_name
 from rlscale.cluster.ray_calls import WATCH_INTERVAL_S, find_dead_engines, settle
 from rlscale.control.recovery import PATIENCE_S, PATIENCE_STEP_S
-from rlscale.control.restartable import Starting
+from rlscale.control.restartable import Restartable
 from rlscale.engines.sglang.router_process import NAME, RouterLaunch, RouterProcess
 from rlscale.errors import EngineError, WorkerError
 from rlscale.types import EngineAddress
@@ -28,7 +28,7 @@ class _RouterActor:
         self._launch, self._log_folder = launch, log_folder
         self._process: RouterProcess | None = None
 
-    @stamped
+    @with_actor_name
     def start(self, workers: Sequence[EngineAddress], timeout_s: float) -> EngineAddress:
         """Starts the router and waits until it knows every engine."""
         address, process = self._launch.open(self._log_folder, workers)
@@ -40,7 +40,7 @@ class _RouterActor:
             raise WorkerError(self.name, str(error), failed_at_s=time.time(), died=process.was_killed) from error
         return address
 
-    @stamped
+    @with_actor_name
     def replace_worker(self, old: str, new: str) -> None:
         """Sends requests to an engine's new address in place of its old one."""
         assert self._process is not None, "start comes first"
@@ -88,7 +88,7 @@ class RayRouter:
         self._actor: Any = self._make_actor()
         self._workers: list[EngineAddress] = []  # the engines
         self._known: list[EngineAddress] = []  # those that the router was started with or told of
-        self._starting = Starting(self._start, renew=self._renew, on_killed=on_killed)
+        self._starting = Restartable(self._start, renew=self._renew, on_killed=on_killed)
         self._down = False
         self._back = asyncio.Condition()
 

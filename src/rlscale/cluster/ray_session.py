@@ -27,14 +27,14 @@ PLACEMENT_TIMEOUT_S = 120.0
 LOCAL_STARTS = 3
 _TOO_SLOW = "timed out during startup"  # of the bare Exception that Ray raises
 
-SLEEPING: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
+PASSIVE_OMP_ENV: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
 """Environment of every actor, and through it of every engine; OpenMP reads it when torch is loaded.
 
 Threads that wait by spinning make a step ten times as long as soon as another process wants their core, and trainers,
 engines and driver may share cores all the time.
 """
 
-SPINNING: Mapping[str, str] = {**SLEEPING, "GOMP_SPINCOUNT": "20000"}
+SPIN_OMP_ENV: Mapping[str, str] = {**PASSIVE_OMP_ENV, "GOMP_SPINCOUNT": "20000"}
 """The same for `cluster.spin_threads`: about 0.2 ms, and none where a process has more such threads than cores."""
 
 _logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _init_here(options: Mapping[str, Any]) -> None:
 
 def worker_variables(config: ClusterConfig) -> Mapping[str, str]:
     """How threads of every actor, and of every engine, wait for each other."""
-    return SPINNING if config.spin_threads and config.device == Device.cpu else SLEEPING
+    return SPIN_OMP_ENV if config.spin_threads and config.device == Device.cpu else PASSIVE_OMP_ENV
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
 
 
 @contextmanager
-def reserved(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
+def placement_group_for(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
     """The placement group of a run; given back at the end."""
     resource = bundle_resource(config)
     if layout.num_bundles == 0:

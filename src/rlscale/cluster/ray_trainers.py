@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.actor_process import told_to_ray
+from rlscale.cluster.actor_process import public_env
 from rlscale.cluster.critic_actor import CriticActor
 from rlscale.cluster.memory_saver_env import saver_variables
 from rlscale.cluster.rank_group import RankGroup
@@ -36,7 +36,7 @@ class RayTrainers:
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
         # A process with variables of its own cannot be one that Ray started ahead; it comes up a little later.
-        variables = {**told_to_ray(spec.train.env_vars), **saver_variables(spec)}
+        variables = {**public_env(spec.train.env_vars), **saver_variables(spec)}
         own = {"runtime_env": {"env_vars": variables}} if variables else {}
         self._spec = spec
         self._policy = RankGroup(

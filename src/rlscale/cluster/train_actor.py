@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from rlscale.cluster.actor_process import log_to, set_secrets, stamped
+from rlscale.cluster.actor_process import log_to, set_secrets, with_actor_name
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
 from rlscale.worker.policy import TrainWorker
@@ -26,52 +26,52 @@ class _TrainActor(TrainWorker):
     def ping(self) -> None:
         """Returns while the process lives."""
 
-    @stamped
+    @with_actor_name
     def setup(self, master_address: str, master_port: int) -> None:
         super().setup(master_address, master_port)
 
-    @stamped
+    @with_actor_name
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         return super().train(batch, steps)
 
-    @stamped
+    @with_actor_name
     def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         return super().loss(batch, steps)
 
-    @stamped
+    @with_actor_name
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         super().score(batch, steps)
 
-    @stamped
+    @with_actor_name
     def estimate(self, values: Float32) -> Float32 | None:
         return super().estimate(values)
 
-    @stamped
+    @with_actor_name
     def improve(self) -> TrainResult:
         return super().improve()
 
-    @stamped
+    @with_actor_name
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         super().connect(engines)
 
-    @stamped
+    @with_actor_name
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
         return super().sync_weights(version)
 
-    @stamped
+    @with_actor_name
     def save(self, folder: Path) -> None:
         super().save(folder)
 
     @ray.method(concurrency_group="saving")
-    @stamped
+    @with_actor_name
     def finish_saving(self) -> None:
         super().finish_saving()
 
-    @stamped
+    @with_actor_name
     def load(self, folder: Path) -> None:
         super().load(folder)
 
-    @stamped
+    @with_actor_name
     def export_hf(self, folder: Path) -> None:
         super().export_hf(folder)
 

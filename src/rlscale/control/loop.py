@@ -254,7 +254,7 @@ class TrainingLoop:
             has_rewards=self._parts.source.has_rewards,
             leave_out_truncated=self._config.leave_out_truncated,
         )
-        batch = replace(batch, asked=self._parts.observer.asked(rollout.groups))
+        batch = replace(batch, logprob_samples=self._parts.observer.choose_logprob_samples(rollout.groups))
         staleness = check_bound(batch, rollout.groups, max_staleness=self._config.max_staleness)
         steps = plan_steps(
             batch, self._config.batch, num_ranks=self._config.num_ranks, context_ranks=self._config.context_ranks

@@ -9,7 +9,7 @@ from rlscale.errors import WorkerError
 T = TypeVar("T")
 
 
-class Starting(Generic[T]):
+class Restartable(Generic[T]):
     """Starts something once, and again when it is killed on the way.
 
     Who waits may be cancelled: the start goes on, and the next to ask gets what comes of it. So a part of a run that
@@ -59,11 +59,11 @@ class Starting(Generic[T]):
 
     def _begin(self) -> "asyncio.Task[T]":
         self._running = asyncio.ensure_future(self._start())
-        self._running.add_done_callback(_look_at)
+        self._running.add_done_callback(_retrieve_exception)
         return self._running
 
 
-def _look_at(task: "asyncio.Task[Any]") -> None:
+def _retrieve_exception(task: "asyncio.Task[Any]") -> None:
     """Marks an exception as seen: nobody may be left who waits."""
     if not task.cancelled():
         task.exception()

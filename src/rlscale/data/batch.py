@@ -40,7 +40,7 @@ def build_batch(
         prompt_lens=prompt_lens,
         rewards=np.asarray([_reward(s) if has_rewards else 0.0 for s in samples], dtype=np.float32),
         group_ids=np.asarray([group.index for group in groups for _ in group.samples], dtype=np.int64),
-        execution_ids=np.asarray([s.index for s in samples], dtype=np.int64),
+        trajectory_ids=np.asarray([s.index for s in samples], dtype=np.int64),
         version=version,
         routes=_routes(samples),
     )

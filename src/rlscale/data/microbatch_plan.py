@@ -20,7 +20,7 @@ def plan_steps(
 ) -> list[StepPlan]:
     """One plan for each optimiser step; together they hold every sample of the batch exactly once.
 
-    Steps take `batch.global_batch_size` executions each, in the order of the batch; a last step with fewer is kept, and
+    Steps take `batch.global_batch_size` trajectories each, in batch order; a last step with fewer is kept, and
     its loss is the mean over what it has. Within a step there are three ways:
 
         samples ── micro_batch_size at a time ──> micro-batches ── in turn, or by FLOPs ──> ranks
@@ -40,7 +40,7 @@ def plan_steps(
     """
     lengths, steps = batch.lengths, []
     trainable = _num_trainable(batch)
-    for samples in _steps(batch.execution_ids, config.global_batch_size or batch.num_samples):
+    for samples in _steps(batch.trajectory_ids, config.global_batch_size or batch.num_samples):
         sizes, ids = lengths[samples].tolist(), samples.tolist()
         ranks = _over_ranks(sizes, config, num_ranks, context_ranks, hidden_size)
         scoring = _for_scoring(ranks, sizes, config, context_ranks)
@@ -49,7 +49,7 @@ def plan_steps(
             StepPlan(
                 microbatches=_named(ranks, ids),
                 scoring=None if scoring is None else _named(scoring, ids),
-                num_executions=_num_distinct(batch.execution_ids[samples][has_tokens]),
+                num_trajectories=_num_distinct(batch.trajectory_ids[samples][has_tokens]),
                 num_tokens=int(trainable[samples].sum()),
             )
         )
@@ -66,11 +66,11 @@ def _num_trainable(batch: TrainBatch) -> npt.NDArray[np.int64]:
     return np.asarray(counts, dtype=np.int64)
 
 
-def _steps(execution_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDArray[np.intp]]:
-    """Sample indices of each step; the samples of one execution stay together."""
-    _, first, inverse = np.unique(execution_ids, return_index=True, return_inverse=True)
-    step_of_execution = np.argsort(np.argsort(first)) // per_step
-    step_of_sample = step_of_execution[inverse]
+def _steps(trajectory_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDArray[np.intp]]:
+    """Sample indices of each step; the samples of one trajectory stay together."""
+    _, first, inverse = np.unique(trajectory_ids, return_index=True, return_inverse=True)
+    step_of_trajectory = np.argsort(np.argsort(first)) // per_step
+    step_of_sample = step_of_trajectory[inverse]
     ends = np.cumsum(np.bincount(step_of_sample))
     return np.split(np.argsort(step_of_sample, kind="stable"), ends[:-1])
 

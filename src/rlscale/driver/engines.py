@@ -10,7 +10,7 @@ from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.passthrough.sglang_python import find_python
 from rlscale.config.rules import uses_engines
 from rlscale.driver.external_engines import ExternalEngines
-from rlscale.driver.prepare import RunPlan
+from rlscale.driver.prepare import PreparedRun
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
@@ -64,7 +64,7 @@ def engine_client(config: RunConfig, address: EngineAddress, *, router: EngineAd
 
 
 def make_engines(
-    plan: RunPlan, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
+    plan: PreparedRun, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
 ) -> RayEngines | ExternalEngines:
     """The engines of a run, not yet started: its own, or those that run already."""
     config = plan.config

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunPlan:
+class PreparedRun:
     """A config with its data read: what can be wrong before a process is started has been looked at.
 
     `sft` is set instead of `reward` where answers come from the data; an SFT run that evaluates has both. `replay` is
@@ -71,7 +71,7 @@ class RunPlan:
         return self.num_rollouts * batch.num_steps_per_rollout
 
 
-def plan_run(config: RunConfig, model_path: str) -> RunPlan:
+def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     """Reads tokenizer, prompts and reward.
 
     Raises:
@@ -84,7 +84,7 @@ def plan_run(config: RunConfig, model_path: str) -> RunPlan:
     positions = read_figures(model_path).get("max_position_embeddings") if has_answers else None
     prompts = open_prompts(config, tokenizer, positions=positions)
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
-    return RunPlan(
+    return PreparedRun(
         config=config,
         model_path=model_path,
         tokenizer=tokenizer,

@@ -13,7 +13,7 @@ from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.cluster.ray_calls import find_dead_engine, watch_engines, watch_trainers
 from rlscale.cluster.ray_engines import RayEngines
 from rlscale.cluster.ray_router import RayRouter, RoutedRecovery
-from rlscale.cluster.ray_session import Bundles, reserved
+from rlscale.cluster.ray_session import Bundles, placement_group_for
 from rlscale.cluster.ray_trainers import RayTrainers
 from rlscale.config import TrainBackendName, UpdateMode, WeightChannelName, mixes_caches
 from rlscale.config.rules import ranks_per_model
@@ -24,7 +24,7 @@ from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.control.rollout_only import GenerationParts, generate_only
 from rlscale.driver.engines import engine_client, make_engines, make_router
 from rlscale.driver.external_engines import ExternalEngines, are_local
-from rlscale.driver.prepare import RunPlan
+from rlscale.driver.prepare import PreparedRun
 from rlscale.driver.trainer_spec import make_trainer_spec
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.evaluation.evaluator import Evaluator
@@ -61,7 +61,7 @@ class Start:
         return replace(self, progress=progress, moved=True)
 
 
-class Execution:
+class Run:
     """One run of a plan. `run` may be called once.
 
     reserve bundles -> start engines -> [ start trainers -> load -> connect -> first weight sync
@@ -71,7 +71,7 @@ class Execution:
     the engines stay. Engines are restarted one at a time beside it (control/recovery.py).
     """
 
-    def __init__(self, plan: RunPlan, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
+    def __init__(self, plan: PreparedRun, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
         self._plan, self._folder, self._store, self._observer = plan, folder, store, observer
         self._tolerance = plan.config.fault_tolerance
         self._restarts = Restarts(self._tolerance.max_restarts, tell=observer.warn)
@@ -87,7 +87,7 @@ class Execution:
         """
         plan = self._plan
         self._observer.phase("start")
-        with reserved(plan.config.cluster, plan.layout) as bundles:
+        with placement_group_for(plan.config.cluster, plan.layout) as bundles:
             engines = make_engines(plan, bundles, log_folder=self._folder.logs, on_killed=self._allow_restart)
             self._router = make_router(
                 plan.config, engines, log_folder=self._folder.logs, on_killed=self._allow_restart
@@ -95,7 +95,7 @@ class Execution:
             try:
                 if plan.config.debug.rollout_only:
                     return await self._generate(engines, start)
-                return await self._attempts(bundles, engines, start)
+                return await self._train_with_restarts(bundles, engines, start)
             finally:
                 await asyncio.to_thread(engines.kill)
                 if self._router is not None:
@@ -123,7 +123,7 @@ class Execution:
                 )
                 return await generate_only(self._loop_config(), parts, start.progress)
 
-    async def _attempts(self, bundles: Bundles, engines: Engines, first: Start) -> Progress:
+    async def _train_with_restarts(self, bundles: Bundles, engines: Engines, first: Start) -> Progress:
         start, prompts_at_first = first, self._plan.prompts.state_dict()
         while True:
             spec = make_trainer_spec(self._plan, run_folder=self._folder.path)
@@ -154,12 +154,12 @@ class Execution:
         if not self._tolerance.enabled:
             watchers.append(watch_engines([*engines.named_actors, *router]))
         return await run_guarded(
-            self._story(trainers, engines, start),
+            self._train(trainers, engines, start),
             watchers=watchers,
             diagnose=lambda: find_dead_engine([*engines.named_actors, *router]),
         )
 
-    async def _story(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
+    async def _train(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
         if self._plan.config.cluster.offload_train:
             # Engines measure what is free on a GPU: the trainer has left it by then.
             await trainers.setup()
@@ -173,15 +173,15 @@ class Execution:
                 recovery = self._recovery(trainers, engines, pool)
                 parts = self._parts(recovery or trainers, pool, rewards)
                 progress = await run_guarded(
-                    self._drive(parts, start),
+                    self._run_loop(parts, start),
                     watchers=self._watchers(recovery, pool),
-                    diagnose=_nobody,
+                    diagnose=_no_diagnosis,
                 )
         if self._plan.config.checkpoint.save_final:
             await trainers.export_hf(self._folder.hf)
         return progress
 
-    async def _drive(self, parts: Parts, start: Start) -> Progress:
+    async def _run_loop(self, parts: Parts, start: Start) -> Progress:
         # The loop moves its progress on; after a death before the first checkpoint `start` must still be the beginning.
         loop = TrainingLoop(self._loop_config(), parts, replace(start.progress))
         if start.moved:
@@ -368,5 +368,5 @@ class Execution:
         )
 
 
-async def _nobody() -> None:
+async def _no_diagnosis() -> None:
     """Who stands behind a failure is found out by the outer guard."""

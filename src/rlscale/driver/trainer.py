@@ -20,8 +20,8 @@ from rlscale.control.ci_checks import check_metric
 from rlscale.control.oom_advice import with_memory_advice
 from rlscale.control.signals import run_interruptibly
 from rlscale.driver.preflight import check_files
-from rlscale.driver.prepare import RunPlan, plan_run
-from rlscale.driver.run import Execution, Start
+from rlscale.driver.prepare import PreparedRun, prepare_run
+from rlscale.driver.run import Run, Start
 from rlscale.driver.trainer_spec import starting_weights
 from rlscale.driver.warmup import warmup_config
 from rlscale.errors import ConfigError, EngineError, WorkerError
@@ -92,7 +92,7 @@ class Trainer:
 
 def _run(config: RunConfig, session: RaySession, *, overrides: Sequence[str]) -> RunResult:
     """One run inside a Ray session; calls itself for the warm-up."""
-    plan = plan_run(config, _starting_model(config, session))
+    plan = prepare_run(config, _starting_model(config, session))
     session.wait()
     assert config.run.name is not None, "set by the resolve step"
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def _open_folder(config: RunConfig) -> RunFolder:
     )
 
 
-def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
+def _train(plan: PreparedRun, folder: RunFolder, console: Console) -> RunResult:
     config = plan.config
     place = folder.place_of_checkpoints(config.checkpoint)
     written = [folder.metrics, folder.path / SAMPLES_FILE, folder.path / DISTRIBUTIONS_FILE]
@@ -128,7 +128,7 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
         start.progress.next_rollout,
     )
     try:
-        progress = run_interruptibly(Execution(plan, folder=folder, store=store, observer=observer).run(start))
+        progress = run_interruptibly(Run(plan, folder=folder, store=store, observer=observer).run(start))
     except (WorkerError, EngineError) as error:
         raise with_memory_advice(error, config) from error
     finally:
@@ -154,7 +154,7 @@ def _train(plan: RunPlan, folder: RunFolder, console: Console) -> RunResult:
     return result
 
 
-def _open_observer(plan: RunPlan, folder: RunFolder, console: Console, *, resume_at_step: int) -> Observer:
+def _open_observer(plan: PreparedRun, folder: RunFolder, console: Console, *, resume_at_step: int) -> Observer:
     """Everything that records the run, cut or told to go on at `resume_at_step`."""
     config = plan.config
     assert config.batch.num_steps_per_rollout is not None, "set by the resolve step"

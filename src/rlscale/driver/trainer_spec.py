@@ -6,14 +6,22 @@ from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
-from rlscale.driver.prepare import RunPlan
+from rlscale.driver.prepare import PreparedRun
 from rlscale.models.batch_shapes import EngineShapes
 from rlscale.models.megatron_folder import torch_dist_folder
 from rlscale.models.resolve_model import is_hf_folder
-from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, Recipients, TrainerSpec, WatchSpec
+from rlscale.training.spec import (
+    CriticSpec,
+    DedicatedRanks,
+    ModelSource,
+    OffloadSpec,
+    ProfilerSpec,
+    TrainerSpec,
+    WeightOwners,
+)
 
 
-def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
+def make_trainer_spec(plan: PreparedRun, *, run_folder: Path) -> TrainerSpec:
     """The same for every rank. Raises ConfigError for a checkpoint that is not there."""
     config, algo = plan.config, plan.config.algo
     reference = _reference(plan) if uses_reference(algo) else None
@@ -40,19 +48,19 @@ def make_trainer_spec(plan: RunPlan, *, run_folder: Path) -> TrainerSpec:
         device=config.cluster.device,
         timeout_minutes=config.cluster.distributed_timeout_minutes,
         engine_shapes=_engine_shapes(config),
-        watch=WatchSpec.of(config.debug, run_folder=run_folder),
+        watch=ProfilerSpec.of(config.debug, run_folder=run_folder),
         custom=config.custom,
     )
 
 
-def recipients(config: RunConfig) -> Recipients:
+def recipients(config: RunConfig) -> WeightOwners:
     """Which ranks a channel wants to have the weights on."""
     channel = config.train.weight_channel
     if channel in (WeightChannelName.process_group, WeightChannelName.disk):
-        return Recipients.owners
+        return WeightOwners.owners
     if channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":
-        return Recipients.every  # on each GPU the engine there opens the trainer's copy
-    return Recipients.first  # one ring for all engines; and deltas are of what was sent before
+        return WeightOwners.every  # on each GPU the engine there opens the trainer's copy
+    return WeightOwners.first  # one ring for all engines; and deltas are of what was sent before
 
 
 def model_source(path: str, *, key: str, base: str, rollout_id: int | None = None) -> ModelSource:
@@ -89,13 +97,13 @@ def starting_weights(config: RunConfig) -> Path | None:
     return Path(load).expanduser().absolute() if load is not None and is_weights_alone(load) else None
 
 
-def _reference(plan: RunPlan) -> ModelSource:
+def _reference(plan: PreparedRun) -> ModelSource:
     model = plan.config.model
     path = model.ref_load or plan.model_path
     return model_source(path, key="model.ref_load", base=plan.model_path, rollout_id=model.ref_ckpt_step)
 
 
-def _critic(plan: RunPlan) -> CriticSpec:
+def _critic(plan: PreparedRun) -> CriticSpec:
     config, critic = plan.config, plan.config.critic
     assert critic.lr is not None, "set by the resolve step"
     return CriticSpec(
@@ -107,7 +115,9 @@ def _critic(plan: RunPlan) -> CriticSpec:
         num_only_steps=critic.num_critic_only_steps * (config.batch.num_steps_per_rollout or 1),
         save=None if critic.save is None else Path(critic.save).absolute(),
         keep_last=config.checkpoint.keep_last,
-        own_ranks=OwnRanks(number=plan.layout.num_critics, batch=config.batch) if plan.layout.num_critics else None,
+        own_ranks=DedicatedRanks(number=plan.layout.num_critics, batch=config.batch)
+        if plan.layout.num_critics
+        else None,
     )
 
 

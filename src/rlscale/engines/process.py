@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlscale.engines.process_lifetime import tethered
+from rlscale.engines.process_lifetime import die_with_parent_command
 from rlscale.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class EngineProcess:
         try:
             with self.log_path.open("ab") as output:
                 self._process = subprocess.Popen(
-                    tethered(self.command),
+                    die_with_parent_command(self.command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def tethered(command: Sequence[str]) -> list[str]:
+def die_with_parent_command(command: Sequence[str]) -> list[str]:
     """The command to start in place of `command`, which then ends with this process (the thread that starts it)."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 

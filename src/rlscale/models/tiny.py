@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlscale.architectures.hf_config import BUILD_FIGURES
+from rlscale.architectures.hf_config import TINY_MODELS
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.char_tokenizer import VOCABULARY
@@ -27,7 +27,7 @@ def build_model(config: ModelConfig, root: Path) -> Path:
         ConfigError: figures that do not go together.
     """
     assert config.build is not None, "model.build names what is made"
-    figures = _figures(config, BUILD_FIGURES[config.build])
+    figures = _figures(config, TINY_MODELS[config.build])
     key = json.dumps({"format": FORMAT_VERSION, "init_seed": config.init_seed, **figures}, sort_keys=True)
     folder = root / "models" / f"{config.build}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.is_dir():

@@ -81,7 +81,7 @@ _COLUMNS = (
     "prompt_lens",
     "rewards",
     "group_ids",
-    "execution_ids",
+    "trajectory_ids",
 )
 
 

@@ -39,8 +39,8 @@ class Observer:
         self.console.step(step, metrics)
         self._check_logprob_diff(metrics, step=step)
 
-    def asked(self, groups: Sequence[Group]) -> tuple[int, ...]:
-        """The samples whose logprobs the trainer is to give back, for `TrainBatch.asked`."""
+    def choose_logprob_samples(self, groups: Sequence[Group]) -> tuple[int, ...]:
+        """The samples whose logprobs the trainer is to give back, for `TrainBatch.logprob_samples`."""
         if self._batches is not None:
             return tuple(range(sum(len(group.samples) for group in groups)))
         return () if self._rollouts is None else self._rollouts.choose(groups)

@@ -56,7 +56,7 @@ class RolloutLog:
 
     Example:
         log = RolloutLog(run_dir, num_samples=8, text_of=TokenTexts(tokenizer.decode, anchor=[5]), resume_at_step=0)
-        batch = replace(batch, asked=log.choose(groups))
+        batch = replace(batch, logprob_samples=log.choose(groups))
         log.write(0, groups, logprobs=trainers.train(batch, steps).logprobs)
     """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlscale.architectures.hf_config import IMPLIED, known_figures, read_figures
+from rlscale.architectures.hf_config import IMPLIED, architecture_fields, read_figures
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 
@@ -183,7 +183,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
     Raises:
         ConfigError: figures are missing, and there is no `config.json` on this machine to read them from.
     """
-    figures = known_figures(model)
+    figures = architecture_fields(model)
     missing = [name for name in NEEDED if name not in figures]
     if missing:
         fix = "choose a model whose figures are known (model=qwen3_4b), set it, or give a checkpoint on this machine"

@@ -32,14 +32,14 @@ from rlscale.plan.megatron_activations import Parallel
 from rlscale.plan.megatron_memory import Ranks, megatron_memory
 from rlscale.plan.model_size import Architecture, architecture_of, reference_of, route_bytes_per_token
 from rlscale.plan.placement import Layout, Place, layout_of, places
-from rlscale.plan.roofline import Floor, Setting, least_times
+from rlscale.plan.roofline import Roofline, Setting, least_times
 
 LONGEST_MATRIX = 64
 """Samples up to this length are attended to by plain products on a CPU (training/attention/packed.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
+class MemoryBudget:
     """What one GPU, or on a CPU one node, must hold, and what it has. In bytes."""
 
     where: str
@@ -91,15 +91,15 @@ class Plan:
     trainer_otherwise: TrainerMemory | None  # with activations recomputed if they are kept, and the other way round
     recompute: bool
     engine: EngineMemory | None  # None: nothing is generated, or by servers that run already
-    demands: tuple[Demand, ...]
+    demands: tuple[MemoryBudget, ...]
     sync: Sync | None
-    floor: Floor
+    floor: Roofline
     derived: tuple[Derived, ...] = ()
     warnings: tuple[str, ...] = ()
     not_built: tuple[str, ...] = ()
 
     @property
-    def misfits(self) -> tuple[Demand, ...]:
+    def over_budget(self) -> tuple[MemoryBudget, ...]:
         return tuple(demand for demand in self.demands if not demand.fits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def _sync(config: RunConfig, a: Architecture) -> Sync:
     return Sync(channel=str(channel), num_bytes=num_bytes, num_buckets=number)
 
 
-def _demands(config: RunConfig, layout: Layout, memories: Memories, hardware: Hardware) -> list[Demand]:
+def _demands(config: RunConfig, layout: Layout, memories: Memories, hardware: Hardware) -> list[MemoryBudget]:
     """What has to fit where: per GPU, or on a CPU, whose memory all share, per node."""
     trainer, engine = memories.trainer, memories.engine
     apart = memories.critic if layout.num_critics else None
@@ -337,19 +337,19 @@ def _demands(config: RunConfig, layout: Layout, memories: Memories, hardware: Ha
         parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics)
         where = f"machine with {trainers} of the trainer's ranks and {engines} of the engines"
         where += f", and {critics} of the critic's ranks" if critics else ""
-        return [Demand(where=where, parts=parts, available=hardware.memory_bytes)]
+        return [MemoryBudget(where=where, parts=parts, available=hardware.memory_bytes)]
     runtime = {"runtime": hardware.reserve_bytes}
     available = hardware.memory_bytes
     found = []
     if apart is not None:
         own = {"weights": apart.weights, "optimizer": apart.optimizer, "step": apart.step}
-        found.append(Demand(where="GPU of a critic rank", parts=own | runtime, available=available))
+        found.append(MemoryBudget(where="GPU of a critic rank", parts=own | runtime, available=available))
     if layout.colocate and trainer is not None and engine is not None:
         return [_shared_demand(config, training, _engine_parts(engine), runtime, available), *found]
     if trainer is not None:
-        found.append(Demand(where="GPU of a trainer rank", parts=training | runtime, available=available))
+        found.append(MemoryBudget(where="GPU of a trainer rank", parts=training | runtime, available=available))
     if engine is not None:
-        found.append(Demand(where="GPU of an engine", parts=_engine_parts(engine) | runtime, available=available))
+        found.append(MemoryBudget(where="GPU of an engine", parts=_engine_parts(engine) | runtime, available=available))
     return found
 
 
@@ -380,14 +380,14 @@ def _shared_demand(
     serving: Mapping[str, float],
     runtime: Mapping[str, float],
     available: float,
-) -> Demand:
+) -> MemoryBudget:
     """Trainer and engine on one GPU: both stay, unless they leave it in turns."""
     takes_turns = bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
     parts = {**training, **serving}
     if takes_turns:
         parts = dict(training if sum(training.values()) > sum(serving.values()) else serving)
     where = "GPU that trainer and engine share" + (", in turns" if takes_turns else "")
-    return Demand(where=where, parts={**parts, **runtime}, available=available)
+    return MemoryBudget(where=where, parts={**parts, **runtime}, available=available)
 
 
 def _engine_parts(engine: EngineMemory) -> dict[str, float]:

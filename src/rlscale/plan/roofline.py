@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
+class Roofline:
     """Least times in seconds."""
 
     parts: tuple[Part, ...]
@@ -85,14 +85,14 @@ class Setting:
         return self.hardware.link_bandwidth if self.is_one_node else self.hardware.network_bandwidth
 
 
-def least_times(config: RunConfig, setting: Setting) -> Floor:
+def least_times(config: RunConfig, setting: Setting) -> Roofline:
     """The floor of one rollout of a resolved config."""
     generates = config.algo.loss_type != LossType.sft_loss and setting.engine is not None
     parts = _generation(config, setting) if generates else []
     parts += _training(config, setting) if setting.layout.num_trainers else []
     if setting.sync_bytes:
         parts.append(Part(name="weight sync", seconds=setting.sync_bytes / setting.link, bound="bandwidth of the link"))
-    return Floor(parts=tuple(parts), overlaps=config.rollout.max_staleness > 0)
+    return Roofline(parts=tuple(parts), overlaps=config.rollout.max_staleness > 0)
 
 
 def _generation(config: RunConfig, setting: Setting) -> list[Part]:

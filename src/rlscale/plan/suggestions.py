@@ -50,16 +50,16 @@ def find_fixes(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
     """For each kind of change the mildest that suffices; when none does alone, one combination.
 
     Args:
-        config: resolved, of a plan with misfits.
+        config: resolved, of a plan with over_budget.
         plan: of `config`.
         replan: plans a changed config on the same hardware and with the same lengths.
     """
-    if not plan.misfits:
+    if not plan.over_budget:
         return []
     found = []
     for lever in LEVERS:
         for change in _allowed(lever(config, plan), config):
-            if not (changed := replan(change.config)).misfits:
+            if not (changed := replan(change.config)).over_budget:
                 found.append(_fix([change.words], changed))
                 break
     return found or _combination(config, plan, replan)
@@ -72,7 +72,7 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
         best: tuple[Change, Plan] | None = None
         for change in _allowed(lever(config, plan), config):
             changed = replan(change.config)
-            if len(changed.misfits) < len(plan.misfits):
+            if len(changed.over_budget) < len(plan.over_budget):
                 best = change, changed
                 break
             if _excess(changed) < _excess(best[1] if best else plan):
@@ -81,7 +81,7 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
             continue
         words.append(best[0].words)
         config, plan = best[0].config, best[1]
-        if not plan.misfits:
+        if not plan.over_budget:
             return [_fix(words, plan)]
     return []
 
@@ -95,7 +95,7 @@ def _allowed(changes: Iterator[Change], present: RunConfig) -> Iterator[Change]:
 
 
 def _excess(plan: Plan) -> float:
-    return sum(demand.needed - demand.available for demand in plan.misfits)
+    return sum(demand.needed - demand.available for demand in plan.over_budget)
 
 
 def _fix(words: Sequence[str], plan: Plan) -> Fix:

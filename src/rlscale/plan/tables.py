@@ -172,7 +172,7 @@ def _fit(plan: Plan, fixes: Sequence[Fix]) -> RenderableType:
     for demand in plan.demands:
         verdict = Text("fits", style="green") if demand.fits else Text("DOES NOT FIT", style="bold red")
         table.add_row(demand.where, _size(demand.needed), _size(demand.available), verdict)
-    if not plan.misfits:
+    if not plan.over_budget:
         return table
     if not fixes:
         return Group(table, Text("No single change, and no combination that was tried, makes it fit."))

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from rlscale.config import LossType, compares_policies
 from rlscale.protocols import TrainBackend
-from rlscale.training.offload import Turns
+from rlscale.training.offload import Offloader
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.policy_snapshots import OldPolicies
-from rlscale.training.prepare import estimate, last_look, needs_old_pass, weight_scale
+from rlscale.training.prepare import apply_user_postprocess, estimate, mean_weight_factor, needs_old_pass
 from rlscale.training.rollout_state import Rollout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
@@ -110,7 +110,7 @@ class RoleBackend(ABC):
     teacher: ScoringRole | None
     _old_policies: OldPolicies[Any] | None
 
-    def __init__(self, spec: TrainerSpec, *, device: torch.device, turns: Turns) -> None:
+    def __init__(self, spec: TrainerSpec, *, device: torch.device, turns: Offloader) -> None:
         self._spec, self._device, self._turns = spec, device, turns
         self._num_rollouts = 0
         self._current: tuple[Rollout, list[StepPlan]] | None = None  # between `score` and `improve`
@@ -200,12 +200,12 @@ class RoleBackend(ABC):
         rollout = self._packed(batch, steps)
         if algo.loss_type == LossType.sft_loss:
             return rollout
-        rollout.gen = torch.tensor(batch.rollout_logprobs)
+        rollout.rollout_logprobs = torch.tensor(batch.rollout_logprobs)
         if not compares_policies(algo):
             return rollout
         self._pack_for_scoring(rollout, steps)
         if algo.use_rollout_logprobs:
-            rollout.old = rollout.gen
+            rollout.old_logprobs = rollout.rollout_logprobs
         if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
             with self._turns.of("policy"):
                 self.policy.score_old(rollout, earlier=self._old_policies)
@@ -221,9 +221,9 @@ class RoleBackend(ABC):
         if not compares_policies(algo):
             return
         estimate(rollout, self._spec, device=self._device)
-        last_look(rollout, self._spec)
+        apply_user_postprocess(rollout, self._spec)
         if self._trains_policy:
-            rollout.weight_scale = weight_scale(rollout, algo, device=self._device)
+            rollout.mean_weight_factor = mean_weight_factor(rollout, algo, device=self._device)
 
     def _improve(self, rollout: Rollout, steps: Sequence[StepPlan]) -> TrainResult:
         results: list[dict[str, float]] = [{} for _ in steps]

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from rlscale.training.backend import CriticRole
-from rlscale.training.offload import Turns
+from rlscale.training.offload import Offloader
 from rlscale.training.rollout_state import Rollout
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
@@ -37,7 +37,7 @@ class CriticRanks(ABC):
 
     critic: CriticRole
 
-    def __init__(self, *, turns: Turns) -> None:
+    def __init__(self, *, turns: Offloader) -> None:
         self._turns = turns
         self._current: tuple[Rollout, list[StepPlan]] | None = None
 

@@ -27,7 +27,7 @@ Tensors = Callable[[], Iterable[Tensor]]
 """What a role has on the device at the moment; optimisers make theirs with the first step."""
 
 
-class Turns(Protocol):
+class Offloader(Protocol):
     """One for a trainer rank. Roles go by name, e.g. `policy`, `policy.optimizer`."""
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None:
@@ -55,7 +55,7 @@ class Turns(Protocol):
         ...
 
 
-class Everyone:
+class NoOffload:
     """All roles stay on the device: `cluster.offload_train` is off."""
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
@@ -81,7 +81,7 @@ class _Role:
     is_known: bool = False  # whether `copies` hold what is on the device
 
 
-class Moving:
+class CpuOffload:
     """Roles leave for the host's memory and come back.
 
     Invariant: outside of `of` after `rest`, no storage of any role has a byte on the device.
@@ -161,7 +161,7 @@ class MemorySaver(Protocol):
     def resume(self) -> None: ...
 
 
-class Pausing:
+class MemorySaverOffload:
     """The memory of the whole process is unmapped while the engines have the GPU; its addresses stay.
 
     All roles come and go together. The process was started with the saver's library, see `saver_variables`.
@@ -189,13 +189,13 @@ class Pausing:
             self._is_here = False
 
 
-def make_turns(offload: OffloadSpec | None, *, device: torch.device) -> Turns:
+def make_offloader(offload: OffloadSpec | None, *, device: torch.device) -> Offloader:
     """Those of a spec. Raises ConfigError where the memory saver cannot be used."""
     if offload is None:
-        return Everyone()
+        return NoOffload()
     if offload.mode == OffloadMode.move:
-        return Moving(device, keeps_copies=offload.keeps_copies)
-    return Pausing(_memory_saver(), margin_bytes=offload.margin_bytes)
+        return CpuOffload(device, keeps_copies=offload.keeps_copies)
+    return MemorySaverOffload(_memory_saver(), margin_bytes=offload.margin_bytes)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

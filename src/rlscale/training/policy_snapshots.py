@@ -66,14 +66,14 @@ class OldPolicies(Generic[Weights]):
         A version that is not kept any more leaves the current policy's.
         """
         batch = rollout.batch
-        assert rollout.old is not None, "the current policy's come first"
+        assert rollout.old_logprobs is not None, "the current policy's come first"
         drew = np.where(batch.loss_mask > 0, batch.weight_versions, batch.version)
         for version in sorted(set(np.unique(drew).tolist()) - {batch.version}):
             if version not in self._kept:
                 log.warning("the weights of version %d are not kept; the current ones score its tokens", version)
                 continue
             column = self._weights.score(rollout, self._kept[version])
-            rollout.old = torch.where(torch.from_numpy(drew == version), column, rollout.old)
+            rollout.old_logprobs = torch.where(torch.from_numpy(drew == version), column, rollout.old_logprobs)
 
     def save(self, folder: Path) -> None:
         """Writes them into a checkpoint; a collective."""

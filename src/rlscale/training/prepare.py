@@ -12,7 +12,7 @@ from rlscale.config import AlgoConfig
 from rlscale.training.loss.importance_weights import engine_weights, normalizes_weights
 from rlscale.training.loss.rollout_advantages import RolloutInputs, estimate_rollout, kl_of_rollout
 from rlscale.training.loss.user_postprocess import NAMES, postprocess
-from rlscale.training.rollout_state import Rollout, everywhere, pick
+from rlscale.training.rollout_state import Rollout, all_reduce_column, take_microbatch
 from rlscale.training.spec import TrainerSpec
 
 
@@ -38,13 +38,13 @@ def estimate(rollout: Rollout, spec: TrainerSpec, *, device: torch.device) -> No
     trainable = np.flatnonzero(batch.loss_mask)
     rows = torch.from_numpy(trainable)
     samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
-    assert rollout.gen is not None
+    assert rollout.rollout_logprobs is not None
     if algo.kl_coef or algo.opd_kl_coef or algo.custom_advantage_function_path is not None:
         # Each rank scored its own samples; here it needs those of the others.
-        if rollout.old is not rollout.gen:
-            rollout.old = everywhere(rollout.old, device=device, group=rollout.data_group)
-        rollout.ref = everywhere(rollout.ref, device=device, group=rollout.data_group)
-        rollout.teacher = everywhere(rollout.teacher, device=device, group=rollout.data_group)
+        if rollout.old_logprobs is not rollout.rollout_logprobs:
+            rollout.old_logprobs = all_reduce_column(rollout.old_logprobs, device=device, group=rollout.data_group)
+        rollout.ref_logprobs = all_reduce_column(rollout.ref_logprobs, device=device, group=rollout.data_group)
+        rollout.teacher = all_reduce_column(rollout.teacher, device=device, group=rollout.data_group)
     inputs = RolloutInputs(
         rewards_S=torch.tensor(batch.rewards),
         group_ids_S=torch.tensor(batch.group_ids),
@@ -55,22 +55,22 @@ def estimate(rollout: Rollout, spec: TrainerSpec, *, device: torch.device) -> No
             sample_ids_T=torch.from_numpy(samples.astype(np.int64)),
             num_samples=batch.num_samples,
         ),
-        gen_T=rollout.gen[rows],
-        old_T=_rows(rollout.old, rows),
-        ref_T=_rows(rollout.ref, rows),
+        rollout_logprobs_T=rollout.rollout_logprobs[rows],
+        old_logprobs_T=_rows(rollout.old_logprobs, rows),
+        ref_logprobs_T=_rows(rollout.ref_logprobs, rows),
         teacher_T=_rows(rollout.teacher, rows),
         values_T=_rows(rollout.values, rows),
     )
     kl_T = kl_of_rollout(algo, inputs)
     if kl_T is not None:  # the same on every rank, so their mean is the mean
         rollout.metrics.add({"rollout/kl": inputs.layout.sum_and_count(kl_T)})
-    if inputs.teacher_T is not None and inputs.old_T is not None:
-        gap_T = inputs.old_T - inputs.teacher_T
+    if inputs.teacher_T is not None and inputs.old_logprobs_T is not None:
+        gap_T = inputs.old_logprobs_T - inputs.teacher_T
         rollout.metrics.add({"rollout/teacher_kl": inputs.layout.sum_and_count(gap_T)})
     estimated = estimate_rollout(algo, inputs, custom=spec.custom)
-    rollout.advantages = _column(estimated.advantages_T, rows, like=rollout.gen)
+    rollout.advantages = _column(estimated.advantages_T, rows, like=rollout.rollout_logprobs)
     if estimated.returns_T is not None:
-        rollout.returns = _column(estimated.returns_T, rows, like=rollout.gen)
+        rollout.returns = _column(estimated.returns_T, rows, like=rollout.rollout_logprobs)
         rollout.metrics.add({"rollout/return": inputs.layout.sum_and_count(estimated.returns_T)})
 
 
@@ -84,22 +84,22 @@ def _column(values: Tensor, rows: Tensor, *, like: Tensor) -> Tensor:
     return column
 
 
-def weight_scale(rollout: Rollout, algo: AlgoConfig, *, device: torch.device) -> float:
+def mean_weight_factor(rollout: Rollout, algo: AlgoConfig, *, device: torch.device) -> float:
     """What makes the mean weight of the rollout 1, over all ranks; a collective. 1 where that is not asked for."""
     if not normalizes_weights(algo):
         return 1.0
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for micro in rollout.flat:
-        old, gen = pick(rollout.old, micro), pick(rollout.gen, micro)
+        old, gen = take_microbatch(rollout.old_logprobs, micro), take_microbatch(rollout.rollout_logprobs, micro)
         assert old is not None and gen is not None
-        _, parts = engine_weights(algo, old=old, gen=gen, layout=micro.layout)
+        _, parts = engine_weights(algo, old_logprobs=old, rollout_logprobs=gen, layout=micro.layout)
         sums += torch.stack(parts["mis_weight"]).double()
     dist.all_reduce(sums)
     total, count = sums.tolist()
     return count / total if total > 0 else 1.0
 
 
-def last_look(rollout: Rollout, spec: TrainerSpec) -> None:
+def apply_user_postprocess(rollout: Rollout, spec: TrainerSpec) -> None:
     """Hands this rank's tokens to `train.rollout_data_postprocess_path`, where it is set, and takes what it changed."""
     path = spec.train.rollout_data_postprocess_path
     if path is None:

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from rlscale.errors import WorkerError
-from rlscale.training.spec import WatchSpec
+from rlscale.training.spec import ProfilerSpec
 
 MAX_LINES = 100
 """Kinds of tensors, or operators, that are listed."""
@@ -41,7 +41,7 @@ class Watch:
             backend.train(batch, steps)
     """
 
-    def __init__(self, spec: WatchSpec, *, rank: int, role: str = "actor") -> None:
+    def __init__(self, spec: ProfilerSpec, *, rank: int, role: str = "actor") -> None:
         self._spec, self._worker = spec, f"{role} rank {rank}"
         self._ending = f"rank_{rank}" if role == "actor" else f"{role}_rank_{rank}"
         if torch.cuda.is_available():

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlscale.training.loss.token_loss import step_denominators
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.sampled_logprobs import AskedLogprobs
+from rlscale.training.sampled_logprobs import LogprobCollector
 from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 
@@ -26,17 +26,17 @@ class Rollout:
     batch: TrainBatch
     micros: list[list[Microbatch]]  # of this rank, by step
     scoring: list[Microbatch] | None = None  # of this rank, for passes without gradient; None: the same
-    old: Tensor | None = None  # logprobs of the policy that is improved
-    gen: Tensor | None = None  # logprobs the engine reported
-    ref: Tensor | None = None  # logprobs of the reference model
+    old_logprobs: Tensor | None = None  # logprobs of the policy that is improved
+    rollout_logprobs: Tensor | None = None  # logprobs the engine reported
+    ref_logprobs: Tensor | None = None  # logprobs of the reference model
     teacher: Tensor | None = None  # logprobs of the teacher
     values: Tensor | None = None  # of the critic, before each token
     returns: Tensor | None = None  # what its values should have been
     advantages: Tensor | None = None
-    weight_scale: float = 1.0
+    mean_weight_factor: float = 1.0
     has_entropy: bool = False  # whether its metric has been added
     metrics: MetricSums
-    asked: AskedLogprobs
+    logprob_collector: LogprobCollector
     data_group: dist.ProcessGroup | None = None  # ranks that have all samples between them, each once; None: all ranks
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
 
@@ -54,7 +54,7 @@ class Rollout:
         """Of every sample of the batch. [S]"""
         return step_denominators(
             counts_S=self._num_trainable(),
-            execution_ids_S=torch.tensor(self.batch.execution_ids),
+            trajectory_ids_S=torch.tensor(self.batch.trajectory_ids),
             in_step_S=torch.tensor(sorted(plan.sample_indices), dtype=torch.int64),
         )
 
@@ -63,7 +63,7 @@ class Rollout:
         indices_S = torch.tensor(sorted(plan.sample_indices), dtype=torch.int64)
         return indices_S, StepSamples(
             num_trainable=self._num_trainable()[indices_S],
-            execution_ids=torch.tensor(self.batch.execution_ids)[indices_S],
+            trajectory_ids=torch.tensor(self.batch.trajectory_ids)[indices_S],
             group_ids=torch.tensor(self.batch.group_ids)[indices_S],
             rewards=torch.tensor(self.batch.rewards)[indices_S],
             max_response_len=max_response_len,
@@ -82,14 +82,16 @@ class Rollout:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
-def pick(column: Tensor | None, micro: Microbatch) -> Tensor | None:
+def take_microbatch(column: Tensor | None, micro: Microbatch) -> Tensor | None:
     """The entries of a column that belong to a micro-batch, on its device. [R]"""
     if column is None:
         return None
     return column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
 
 
-def everywhere(column: Tensor | None, *, device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor | None:
+def all_reduce_column(
+    column: Tensor | None, *, device: torch.device, group: dist.ProcessGroup | None = None
+) -> Tensor | None:
     """A column with the values of all ranks; a collective. Every sample is on one rank of `group` (None: of all)."""
     if column is None:
         return None

@@ -14,11 +14,11 @@ from rlscale.training.packing.microbatch import Microbatch
 from rlscale.types import Float32, Int64, TrainBatch
 
 
-class AskedLogprobs:
+class LogprobCollector:
     """Collects them on whichever rank computes them. Computes nothing itself, so that no other number can change.
 
     Example:
-        asked = AskedLogprobs(batch)        # batch.asked == (0, 17)
+        asked = LogprobCollector(batch)        # batch.logprob_samples == (0, 17)
         asked.add(micro, logprobs_R)        # on the rank that has the micro-batch
         asked.gather(device)                # on all ranks: {0: array, 17: array}
     """
@@ -26,7 +26,7 @@ class AskedLogprobs:
     def __init__(self, batch: TrainBatch) -> None:
         self._batch = batch
         starts = batch.offsets[:-1] + batch.prompt_lens
-        self._rows = {i: np.arange(starts[i], batch.offsets[i + 1]) for i in batch.asked}
+        self._rows = {i: np.arange(starts[i], batch.offsets[i + 1]) for i in batch.logprob_samples}
         self._position: Int64 = np.full(len(batch.tokens), -1, dtype=np.int64)  # row of the batch -> place in N
         if self._rows:
             rows = np.concatenate(list(self._rows.values()))

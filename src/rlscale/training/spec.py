@@ -21,7 +21,7 @@ from rlscale.config import (
 from rlscale.models.batch_shapes import EngineShapes
 
 
-class Recipients(StrEnum):
+class WeightOwners(StrEnum):
     """Which ranks get full weights, where a backend can choose."""
 
     first = "first"  # rank 0 all of them
@@ -39,7 +39,7 @@ class ModelSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnRanks:
+class DedicatedRanks:
     """Ranks that train the critic and nothing else."""
 
     number: int
@@ -58,7 +58,7 @@ class CriticSpec:
     num_only_steps: int = 0  # optimiser steps of those
     save: Path | None = None  # folder of its checkpoints; None: `critic` in each checkpoint of the run
     keep_last: int = 2  # checkpoints in `save`
-    own_ranks: OwnRanks | None = None  # None: it is on the policy's ranks
+    own_ranks: DedicatedRanks | None = None  # None: it is on the policy's ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class OffloadSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WatchSpec:
+class ProfilerSpec:
     """What a rank writes down of its own work, for people who look for time and memory."""
 
     profile_rollouts: tuple[int, ...] = ()  # those that leave a profile
@@ -79,7 +79,7 @@ class WatchSpec:
     memory_folder: Path = Path(".")  # for what a rank leaves when it runs out of memory
 
     @classmethod
-    def of(cls, debug: DebugConfig, *, run_folder: Path) -> "WatchSpec":
+    def of(cls, debug: DebugConfig, *, run_folder: Path) -> "ProfilerSpec":
         """What the group asks for, with folders that a rank finds wherever it works."""
         return cls(
             profile_rollouts=tuple(debug.profile_rollouts or ()),
@@ -114,10 +114,10 @@ class TrainerSpec:
     critic: CriticSpec | None = None  # the value model of ppo; None: there is none
     teacher: ModelSource | None = None  # of on-policy distillation; None: there is none
     offload: OffloadSpec | None = None  # None: every model stays on the device
-    watch: WatchSpec = field(default_factory=WatchSpec)
+    watch: ProfilerSpec = field(default_factory=ProfilerSpec)
     megatron: MegatronConfig = field(default_factory=MegatronConfig)  # with `train.backend=megatron`
     model: ModelConfig = field(default_factory=ModelConfig)  # likewise: what must agree with the model's own config
-    recipients: Recipients = Recipients.first  # of the weights that go to the engines
+    recipients: WeightOwners = WeightOwners.first  # of the weights that go to the engines
     num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user
 

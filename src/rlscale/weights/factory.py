@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rlscale.config import WeightChannelName
 from rlscale.weights.channel_spec import ChannelSpec
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import EngineChannel, MakeEngine
 from rlscale.weights.transports.cuda_ipc import CudaIpcChannel
 from rlscale.weights.transports.delta_channel import DeltaChannel
@@ -24,7 +24,7 @@ def make_channel(
     senders: Sequence[int] = (0,),
 ) -> EngineChannel:
     """The channel of one trainer rank, of which `senders` send. See EngineChannel for the other arguments."""
-    team = Team(rank=rank, senders=senders)
+    team = SenderGroup(rank=rank, senders=senders)
 
     def process_group() -> EngineChannel:
         return ProcessGroupChannel(

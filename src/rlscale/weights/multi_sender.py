@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlscale.types import EngineAddress, WeightVersion
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import EngineChannel, MakeEngine, Weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class SendReport:
     """What one rank has sent."""
 
     num_buckets: int = 0
@@ -43,7 +43,7 @@ class ShareChannel(EngineChannel):
         team: this rank, and the ranks whose iterators give weights to `push`, each weight on one of them.
     """
 
-    def __init__(self, *, make_engine: MakeEngine, team: Team, timeout_s: float) -> None:
+    def __init__(self, *, make_engine: MakeEngine, team: SenderGroup, timeout_s: float) -> None:
         super().__init__(make_engine=make_engine, rank=team.rank, timeout_s=timeout_s)
         self._team = team
 
@@ -85,18 +85,18 @@ class ShareChannel(EngineChannel):
         if self._rank == 0:
             self._start(version)
 
-    def _send_own(self, weights: Weights, version: WeightVersion) -> Share:
+    def _send_own(self, weights: Weights, version: WeightVersion) -> SendReport:
         try:
             if not self._team.is_sender:
-                return Share()
-            return self._witness(self._send(self._witnessed(weights), version))
+                return SendReport()
+            return self._witness(self._send(self._with_checksums(weights), version))
         finally:
             self._gather(weights)  # the other ranks may still need parts that this one holds
 
-    def _witness(self, share: Share) -> Share:
+    def _witness(self, share: SendReport) -> SendReport:
         return share if self._expected is None else replace(share, of_sglang=self._expected.expected())
 
-    def _end(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+    def _end(self, version: WeightVersion, shares: Sequence[SendReport]) -> None:
         if self._expected is not None:
             for share in shares:
                 self._expected.update(share.of_sglang)
@@ -109,9 +109,9 @@ class ShareChannel(EngineChannel):
         """Makes ready what all senders need; on rank 0 only."""
 
     @abstractmethod
-    def _send(self, weights: Weights, version: WeightVersion) -> Share:
+    def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
         """Sends what the iterator gives; on every sender."""
 
     @abstractmethod
-    def _finish(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+    def _finish(self, version: WeightVersion, shares: Sequence[SendReport]) -> None:
         """Ends the update, whose shares have all been sent, and verifies it; on rank 0 only."""

@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Told(Generic[T]):
+class _RankResult(Generic[T]):
     """What a rank lets the others know."""
 
     value: T | None = None
     failure: EngineError | WeightSyncError | None = None
 
 
-class Team:
+class SenderGroup:
     """This rank among all ranks of the trainer, of which some send. Rank 0 leads: it alone pauses engines, and so on.
 
     Args:
@@ -52,12 +52,12 @@ class Team:
         Raises what it has raised here; else, where another rank failed, that rank's EngineError or WeightSyncError, or
         a WeightSyncError that names the rank. So either all ranks go on or none does.
         """
-        mine: _Told[T]
+        mine: _RankResult[T]
         raised: Exception | None = None
         try:
-            mine = _Told(value=act())
+            mine = _RankResult(value=act())
         except Exception as error:  # raised below, when the others know of it
-            mine, raised = _Told(failure=self._to_others(error)), error
+            mine, raised = _RankResult(failure=self._to_others(error)), error
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         if raised is not None:

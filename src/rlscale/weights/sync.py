@@ -116,7 +116,7 @@ class EngineChannel(ABC):
             return 0, 0
         try:
             self._expect()
-            return self._push(self._witnessed(weights), version)
+            return self._push(self._with_checksums(weights), version)
         except BaseException:
             self._connected = False
             self._abandon()
@@ -135,12 +135,12 @@ class EngineChannel(ABC):
         """The engines stand still inside; at the end they are proved to hold `version` and go on."""
         self._pause()
         yield  # the first update drops the caches of the old weights, unless requests stay in place with theirs
-        self._prove(version)
+        self._verify_and_resume(version)
 
     def _pause(self) -> None:
         self._calls.on_all(lambda engine: engine.pause(self.pause_mode))
 
-    def _prove(self, version: WeightVersion) -> None:
+    def _verify_and_resume(self, version: WeightVersion) -> None:
         self._verify(version)
         self._calls.on_all(lambda engine: engine.resume())
 
@@ -170,7 +170,7 @@ class EngineChannel(ABC):
             self._calls.settle([held])
             expected.compare(held.result(), engine=engine.address.name, num_ranks=engine.address.num_ranks)
 
-    def _witnessed(self, weights: Weights) -> Weights:
+    def _with_checksums(self, weights: Weights) -> Weights:
         for name, tensor in weights:
             if self._expected is not None:
                 self._expected.add(name, tensor)

@@ -38,10 +38,10 @@ from rlscale.training.loss.token_loss import TokenInputs, token_losses
 layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([2, 1, 1]))
 inputs = RolloutInputs(
     rewards_S=torch.tensor([3.0, 1.0, 2.0]), group_ids_S=torch.zeros(3, dtype=torch.int64),
-    response_lens_S=torch.tensor([2, 1, 1]), max_response_len=2, layout=layout, gen_T=torch.zeros(4),
+    response_lens_S=torch.tensor([2, 1, 1]), max_response_len=2, layout=layout, rollout_logprobs_T=torch.zeros(4),
 )
 advantages = advantages_of_rollout(config.algo, inputs)
-tokens = TokenInputs(old=torch.zeros(4), gen=torch.zeros(4), advantages=advantages)
+tokens = TokenInputs(old_logprobs=torch.zeros(4), rollout_logprobs=torch.zeros(4), advantages=advantages)
 losses, _ = token_losses(config.algo, lp=torch.zeros(4), entropy=None, inputs=tokens, layout=layout)
 print(config.algo.advantage_estimator, advantages.tolist(), losses.tolist())
 """

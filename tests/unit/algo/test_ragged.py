@@ -6,7 +6,7 @@ from rlscale.algo.corrections import truncated_importance_weights
 from rlscale.algo.logprobs import logprobs_of
 from rlscale.algo.losses import ClipRange, clipped_policy_loss
 from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
-from rlscale.algo.reduce import mean_per_execution
+from rlscale.algo.reduce import mean_per_trajectory
 
 LAYOUT = TokenLayout.from_lengths(torch.tensor([True, True, False]), lengths_S=torch.tensor([2, 1]))
 
@@ -48,12 +48,12 @@ def test_half_types_become_float32_and_float64_stays() -> None:
 
 def test_shapes_are_checked_first() -> None:
     two, three = torch.zeros(2), torch.zeros(3)
-    with pytest.raises(ValueError, match="old_T must be a vector as long as mask_T"):
-        clipped_policy_loss(three, old_T=two, advantages_T=three, layout=LAYOUT, clip=ClipRange(low=0.2))
-    with pytest.raises(ValueError, match="gen_T must be a vector as long as mask_T"):
-        truncated_importance_weights(three, gen_T=two, layout=LAYOUT, low=0.0, high=2.0)
+    with pytest.raises(ValueError, match="old_logprobs_T must be a vector as long as mask_T"):
+        clipped_policy_loss(three, old_logprobs_T=two, advantages_T=three, layout=LAYOUT, clip=ClipRange(low=0.2))
+    with pytest.raises(ValueError, match="rollout_logprobs_T must be a vector as long as mask_T"):
+        truncated_importance_weights(three, rollout_logprobs_T=two, layout=LAYOUT, low=0.0, high=2.0)
     with pytest.raises(ValueError, match=r"denominators_S must have shape \(2,\), got \(3,\)"):
-        mean_per_execution(three, layout=LAYOUT, denominators_S=three, num_executions=2)
+        mean_per_trajectory(three, layout=LAYOUT, denominators_S=three, num_trajectories=2)
     with pytest.raises(ValueError, match=r"rewards_S must have shape \(2,\), got \(3,\)"):
         AdvantageInputs(rewards_S=three, group_ids_S=two, layout=LAYOUT)
     with pytest.raises(ValueError, match=r"targets_T must have shape \(2,\), got \(3,\)"):
@@ -61,4 +61,4 @@ def test_shapes_are_checked_first() -> None:
     with pytest.raises(ValueError, match=r"logits_TV must have two dimensions, got shape \(5,\)"):
         logprobs_of(torch.zeros(5), targets_T=torch.zeros(5, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"low and high must satisfy 0 <= low <= high, got 3 and 2"):
-        truncated_importance_weights(three, gen_T=three, layout=LAYOUT, low=3, high=2)
+        truncated_importance_weights(three, rollout_logprobs_T=three, layout=LAYOUT, low=3, high=2)

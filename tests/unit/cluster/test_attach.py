@@ -23,7 +23,7 @@ from rlscale.plan.placement import Layout
 def test_a_cluster_that_nobody_runs_is_told_at_once(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"{scheme}127.0.0.1:{listening.getsockname()[1]}"
-        attaching._knock(address)
+        attaching._check_reachable(address)
     layout = Layout(num_trainers=1, num_engines=0, gpus_per_engine=1, colocate=False)
     with pytest.raises(ConfigError, match=rf"cluster.ray_address must name .*, got {address}; .*nobody answers there"):
         session._start(ClusterConfig(ray_address=address), layout)
@@ -33,7 +33,7 @@ def test_a_cluster_that_nobody_runs_is_told_at_once(scheme: str) -> None:
 def test_names_are_left_to_ray(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     knocks: list[Any] = []
     monkeypatch.setattr(socket, "create_connection", lambda place, **_: knocks.append(place))
-    attaching._knock(name)
+    attaching._check_reachable(name)
     assert knocks == []
 
 
@@ -79,7 +79,7 @@ def test_who_may_lack_a_token_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ConnectionError("Failed to connect to Ray cluster")
 
     monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setattr(attaching, "_knock", lambda address: None)
+    monkeypatch.setattr(attaching, "_check_reachable", lambda address: None)
     for mode, is_told in ((None, True), ("token", False)):
         if mode is None:
             monkeypatch.delenv(AUTH_MODE, raising=False)

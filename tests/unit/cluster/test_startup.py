@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from rlscale.cluster import ray_session as session
-from rlscale.cluster.ray_session import SLEEPING, _inherited, worker_variables
+from rlscale.cluster.ray_session import PASSIVE_OMP_ENV, _inherited, worker_variables
 from rlscale.config import ClusterConfig, Device
 from rlscale.errors import WorkerError
 
@@ -21,13 +21,13 @@ def test_the_driver_imports_neither_torch_nor_transformers() -> None:
 
 
 def test_variables_for_workers_are_there_while_ray_starts_and_then_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    (name, value), *_ = SLEEPING.items()
+    (name, value), *_ = PASSIVE_OMP_ENV.items()
     monkeypatch.delenv(name, raising=False)
-    with _inherited(SLEEPING):
+    with _inherited(PASSIVE_OMP_ENV):
         assert os.environ[name] == value
     assert name not in os.environ
     monkeypatch.setenv(name, "another")
-    with _inherited(SLEEPING):
+    with _inherited(PASSIVE_OMP_ENV):
         assert os.environ[name] == value
     assert os.environ[name] == "another"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.control.restartable import Starting
+from rlscale.control.restartable import Restartable
 from rlscale.errors import WorkerError
 
 
@@ -17,7 +17,7 @@ class Servers:
         self.made: list[asyncio.Future[int]] = []
         self.killed: list[WorkerError] = []
         self._num_restarts = num_restarts
-        self.starting = Starting(self._start, renew=self._renew, on_killed=self._on_killed)
+        self.starting = Restartable(self._start, renew=self._renew, on_killed=self._on_killed)
 
     async def _start(self) -> int:
         self.made.append(asyncio.get_running_loop().create_future())

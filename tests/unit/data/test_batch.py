@@ -29,7 +29,7 @@ def test_columns() -> None:
     assert batch.prompt_lens.tolist() == [1, 1, 2]
     assert batch.rewards.tolist() == [1.0, 0.25, 1.0]
     assert batch.group_ids.tolist() == [10, 10, 11]
-    assert batch.execution_ids.tolist() == [0, 1, 2]
+    assert batch.trajectory_ids.tolist() == [0, 1, 2]
     assert batch.version == 4
 
 

@@ -26,7 +26,7 @@ def batch_of(
         prompt_lens=np.ones(num_samples, np.int32),
         rewards=np.zeros(num_samples, np.float32),
         group_ids=np.arange(num_samples),
-        execution_ids=np.asarray(range(num_samples) if executions is None else executions, np.int64),
+        trajectory_ids=np.asarray(range(num_samples) if executions is None else executions, np.int64),
         version=0,
     )
 
@@ -53,18 +53,18 @@ def dynamic(global_batch_size: int, max_tokens: int, *, balance_data: bool = Fal
 def test_steps_in_order_and_a_smaller_last_one() -> None:
     steps = plan_steps(batch_of([2, 2, 2, 2, 2]), static(2, 1), num_ranks=1)
     assert [step.microbatches for step in steps] == [(((0,), (1,)),), (((2,), (3,)),), (((4,),),)]
-    assert [(step.num_executions, step.num_tokens) for step in steps] == [(2, 2), (2, 2), (1, 1)]
+    assert [(step.num_trajectories, step.num_tokens) for step in steps] == [(2, 2), (2, 2), (1, 1)]
 
 
 def test_samples_of_one_execution_share_a_step_and_count_once() -> None:
     steps = plan_steps(batch_of([2] * 5, executions=[9, 4, 9, 4, 7]), static(2, 8), num_ranks=1)
     assert [step.microbatches for step in steps] == [(((0, 1, 2, 3),),), (((4,),),)]
-    assert [step.num_executions for step in steps] == [2, 1]
+    assert [step.num_trajectories for step in steps] == [2, 1]
 
 
 def test_untrainable_samples_leave_the_denominators() -> None:
     (step,) = plan_steps(batch_of([3, 3, 3], trainable=[2, 0, 1]), static(3, 8), num_ranks=1)
-    assert (step.num_executions, step.num_tokens) == (2, 3)
+    assert (step.num_trajectories, step.num_tokens) == (2, 3)
     assert sorted(step.sample_indices) == [0, 1, 2]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from rlscale.engines.embedded.load_decoder import load_decoder, open_codec
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.server.generate_request import Answer, GenerateRequest
 from rlscale.types import SamplingParams
 from tests.tiny_model import EOS_ID, write_tiny_qwen3
@@ -30,7 +30,7 @@ def open_scheduler(model_path: Path) -> Iterator[OpenScheduler]:
         decoder, _ = load_decoder(
             str(path), no_transformers, dtype=torch.float32, device=torch.device("cpu"), max_context_len=None
         )
-        weights = LiveWeights(decoder.weights, decoder.aliases, receiver=receiver, checksum=None, version="0")
+        weights = WeightStore(decoder.weights, decoder.aliases, receiver=receiver, checksum=None, version="0")
         settings = {"num_slots": 8, "num_threads": 1, "eos_ids": frozenset({EOS_ID}), **options}
         codec = open_codec(path)
         decode = None if codec is None else codec.decode

@@ -45,7 +45,7 @@ def test_micro_batches_are_those_of_the_schedule(balance: bool) -> None:
         prompt_lens=np.full(32, 100, np.int32),
         rewards=np.zeros(32, np.float32),
         group_ids=np.arange(32) // 4,
-        execution_ids=np.arange(32),
+        trajectory_ids=np.arange(32),
         version=0,
     )
     by_tokens = [

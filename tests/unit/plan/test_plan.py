@@ -286,7 +286,7 @@ def test_memory_on_a_cpu_is_that_of_the_machine() -> None:
 def test_a_machine_without_room_is_told() -> None:
     quickstart = load_config_with_notes(["experiment=quickstart"]).config
     found = make_plan(quickstart, replace(HARDWARE["cpu"], memory_bytes=1e9))
-    assert len(found.misfits) == 1
+    assert len(found.over_budget) == 1
 
 
 def test_places_fill_node_after_node() -> None:
@@ -309,7 +309,7 @@ def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
     from rlscale.models.batch_shapes import MIN_LENGTH
     from rlscale.plan import activations, plan
     from rlscale.plan import engine_memory as engine
-    from rlscale.training.attention.packed import packed as attention
+    from rlscale.training.attention import packed as attention
     from rlscale.training.modules import logprob_head as head
 
     assert activations.TILE_ELEMENTS == head.TILE_ELEMENTS

@@ -36,7 +36,7 @@ from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_eq
 
 CPU = torch.device("cpu")
 
-BATCHES = [replace(with_equal_prompts(seed=seed), asked=(0, 3, 8)) for seed in range(2)]
+BATCHES = [replace(with_equal_prompts(seed=seed), logprob_samples=(0, 3, 8)) for seed in range(2)]
 CUTS: dict[int, Any] = {  # by data-parallel ranks; the second of one rank has too few tokens for two, the last none
     1: [[[0, 1, 3, 4, 7], [2], [5, 6, 8], []]],
     2: [[[0, 1, 3], [6, 8]], [[2, 4, 5, 7], []]],

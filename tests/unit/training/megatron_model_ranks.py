@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
 from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
@@ -39,7 +39,7 @@ from rlscale.training.megatron.model.attention import packed_rows, zigzag_positi
 from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel, build_model
 from rlscale.training.megatron.parallel_dims import MegatronGrid, make_grid
 from rlscale.training.modules.vocab_parallel import vocab_shard
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 from tests.unit.training.megatron_families import CONFIGS
 from tests.unit.training.megatron_ranks import megatron_spec
 
@@ -116,10 +116,10 @@ def come_back(model: MegatronModel, path: str, **options: Any) -> bool:
     same = all(torch.equal(tensor, checkpoint.tensor(name)) for name, tensor in found.items())
     names: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(names, list(found))
-    to = options.get("to", Recipients.first)
-    if to == Recipients.first:
+    to = options.get("to", WeightOwners.first)
+    if to == WeightOwners.first:
         assert not any(names[1:])
-    if to == Recipients.every:
+    if to == WeightOwners.every:
         return same and all(sorted(some) == sorted(checkpoint.files) for some in names)
     return same and sorted(name for some in names for name in some) == sorted(checkpoint.files)
 
@@ -166,7 +166,7 @@ class Case:
     def exported_is_loaded(self) -> bool:
         """Whether the weights of the folder come back bit for bit under the same names: on rank 0, and spread."""
         load_hf(self.model, self.path)
-        return all(come_back(self.model, self.path, to=to) for to in Recipients)
+        return all(come_back(self.model, self.path, to=to) for to in WeightOwners)
 
     def run(self) -> dict[str, float]:
         """Largest differences of logprobs, and of gradients in units of the largest of the tensor."""
@@ -224,7 +224,7 @@ class Case:
             shard = None if group.size() == 1 else vocab_shard(group, first=self.model.first_token)
             weight = decoder.head_weight[: max(101 - self.model.first_token, 0)]
             options = HeadOptions(chunk_tokens=16, shard=shard)
-            logprobs, _ = head_logprobs(hidden.flatten(0, 1), weight, targets_T=targets, options=options)
+            logprobs, _ = linear_logprobs(hidden.flatten(0, 1), weight, targets_T=targets, options=options)
             expected = torch.zeros(len(ids))
             at = np.delete(np.arange(len(ids)), starts + np.array(lengths) - 1)
             expected[at] = reference(self.path, self.is_row)[0][index]

@@ -16,7 +16,7 @@ from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 from rlscale.types import EngineAddress
 from rlscale.weights.factory import ChannelSpec, make_channel
 from rlscale.weights.sync import EngineChannel
@@ -89,7 +89,7 @@ def one_engine_dies(
 
 
 def owners_of(model: Any) -> Exporter:
-    return Exporter(model, to=Recipients.owners, bucket_bytes=BUCKET_BYTES)
+    return Exporter(model, to=WeightOwners.owners, bucket_bytes=BUCKET_BYTES)
 
 
 def _failing(weights: Weights) -> Weights:

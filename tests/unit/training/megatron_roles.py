@@ -17,7 +17,7 @@ from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import CriticBackend
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.critic_backend import MegatronCriticBackend
-from rlscale.training.spec import ModelSource, OffloadSpec, OwnRanks, TrainerSpec
+from rlscale.training.spec import DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, batch_of, everyone
 from tests.unit.training.rollouts import plan
@@ -113,7 +113,7 @@ def critic_apart(spec: TrainerSpec, *, rank: int, num_data_ranks: int) -> float:
     assert spec.critic is not None
     size = dist.get_world_size()
     batch = BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4)
-    own = replace(spec, critic=replace(spec.critic, own_ranks=OwnRanks(number=size, batch=batch)))
+    own = replace(spec, critic=replace(spec.critic, own_ranks=DedicatedRanks(number=size, batch=batch)))
     theirs = _values_and_steps(CriticBackend(own, rank=rank, world_size=size), size)
     ours = MegatronCriticBackend(own, rank=rank, world_size=size)
     found = _values_and_steps(ours, num_data_ranks)

@@ -23,7 +23,7 @@ from rlscale.config import AlgoConfig, MegatronConfig
 from rlscale.data.batch import build_batch
 from rlscale.engines.embedded.load_decoder import load_decoder
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
@@ -47,7 +47,7 @@ def rollout(path: str, dtype: torch.dtype) -> TrainBatch:
     """Two answers to each prompt by the embedded engine, with its routes."""
     device = torch.device("cpu")
     decoder, _ = load_decoder(path, lambda _: ({}, {}), dtype=dtype, device=device, max_context_len=None)
-    weights = LiveWeights(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
+    weights = WeightStore(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
     scheduler = Scheduler(decoder, weights, SchedulerOptions(num_slots=8, num_threads=1))
     scheduler.start()
     groups = []
@@ -91,7 +91,7 @@ def trained(spec: TrainerSpec, batch: TrainBatch, sizes: Mapping[str, Any], *, r
         replace(plan(batch, each), scoring=tuple((tuple(i for m in micros for i in m),) for micros in each))
         for each in cuts
     ]
-    result = backend.train(replace(batch, asked=tuple(range(batch.num_samples))), plans)
+    result = backend.train(replace(batch, logprob_samples=tuple(range(batch.num_samples))), plans)
     found = [{name: weight.clone() for name, weight in backend.weights()}]
     dist.broadcast_object_list(found, src=0)
     backend.close()

@@ -29,7 +29,7 @@ from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
 from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
 from rlscale.training.megatron.parallel_dims import make_grid
 from rlscale.training.megatron.transfer.exchange import Post
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 from rlscale.types import EngineAddress
 from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
 from tests.unit.training.megatron_push_ranks import (
@@ -130,7 +130,7 @@ def main(rank: int, port: int, root: Path, folder: Path, urls: list[str]) -> Non
         for name, (family, sizes) in CASES.items():
             model = built(family, sizes, root)
             path = str(root / family)
-            report[name] = {to: come_back(model, path, bucket_bytes=SMALL_BUCKET, to=to) for to in Recipients}
+            report[name] = {to: come_back(model, path, bucket_bytes=SMALL_BUCKET, to=to) for to in WeightOwners}
             if name in PUSHED:
                 report[f"{name}, pushed"] = pushed(model, path, PUSHED[name], engines=engines, rank=rank, folder=folder)
             if name == "ep4":

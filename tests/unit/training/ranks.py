@@ -128,7 +128,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     same = all(torch.equal(weight, final[name]) for name, weight in resumed.weights())
 
     watched = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
-    asked = watched.train(replace(BATCHES[0], asked=ASKED), [plan(BATCHES[0], TWO_RANKS)])
+    asked = watched.train(replace(BATCHES[0], logprob_samples=ASKED), [plan(BATCHES[0], TWO_RANKS)])
 
     whole = FsdpBackend(whole_rollout_spec(model_path, ref_path=str(folder / "hf")), rank=rank, world_size=2)
 

@@ -20,7 +20,7 @@ from rlscale.config import BatchConfig, OffloadMode
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import CriticBackend
-from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec
+from rlscale.training.spec import CriticSpec, DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
@@ -60,7 +60,7 @@ def train(backend: FsdpBackend, version: int, cut: Sequence[Sequence[Sequence[in
 
 def critic_of(model_path: str, *, number: int) -> TrainerSpec:
     """A critic on ranks of its own."""
-    own = OwnRanks(number=number, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
+    own = DedicatedRanks(number=number, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
     critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2, own_ranks=own)
     return spec(model_path, algo={"advantage_estimator": "ppo"}, critic=critic, adam_eps=1e-4)
 

@@ -107,7 +107,7 @@ def make_batch(lengths: Sequence[tuple[int, int]], *, group_size: int = 4, seed:
         prompt_lens=prompt_lens,
         rewards=rng.random(num_samples).astype(np.float32),
         group_ids=np.arange(num_samples, dtype=np.int64) // group_size,
-        execution_ids=np.arange(num_samples, dtype=np.int64),
+        trajectory_ids=np.arange(num_samples, dtype=np.int64),
         version=0,
     )
 
@@ -116,10 +116,10 @@ def plan(batch: TrainBatch, microbatches: Sequence[Sequence[Sequence[int]]]) -> 
     """A step of the given [rank][micro-batch] -> samples."""
     samples = [i for rank in microbatches for micro in rank for i in micro]
     counts = [int(batch.loss_mask[batch.offsets[i] : batch.offsets[i + 1]].sum()) for i in samples]
-    executions = {int(batch.execution_ids[i]) for i, count in zip(samples, counts, strict=True) if count}
+    executions = {int(batch.trajectory_ids[i]) for i, count in zip(samples, counts, strict=True) if count}
     return StepPlan(
         microbatches=tuple(tuple(tuple(micro) for micro in rank) for rank in microbatches),
-        num_executions=len(executions),
+        num_trajectories=len(executions),
         num_tokens=sum(counts),
     )
 

@@ -369,7 +369,7 @@ def test_asked_logprobs_are_those_of_the_weights_at_the_start(
     exact = with_logprobs_of(BATCH, model_path)
     asked = (1, 2, 5)
     plain = train(backend(model_path, algo=algo), BATCH, cuts)
-    result = train(backend(model_path, algo=algo), replace(BATCH, asked=asked), cuts)
+    result = train(backend(model_path, algo=algo), replace(BATCH, logprob_samples=asked), cuts)
     assert (result.steps, result.metrics) == (plain.steps, plain.metrics)  # to the last bit
     assert plain.logprobs == {}
     assert tuple(result.logprobs) == asked
@@ -384,7 +384,7 @@ def test_asked_logprobs_are_those_of_the_weights_at_the_start(
 def test_asked_logprobs_leave_out_tokens_of_others(model_path: str) -> None:
     mask = BATCH.loss_mask.copy()
     mask[BATCH.offsets[3] + BATCH.prompt_lens[3] + 1] = 0
-    result = train(backend(model_path), replace(BATCH, loss_mask=mask, asked=(3,)))
+    result = train(backend(model_path), replace(BATCH, loss_mask=mask, logprob_samples=(3,)))
     assert np.isnan(result.logprobs[3]).tolist() == [False, True, False, False]
 
 

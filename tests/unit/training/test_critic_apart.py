@@ -12,7 +12,7 @@ from rlscale.config import BatchConfig, OffloadMode
 from rlscale.errors import WorkerError
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import CriticBackend
-from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, OwnRanks, TrainerSpec
+from rlscale.training.spec import CriticSpec, DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
 
@@ -22,10 +22,10 @@ Cut = Sequence[Sequence[Sequence[int]]]
 BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(3)]
 TWO_STEPS: list[Cut] = [[[[0, 1, 2], [3]]], [[[4, 5], [6, 7]]]]
 OTHERWISE_CUT: list[Cut] = [[[[0, 2], [1], [3]]], [[[7, 4, 5], [6]]]]
-OWN = OwnRanks(number=1, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
+OWN = DedicatedRanks(number=1, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
 
 
-def spec_of(model_path: str, *, own: OwnRanks | None, reference: str | None = None, **critic: Any) -> TrainerSpec:
+def spec_of(model_path: str, *, own: DedicatedRanks | None, reference: str | None = None, **critic: Any) -> TrainerSpec:
     algo = {"advantage_estimator": "ppo", "lambd": 0.9, "kl_coef": 0.2, "kl_loss_type": "k2"}
     return spec(
         model_path,

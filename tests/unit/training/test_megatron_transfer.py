@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.megatron_families import write_families
 from tests.unit.training.megatron_transfer_ranks import CASES, NUM_RANKS, PUSHED
@@ -24,7 +24,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [report(folder, rank) for rank in range(NUM_RANKS)]
 
 
-@pytest.mark.parametrize("how", list(Recipients))
+@pytest.mark.parametrize("how", list(WeightOwners))
 @pytest.mark.parametrize("name", CASES)
 def test_weights_come_back_bit_for_bit(name: str, how: str, reports: list[dict[str, Any]]) -> None:
     assert all(found[name][how] for found in reports)

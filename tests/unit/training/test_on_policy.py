@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rlscale.config import ComputeDtype
 from rlscale.engines.embedded.load_decoder import load_decoder
 from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
-from rlscale.engines.embedded.weight_store import LiveWeights
+from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.errors import ConfigError, WorkerError
 from rlscale.models.batch_shapes import EngineShapes
@@ -38,7 +38,7 @@ def engine(path: str, dtype: ComputeDtype) -> Iterator[Scheduler]:
     decoder, _ = load_decoder(
         path, lambda path: ({}, {}), dtype=DTYPES[dtype], device=torch.device("cpu"), max_context_len=None
     )
-    weights = LiveWeights(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
+    weights = WeightStore(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
     scheduler = Scheduler(decoder, weights, SchedulerOptions(num_slots=SHAPES.num_slots, num_threads=1))
     scheduler.start()
     yield scheduler
@@ -83,7 +83,7 @@ def batch_of(
         prompt_lens=np.array(prompt_lens, dtype=np.int32),
         rewards=draw.random(num).astype(np.float32),
         group_ids=np.arange(num, dtype=np.int64) // 4,
-        execution_ids=np.arange(num, dtype=np.int64),
+        trajectory_ids=np.arange(num, dtype=np.int64),
         version=0,
     )
 
@@ -134,7 +134,7 @@ def test_logprobs_are_the_engines_bit_for_bit(make: Any, dtype: ComputeDtype, ca
     for i in range(2 if make is tiny_model else 1):
         batch = answered(path, dtype, seed=i)
         assert len({*np.diff(batch.offsets).tolist()}) > 5
-        result = trainer.train(replace(batch, asked=(0, 9)), [plan(batch, cut(batch))])
+        result = trainer.train(replace(batch, logprob_samples=(0, 9)), [plan(batch, cut(batch))])
         assert result.metrics["logprob_diff/max"] == 0.0 and result.steps[0]["grad_norm"] > 0
         for sample, values in result.logprobs.items():
             own = slice(batch.offsets[sample], batch.offsets[sample + 1])

@@ -127,7 +127,7 @@ def test_two_ranks_export_full_weights(folder: Path) -> None:
 
 
 def test_every_rank_gets_the_asked_logprobs_of_all(folder: Path, model_path: str) -> None:
-    batch = replace(BATCHES[0], asked=ASKED)
+    batch = replace(BATCHES[0], logprob_samples=ASKED)
     expected = FsdpBackend(full_spec(model_path), rank=0, world_size=1).train(batch, [plan(batch, ONE_RANK)]).logprobs
     assert report(folder, 0)["asked"] == report(folder, 1)["asked"]
     got = {int(i): values for i, values in report(folder, 0)["asked"].items()}

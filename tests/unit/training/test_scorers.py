@@ -35,8 +35,8 @@ def train(trainer: FsdpBackend, batch: TrainBatch = BATCH) -> TrainResult:
 def logprobs(trainer: FsdpBackend, batch: TrainBatch = BATCH) -> Tensor:
     rollout = trainer._prepare(batch, [plan(batch, ONE)])
     trainer.policy.score_old(rollout, earlier=trainer._old_policies)
-    assert rollout.old is not None
-    return rollout.old
+    assert rollout.old_logprobs is not None
+    return rollout.old_logprobs
 
 
 def of_version(batch: TrainBatch, version: int, *, made_by: dict[int, int] | None = None) -> TrainBatch:

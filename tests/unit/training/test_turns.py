@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlscale.config import OffloadMode
 from rlscale.errors import ConfigError
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.offload import Everyone, Moving, Pausing, Turns, make_turns, state_tensors
+from rlscale.training.offload import CpuOffload, MemorySaverOffload, NoOffload, Offloader, make_offloader, state_tensors
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec
 from rlscale.types import TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
@@ -65,7 +65,7 @@ def is_here(module: nn.Linear) -> bool:
 
 @pytest.mark.parametrize("keeps_copies", [True, False])
 def test_only_those_whose_turn_it_is_have_memory(keeps_copies: bool) -> None:
-    turns, models = Moving(CPU, keeps_copies=keeps_copies), {"a": layer(1.0), "b": layer(2.0), "c": layer(3.0)}
+    turns, models = CpuOffload(CPU, keeps_copies=keeps_copies), {"a": layer(1.0), "b": layer(2.0), "c": layer(3.0)}
     for name, model in models.items():
         turns.add(name, model.parameters)
     with turns.of("a", "c"):
@@ -81,7 +81,7 @@ def test_only_those_whose_turn_it_is_have_memory(keeps_copies: bool) -> None:
 
 
 def test_a_frozen_model_is_copied_once_and_again_when_it_has_changed() -> None:
-    turns, model = Moving(CPU, keeps_copies=True), layer(1.0)
+    turns, model = CpuOffload(CPU, keeps_copies=True), layer(1.0)
     turns.add("a", model.parameters, is_frozen=True)
     turns.rest()
     with turns.of("a"):
@@ -97,7 +97,7 @@ def test_a_frozen_model_is_copied_once_and_again_when_it_has_changed() -> None:
 
 
 def test_copies_are_given_up_where_they_are_not_wanted() -> None:
-    turns, model = Moving(CPU, keeps_copies=False), layer(1.0)
+    turns, model = CpuOffload(CPU, keeps_copies=False), layer(1.0)
     turns.add("a", model.parameters, is_frozen=True)
     turns.rest()
     with turns.of("a"):
@@ -145,7 +145,7 @@ class FakeSaver:
 
 def test_the_memory_saver_pauses_the_process_while_nobody_has_a_turn() -> None:
     saver = FakeSaver()
-    turns: Turns = Pausing(saver, margin_bytes=7)
+    turns: Offloader = MemorySaverOffload(saver, margin_bytes=7)
     turns.rest()
     for _ in range(2):
         with turns.of("policy"):
@@ -159,16 +159,16 @@ def test_the_memory_saver_pauses_the_process_while_nobody_has_a_turn() -> None:
 
 
 def test_turns_are_what_the_spec_asks_for() -> None:
-    assert isinstance(make_turns(None, device=CPU), Everyone)
-    assert isinstance(make_turns(MOVE, device=CPU), Moving)
+    assert isinstance(make_offloader(None, device=CPU), NoOffload)
+    assert isinstance(make_offloader(MOVE, device=CPU), CpuOffload)
     with pytest.raises(ConfigError, match=r"cluster\.offload_train_mode must be move without torch_memory_saver"):
-        make_turns(OffloadSpec(mode=OffloadMode.tms), device=CPU)
+        make_offloader(OffloadSpec(mode=OffloadMode.tms), device=CPU)
 
 
 def test_what_lies_on_the_host_anyway_stays_where_it_is() -> None:
     # The moments of AdamW on the host, beside parameters on a GPU.
     moments = torch.arange(4.0)
-    turns = Moving(torch.device("meta"), keeps_copies=False)
+    turns = CpuOffload(torch.device("meta"), keeps_copies=False)
     turns.add("policy.optimizer", lambda: [moments])
     turns.rest()
     assert moments.tolist() == [0.0, 1.0, 2.0, 3.0]

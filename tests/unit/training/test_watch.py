@@ -8,11 +8,11 @@ import torch
 from rlscale.config import DebugConfig
 from rlscale.errors import WorkerError
 from rlscale.training.profiler import Watch, memory_report
-from rlscale.training.spec import WatchSpec
+from rlscale.training.spec import ProfilerSpec
 
 
 def watch(folder: Path) -> Watch:
-    spec = WatchSpec(profile_rollouts=(3,), profile_folder=folder / "profile", memory_folder=folder / "memory")
+    spec = ProfilerSpec(profile_rollouts=(3,), profile_folder=folder / "profile", memory_folder=folder / "memory")
     return Watch(spec, rank=1)
 
 
@@ -58,9 +58,9 @@ def test_views_of_one_tensor_count_once() -> None:
 
 
 def test_the_keys_say_where_and_when(tmp_path: Path) -> None:
-    plain = WatchSpec.of(DebugConfig(), run_folder=tmp_path)
-    assert plain == WatchSpec(profile_folder=tmp_path / "profile", memory_folder=Path.cwd())
+    plain = ProfilerSpec.of(DebugConfig(), run_folder=tmp_path)
+    assert plain == ProfilerSpec(profile_folder=tmp_path / "profile", memory_folder=Path.cwd())
     debug = DebugConfig(profile_rollouts=[0, 5], profile_dir="p", memory_snapshot_dir="m")
-    asked = WatchSpec.of(debug, run_folder=tmp_path)
+    asked = ProfilerSpec.of(debug, run_folder=tmp_path)
     assert asked.profile_rollouts == (0, 5)
     assert (asked.profile_folder, asked.memory_folder) == (Path("p").absolute(), Path("m").absolute())

@@ -33,8 +33,10 @@ def advantages(rollout: RolloutColumns, custom: Mapping[str, Any]) -> Tensor:
 
 
 def weights(tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
-    assert tokens.old is not None and tokens.gen is not None
-    log_ratio = zero_masked(tokens.old, mask_T=tokens.mask) - zero_masked(tokens.gen, mask_T=tokens.mask)
+    assert tokens.old_logprobs is not None and tokens.rollout_logprobs is not None
+    log_ratio = zero_masked(tokens.old_logprobs, mask_T=tokens.mask) - zero_masked(
+        tokens.rollout_logprobs, mask_T=tokens.mask
+    )
     factor = (custom["scale"] * log_ratio).exp().clamp(max=2.0)
     return factor, {"factor": TokenLayout.of(tokens).sum_and_count(factor)}
 

@@ -13,12 +13,12 @@ from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, WeightVersion
 from rlscale.weights.factory import ChannelSpec, make_channel
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import EngineChannel
 from rlscale.weights.torch_groups import Group
 from rlscale.weights.transports.delta import DeltaReader, delta_path
 from rlscale.weights.transports.gloo_blocks import BlockSender
-from rlscale.weights.transports.gloo_packed import BlockWay, ProcessGroupChannel
+from rlscale.weights.transports.gloo_packed import BlockTransport, ProcessGroupChannel
 from rlscale.weights.transports.shared_memory import SharedMemoryChannel
 from rlscale.weights.transports.shm_ring import RingWriter
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
@@ -69,8 +69,8 @@ class FlippingMemory(SharedMemoryChannel):
 class FlippingGroup(ProcessGroupChannel):
     """Changes one bit of a tensor after its checksum was taken."""
 
-    def _make_way(self, process_groups: Sequence[Group]) -> BlockWay:
-        return BlockWay([FlippingSender(group) for group in process_groups])
+    def _make_way(self, process_groups: Sequence[Group]) -> BlockTransport:
+        return BlockTransport([FlippingSender(group) for group in process_groups])
 
 
 class FlippingSender(BlockSender):
@@ -126,7 +126,7 @@ def make_flipping(name: WeightChannelName, folder: Path) -> EngineChannel:
     if name == WeightChannelName.process_group:
         return FlippingGroup(
             make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
-            team=Team(rank=0),
+            team=SenderGroup(rank=0),
             bucket_bytes=4096,
             backend="gloo",
             timeout_s=TIMEOUT_S,

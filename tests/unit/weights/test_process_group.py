@@ -12,9 +12,9 @@ from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress
 from rlscale.weights.buckets import PackedBucket
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.torch_groups import Group
-from rlscale.weights.transports.gloo_packed import PackedWay, ProcessGroupChannel, Sent
+from rlscale.weights.transports.gloo_packed import PackedTransport, ProcessGroupChannel, Sent
 from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
 
 SHORT_TIMEOUT_S = 3.0
@@ -32,14 +32,14 @@ def make_channel(
 ) -> ProcessGroupChannel:
     return kind(
         make_engine=lambda address: HttpEngine(address, timeout_s=timeout_s),
-        team=Team(rank=rank),
+        team=SenderGroup(rank=rank),
         bucket_bytes=4096,
         backend="gloo",
         timeout_s=timeout_s,
     )
 
 
-class FlippingWay(PackedWay):
+class FlippingWay(PackedTransport):
     """Changes one bit of one tensor after its checksum was taken."""
 
     victim = "model.layers.1.weight"
@@ -56,7 +56,7 @@ class FlippingWay(PackedWay):
 class FlippingChannel(ProcessGroupChannel):
     """To an engine that reads packed buckets alone."""
 
-    def _make_way(self, process_groups: Sequence[Group]) -> PackedWay:
+    def _make_way(self, process_groups: Sequence[Group]) -> PackedTransport:
         return FlippingWay(process_groups, on_gpu=False)
 
 

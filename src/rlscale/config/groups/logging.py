@@ -54,7 +54,8 @@ class WandbConfig(ConfigGroup):
         Field(min_length=1, description="URL of the server. None: the variable WANDB_BASE_URL, else the public one."),
     ] = None
     team: Annotated[
-        str | None, Field(min_length=1, description="Team (entity) of the run. None: the default of the API key.")
+        str | None,
+        Field(min_length=1, description="SenderGroup (entity) of the run. None: the default of the API key."),
     ] = None
     group: Annotated[
         str | None, Field(min_length=1, description="Group of the run, to which others may belong. None: no group.")

@@ -21,7 +21,7 @@ from rlscale.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ignored:
+class IgnoredKey:
     """Keys (or a group) that have no effect under a condition."""
 
     names: tuple[str, ...]
@@ -74,108 +74,108 @@ def _centres_rewards(config: RunConfig) -> bool:
     return is_rloo or (algo.advantage_estimator in GROUP_CENTRED and algo.rewards_normalization)
 
 
-IGNORED_OF_ALGO: tuple[Ignored, ...] = (
-    Ignored(
+IGNORED_OF_ALGO: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
         names=OF_THE_POLICY_LOSS,
         when=lambda config: config.algo.loss_type != LossType.policy_loss,
         why="algo.loss_type is not policy_loss",
     ),
-    Ignored(
+    IgnoredKey(
         names=(*OF_ADVANTAGES, "train.rollout_data_postprocess_path"),
         when=lambda config: not compares_policies(config.algo),
         why="no advantages are computed: algo.loss_type is sft_loss, or algo.compute_advantages_and_returns is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("compute_advantages_and_returns", "overlong_filter"),
         when=lambda config: config.algo.loss_type == LossType.sft_loss,
         why="algo.loss_type is sft_loss",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("ref_update_interval"),
         when=lambda config: not uses_reference(config.algo),
         why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("custom_loss_function_path"),
         when=lambda config: config.algo.loss_type != LossType.custom_loss,
         why="algo.loss_type is not custom_loss",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("tis_type", "tis_clip", "tis_clip_low", "custom_tis_function_path", "mis"),
         when=lambda config: not config.algo.use_tis,
         why="algo.use_tis is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("tis_type", "tis_clip", "tis_clip_low", "mis"),
         when=lambda config: config.algo.custom_tis_function_path is not None,
         why="algo.custom_tis_function_path is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("tis_clip_low"),
         when=lambda config: config.algo.tis_type == TisType.mis,
         why="algo.tis_type=mis has algo.mis.low",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("mis"),
         when=lambda config: config.algo.tis_type != TisType.mis,
         why="algo.tis_type is not mis",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("mis.reject_low", "mis.reject_high"),
         when=lambda config: config.algo.mis.reject_level is None,
         why="algo.mis.reject_level is not set",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("decoupled_weight_max"),
         when=lambda config: not uses_decoupled_loss(config)[0],
         why="algo.decoupled_loss is off",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("rewards_normalization", "grpo_std_normalization", "gamma", "lambd", "kl_coef"),
         when=lambda config: config.algo.custom_advantage_function_path is not None,
         why="algo.custom_advantage_function_path is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("calculate_per_token_loss", "divide_by_max_response_len"),
         when=lambda config: config.algo.custom_reducer_function_path is not None,
         why="algo.custom_reducer_function_path is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("grpo_std_normalization"),
         when=lambda config: not config.algo.rewards_normalization,
         why="algo.rewards_normalization is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("grpo_std_normalization"),
         when=_estimator_not_in(*WITHOUT_KL),
         why="algo.advantage_estimator does not divide by a standard deviation",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("rewards_normalization"),
         when=_estimator_not_in(*GROUP_CENTRED),
         why="algo.advantage_estimator does not centre rewards by it",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("baseline"),
         when=_centres_rewards,
         why="algo.advantage_estimator compares the rewards of a group, where it cancels",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("gamma"),
         when=_estimator_not_in(*WITH_RETURNS),
         why="algo.advantage_estimator knows no returns",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("lambd"),
         when=_estimator_not_in(AdvantageEstimator.ppo),
         why="only ppo estimates advantages by GAE",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("eps_clip_c"),
         when=lambda config: config.algo.advantage_estimator == AdvantageEstimator.cispo,
         why="cispo has no dual clip",
     ),
-    Ignored(
+    IgnoredKey(
         names=_algo("overlong_penalty"),
         when=lambda config: config.algo.overlong_buffer_len is None,
         why="algo.overlong_buffer_len is not set",
@@ -183,7 +183,7 @@ IGNORED_OF_ALGO: tuple[Ignored, ...] = (
 )
 
 
-def doubtful_algo(config: RunConfig) -> list[str]:
+def warn_algo(config: RunConfig) -> list[str]:
     """Settings of `algo` that are allowed and hardly ever meant."""
     algo = config.algo
     lines = []

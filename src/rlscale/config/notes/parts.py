@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlscale.config.groups.algo import LossType, compares_policies, uses_critic, uses_reference, uses_teacher
 from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.notes.algo import Ignored
+from rlscale.config.notes.algo import IgnoredKey
 from rlscale.config.rules.rule import are_external, has_critic_ranks, learns_conversations, uses_engines
 from rlscale.config.run_config import RunConfig
 
@@ -51,18 +51,18 @@ OF_GENERATION = (
 )
 """Keys of engines, and of what shares GPUs with them."""
 
-IGNORED_OF_PARTS: tuple[Ignored, ...] = (
-    Ignored(
+IGNORED_OF_PARTS: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
         names=("run.config_dir", "run.experiment", "run.overrides"),
         when=lambda config: True,
         why="the command sets it",
     ),
-    Ignored(
+    IgnoredKey(
         names=OF_GENERATION,
         when=lambda config: not uses_engines(config),
         why="nothing is generated, so there are no engines",
     ),
-    Ignored(
+    IgnoredKey(
         names=(
             "fault_tolerance.health_check_first_wait_s",
             "fault_tolerance.health_check_interval_s",
@@ -72,122 +72,122 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         when=lambda config: not config.fault_tolerance.enabled,
         why="fault_tolerance.enabled is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=("megatron.seq_length",),
         when=lambda config: config.megatron.variable_seq_lengths,
         why="megatron.variable_seq_lengths lets every micro-batch have its own length",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.opd_kl_coef", "train.reuse_logprobs"),
         when=lambda config: not compares_policies(config.algo),
         why="no advantages are computed, so no policies are compared",
     ),
-    Ignored(
+    IgnoredKey(
         names=("cluster.spin_threads",),
         when=lambda config: config.cluster.device == Device.cuda,
         why="threads wait for each other on a CPU only (cluster.device)",
     ),
-    Ignored(
+    IgnoredKey(
         names=("model.ref_ckpt_step",),
         when=lambda config: not uses_reference(config.algo),
         why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
     ),
-    Ignored(
+    IgnoredKey(
         names=("data.loss_mask_type", "eval.num_batches"),
         when=lambda config: not _is_sft(config),
         why="algo.loss_type is not sft_loss",
     ),
-    Ignored(
+    IgnoredKey(
         names=("data.loss_mask_type",),
         when=lambda config: not learns_conversations(config),
         why="no whole conversations are learned: data.label_key names the answer",
     ),
-    Ignored(
+    IgnoredKey(
         names=("reward.url",),
         when=lambda config: config.reward.type != RewardType.remote_rm and config.reward.custom_path is None,
         why="reward.type is not remote_rm",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.rewards_normalization", "algo.grpo_std_normalization"),
         when=lambda config: config.reward.post_process_path is not None,
         why="reward.post_process_path is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=("debug.profile_dir",),
         when=lambda config: config.debug.profile_rollouts is None,
         why="debug.profile_rollouts is not set",
     ),
-    Ignored(
+    IgnoredKey(
         names=("fsdp.attn_implementation",),
         when=lambda config: config.fsdp.context_parallel_size > 1,
         why="fsdp.context_parallel_size brings an attention of its own",
     ),
-    Ignored(
+    IgnoredKey(
         names=("cluster.offload_train_mode", "train.memory_margin_bytes", "train.weights_backuper"),
         when=lambda config: not offloads_trainer(config),
         why="the trainer is not offloaded",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.weights_backuper",),
         when=lambda config: _saves_memory(config) and config.cluster.device == Device.cuda,
         why="the memory saver keeps its own copies",
     ),
-    Ignored(
+    IgnoredKey(
         names=("model.teacher_load",),
         when=lambda config: not uses_teacher(config.algo),
         why="there is no distillation: algo.opd_kl_coef is 0, or no advantages are computed",
     ),
-    Ignored(
+    IgnoredKey(
         names=("critic", "cluster.critic_num_nodes", "cluster.critic_num_gpus_per_node"),
         when=lambda config: not uses_critic(config.algo),
         why="there is no critic: advantages are not those of algo.advantage_estimator=ppo",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.use_routing_replay",),
         when=lambda config: config.algo.use_rollout_logprobs or not compares_policies(config.algo),
         why="no old logprobs are computed whose routes could be taken again",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.use_rollout_routing_replay",),
         when=_is_sft,
         why="algo.loss_type is sft_loss, so no engine chose a route",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.keep_old_actor",),
         when=lambda config: not compares_policies(config.algo),
         why="algo.loss_type compares no policies",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.memory_margin_bytes",),
         when=lambda config: not _saves_memory(config),
         why="cluster.offload_train_mode is not tms, or there is no CUDA for it",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules"),
         when=lambda config: config.train.lora.rank == 0,
         why="train.lora.rank is 0, so there are no adapters",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.log_probs_chunk_size", "train.share_prompts", "fsdp.attn_implementation"),
         when=lambda config: config.train.true_on_policy_mode,
         why="train.true_on_policy_mode computes as the engine does",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.true_on_policy_mode",),
         when=_is_sft,
         why="algo.loss_type is sft_loss, so the trainer scores nothing that an engine made",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.reuse_logprobs",),
         when=lambda config: config.train.keep_old_actor,
         why="train.keep_old_actor gives the old policy's logprobs",
     ),
-    Ignored(
+    IgnoredKey(
         names=("rollout.external_engine_addrs",),
         when=lambda config: not are_external(config),
         why="rollout.engine is not external",
     ),
-    Ignored(
+    IgnoredKey(
         names=(
             "cluster.rollout_num_gpus",
             "cluster.rollout_num_gpus_per_engine",
@@ -199,7 +199,7 @@ IGNORED_OF_PARTS: tuple[Ignored, ...] = (
         when=are_external,
         why="servers that run already are neither placed nor restarted",
     ),
-    Ignored(
+    IgnoredKey(
         names=("ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),
         when=lambda config: not config.ci.enabled,
         why="ci.enabled is false",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlscale.architectures.hf_config import BUILD_FIGURES, CONFIG_NAMES
+from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
 from rlscale.config.groups.algo import LossType, uses_reference
 from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.logging import WandbMode
@@ -12,7 +12,7 @@ from rlscale.config.groups.optim import LrDecayStyle, OptimizerName
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
 from rlscale.config.groups.train import QkvFormat, TrainBackendName, WeightChannelName
 from rlscale.config.keys import keys
-from rlscale.config.notes.algo import IGNORED_OF_ALGO, Ignored, doubtful_algo
+from rlscale.config.notes.algo import IGNORED_OF_ALGO, IgnoredKey, warn_algo
 from rlscale.config.notes.parts import IGNORED_OF_PARTS
 from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run_config import RunConfig
@@ -41,38 +41,38 @@ OF_ROLES = (
 )
 """Keys of the algorithm that also decide which models are loaded."""
 
-IGNORED: tuple[Ignored, ...] = (
-    Ignored(
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
         names=("batch.micro_batch_size",),
         when=lambda config: config.batch.use_dynamic_batch_size,
         why="batch.use_dynamic_batch_size packs by tokens",
     ),
-    Ignored(
+    IgnoredKey(
         names=("batch.max_tokens_per_gpu", "batch.log_probs_max_tokens_per_gpu"),
         when=lambda config: not config.batch.use_dynamic_batch_size,
         why="batch.use_dynamic_batch_size is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=("rollout.num_slots", "rollout.deterministic"),
         when=lambda config: config.rollout.engine != EngineKind.embedded,
         why="only the embedded engine has it",
     ),
-    Ignored(
+    IgnoredKey(
         names=("sglang",),
         when=lambda config: config.rollout.engine != EngineKind.sglang and not uses_router(config),
         why="rollout.engine is not sglang",
     ),
-    Ignored(
+    IgnoredKey(
         names=("router",),
         when=lambda config: not uses_router(config),
         why="there is no router: router.enabled is off, or there is one engine or none",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.weight_folder",),
         when=lambda config: config.train.weight_channel not in (WeightChannelName.disk, WeightChannelName.delta),
         why="train.weight_channel is neither disk nor delta",
     ),
-    Ignored(
+    IgnoredKey(
         names=(
             "train.weight_channel",
             "train.weight_folder",
@@ -82,22 +82,22 @@ IGNORED: tuple[Ignored, ...] = (
         when=lambda config: not uses_engines(config),
         why="nothing is generated, so no engine needs the weights",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.share_prompts",),
         when=lambda config: config.fsdp.attn_implementation == AttnImplementation.eager,
         why="fsdp.attn_implementation=eager attends to every sample by itself",
     ),
-    Ignored(
+    IgnoredKey(
         names=("train.share_prompts",),
         when=lambda config: config.train.qkv_format == QkvFormat.bshd,
         why="train.qkv_format=bshd lays every sample down by itself",
     ),
-    Ignored(
+    IgnoredKey(
         names=("fsdp",),
         when=lambda config: config.train.backend != TrainBackendName.fsdp,
         why="train.backend is not fsdp",
     ),
-    Ignored(
+    IgnoredKey(
         names=(
             "megatron",
             "model.custom_model_provider_path",
@@ -109,69 +109,69 @@ IGNORED: tuple[Ignored, ...] = (
         when=lambda config: config.train.backend != TrainBackendName.megatron,
         why="train.backend is not megatron",
     ),
-    Ignored(
+    IgnoredKey(
         names=("buffer.fetch_trajectory_retry_times", "buffer.min_batch_collection_ratio", "buffer.task_type"),
         when=lambda config: config.buffer.url is None,
         why="buffer.url is not set",
     ),
-    Ignored(
+    IgnoredKey(
         names=tuple(path for path in keys() if path.startswith("eval.") and path not in EVAL_DATA),
         when=lambda config: config.eval.prompt_data is None and config.eval.config is None,
         why="neither eval.prompt_data nor eval.config is set",
     ),
-    Ignored(
+    IgnoredKey(
         names=("eval.prompt_data",),
         when=lambda config: config.eval.config is not None,
         why="eval.config is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=tuple(path for path in keys() if path.startswith("eval.") and path != "eval.interval"),
         when=lambda config: config.eval.interval is None,
         why="eval.interval is not set",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.kl_loss_coef", "algo.use_unbiased_kl"),
         when=lambda config: not config.algo.use_kl_loss,
         why="algo.use_kl_loss is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.kl_loss_type", "model.ref_load"),
         when=lambda config: not uses_reference(config.algo),
         why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
     ),
-    Ignored(
+    IgnoredKey(
         names=("rollout.max_staleness",),
         when=_is_sft,
         why="supervised training generates nothing ahead",
     ),
-    Ignored(
+    IgnoredKey(
         names=("rollout.update_mode", "rollout.pause_mode"),
         when=lambda config: config.rollout.max_staleness == 0 or _is_sft(config),
         why="no request runs while weights change",
     ),
-    Ignored(
+    IgnoredKey(
         names=("rollout.pause_mode",),
         when=lambda config: config.rollout.update_mode == UpdateMode.boundary,
         why="rollout.update_mode=boundary lets no request run while weights change",
     ),
-    Ignored(
+    IgnoredKey(
         names=("algo.decoupled_weight_max",),
         when=lambda config: not uses_decoupled_loss(config)[0],
         why="algo.decoupled_loss is off",
     ),
     *IGNORED_OF_ALGO,
     *IGNORED_OF_PARTS,
-    Ignored(
+    IgnoredKey(
         names=("reward",),
         when=lambda config: not uses_engines(config),
         why="nothing is generated, so nothing is scored",
     ),
-    Ignored(
+    IgnoredKey(
         names=("eval", "router", "sglang"),
         when=lambda config: config.debug.train_only or config.debug.load_rollout_data is not None,
         why="only the trainer runs, by debug.train_only or debug.load_rollout_data",
     ),
-    Ignored(
+    IgnoredKey(
         names=(
             "algo",
             "checkpoint.save_final",
@@ -193,80 +193,80 @@ IGNORED: tuple[Ignored, ...] = (
         when=lambda config: config.debug.rollout_only,
         why="nothing is trained, by debug.rollout_only",
     ),
-    Ignored(
+    IgnoredKey(
         names=("optim", *(path for path in keys() if path.startswith("algo.") and path not in OF_ROLES)),
         when=lambda config: config.data.num_rollout == 0,
         why="data.num_rollout=0 only evaluates",
     ),
-    Ignored(
+    IgnoredKey(
         names=("reward.type",),
         when=lambda config: config.reward.custom_path is not None,
         why="reward.custom_path is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=("optim.min_lr", "optim.lr_decay_iters"),
         when=lambda config: config.optim.lr_decay_style == LrDecayStyle.constant,
         why="optim.lr_decay_style is constant",
     ),
-    Ignored(
+    IgnoredKey(
         names=("optim.lr_decay_power",),
         when=lambda config: config.optim.lr_decay_style != LrDecayStyle.polynomial,
         why="optim.lr_decay_style is not polynomial",
     ),
-    Ignored(
+    IgnoredKey(
         names=("optim.lr_wsd_decay_iters", "optim.lr_wsd_decay_style"),
         when=lambda config: config.optim.lr_decay_style != LrDecayStyle.wsd,
         why="optim.lr_decay_style is not wsd",
     ),
-    Ignored(
+    IgnoredKey(
         names=("optim.muon_momentum",),
         when=lambda config: config.optim.name != OptimizerName.muon,
         why="optim.name is not muon",
     ),
-    Ignored(
+    IgnoredKey(
         names=("data.prompt_data",),
         when=lambda config: not config.data.rollout_global_dataset,
         why="data.rollout_global_dataset is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=("data.num_epoch",),
         when=lambda config: config.data.num_rollout is not None,
         why="data.num_rollout is set and wins",
     ),
-    Ignored(
+    IgnoredKey(
         names=("data.apply_chat_template_kwargs",),
         when=lambda config: not config.data.apply_chat_template,
         why="data.apply_chat_template is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=tuple(path for path in keys() if path.startswith("logging.wandb.") and path != "logging.wandb.enabled"),
         when=lambda config: not config.logging.wandb.enabled,
         why="logging.wandb.enabled is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=("logging.wandb.key", "logging.wandb.host"),
         when=lambda config: config.logging.wandb.mode == WandbMode.offline,
         why="logging.wandb.mode is offline",
     ),
-    Ignored(
+    IgnoredKey(
         names=("logging.tensorboard.dir", "logging.tensorboard.project_name", "logging.tensorboard.experiment_name"),
         when=lambda config: not config.logging.tensorboard.enabled,
         why="logging.tensorboard.enabled is false",
     ),
-    Ignored(
+    IgnoredKey(
         names=("logging.log_multi_turn", "logging.log_passrate", "logging.log_reward_category"),
         when=_is_sft,
         why="algo.loss_type is sft_loss",
     ),
     *(
-        Ignored(
+        IgnoredKey(
             names=tuple(f"model.{name}" for name in CONFIG_NAMES if name not in figures),
             when=lambda config, build=build: config.model.build == build,  # type: ignore[misc]
             why=f"model.build={build} has no such figure",
         )
-        for build, figures in BUILD_FIGURES.items()
+        for build, figures in TINY_MODELS.items()
     ),
-    Ignored(
+    IgnoredKey(
         names=("model.init_seed",),
         when=lambda config: config.model.build is None,
         why="model.build is not set",
@@ -306,4 +306,4 @@ def _lines(group: str, why: str, paths: list[str]) -> list[str]:
 
 def doubtful(config: RunConfig) -> list[str]:
     """Settings that are allowed and hardly ever meant."""
-    return doubtful_algo(config)
+    return warn_algo(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.architectures.hf_config import known_figures
+from rlscale.architectures.hf_config import architecture_fields
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.passthrough.sglang_python import check_python
@@ -57,7 +57,7 @@ def sglang_has_the_output_layer(config: RunConfig) -> list[Problem]:
     """A table that is embedding and output layer in one is sent once: such an output layer is never filled."""
     if config.rollout.engine != EngineKind.sglang or not uses_engines(config):
         return []
-    figures = known_figures(config.model)
+    figures = architecture_fields(config.model)
     family = figures.get("model_type")
     if family not in ALWAYS_UNTIED or not figures.get("tie_word_embeddings"):
         return []

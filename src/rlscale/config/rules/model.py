@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rlscale.architectures.hf_config import CONFIG_NAMES, EMBEDDED_FAMILIES, known_figures, read_config_json
+from rlscale.architectures.hf_config import CONFIG_NAMES, EMBEDDED_FAMILIES, architecture_fields, read_config_json
 from rlscale.architectures.megatron_fields import architecture_problems, rope_type_problems
 from rlscale.config.errors import show
 from rlscale.config.groups.megatron import RopeType
@@ -43,7 +43,7 @@ def engine_runs_the_model(config: RunConfig) -> list[Problem]:
     model = config.model
     if config.rollout.engine != EngineKind.embedded or not uses_engines(config):
         return []
-    family = known_figures(model).get("model_type")
+    family = architecture_fields(model).get("model_type")
     if family is None or family in EMBEDDED_FAMILIES:
         return []  # what is not known is told by the engine, when it reads the checkpoint
     rule = f"be sglang or external with model.model_type={family}"
@@ -79,7 +79,7 @@ def experts_can_be_chosen(config: RunConfig) -> list[Problem]:
 )
 def lengths_fit(config: RunConfig) -> list[Problem]:
     """The longest prompt with the longest response fits the context, and the context fits the model."""
-    rollout, positions = config.rollout, known_figures(config.model).get("max_position_embeddings")
+    rollout, positions = config.rollout, architecture_fields(config.model).get("max_position_embeddings")
     limits = {"rollout.max_context_len": rollout.max_context_len, "model.max_position_embeddings": positions}
     responses = {
         "rollout.max_response_len": rollout.max_response_len,

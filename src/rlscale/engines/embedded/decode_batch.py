@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import Sequence
-from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
+from rlscale.engines.embedded.sampling import RowParams, Workspace, draw
 
 GROWTH = 32  # positions by which the cache of a compacted lane grows
 
 
-class Lane:
+class DecodeBatch:
     """Sequences of one length class, one row of the batch each.
 
     Invariant (deterministic): every step computes all rows over the whole length, so that the shapes, on which the last
@@ -23,11 +23,11 @@ class Lane:
     """
 
     def __init__(
-        self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool, scratch: Scratch | None = None
+        self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool, scratch: Workspace | None = None
     ) -> None:
         self.length, self.num_slots = length, num_slots
         self._decoder, self._deterministic = decoder, deterministic
-        self._scratch = scratch or Scratch()
+        self._scratch = scratch or Workspace()
         self._num_heads = decoder.architecture.num_kv_heads
         shortest = length if deterministic else min(length, GROWTH)
         self._cache = decoder.new_cache(num_slots, length, shortest)

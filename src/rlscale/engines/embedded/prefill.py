@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.engines.embedded.requests import Job
+from rlscale.engines.embedded.requests import PrefillJob
 from rlscale.models.batch_shapes import fixed_rows, padded_len
 
 MAX_TOKENS = 1024  # more at once is no faster, and the memory it takes is given back and taken anew each time
@@ -18,9 +18,9 @@ class Prefiller:
     def __init__(self, decoder: Decoder, *, deterministic: bool) -> None:
         self._decoder, self._deterministic = decoder, deterministic
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[PrefillJob]) -> None:
         """Fills `cache` and `logits` of every job, and `routes` where they are wanted."""
-        by_length: dict[int, list[Job]] = defaultdict(list)
+        by_length: dict[int, list[PrefillJob]] = defaultdict(list)
         for job in jobs:
             by_length[padded_len(len(job.tokens))].append(job)
         for padded, alike in by_length.items():
@@ -29,7 +29,7 @@ class Prefiller:
                 part = alike[start : start + most]
                 self._together(part, padded, num_rows=most if self._deterministic else len(part))
 
-    def _together(self, jobs: Sequence[Job], padded: int, *, num_rows: int) -> None:
+    def _together(self, jobs: Sequence[PrefillJob], padded: int, *, num_rows: int) -> None:
         if not self._deterministic:
             padded = max(len(job.tokens) for job in jobs)
         ids = torch.zeros((num_rows, padded), dtype=torch.int64)

@@ -14,7 +14,7 @@ from rlscale.engines.embedded.sampling import RowParams
 from rlscale.engines.server.generate_request import Answer, GenerateRequest, VersionSpan
 from rlscale.engines.server.stop_conditions import Decode, find_end
 
-Listener = Callable[[int, Answer], None]
+StreamCallback = Callable[[int, Answer], None]
 """Is told, in the decode thread, how far an answer has grown: (which of the `n`, a copy of it so far)."""
 
 
@@ -22,7 +22,7 @@ Listener = Callable[[int, Answer], None]
 class Sequence:
     """One of the `n` answers of a request, growing."""
 
-    ticket: "Ticket"
+    ticket: "Request"
     index: int
     seed: int
     ids: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Sequence:
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class Request:
     """A request under way. `future` gets its answers, in order, once all are finished; or the error.
 
     `stop_ids` end an answer; `late_ids` may not be drawn before `min_new_tokens` others.
@@ -68,7 +68,7 @@ class Ticket:
     late_ids: tuple[int, ...]
     decode: Decode
     future: "Future[list[Answer]]"
-    listener: Listener | None = None
+    listener: StreamCallback | None = None
     sequences: list[Sequence] = field(default_factory=list)
     num_open: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -113,7 +113,7 @@ class Ticket:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class PrefillJob:
     """Tokens to be prefilled once, and the sequences that go on from them.
 
     `cache` [L, 2, K, T, D] and `logits` [V] are there once it is prefilled, until its last sequence has a slot, and

@@ -79,7 +79,7 @@ class RowParams:
         return ([row for row, _ in pairs], [token for _, token in pairs]) if pairs else None
 
 
-class Scratch:
+class Workspace:
     """Memory that `draw` works in, kept between steps: to get so much anew each time took longer than to use it."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Scratch:
 
 
 def draw(
-    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64], scratch: Scratch | None = None
+    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64], scratch: Workspace | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Tokens [B] and their logprobs [B] under the full distribution at the row's temperature.
 
@@ -107,7 +107,7 @@ def draw(
     num, vocab_size = logits_BV.shape
     device = logits_BV.device
     # Up to a whole number of blocks there are tokens of no probability.
-    scaled, full = (scratch or Scratch()).take(num, -(-vocab_size // BLOCK) * BLOCK, device)
+    scaled, full = (scratch or Workspace()).take(num, -(-vocab_size // BLOCK) * BLOCK, device)
     scaled[:, :vocab_size] = logits_BV
     scaled[:, vocab_size:] = -torch.inf
     forbidden = params.forbidden(positions_B)

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlscale.engines.embedded.decode_batch import Lane
+from rlscale.engines.embedded.decode_batch import DecodeBatch
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.prefill import Prefiller
-from rlscale.engines.embedded.requests import Job, Listener, Sequence, Ticket
-from rlscale.engines.embedded.sampling import RowParams, Scratch, draw
-from rlscale.engines.embedded.weight_store import UNUSABLE_STATUS, LiveWeights
+from rlscale.engines.embedded.requests import PrefillJob, Request, Sequence, StreamCallback
+from rlscale.engines.embedded.sampling import RowParams, Workspace, draw
+from rlscale.engines.embedded.weight_store import UNUSABLE_STATUS, WeightStore
 from rlscale.engines.server.engine_service import Load
 from rlscale.engines.server.generate_request import Answer, GenerateRequest, Refused
 from rlscale.engines.server.stop_conditions import Decode
@@ -62,7 +62,7 @@ class Scheduler:
     def __init__(
         self,
         decoder: Decoder,
-        weights: LiveWeights,
+        weights: WeightStore,
         options: SchedulerOptions,
         *,
         decode: Decode | None = None,
@@ -72,10 +72,10 @@ class Scheduler:
         self._decode, self._on_death = decode or _no_text, on_death
         self._prefiller = Prefiller(decoder, deterministic=options.deterministic)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lanes: dict[int, Lane] = {}
-        self._scratch = Scratch()  # one for all lanes, which step in turn
-        self._waiting: dict[int, deque[Job]] = {}
-        self._tickets: dict[str, Ticket] = {}
+        self._lanes: dict[int, DecodeBatch] = {}
+        self._scratch = Workspace()  # one for all lanes, which step in turn
+        self._waiting: dict[int, deque[PrefillJob]] = {}
+        self._tickets: dict[str, Request] = {}
         self._random = random.Random(options.seed)
         self._paused = False
         self._released: set[str] = set()  # memory tags
@@ -93,7 +93,7 @@ class Scheduler:
         self._commands.put(self._close)
         self._thread.join()
 
-    def submit(self, request: GenerateRequest, listener: Listener | None = None) -> "Future[list[Answer]]":
+    def submit(self, request: GenerateRequest, listener: StreamCallback | None = None) -> "Future[list[Answer]]":
         """The answers to come. The future fails with `Refused`. `listener` is told of every token until then."""
         return self._schedule(lambda future: self._accept(request, future, listener))
 
@@ -174,7 +174,7 @@ class Scheduler:
         if "kv_cache" in tags:
             self.forget_prefills()
             self._lanes.clear()
-            self._scratch = Scratch()
+            self._scratch = Workspace()
         self._released.update(tags)
 
     def resume_memory(self, tags: Collection[str]) -> None:
@@ -203,7 +203,9 @@ class Scheduler:
         self._closing = True
         self.fail_all(Refused("the server is shutting down", status=503))
 
-    def _accept(self, request: GenerateRequest, future: "Future[list[Answer]]", listener: Listener | None) -> None:
+    def _accept(
+        self, request: GenerateRequest, future: "Future[list[Answer]]", listener: StreamCallback | None
+    ) -> None:
         if not self._paused:  # while paused it waits, as what has been retracted does
             self._require_memory()
         self.weights.require_sound()
@@ -211,7 +213,7 @@ class Scheduler:
             raise Refused(f"rid must be unique among open requests, got {request.rid!r}")
         params = request.params
         ends = self._options.eos_ids.union(params.stop_token_ids)
-        ticket = Ticket(
+        ticket = Request(
             request=request,
             stop_ids=frozenset() if params.ignore_eos else ends,
             late_ids=tuple(sorted(i for i in ends if i < self._decoder.architecture.vocab_size)),
@@ -287,7 +289,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Gives free slots to waiting sequences, in their order; prompts are prefilled as they come up."""
-        chosen: list[tuple[Lane, Job, list[Sequence]]] = []
+        chosen: list[tuple[DecodeBatch, PrefillJob, list[Sequence]]] = []
         for length, jobs in self._waiting.items():
             lane = self._lane(length) if jobs else None
             free = lane.num_free if lane else 0
@@ -310,7 +312,7 @@ class Scheduler:
             for ticket in {s.ticket for _, _, taken in chosen for s in taken}:
                 self._fail(ticket, error)
 
-    def _place(self, chosen: list[tuple[Lane, Job, list[Sequence]]]) -> None:
+    def _place(self, chosen: list[tuple[DecodeBatch, PrefillJob, list[Sequence]]]) -> None:
         """Draws the token after the prefilled ones for each sequence; those that go on get their slots."""
         flat = [(lane, job, s) for lane, job, taken in chosen for s in taken]
         params = RowParams(len(flat))
@@ -374,7 +376,7 @@ class Scheduler:
             self._tickets.pop(ticket.request.rid, None)
             ticket.future.set_result(ticket.answers(self.weights.version))
 
-    def _fail(self, ticket: Ticket, error: Refused) -> None:
+    def _fail(self, ticket: Request, error: Refused) -> None:
         self._tickets.pop(ticket.request.rid, None)
         for sequence in ticket.sequences:
             if sequence.finish is None:
@@ -402,9 +404,9 @@ class Scheduler:
         self.forget_prefills()
 
     def _enqueue(
-        self, tokens: tuple[int, ...], sequences: list[Sequence], ticket: Ticket, *, first: bool = False
+        self, tokens: tuple[int, ...], sequences: list[Sequence], ticket: Request, *, first: bool = False
     ) -> None:
-        job = Job(tokens=tokens, sequences=deque(sequences), wants_routes=ticket.request.return_routes)
+        job = PrefillJob(tokens=tokens, sequences=deque(sequences), wants_routes=ticket.request.return_routes)
         jobs = self._waiting.setdefault(lane_length(ticket.total_len), deque())
         if first:
             jobs.appendleft(job)
@@ -417,10 +419,10 @@ class Scheduler:
                 job.sequences = deque(s for s in job.sequences if s.finish is None)
             self._waiting[length] = deque(job for job in jobs if job.sequences)
 
-    def _lane(self, length: int) -> Lane:
+    def _lane(self, length: int) -> DecodeBatch:
         if length not in self._lanes:
             options = self._options
-            self._lanes[length] = Lane(
+            self._lanes[length] = DecodeBatch(
                 self._decoder,
                 length,
                 num_slots=options.slots_of(length),

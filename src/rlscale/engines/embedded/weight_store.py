@@ -17,7 +17,7 @@ Checksum = Callable[[Tensor], str]
 UNUSABLE_STATUS = 503
 
 
-class LiveWeights:
+class WeightStore:
     """Applies weight updates bucket by bucket.
 
     An update that fails after it has begun leaves the engine unusable (`fault` says why) until a later update has

@@ -17,7 +17,7 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from rlscale.observe.metrics import METRICS
-from rlscale.observe.report.read_run import RunData
+from rlscale.observe.report.run_reader import RunData
 from rlscale.observe.report.series import heatmap, metric_columns, not_finite, phase_seconds
 from rlscale.observe.reporter import diff_limit
 

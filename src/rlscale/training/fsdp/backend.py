@@ -148,4 +148,4 @@ class FsdpBackend(RoleBackend):
         return metrics
 
     def _asked(self, rollout: Rollout) -> dict[int, Float32]:
-        return rollout.asked.gather(self._device, group=rollout.data_group)
+        return rollout.logprob_collector.gather(self._device, group=rollout.data_group)

@@ -27,7 +27,7 @@ from rlscale.training.modules.value_head import squeeze_values
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.optim.optimizer import make_optimizer
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import Rollout, everywhere
+from rlscale.training.rollout_state import Rollout, all_reduce_column
 from rlscale.training.spec import CriticSpec, TrainerSpec
 from rlscale.training.trainer_state import Position
 from rlscale.types import StepPlan
@@ -64,7 +64,7 @@ class Critic:
                 values, trainable = self._values(micro).cpu(), micro.layout.mask_T.cpu()
                 column[torch.from_numpy(micro.batch_rows)[trainable]] = values[trainable]
             reshard(self.model)
-            rollout.values = everywhere(column, device=self._device, group=rollout.data_group)
+            rollout.values = all_reduce_column(column, device=self._device, group=rollout.data_group)
 
     def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
         """One optimiser step. Returns its metrics, `critic_...`; raises as `optimizer_step`."""

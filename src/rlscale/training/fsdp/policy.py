@@ -19,7 +19,7 @@ from rlscale.training.optim.optimizer import make_optimizer
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.policy_snapshots import OldPolicies
-from rlscale.training.rollout_state import Rollout, pick
+from rlscale.training.rollout_state import Rollout, take_microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
@@ -55,14 +55,14 @@ class Policy:
         rollout.has_entropy = algo.use_rollout_entropy
         if algo.use_rollout_logprobs:
             return
-        rollout.old = old
+        rollout.old_logprobs = old
         if earlier is not None:
             with rollout.timed("old_logprobs"):
                 earlier.score(rollout)
         for micro in rollout.flat:
-            lp = pick(rollout.old, micro)
+            lp = take_microbatch(rollout.old_logprobs, micro)
             compare(rollout, micro, trainer=lp)
-            rollout.asked.add(micro, lp)
+            rollout.logprob_collector.add(micro, lp)
 
     def measure(self, rollout: Rollout) -> None:
         """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""

@@ -16,11 +16,11 @@ from rlscale.training.batch_invariant.engine_shapes import in_engine_shapes
 from rlscale.training.cpu.allocator import keep_freed_memory
 from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
 from rlscale.training.metrics import MetricSums
-from rlscale.training.offload import Turns, make_turns
+from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.context_shard import pack_share
 from rlscale.training.packing.microbatch import Microbatch, pack, pad
 from rlscale.training.rollout_state import Rollout
-from rlscale.training.sampled_logprobs import AskedLogprobs
+from rlscale.training.sampled_logprobs import LogprobCollector
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
 
@@ -38,7 +38,7 @@ class Rank:
     device: torch.device
     grid: RankGrid
     mesh: DeviceMesh
-    turns: Turns
+    turns: Offloader
 
     @classmethod
     def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> Rank:
@@ -56,7 +56,7 @@ class Rank:
             device=device,
             grid=RankGrid.of(device, context_size=spec.fsdp.context_parallel_size),
             mesh=data_mesh(device),
-            turns=make_turns(spec.offload, device=device),
+            turns=make_offloader(spec.offload, device=device),
         )
 
     def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan], *, kernel: str) -> Rollout:
@@ -66,7 +66,7 @@ class Rank:
             batch=batch,
             micros=[[self._pack(batch, each, kernel=kernel) for each in plan.microbatches[index]] for plan in steps],
             metrics=MetricSums(self.device),
-            asked=AskedLogprobs(batch),
+            logprob_collector=LogprobCollector(batch),
             data_group=self.grid.data_group,
         )
 

@@ -41,7 +41,7 @@ class Reference:
     def score(self, rollout: Rollout) -> None:
         """Fills `ref`; a collective."""
         with rollout.timed("ref_logprobs"):
-            rollout.ref = score(
+            rollout.ref_logprobs = score(
                 self.model, rollout.scored, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
             )
 

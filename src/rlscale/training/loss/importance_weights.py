@@ -28,8 +28,8 @@ def normalizes_weights(algo: AlgoConfig) -> bool:
 def engine_weights(
     algo: AlgoConfig,
     *,
-    old: Tensor,
-    gen: Tensor,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
     layout: TokenLayout,
     custom: Mapping[str, Any] = NO_CUSTOM,
     taken: Set[str] = OF_THE_TRAINER,
@@ -38,8 +38,8 @@ def engine_weights(
 
     Args:
         algo: the group of the config.
-        old: logprobs by the trainer of the policy that is improved. [R]
-        gen: logprobs the engine reported. [R]
+        old_logprobs: logprobs by the trainer of the policy that is improved. [R]
+        rollout_logprobs: logprobs the engine reported. [R]
         layout: of the R tokens.
         custom: the config's node `custom`, for a function of the user.
         taken: names that its metrics may not have.
@@ -48,13 +48,22 @@ def engine_weights(
         Factors without gradient, 0 where not trainable. [R]
     """
     if algo.custom_tis_function_path is not None:
-        path, tokens = algo.custom_tis_function_path, _columns(old=old, gen=gen, layout=layout)
+        path, tokens = (
+            algo.custom_tis_function_path,
+            _columns(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, layout=layout),
+        )
         given, metrics = check_pair(weight_function(path, custom)(tokens), path=path, what="weights")
         weights = check_column(given, name=f"the weights of {path}", layout=layout).detach()
-        return zero_masked(weights, mask_T=layout.mask_T), check_sums(metrics, path=path, like=old, taken=taken)
+        return zero_masked(weights, mask_T=layout.mask_T), check_sums(
+            metrics, path=path, like=old_logprobs, taken=taken
+        )
     if algo.tis_type == TisType.tis:
-        return truncated_importance_weights(old, gen_T=gen, layout=layout, low=algo.tis_clip_low, high=algo.tis_clip)
-    return importance_weights(old, gen_T=gen, layout=layout, correction=_correction(algo))
+        return truncated_importance_weights(
+            old_logprobs, rollout_logprobs_T=rollout_logprobs, layout=layout, low=algo.tis_clip_low, high=algo.tis_clip
+        )
+    return importance_weights(
+        old_logprobs, rollout_logprobs_T=rollout_logprobs, layout=layout, correction=_correction(algo)
+    )
 
 
 def _correction(algo: AlgoConfig) -> Correction:
@@ -75,12 +84,12 @@ def _rejection(mis: MisConfig, *, high: float) -> Band | None:
     return Band(level=mis.reject_level, low=mis.reject_low, high=high if mis.reject_high is None else mis.reject_high)
 
 
-def _columns(*, old: Tensor, gen: Tensor, layout: TokenLayout) -> TokenColumns:
+def _columns(*, old_logprobs: Tensor, rollout_logprobs: Tensor, layout: TokenLayout) -> TokenColumns:
     """What a function of the user sees."""
     return TokenColumns(
         mask=layout.mask_T,
         sample_ids=layout.sample_ids_T,
         num_samples=layout.num_samples,
-        old=old.detach(),
-        gen=gen.detach(),
+        old_logprobs=old_logprobs.detach(),
+        rollout_logprobs=rollout_logprobs.detach(),
     )

@@ -12,7 +12,7 @@ from rlscale.algo.corrections import logprob_difference
 from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import Rollout, pick
+from rlscale.training.rollout_state import Rollout, take_microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
@@ -40,7 +40,9 @@ class PolicyLoss:
         self._denominators_S = rollout.denominators(plan).to(device)
         self._weights_S = _reducer_weights(spec, rollout, plan=plan, device=device)
         # Without a pass for old logprobs, those of the policy count as long as no weight has changed.
-        self._unchanged = is_first and (rollout.old is None or rollout.old is rollout.gen)
+        self._unchanged = is_first and (
+            rollout.old_logprobs is None or rollout.old_logprobs is rollout.rollout_logprobs
+        )
         is_asked = spec.algo.use_rollout_entropy and rollout.advantages is not None
         self._measures_entropy = is_asked and is_first and not rollout.has_entropy
 
@@ -59,20 +61,20 @@ class PolicyLoss:
         """
         rollout, layout, algo = self._rollout, micro.layout, self._spec.algo
         inputs = TokenInputs(
-            old=pick(rollout.old, micro),
-            gen=pick(rollout.gen, micro),
-            ref=pick(rollout.ref, micro),
-            advantages=pick(rollout.advantages, micro),
-            weight_scale=rollout.weight_scale,
+            old_logprobs=take_microbatch(rollout.old_logprobs, micro),
+            rollout_logprobs=take_microbatch(rollout.rollout_logprobs, micro),
+            ref_logprobs=take_microbatch(rollout.ref_logprobs, micro),
+            advantages=take_microbatch(rollout.advantages, micro),
+            mean_weight_factor=rollout.mean_weight_factor,
         )
         losses, sums = token_losses(
             algo, lp=lp, entropy=entropy, inputs=inputs, layout=layout, custom=self._spec.custom
         )
         self._metrics.add(sums)
-        if self._unchanged and rollout.gen is not None:
+        if self._unchanged and rollout.rollout_logprobs is not None:
             compare(rollout, micro, trainer=lp)
         if self._unchanged:
-            rollout.asked.add(micro, lp)
+            rollout.logprob_collector.add(micro, lp)
         if self._measures_entropy:
             rollout.metrics.add({"rollout/entropy": layout.sum_and_count(entropy)})
         samples = torch.from_numpy(micro.sample_indices).to(lp.device)
@@ -89,14 +91,14 @@ class PolicyLoss:
 
 def compare(rollout: Rollout, micro: Microbatch, *, trainer: Tensor | None) -> None:
     """Adds the difference of trainer and engine logprobs: tokens of the current weights, and stale ones apart."""
-    gen = pick(rollout.gen, micro)
+    gen = take_microbatch(rollout.rollout_logprobs, micro)
     assert trainer is not None and gen is not None
     versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(gen.device)
     is_current = micro.layout.mask_T & (versions == rollout.batch.version)
-    current = logprob_difference(trainer, gen_T=gen, mask_T=is_current)
+    current = logprob_difference(trainer, rollout_logprobs_T=gen, mask_T=is_current)
     rollout.metrics.add(current.sums, prefix="logprob_diff/")
     rollout.metrics.add_max("logprob_diff/max", current.max_abs)
-    stale = logprob_difference(trainer, gen_T=gen, mask_T=micro.layout.mask_T & ~is_current)
+    stale = logprob_difference(trainer, rollout_logprobs_T=gen, mask_T=micro.layout.mask_T & ~is_current)
     rollout.metrics.add(stale.sums, prefix="logprob_diff/stale_")
 
 

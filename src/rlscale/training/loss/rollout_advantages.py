@@ -31,9 +31,9 @@ class RolloutInputs:
     response_lens_S: Tensor  # tokens, trainable or not
     max_response_len: int
     layout: TokenLayout
-    gen_T: Tensor
-    old_T: Tensor | None = None
-    ref_T: Tensor | None = None
+    rollout_logprobs_T: Tensor
+    old_logprobs_T: Tensor | None = None
+    ref_logprobs_T: Tensor | None = None
     teacher_T: Tensor | None = None
     values_T: Tensor | None = None  # of the critic, before each token
 
@@ -77,15 +77,15 @@ def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
     """KL(old policy, reference) at every token; None where rewards have no KL penalty. [T]"""
     if not algo.kl_coef:
         return None
-    assert inputs.old_T is not None and inputs.ref_T is not None, "the KL penalty needs both logprobs"
-    return kl_estimate(inputs.old_T, ref_T=inputs.ref_T, kind=algo.kl_loss_type)
+    assert inputs.old_logprobs_T is not None and inputs.ref_logprobs_T is not None, "the KL penalty needs both logprobs"
+    return kl_estimate(inputs.old_logprobs_T, ref_logprobs_T=inputs.ref_logprobs_T, kind=algo.kl_loss_type)
 
 
 def _distilled(algo: AlgoConfig, inputs: RolloutInputs, advantages_T: Tensor) -> Tensor:
     """With the teacher's opinion of every token, where the config asks for it. [T]"""
     if not algo.opd_kl_coef:
         return advantages_T
-    student_T = inputs.old_T
+    student_T = inputs.old_logprobs_T
     assert student_T is not None and inputs.teacher_T is not None, "distillation needs both logprobs"
     return distill(
         advantages_T, student_T=student_T, teacher_T=inputs.teacher_T, layout=inputs.layout, coef=algo.opd_kl_coef
@@ -109,9 +109,9 @@ def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mappi
         mask=layout.mask_T,
         sample_ids=layout.sample_ids_T,
         num_samples=layout.num_samples,
-        old=inputs.old_T,
-        gen=inputs.gen_T,
-        ref=inputs.ref_T,
+        old_logprobs=inputs.old_logprobs_T,
+        rollout_logprobs=inputs.rollout_logprobs_T,
+        ref_logprobs=inputs.ref_logprobs_T,
     )
     given = advantage_function(path, custom)(
         RolloutColumns(rewards=_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)

@@ -19,10 +19,10 @@ from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.off_policy import off_policy_mask
 from rlscale.algo.ragged import Sums, TokenLayout, zero_masked
 from rlscale.algo.reduce import (
-    mean_per_execution,
     mean_per_length,
     mean_per_token,
-    tokens_per_execution,
+    mean_per_trajectory,
+    tokens_per_trajectory,
     weighted_sum,
 )
 from rlscale.config import AdvantageEstimator, AlgoConfig, LossType
@@ -36,21 +36,21 @@ from rlscale.types import StepPlan, StepSamples, TokenColumns
 class TokenInputs:
     """What is known about the trainable tokens of a micro-batch beside the policy's logprobs. Columns are [R]."""
 
-    old: Tensor | None = None  # logprobs of the policy that is improved; None: those of the policy itself
-    gen: Tensor | None = None  # logprobs the engine reported
-    ref: Tensor | None = None  # logprobs of the reference model
+    old_logprobs: Tensor | None = None  # logprobs of the policy that is improved; None: those of the policy itself
+    rollout_logprobs: Tensor | None = None  # logprobs the engine reported
+    ref_logprobs: Tensor | None = None  # logprobs of the reference model
     advantages: Tensor | None = None
-    weight_scale: float = 1.0  # factor of the weights of off-policy correction, that of the whole rollout
+    mean_weight_factor: float = 1.0  # factor of the weights of off-policy correction, that of the whole rollout
 
 
 Reduce = Callable[[Tensor], Tensor]
 """From a loss per token [R] to this micro-batch's share of the loss of the step."""
 
 
-def step_denominators(*, counts_S: Tensor, execution_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
+def step_denominators(*, counts_S: Tensor, trajectory_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
     """The denominator of every sample of the batch; 1 for samples that are not in this step. [S]"""
     denominators_S = torch.ones_like(counts_S)
-    denominators_S[in_step_S] = tokens_per_execution(counts_S[in_step_S], execution_ids_S=execution_ids_S[in_step_S])
+    denominators_S[in_step_S] = tokens_per_trajectory(counts_S[in_step_S], trajectory_ids_S=trajectory_ids_S[in_step_S])
     return denominators_S
 
 
@@ -86,10 +86,10 @@ def reduction(
         return lambda values: mean_per_token(values, layout=layout, num_tokens=plan.num_tokens)
     if algo.divide_by_max_response_len:
         assert max_response_len is not None, "the constant denominator is the longest response"
-        length, executions = max_response_len, plan.num_executions
-        return lambda values: mean_per_length(values, layout=layout, num_executions=executions, length=length)
-    return lambda values: mean_per_execution(
-        values, layout=layout, denominators_S=denominators_S, num_executions=plan.num_executions
+        length, trajectories = max_response_len, plan.num_trajectories
+        return lambda values: mean_per_length(values, layout=layout, num_trajectories=trajectories, length=length)
+    return lambda values: mean_per_trajectory(
+        values, layout=layout, denominators_S=denominators_S, num_trajectories=plan.num_trajectories
     )
 
 
@@ -125,7 +125,7 @@ def token_losses(
         losses, sums = _custom_loss(algo, lp=lp, entropy=entropy, inputs=inputs, layout=layout, custom=custom)
     else:
         losses, sums = _policy_loss(algo, lp=lp, inputs=inputs, layout=layout, custom=custom)
-    if inputs.ref is not None and algo.use_kl_loss:
+    if inputs.ref_logprobs is not None and algo.use_kl_loss:
         kl = _kl(algo, lp=lp, inputs=inputs, layout=layout)
         sums["kl_loss"] = layout.sum_and_count(kl)
         if algo.kl_loss_coef:
@@ -145,21 +145,28 @@ def _policy_loss(
     policy_loss = POLICY_LOSSES[ESTIMATORS[algo.advantage_estimator].policy_loss]
     dual = None if algo.advantage_estimator == AdvantageEstimator.cispo else algo.eps_clip_c
     clip = ClipRange(low=algo.eps_clip, high=algo.eps_clip_high, dual=dual)
-    losses, sums = policy_loss(lp, old_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip)
+    losses, sums = policy_loss(lp, old_logprobs_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip)
     if algo.decoupled_loss:
-        assert inputs.gen is not None, "the decoupled loss needs the logprobs of the engine"
-        weights, weight_sums = decoupled_weights(old, gen_T=inputs.gen, layout=layout, high=algo.decoupled_weight_max)
+        assert inputs.rollout_logprobs is not None, "the decoupled loss needs the logprobs of the engine"
+        weights, weight_sums = decoupled_weights(
+            old, rollout_logprobs_T=inputs.rollout_logprobs, layout=layout, high=algo.decoupled_weight_max
+        )
         losses = losses * weights
         sums |= weight_sums
     if algo.use_tis:
-        assert inputs.gen is not None, "off-policy correction needs the logprobs of the engine"
+        assert inputs.rollout_logprobs is not None, "off-policy correction needs the logprobs of the engine"
         weights, weight_sums = engine_weights(
-            algo, old=old, gen=inputs.gen, layout=layout, custom=custom, taken=OF_THE_TRAINER | sums.keys()
+            algo,
+            old_logprobs=old,
+            rollout_logprobs=inputs.rollout_logprobs,
+            layout=layout,
+            custom=custom,
+            taken=OF_THE_TRAINER | sums.keys(),
         )
-        losses = losses * (weights * inputs.weight_scale)
+        losses = losses * (weights * inputs.mean_weight_factor)
         sums |= weight_sums
     if algo.opsm_delta is not None:
-        behaviour = old if inputs.gen is None else inputs.gen
+        behaviour = old if inputs.rollout_logprobs is None else inputs.rollout_logprobs
         kept, kept_sums = off_policy_mask(
             lp, behaviour_T=behaviour, advantages_T=inputs.advantages, layout=layout, delta=algo.opsm_delta
         )
@@ -183,9 +190,9 @@ def _custom_loss(
         mask=layout.mask_T,
         sample_ids=layout.sample_ids_T,
         num_samples=layout.num_samples,
-        old=None if inputs.advantages is None else _old(lp, inputs=inputs),
-        gen=inputs.gen,
-        ref=inputs.ref,
+        old_logprobs=None if inputs.advantages is None else _old(lp, inputs=inputs),
+        rollout_logprobs=inputs.rollout_logprobs,
+        ref_logprobs=inputs.ref_logprobs,
         advantages=inputs.advantages,
         entropy=entropy,
     )
@@ -201,11 +208,13 @@ def _custom_loss(
 
 def _kl(algo: AlgoConfig, *, lp: Tensor, inputs: TokenInputs, layout: TokenLayout) -> Tensor:
     """KL(policy, reference) at every trainable token, 0 elsewhere. [R]"""
-    assert inputs.ref is not None
+    assert inputs.ref_logprobs is not None
     # Masked before the arithmetic: the square of an infinity at a masked token would poison the gradient.
-    lp, ref, old = (zero_masked(x, mask_T=layout.mask_T) for x in (lp, inputs.ref, _old(lp, inputs=inputs)))
-    return kl_estimate(lp, ref_T=ref, kind=algo.kl_loss_type, old_T=old if algo.use_unbiased_kl else None)
+    lp, ref, old = (zero_masked(x, mask_T=layout.mask_T) for x in (lp, inputs.ref_logprobs, _old(lp, inputs=inputs)))
+    return kl_estimate(
+        lp, ref_logprobs_T=ref, kind=algo.kl_loss_type, old_logprobs_T=old if algo.use_unbiased_kl else None
+    )
 
 
 def _old(lp: Tensor, *, inputs: TokenInputs) -> Tensor:
-    return lp.detach() if inputs.old is None else inputs.old
+    return lp.detach() if inputs.old_logprobs is None else inputs.old_logprobs

@@ -17,7 +17,7 @@ from rlscale.training.loss.user_hooks import NO_CUSTOM, postprocess_function
 from rlscale.training.loss.user_outputs import check_column, check_pair, check_sums
 from rlscale.types import Int64, RolloutColumns, TokenColumns, TrainBatch
 
-NAMES = ("old", "gen", "ref", "advantages")
+NAMES = ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages")
 
 Columns = Mapping[str, Tensor | None]
 """The columns `NAMES` of a rollout, each [T] or None where the run does not compute it."""
@@ -70,9 +70,9 @@ def _part(columns: Columns, *, batch: TrainBatch, rows: Int64) -> RolloutColumns
             mask=torch.ones(len(rows), dtype=torch.bool),
             sample_ids=torch.from_numpy(sample_ids.astype(np.int64)),
             num_samples=len(samples),
-            old=old,
-            gen=gen,
-            ref=ref,
+            old_logprobs=old,
+            rollout_logprobs=gen,
+            ref_logprobs=ref,
             advantages=advantages,
         ),
     )

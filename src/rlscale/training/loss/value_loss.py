@@ -15,7 +15,7 @@ from rlscale.training.loss.token_loss import reduction
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import Rollout, pick
+from rlscale.training.rollout_state import Rollout, take_microbatch
 from rlscale.training.spec import CriticSpec, TrainerSpec
 from rlscale.types import StepPlan
 
@@ -47,9 +47,9 @@ class ValueLoss:
             micro: of this rank.
             values: before each trainable token. [R]
         """
-        old, returns = pick(self._rollout.values, micro), pick(self._rollout.returns, micro)
+        old, returns = take_microbatch(self._rollout.values, micro), take_microbatch(self._rollout.returns, micro)
         assert old is not None and returns is not None, "values and returns come first"
-        losses, sums = value_loss(values, old_T=old, returns_T=returns, layout=micro.layout, clip=self._clip)
+        losses, sums = value_loss(values, old_logprobs_T=old, returns_T=returns, layout=micro.layout, clip=self._clip)
         self._metrics.add(sums | {"value_error": micro.layout.sum_and_count((old - returns).square())})
         samples = torch.from_numpy(micro.sample_indices).to(values.device)
         reduce = reduction(

@@ -152,4 +152,4 @@ class MegatronBackend(RoleBackend):
         return self._rank.grid.from_last_stage(metrics)
 
     def _asked(self, rollout: Rollout) -> dict[int, Float32]:
-        return self._rank.grid.from_last_stage(rollout.asked.gather(self._device, group=rollout.data_group))
+        return self._rank.grid.from_last_stage(rollout.logprob_collector.gather(self._device, group=rollout.data_group))

@@ -36,7 +36,7 @@ from rlscale.training.megatron.trainable import TrainedModel
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import Rollout, everywhere
+from rlscale.training.rollout_state import Rollout, all_reduce_column
 from rlscale.training.spec import CriticSpec, TrainerSpec
 from rlscale.training.trainer_state import Position
 from rlscale.types import StepPlan
@@ -65,7 +65,7 @@ class MegatronCritic:
                 entries_of=_values,
                 num_tokens=len(rollout.batch.tokens),
             )
-            rollout.values = everywhere(column, device=self._device, group=rollout.data_group)
+            rollout.values = all_reduce_column(column, device=self._device, group=rollout.data_group)
 
     def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
         """One optimiser step. Returns its metrics, `critic_...`; raises as `TrainedModel.step`."""

@@ -12,7 +12,7 @@ from rlscale.models.hf_models import load_tokenizer
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter, make_exporter
 from rlscale.training.megatron.hf_mapping.hf_writer import MAX_FILE_BYTES, HfWriter, Written, name_files
 from rlscale.training.megatron.model.megatron_model import MegatronModel
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 
 
 def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dtype) -> None:
@@ -43,14 +43,14 @@ def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = M
     """
     exporter = make_exporter(model)
     if isinstance(exporter, Exporter) and exporter.num_bytes > max_file_bytes:
-        exporter = make_exporter(model, to=Recipients.holders)
+        exporter = make_exporter(model, to=WeightOwners.holders)
     dist.barrier()
     writer = HfWriter(folder=folder, rank=dist.get_rank(), max_file_bytes=max_file_bytes)
     for name, weight in exporter.weights():
         writer.add(name, weight)
-    everywhere = [Written(files=(), num_bytes=0)] * dist.get_world_size()
-    dist.all_gather_object(everywhere, writer.finish())
+    all_reduce_column = [Written(files=(), num_bytes=0)] * dist.get_world_size()
+    dist.all_gather_object(all_reduce_column, writer.finish())
     if dist.get_rank() == 0:
-        name_files(folder, everywhere)
+        name_files(folder, all_reduce_column)
     dist.barrier()
-    return everywhere
+    return all_reduce_column

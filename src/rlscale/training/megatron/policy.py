@@ -26,7 +26,7 @@ from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.policy_snapshots import OldPolicies
-from rlscale.training.rollout_state import Rollout, pick
+from rlscale.training.rollout_state import Rollout, take_microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
@@ -57,16 +57,16 @@ class MegatronPolicy:
         rollout.has_entropy = algo.use_rollout_entropy
         if algo.use_rollout_logprobs:
             return
-        rollout.old = old
+        rollout.old_logprobs = old
         if earlier is not None:
             with rollout.timed("old_logprobs"), self._routes_of_old(rollout):
                 earlier.score(rollout)
         if not self._grid.is_last_stage:
             return
         for micro in rollout.flat:
-            lp = pick(rollout.old, micro)
+            lp = take_microbatch(rollout.old_logprobs, micro)
             compare(rollout, micro, trainer=lp)
-            rollout.asked.add(micro, lp)
+            rollout.logprob_collector.add(micro, lp)
 
     def measure(self, rollout: Rollout) -> None:
         """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""

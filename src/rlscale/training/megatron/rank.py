@@ -18,10 +18,10 @@ from rlscale.training.megatron.hooks import call_after_init
 from rlscale.training.megatron.packing import pack_rows, pad_rows
 from rlscale.training.megatron.parallel_dims import MegatronGrid, make_grid
 from rlscale.training.metrics import MetricSums
-from rlscale.training.offload import Turns, make_turns
+from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.microbatch import Microbatch, padding
 from rlscale.training.rollout_state import Rollout
-from rlscale.training.sampled_logprobs import AskedLogprobs
+from rlscale.training.sampled_logprobs import LogprobCollector
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan, TrainBatch
 
@@ -38,7 +38,7 @@ class MegatronRank:
     spec: TrainerSpec
     device: torch.device
     grid: MegatronGrid
-    turns: Turns
+    turns: Offloader
     background: Background | None  # what writes checkpoints; None: saving waits for them
 
     @classmethod
@@ -58,7 +58,7 @@ class MegatronRank:
             spec=spec,
             device=device,
             grid=grid,
-            turns=make_turns(spec.offload, device=device),
+            turns=make_offloader(spec.offload, device=device),
             background=Background(timeout_minutes=spec.timeout_minutes) if spec.megatron.async_save else None,
         )
 
@@ -74,7 +74,7 @@ class MegatronRank:
             batch=batch,
             micros=[self._pack(batch, plan.microbatches[grid.data_index]) for plan in steps],
             metrics=MetricSums(self.device, group=grid.data_group),
-            asked=AskedLogprobs(batch),
+            logprob_collector=LogprobCollector(batch),
             data_group=grid.data_group,
         )
         rollout.metrics.add(padding(rollout.flat), prefix="rollout/")

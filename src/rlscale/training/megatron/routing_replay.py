@@ -46,7 +46,7 @@ class Routes(ABC):
         """
         self._grid, self._shares_sequences = grid, shares_sequences and grid.tensor_size > 1
         layers = [layer for chunk in chunks for layer in chunk.decoder.layers if hasattr(layer.mlp, "router")]  # type: ignore[union-attr]
-        self.taps = [Tap(self, layer, index=i) for i, layer in enumerate(layers)]
+        self.taps = [RouterHook(self, layer, index=i) for i, layer in enumerate(layers)]
         self._counts = torch.zeros(3, dtype=torch.int64)  # places, of these replayed, of these differing
         self._is_counted = np.zeros(1, dtype=bool)  # by row of the batch; at the end for places without a row
 
@@ -59,7 +59,7 @@ class Routes(ABC):
         """Around an optimiser step: takes routes of before, where there are some of this rollout."""
 
     @abstractmethod
-    def choose(self, tap: Tap, own: Tensor) -> Tensor | None:
+    def choose(self, tap: RouterHook, own: Tensor) -> Tensor | None:
         """Which experts the layer of a tap takes in the place of its `own`, and None for these. [T, K]"""
 
     def measure(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Routes(ABC):
         places, replayed, differing = counts.tolist()
         return {"routes/replayed": replayed / max(places, 1), "routes/differing": differing / max(replayed, 1)}
 
-    def _rows_of(self, tap: Tap) -> Int64:
+    def _rows_of(self, tap: RouterHook) -> Int64:
         """Of the batch, at the places that a router of this rank sees; -1 for those that fill up. [T]"""
         params = tap.params
         assert params is not None and params.rows is not None, "layers are told of packed samples"
@@ -133,7 +133,7 @@ class OwnRoutes(Routes):
         yield
         self._mode = None
 
-    def choose(self, tap: Tap, own: Tensor) -> Tensor | None:
+    def choose(self, tap: RouterHook, own: Tensor) -> Tensor | None:
         if self._mode is None:
             return None
         rows = self._rows_of(tap)
@@ -160,7 +160,7 @@ class OwnRoutes(Routes):
             self._kept[i] = kept
 
 
-class Tap:
+class RouterHook:
     """Stands where Megatron-core's routers look for a `RouterReplay`.
 
     Example:

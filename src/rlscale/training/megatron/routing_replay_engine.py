@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlscale.errors import DataError
 from rlscale.training.megatron.parallel_dims import MegatronGrid
-from rlscale.training.megatron.routing_replay import Routes, Tap
+from rlscale.training.megatron.routing_replay import RouterHook, Routes
 from rlscale.training.rollout_state import Rollout
 from rlscale.types import RouteIds
 
@@ -53,7 +53,7 @@ class EngineRoutes(Routes):
         self._is_on = False
         self._routes = None
 
-    def choose(self, tap: Tap, own: Tensor) -> Tensor | None:
+    def choose(self, tap: RouterHook, own: Tensor) -> Tensor | None:
         if not self._is_on:
             return None
         rows = self._rows_of(tap)

@@ -23,7 +23,7 @@ from rlscale.training.megatron.model.output_head import LogprobHead
 from rlscale.training.megatron.parallel_dims import MegatronGrid
 from rlscale.training.megatron.policy import score_logprobs
 from rlscale.training.megatron.policy_snapshots import HostWeights
-from rlscale.training.offload import Turns
+from rlscale.training.offload import Offloader
 from rlscale.training.rollout_state import Rollout
 from rlscale.training.scorers import reference_cannot_follow, require_tokens
 from rlscale.training.spec import ModelSource, TrainerSpec
@@ -72,7 +72,7 @@ class Scorer:
         with self.weights.in_place_of(self.model.chunks):
             yield
 
-    def take_part(self, turns: Turns, *, name: str) -> None:
+    def take_part(self, turns: Offloader, *, name: str) -> None:
         """Names to those who take turns what it has on the device between its turns; nothing where it borrows."""
         if self.weights is None:
             turns.add(name, lambda: (p for chunk in self.model.chunks for p in chunk.parameters()), is_frozen=True)
@@ -98,7 +98,7 @@ class MegatronReference:
     def score(self, rollout: Rollout) -> None:
         """Fills `ref`; a collective."""
         with rollout.timed("ref_logprobs"):
-            rollout.ref = self.scorer.column(rollout)
+            rollout.ref_logprobs = self.scorer.column(rollout)
 
     def is_due(self, num_rollouts: int) -> bool:
         """Whether it takes the policy's weights after so many rollouts have been trained on."""

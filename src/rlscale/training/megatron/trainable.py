@@ -22,7 +22,7 @@ from rlscale.training.megatron.optim import (
 from rlscale.training.megatron.parallel_dims import MegatronGrid
 from rlscale.training.megatron.step import StageLoss, run_microbatches
 from rlscale.training.metrics import MetricSums
-from rlscale.training.offload import Turns
+from rlscale.training.offload import Offloader
 from rlscale.training.optim.step_checks import StepSettings, check_loss
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.spec import TrainerSpec
@@ -92,7 +92,7 @@ class TrainedModel:
         """The inverse of `save`; raises as `load_state`."""
         return load_state(folder, model=self.model, optimizer=self.optimizer)
 
-    def take_part(self, turns: Turns, *, name: str) -> None:
+    def take_part(self, turns: Offloader, *, name: str) -> None:
         """Names to those who take turns what the model has on the device."""
         turns.add(name, self._weights)
         turns.add(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
 
@@ -55,7 +55,7 @@ class LogprobHead(OneDnnLinear):
             entropy_grad=asked.entropy_grad,
             product=product,
         )
-        both = head_logprobs(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
+        both = linear_logprobs(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
         # Not a view: FSDP warns of those.
         return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
 

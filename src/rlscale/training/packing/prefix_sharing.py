@@ -53,7 +53,11 @@ def shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts
     arrays = (expand, kept, rows, copies[rows])
     to_expand, to_pick, shared, where = (torch.from_numpy(array).to(device) for array in arrays)
     return SharedPrompts(
-        expand=to_expand, pick=to_pick, rows=shared, copies=where, is_ragged=bool((copies[rows] == len(expand)).any())
+        expand=to_expand,
+        pick=to_pick,
+        rows=shared,
+        copies=where,
+        is_ragged=bool((copies[rows] == len(expand)).any()),
     )
 
 

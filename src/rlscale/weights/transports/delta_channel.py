@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from rlscale.algo.checksum import Bytes, bytes_of
 from rlscale.types import WeightVersion
-from rlscale.weights.multi_sender import Share
+from rlscale.weights.multi_sender import SendReport
 from rlscale.weights.safetensors_folder import write_folder
 from rlscale.weights.sync import Weights
 from rlscale.weights.transports.delta import DeltaIndex, DeltaWriter, base_path, catch_up, delta_path
@@ -40,13 +40,13 @@ class DeltaChannel(FolderChannel):
     def _start(self, version: WeightVersion) -> None:
         """Engines go on while files are written."""
 
-    def _send(self, weights: Weights, version: WeightVersion) -> Share:
+    def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
         index = self._index
         if index is None or len(index.deltas) >= MAX_DELTAS or version <= index.newest:
             return self._write_base(weights, version)
         return self._write_delta(weights, version, index)
 
-    def _finish(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+    def _finish(self, version: WeightVersion, shares: Sequence[SendReport]) -> None:
         (share,) = shares
         readers, others = self._engines_by_format(LOAD_FORMAT)
         full = self._folder / "full"
@@ -65,7 +65,7 @@ class DeltaChannel(FolderChannel):
             self._calls.settle(calls)
         self._prune()
 
-    def _write_base(self, weights: Weights, version: WeightVersion) -> Share:
+    def _write_base(self, weights: Weights, version: WeightVersion) -> SendReport:
         def remembered() -> Weights:
             for name, tensor in weights:
                 self._sent[name] = bytes_of(tensor.cpu()).copy()
@@ -76,16 +76,16 @@ class DeltaChannel(FolderChannel):
         written = write_folder(path, remembered(), bucket_bytes=self._bucket_bytes, model_folder=self._model_folder)
         self._index = DeltaIndex(id=uuid.uuid4().hex, base=version, deltas=[])
         self._index.write(self._folder)
-        return Share(num_buckets=written.num_files, num_bytes=written.num_bytes, checksums=written.checksums)
+        return SendReport(num_buckets=written.num_files, num_bytes=written.num_bytes, checksums=written.checksums)
 
-    def _write_delta(self, weights: Weights, version: WeightVersion, index: DeltaIndex) -> Share:
+    def _write_delta(self, weights: Weights, version: WeightVersion, index: DeltaIndex) -> SendReport:
         writer = DeltaWriter(delta_path(self._folder, version), before=index.newest, after=version)
         for name, tensor in weights:
             writer.add(name, tensor, self._sent[name])
         checksums, num_bytes = writer.finish()
         self._index = DeltaIndex(id=index.id, base=index.base, deltas=[*index.deltas, version])
         self._index.write(self._folder)
-        return Share(num_buckets=1, num_bytes=num_bytes, checksums=checksums)
+        return SendReport(num_buckets=1, num_bytes=num_bytes, checksums=checksums)
 
     def _prune(self) -> None:
         index = self._index

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlscale.types import WeightVersion
-from rlscale.weights.multi_sender import Share
+from rlscale.weights.multi_sender import SendReport
 from rlscale.weights.safetensors_folder import Written, finish_folder, start_folder, write_files
 from rlscale.weights.sync import Weights
 from rlscale.weights.transports.folder_channel import FolderChannel
@@ -28,17 +28,17 @@ class DiskChannel(FolderChannel):
         shutil.rmtree(self._place(version), ignore_errors=True)  # the same again, after a restart from a checkpoint
         start_folder(self._place(version))
 
-    def _send(self, weights: Weights, version: WeightVersion) -> Share:
+    def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
         stem = "model" if self._team.is_one else f"model-{self._rank:05d}"
         written = write_files(self._place(version), weights, bucket_bytes=self._bucket_bytes, stem=stem)
-        return Share(
+        return SendReport(
             num_buckets=written.num_files,
             num_bytes=written.num_bytes,
             checksums=written.checksums,
             files=written.files,
         )
 
-    def _finish(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+    def _finish(self, version: WeightVersion, shares: Sequence[SendReport]) -> None:
         folder, whole = self._place(version), Written()
         for share in shares:
             whole.add(checksums=share.checksums, files=share.files, num_bytes=share.num_bytes)

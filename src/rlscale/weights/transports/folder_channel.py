@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from rlscale.weights.multi_sender import ShareChannel
-from rlscale.weights.sender_group import Team
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import MakeEngine
 
 
@@ -21,7 +21,7 @@ class FolderChannel(ShareChannel):
         self,
         *,
         make_engine: MakeEngine,
-        team: Team,
+        team: SenderGroup,
         folder: Path,
         bucket_bytes: int,
         timeout_s: float,

@@ -26,8 +26,8 @@ from rlscale.protocols import Engine
 from rlscale.types import WeightBucket, WeightGroup, WeightVersion
 from rlscale.weights.buckets import Named, PackedBucket, Staging, cut, layout_of, pack
 from rlscale.weights.engine_rpc import in_thread
-from rlscale.weights.multi_sender import Share, ShareChannel
-from rlscale.weights.sender_group import Team
+from rlscale.weights.multi_sender import SendReport, ShareChannel
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import MakeEngine, Weights
 from rlscale.weights.torch_groups import Group, join_group, leave_group, open_store, start_broadcast
 from rlscale.weights.transports.gloo_blocks import LOAD_FORMAT as BLOCKS
@@ -50,7 +50,7 @@ class ProcessGroupChannel(ShareChannel):
         master_address: an address of this rank's machine that the engines can reach.
 
     Example:
-        channel = ProcessGroupChannel(make_engine=..., team=Team(rank=0), bucket_bytes=2**29, backend="gloo",
+        channel = ProcessGroupChannel(make_engine=..., team=SenderGroup(rank=0), bucket_bytes=2**29, backend="gloo",
                                       timeout_s=60, master_address="127.0.0.1")
         channel.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:30000")])
         channel.push(backend.weights(), version=1)
@@ -61,7 +61,7 @@ class ProcessGroupChannel(ShareChannel):
         self,
         *,
         make_engine: MakeEngine,
-        team: Team,
+        team: SenderGroup,
         bucket_bytes: int,
         backend: str,
         timeout_s: float,
@@ -116,16 +116,16 @@ class ProcessGroupChannel(ShareChannel):
         own = in_thread(lambda: join_group(group, 0, store=store))
         return _Joining(group=group, calls=calls, own=own)
 
-    def _make_way(self, process_groups: Sequence[Group]) -> "PackedWay | BlockWay":
+    def _make_way(self, process_groups: Sequence[Group]) -> "PackedTransport | BlockTransport":
         if self._in_blocks:
-            return BlockWay([BlockSender(group) for group in process_groups])
-        return PackedWay(process_groups, on_gpu=self._backend == "nccl")
+            return BlockTransport([BlockSender(group) for group in process_groups])
+        return PackedTransport(process_groups, on_gpu=self._backend == "nccl")
 
     def _start(self, version: WeightVersion) -> None:
         self._pause()
         self._calls.on_all(lambda engine: engine.begin_weight_update())
 
-    def _send(self, weights: Weights, version: WeightVersion) -> Share:
+    def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
         link = self._joined
         assert link is not None, "a connected channel has its groups"
         num_buckets = num_bytes = 0
@@ -139,11 +139,11 @@ class ProcessGroupChannel(ShareChannel):
             num_buckets, num_bytes = num_buckets + 1, num_bytes + sum(tensor.nbytes for _, tensor in named)
         if in_flight is not None:
             self._settle(in_flight)
-        return Share(num_buckets=num_buckets, num_bytes=num_bytes)
+        return SendReport(num_buckets=num_buckets, num_bytes=num_bytes)
 
-    def _finish(self, version: WeightVersion, shares: Sequence[Share]) -> None:
+    def _finish(self, version: WeightVersion, shares: Sequence[SendReport]) -> None:
         self._calls.on_all(lambda engine: engine.end_weight_update(version))
-        self._prove(version)
+        self._verify_and_resume(version)
 
     def _dispatch(self, ready: "_Ready", link: "_Joined", version: WeightVersion) -> "_InFlight":
         calls = [
@@ -196,7 +196,7 @@ class _Ready:
     send: Callable[[], Sent]
 
 
-class PackedWay:
+class PackedTransport:
     """Bytes end to end in one buffer, with checksums announced."""
 
     def __init__(self, process_groups: Sequence[Group], *, on_gpu: bool) -> None:
@@ -216,7 +216,7 @@ class PackedWay:
         return Sent(wait=lambda: [work.wait() for work in works])
 
 
-class BlockWay:
+class BlockTransport:
     """Tensors as they lie in memory, each in pieces, with the digests of their blocks behind."""
 
     def __init__(self, senders: Sequence[BlockSender]) -> None:
@@ -249,7 +249,7 @@ class _Joined:
     group_names: Sequence[str]  # of each engine
     process_groups: Sequence[Group]
     store: TCPStore  # lives as long as the groups: engines may still read from it
-    way: PackedWay | BlockWay
+    way: PackedTransport | BlockTransport
 
     def leave(self) -> None:
         for group in self.process_groups:

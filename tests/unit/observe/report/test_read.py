@@ -75,6 +75,6 @@ def test_only_the_shown_lines_are_parsed(tmp_path: Path) -> None:
 def test_long_samples_are_thinned_by_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path)
     size = (tmp_path / "samples.jsonl").stat().st_size
-    monkeypatch.setattr("rlscale.observe.report.read_run.MAX_SAMPLE_BYTES", size // 4 + 1)
+    monkeypatch.setattr("rlscale.observe.report.run_reader.MAX_SAMPLE_BYTES", size // 4 + 1)
     assert len(read_run(tmp_path, max_samples=1000).samples) == 12
     assert len(read_run(tmp_path, max_samples=5).samples) == 5

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 
 MODE = "model.megatron_to_hf_mode"
 _EXPERT = re.compile(r"(.+\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.weight)")
@@ -36,8 +36,8 @@ class BridgeExporter:
 
     senders = (0,)
 
-    def __init__(self, model: MegatronModel, *, to: Recipients = Recipients.first) -> None:
-        self._is_for_all = to == Recipients.every
+    def __init__(self, model: MegatronModel, *, to: WeightOwners = WeightOwners.first) -> None:
+        self._is_for_all = to == WeightOwners.every
         self._chunks, self._bridge = [_Renamed(chunk) for chunk in model.chunks], make_bridge(model)
 
     @torch.no_grad()

@@ -25,21 +25,21 @@ from rlscale.training.megatron.hf_mapping.sharding import give
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.transfer.exchange import Arrived, Post, carry
 from rlscale.training.megatron.transfer.transfer_plan import TransferPlan, Wanted, few_owners, owners, plan_transfer
-from rlscale.training.spec import Recipients
+from rlscale.training.spec import WeightOwners
 
 BUCKET_BYTES = 2**28
 """Of the weights that a rank receives at once."""
 
 Named = tuple[str, Tensor]
-_CHOICES = {Recipients.owners: few_owners, Recipients.holders: owners}
+_CHOICES = {WeightOwners.owners: few_owners, WeightOwners.holders: owners}
 
 
-def export_hf(model: MegatronModel, *, to: Recipients = Recipients.first) -> Iterator[Named]:
+def export_hf(model: MegatronModel, *, to: WeightOwners = WeightOwners.first) -> Iterator[Named]:
     """Every weight in full under its published Hugging Face name, see `Exporter`; a collective."""
     return make_exporter(model, to=to).weights()
 
 
-def make_exporter(model: MegatronModel, *, to: Recipients = Recipients.first) -> Exporter | BridgeExporter:
+def make_exporter(model: MegatronModel, *, to: WeightOwners = WeightOwners.first) -> Exporter | BridgeExporter:
     """What gathers the weights of a model, by the maps that it is to be converted with; a collective."""
     return BridgeExporter(model, to=to) if model.by_bridge else Exporter(model, to=to)
 
@@ -63,7 +63,7 @@ class Exporter:
         self,
         model: MegatronModel,
         *,
-        to: Recipients = Recipients.first,
+        to: WeightOwners = WeightOwners.first,
         bucket_bytes: int = BUCKET_BYTES,
         post: Post | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class Exporter:
         self._entries = list(entries_of(model.architecture))
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self._post = post
-        self._is_for_all = to == Recipients.every
+        self._is_for_all = to == WeightOwners.every
         self.plan = self._make_plan(to=to, bucket_bytes=bucket_bytes)
 
     @property
@@ -129,7 +129,7 @@ class Exporter:
         for name, tensor in zip(weight.hf, tensors, strict=True):
             yield name, tensor.contiguous()
 
-    def _make_plan(self, *, to: Recipients, bucket_bytes: int) -> TransferPlan:
+    def _make_plan(self, *, to: WeightOwners, bucket_bytes: int) -> TransferPlan:
         own: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
         for entry in self._entries:
             weight = self._weights.get(entry.weight.megatron)
@@ -138,15 +138,15 @@ class Exporter:
                 part = part_of_rank(entry)
                 index, count = (0, 1) if entry.weight.layout == Layout.whole else (part.index, part.count)
                 own[entry.weight.megatron] = (index, count, weight.shape, weight.dtype)
-        everywhere: list[dict[str, tuple[int, int, torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(everywhere, own)
-        known = {name: about for rank in everywhere for name, about in rank.items()}
+        all_reduce_column: list[dict[str, tuple[int, int, torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(all_reduce_column, own)
+        known = {name: about for rank in all_reduce_column for name, about in rank.items()}
         self._shapes = {name: (shape, dtype) for name, (_, _, shape, dtype) in known.items()}
         wanted = []
         for entry in self._entries:
             _, count, shape, dtype = known[entry.weight.megatron]
             size = prod(shape) * dtype.itemsize
             wanted.append(Wanted(name=entry.weight.megatron, num_parts=count, part_bytes=size))
-        held = [{name: about[0] for name, about in rank.items()} for rank in everywhere]
+        held = [{name: about[0] for name, about in rank.items()} for rank in all_reduce_column]
         receivers = _CHOICES[to](wanted, held) if to in _CHOICES else [0] * len(wanted)
         return plan_transfer(wanted, held, receivers=receivers, bucket_bytes=bucket_bytes)

@@ -50,7 +50,7 @@ class Decoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
     def _postprocess(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
         """Of the last chunk the normalised hidden states of all its tokens, [B, L, H] or packed [1, T, H].
 
-        They are whole on every tensor-parallel rank, and each must give their whole gradient, as `head_logprobs` does
+        They are whole on every tensor-parallel rank, and each must give their whole gradient, as `linear_logprobs` does
         with `VocabShard`. Other chunks return what the next one takes.
         """
         if not self.post_process:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlscale.algo.linear_logprobs import HeadOptions, head_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.parallel_dims import MegatronGrid
 from rlscale.training.modules.logprob_head import TILE_ELEMENTS
@@ -62,6 +62,6 @@ class LogprobHead:
             shard=None if self.group is None else vocab_shard(self.group, first=self.first),
         )
         chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
-        both = head_logprobs(chosen, rows, targets_T=micro.targets, options=options)
+        both = linear_logprobs(chosen, rows, targets_T=micro.targets, options=options)
         logprobs, entropy = micro.whole(torch.stack(both, dim=-1)).unbind(dim=-1)
         return logprobs, entropy if entropy_grad else entropy.detach()
