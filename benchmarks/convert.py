@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rlscale.config import MegatronConfig
 from rlscale.training.distributed import join_world
-from rlscale.training.megatron.convert import to_hf, to_megatron
+from rlscale.training.megatron.checkpoint.convert_weights import convert_to_hf, convert_to_megatron
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,11 +60,11 @@ def copied(source: Path, target: Path) -> None:
 
 
 def to_core(source: Path, target: Path) -> None:
-    to_megatron(str(source), target, sizes=MegatronConfig())
+    convert_to_megatron(str(source), target, sizes=MegatronConfig())
 
 
 def from_core(source: Path, target: Path) -> None:
-    to_hf(source, target, model=None, sizes=MegatronConfig(), dtype=torch.bfloat16)
+    convert_to_hf(source, target, model=None, sizes=MegatronConfig(), dtype=torch.bfloat16)
 
 
 def seconds_of(way: Callable[[Path, Path], None], source: Path, target: Path) -> float:

@@ -73,11 +73,11 @@ def run_rank(rank: int, size: int, port: int, folder: Path, url: str, repeats: i
     from rlscale.config import MegatronConfig, ModelConfig, WeightChannelName
     from rlscale.engines.client.http_engine import HttpEngine
     from rlscale.training.distributed import join_world
-    from rlscale.training.megatron.cpu_patches import megatron_device
     from rlscale.training.megatron.hf_mapping.export_hf import Exporter
     from rlscale.training.megatron.hf_mapping.load_hf import load_hf
+    from rlscale.training.megatron.model.cpu_patches import megatron_device
     from rlscale.training.megatron.model.megatron_model import build_model
-    from rlscale.training.megatron.parallel_dims import make_grid
+    from rlscale.training.megatron.parallel_dims import build_parallel_dims
     from rlscale.training.spec import WeightOwners
     from rlscale.types import EngineAddress
     from rlscale.weights.factory import ChannelSpec, make_channel
@@ -96,7 +96,7 @@ def run_rank(rank: int, size: int, port: int, folder: Path, url: str, repeats: i
     found: dict[str, Any] = {}
     with megatron_device():
         megatron = MegatronConfig(expert_model_parallel_size=size)
-        make_grid(megatron, seed=1)
+        build_parallel_dims(megatron, seed=1)
         own = ModelConfig(use_hf_config_for_megatron=True)
         model = build_model(str(folder / "model"), model=own, megatron=megatron, dtype=torch.float32)
         load_hf(model, str(folder / "model"))

@@ -80,8 +80,8 @@ def test_what_the_model_provider_froze_stays_as_it_was(reports: list[dict[str, A
 
 def test_a_provider_must_give_a_model(reports: list[dict[str, Any]]) -> None:
     assert reports[0]["no model"] == (
-        "model.custom_model_provider_path must give a Decoder, got TransformerConfig from "
-        "recorded_megatron_hooks:no_model; return what build(...) makes, or an object of a subclass of build.kind"
+        "model.custom_model_provider_path must return a MegatronDecoder, got TransformerConfig from "
+        "recorded_megatron_hooks:no_model; return the result of build(...), or an instance of a subclass of build.kind"
     )
 
 

@@ -64,8 +64,8 @@ def _convert(args: argparse.Namespace) -> None:
     from rlscale.config import MegatronConfig
     from rlscale.config.groups.model import MegatronToHf
     from rlscale.training.distributed import join_world, leave_world
-    from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
-    from rlscale.training.megatron.parallel_dims import leave_grid
+    from rlscale.training.megatron.checkpoint.convert_weights import convert_to_hf, convert_to_megatron, stored_dtype
+    from rlscale.training.megatron.parallel_dims import destroy_parallel_dims
 
     is_megatron = torch_dist_folder(args.source) is not None
     if not is_megatron and Path(args.source).is_dir() and not (Path(args.source) / "config.json").is_file():
@@ -87,13 +87,13 @@ def _convert(args: argparse.Namespace) -> None:
     started, source = time.perf_counter(), Path(args.source)
     if is_megatron:
         dtype = dtype or stored_dtype(source)
-        found = to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype, mode=mode)
+        found = convert_to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype, mode=mode)
     else:
-        found = to_megatron(args.source, args.target, sizes=sizes, dtype=dtype, mode=mode)
+        found = convert_to_megatron(args.source, args.target, sizes=sizes, dtype=dtype, mode=mode)
     if rank == 0:
         seconds = time.perf_counter() - started
         log.info("%s: %d tensors, %.3g GB in %.1f s", args.target, found.num_tensors, found.num_bytes / 1e9, seconds)
-    leave_grid()
+    destroy_parallel_dims()
     leave_world()
 
 

@@ -31,13 +31,13 @@ from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
-from rlscale.training.megatron.convert import stored_dtype, to_hf, to_megatron
-from rlscale.training.megatron.cpu_patches import megatron_device
+from rlscale.training.megatron.checkpoint.convert_weights import convert_to_hf, convert_to_megatron, stored_dtype
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter, export_hf
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
-from rlscale.training.megatron.model.attention import packed_rows, zigzag_positions
-from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel, build_model
-from rlscale.training.megatron.parallel_dims import MegatronGrid, make_grid
+from rlscale.training.megatron.model.attention import PackedSamples, zigzag_positions
+from rlscale.training.megatron.model.cpu_patches import megatron_device
+from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel, build_model
+from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel_dims
 from rlscale.training.modules.vocab_parallel import vocab_shard
 from rlscale.training.spec import WeightOwners
 from tests.unit.training.megatron_families import CONFIGS
@@ -157,7 +157,7 @@ class Case:
         family, sizes = CASES[name]
         self.path, self.is_row = str(root / family), name.endswith("rows")
         megatron = MegatronConfig(**sizes)
-        self.grid: MegatronGrid = make_grid(megatron, seed=1)
+        self.grid: ParallelDims = build_parallel_dims(megatron, seed=1)
         model = ModelConfig(use_hf_config_for_megatron=True)
         self.model: MegatronModel = build_model(self.path, model=model, megatron=megatron, dtype=torch.float32)
         self.found: dict[int, Tensor] = {}
@@ -211,7 +211,7 @@ class Case:
         rows = torch.from_numpy(np.concatenate(own))
         last = torch.from_numpy(np.isin(np.concatenate(own), starts + np.array(lengths) - 1))
         inputs, targets = ids[rows], ids[(rows + 1).clamp(max=len(ids) - 1)]
-        packed = packed_rows(np.array(lengths), context=context, device=torch.device("cpu"))
+        packed = PackedSamples.from_lengths(np.array(lengths), context=context, device=torch.device("cpu"))
         if self.is_row:
             shape = (len(lengths), -1)
             output = chunk(inputs.view(shape), torch.zeros_like(inputs).view(shape), None)
@@ -219,7 +219,7 @@ class Case:
             output = chunk(inputs[None], torch.zeros_like(inputs)[None], None, packed_seq_params=packed)
 
         def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            decoder: Decoder = chunk.module
+            decoder: MegatronDecoder = chunk.module
             group = self.grid.tensor_group
             shard = None if group.size() == 1 else vocab_shard(group, first=self.model.first_token)
             weight = decoder.head_weight[: max(101 - self.model.first_token, 0)]
@@ -259,10 +259,10 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
 def converted(name: str, root: Path, folder: Path) -> bool:
     """Whether a folder comes back bit for bit by way of one that tensor-parallel ranks write and stages read."""
     source, there, back = root / name, folder / f"{name}-there", folder / f"{name}-back"
-    written = to_megatron(str(source), there, sizes=MegatronConfig(tensor_model_parallel_size=2))
+    written = convert_to_megatron(str(source), there, sizes=MegatronConfig(tensor_model_parallel_size=2))
     spread = {EP: 2, "core_args": {ETP: 1}} if "moe" in name or name == "deepseek_v3" else {PP: 2}
     assert stored_dtype(there) == torch.float32
-    read = to_hf(there, back, model=None, sizes=MegatronConfig(**spread), dtype=torch.float32)
+    read = convert_to_hf(there, back, model=None, sizes=MegatronConfig(**spread), dtype=torch.float32)
     before, after = HfCheckpoint(str(source)), HfCheckpoint(str(back))
     assert written.num_tensors == read.num_tensors == len(after.files)
     same = all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
@@ -278,7 +278,7 @@ def read_as_megatron_lm(name: str, root: Path, folder: Path) -> bool:
         (saved / "latest_checkpointed_iteration.txt").write_text("12")
     dist.barrier()
     back = folder / "from-megatron-lm"
-    to_hf(saved, back, model=str(root / name), sizes=MegatronConfig(**{TP: 2}), dtype=stored_dtype(saved))
+    convert_to_hf(saved, back, model=str(root / name), sizes=MegatronConfig(**{TP: 2}), dtype=stored_dtype(saved))
     before, after = HfCheckpoint(str(root / name)), HfCheckpoint(str(back))
     return all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.errors import WeightSyncError
 from rlscale.training.distributed import join_world, leave_world
-from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
+from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
-from rlscale.training.megatron.parallel_dims import make_grid
-from rlscale.training.megatron.transfer.exchange import Post
+from rlscale.training.megatron.parallel_dims import build_parallel_dims
+from rlscale.training.megatron.transfer.exchange import P2P
 from rlscale.training.spec import WeightOwners
 from rlscale.types import EngineAddress
 from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
@@ -61,23 +61,23 @@ PUSHED = {"ep4": "group", "ep2 pp2": "packed", "tp2 ep4": "group", "tp2 ep2 etp2
 """By which way the weights of these divisions go to engines."""
 
 
-class Flipping(Post):
+class Flipping(P2P):
     """Changes one bit of the third message that a rank sends."""
 
     def __init__(self) -> None:
         self.num_sent = 0
 
-    def exchange(self, out: Mapping[int, Tensor], into: Mapping[int, Tensor], *, number: int) -> list[dist.Work]:
-        for flat in out.values():
+    def start(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor], *, tag: int) -> list[dist.Work]:
+        for flat in sends.values():
             self.num_sent += 1
             if self.num_sent == 3:
                 flat[5] ^= 4
-        return super().exchange(out, into, number=number)
+        return super().start(sends, receives, tag=tag)
 
 
 def built(family: str, sizes: Mapping[str, Any], root: Path) -> MegatronModel:
     megatron = MegatronConfig(**sizes)
-    make_grid(megatron, seed=1)
+    build_parallel_dims(megatron, seed=1)
     path = str(root / family)
     model = build_model(
         path, model=ModelConfig(use_hf_config_for_megatron=True), megatron=megatron, dtype=torch.float32
@@ -88,7 +88,7 @@ def built(family: str, sizes: Mapping[str, Any], root: Path) -> MegatronModel:
 
 def changed_on_the_way(model: MegatronModel, *, rank: int) -> tuple[str, int]:
     """What rank 0 says of a message that rank 2 has sent and that arrives changed, and how many weights came before."""
-    exporter = Exporter(model, bucket_bytes=SMALL_BUCKET, post=Flipping() if rank == 2 else None)
+    exporter = Exporter(model, bucket_bytes=SMALL_BUCKET, p2p=Flipping() if rank == 2 else None)
     number = 0
     try:
         for _ in exporter.weights():

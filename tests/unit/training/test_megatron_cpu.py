@@ -6,16 +6,16 @@ import sys
 import pytest
 
 from rlscale.errors import ConfigError
-from rlscale.training.megatron.cpu_patches import check_version
+from rlscale.training.megatron.model.cpu_patches import check_version
 
 PROGRAM = """
 import threading
 import torch
 from megatron.core.tensor_parallel import random
-from rlscale.training.megatron.cpu_patches import install_cpu_layer, megatron_device
+from rlscale.training.megatron.model.cpu_patches import install_cpu_patches, megatron_device
 
-install_cpu_layer()
-install_cpu_layer()
+install_cpu_patches()
+install_cpu_patches()
 stream = torch.cuda.Stream
 assert isinstance(stream, type) and isinstance(torch.cuda.current_stream(), stream)
 assert torch.empty(2, device=torch.cuda.current_device()).device.type == "cpu"

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from rlscale.errors import DataError
-from rlscale.training.megatron.checkpoint.safe_pickle import METADATA, plain_files
+from rlscale.training.megatron.checkpoint.safe_pickle import METADATA, restricted_pickle
 
 
 class Sneaky:
@@ -39,7 +39,7 @@ def write_metadata(folder: Path, **more: Any) -> Metadata:
 
 def read_metadata(folder: Path) -> Any:
     """As torch reads it inside of Megatron-core."""
-    with plain_files(folder):
+    with restricted_pickle(folder):
         return pickle.loads((folder / METADATA).read_bytes())
 
 
@@ -52,9 +52,10 @@ def test_metadata_that_names_a_function_is_refused_before_it_is_called(tmp_path:
     write_metadata(tmp_path, planner_data=Sneaky(tmp_path / "made"))
     with (
         pytest.raises(
-            DataError, match=r"/\.metadata must hold what Megatron-core writes .*, got the name posix\.mkdir"
+            DataError,
+            match=r"/\.metadata must contain only values that Megatron-core writes, got the name posix\.mkdir",
         ),
-        plain_files(tmp_path),
+        restricted_pickle(tmp_path),
     ):
         pytest.fail("nobody gets to read it")
     assert not (tmp_path / "made").exists()
@@ -78,14 +79,14 @@ def test_members_of_enumerations_are_read_however_they_are_pickled(tmp_path: Pat
 @pytest.mark.parametrize(("owner", "name"), [(_MEM_FORMAT_ENCODING, "__init_subclass__"), (Metadata, "__init__")])
 def test_other_attributes_are_refused(tmp_path: Path, owner: type, name: str) -> None:
     write_metadata(tmp_path, planner_data=Member(owner, name))
-    with pytest.raises(DataError, match=f"got the attribute {name} of"), plain_files(tmp_path):
+    with pytest.raises(DataError, match=f"got the attribute {name} of"), restricted_pickle(tmp_path):
         pytest.fail("nobody gets to read it")
 
 
 def test_objects_are_read_as_plain_values(tmp_path: Path) -> None:
     write_metadata(tmp_path)
     torch.save({"common": Sneaky(tmp_path / "made")}, tmp_path / "common.pt")
-    with plain_files(tmp_path), pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir"):
+    with restricted_pickle(tmp_path), pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir"):
         torch.load(tmp_path / "common.pt", weights_only=False)
     assert not (tmp_path / "made").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ

@@ -6,7 +6,13 @@ from itertools import product
 
 import pytest
 
-from rlscale.training.megatron.transfer.transfer_plan import TransferPlan, Wanted, few_owners, owners, plan_transfer
+from rlscale.training.megatron.transfer.transfer_plan import (
+    TransferPlan,
+    WeightSpec,
+    balanced_owners,
+    fewest_owners,
+    plan_transfer,
+)
 
 LAYERS, EXPERTS, BUCKET = 4, 8, 1000
 
@@ -24,13 +30,14 @@ class Layout:
     def stage(self, layer: int) -> int:
         return layer * self.pp // LAYERS
 
-    def wanted(self) -> list[Wanted]:
-        found = [Wanted(name="embedding", num_parts=self.tp, part_bytes=1600 // self.tp)]
+    def wanted(self) -> list[WeightSpec]:
+        found = [WeightSpec(name="embedding", num_shards=self.tp, shard_bytes=1600 // self.tp)]
         for i in range(LAYERS):
-            found.append(Wanted(name=f"{i}.norm", num_parts=1, part_bytes=12))
-            found.append(Wanted(name=f"{i}.attention", num_parts=self.tp, part_bytes=400 // self.tp))
+            found.append(WeightSpec(name=f"{i}.norm", num_shards=1, shard_bytes=12))
+            found.append(WeightSpec(name=f"{i}.attention", num_shards=self.tp, shard_bytes=400 // self.tp))
             found += [
-                Wanted(name=f"{i}.expert.{j}", num_parts=self.etp, part_bytes=200 // self.etp) for j in range(EXPERTS)
+                WeightSpec(name=f"{i}.expert.{j}", num_shards=self.etp, shard_bytes=200 // self.etp)
+                for j in range(EXPERTS)
             ]
         return found
 
@@ -61,7 +68,7 @@ LAYOUTS = {
 }
 
 
-CHOICES = {"on one": lambda wanted, held: [0] * len(wanted), "spread": owners, "few": few_owners}
+CHOICES = {"on one": lambda wanted, held: [0] * len(wanted), "spread": balanced_owners, "few": fewest_owners}
 
 
 def planned(layout: Layout, how: str) -> TransferPlan:
@@ -76,22 +83,24 @@ CASES = [pytest.param(layout, how, id=f"{name}, {how}") for name, layout in LAYO
 @pytest.mark.parametrize(("layout", "how"), CASES)
 def test_every_part_comes_once_from_a_rank_that_holds_it(layout: Layout, how: str) -> None:
     plan, held = planned(layout, how), layout.held()
-    parts = Counter((piece.weight, piece.part) for b in plan.buckets for p in b.parcels for piece in p.pieces)
-    assert parts == Counter((i, part) for i, weight in enumerate(plan.wanted) for part in range(weight.num_parts))
+    parts = Counter(
+        (piece.weight_index, piece.shard_index) for b in plan.buckets for p in b.buffers for piece in p.slices
+    )
+    assert parts == Counter((i, part) for i, weight in enumerate(plan.weights) for part in range(weight.num_shards))
     for bucket in plan.buckets:
-        for parcel in bucket.parcels:
-            assert all(held[parcel.sender][plan.wanted[p.weight].name] == p.part for p in parcel.pieces)
-            assert {p.weight for p in parcel.pieces} <= set(bucket.weights)
+        for parcel in bucket.buffers:
+            assert all(held[parcel.sender][plan.weights[p.weight_index].name] == p.shard_index for p in parcel.slices)
+            assert {p.weight_index for p in parcel.slices} <= set(bucket.weight_indices)
 
 
 @pytest.mark.parametrize(("layout", "how"), CASES)
 def test_parts_lie_apart_in_a_message(layout: Layout, how: str) -> None:
     plan = planned(layout, how)
-    for parcel in (parcel for bucket in plan.buckets for parcel in bucket.parcels):
+    for parcel in (parcel for bucket in plan.buckets for parcel in bucket.buffers):
         end = 0
-        for piece in parcel.pieces:
+        for piece in parcel.slices:
             assert piece.start >= end and piece.start % 8 == 0
-            end = piece.start + plan.wanted[piece.weight].part_bytes
+            end = piece.start + plan.weights[piece.weight_index].shard_bytes
         assert end <= parcel.num_bytes < end + 8
 
 
@@ -101,10 +110,13 @@ def test_buckets_are_in_order_and_no_larger_than_asked(layout: Layout, how: str)
     for receiver in {bucket.receiver for bucket in plan.buckets}:
         own = [bucket for bucket in plan.buckets if bucket.receiver == receiver]
         assert [bucket.number for bucket in own] == list(range(len(own)))
-        weights = [i for bucket in own for i in bucket.weights]
+        weights = [i for bucket in own for i in bucket.weight_indices]
         assert weights == sorted(weights)
         for bucket in own:
-            assert sum(plan.wanted[i].num_bytes for i in bucket.weights) <= BUCKET or len(bucket.weights) == 1
+            assert (
+                sum(plan.weights[i].num_bytes for i in bucket.weight_indices) <= BUCKET
+                or len(bucket.weight_indices) == 1
+            )
     if how == "on one":
         assert {bucket.receiver for bucket in plan.buckets} == {0}
 
@@ -112,8 +124,8 @@ def test_buckets_are_in_order_and_no_larger_than_asked(layout: Layout, how: str)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_messages_of_a_round_take_a_bucket_in_and_one_out_at_most(layout: Layout) -> None:
     on_one = planned(layout, "on one")
-    largest = max(weight.num_bytes for weight in on_one.wanted)  # which is more than a bucket
-    slack = 8 * max(len(bucket.weights) for bucket in on_one.buckets) * layout.tp
+    largest = max(weight.num_bytes for weight in on_one.weights)  # which is more than a bucket
+    slack = 8 * max(len(bucket.weight_indices) for bucket in on_one.buckets) * layout.tp
     assert all(on_one.peak_bytes(rank) <= largest + slack for rank in range(len(layout.held())))
 
 
@@ -136,10 +148,10 @@ def test_experts_that_stay_with_their_owners_are_not_sent(name: str, how: str) -
     plan, held = planned(layout, how), layout.held()
     for bucket in plan.buckets:
         for parcel in bucket.messages:
-            for piece in parcel.pieces:
-                weight = plan.wanted[piece.weight]
+            for piece in parcel.slices:
+                weight = plan.weights[piece.weight_index]
                 assert weight.name in held[bucket.receiver]
-                assert weight.num_parts > 1  # else the receiver has all of it
+                assert weight.num_shards > 1  # else the receiver has all of it
 
 
 @pytest.mark.parametrize("name", ["dp4", "ep4", "tp4 pp2 ep8"])
@@ -147,7 +159,7 @@ def test_owners_get_about_as_much(name: str) -> None:
     layout = LAYOUTS[name]
     wanted, held = layout.wanted(), layout.held()
     given = Counter[int]()
-    for weight, rank in zip(wanted, owners(wanted, held), strict=True):
+    for weight, rank in zip(wanted, balanced_owners(wanted, held), strict=True):
         given[rank] += weight.num_bytes
     stages = [range(s * len(held) // layout.pp, (s + 1) * len(held) // layout.pp) for s in range(layout.pp)]
     for stage in stages:
@@ -169,7 +181,7 @@ def test_owners_get_about_as_much(name: str) -> None:
 def test_as_few_owners_as_hold_everything(name: str, senders: list[int]) -> None:
     plan = planned(LAYOUTS[name], "few")
     assert list(plan.receivers) == senders
-    total = sum(weight.num_bytes for weight in plan.wanted)
+    total = sum(weight.num_bytes for weight in plan.weights)
     assert sum(plan.received_bytes(rank) for rank in senders) == total
     assert plan.received_bytes(63) == 0
     if "pp" not in name:  # of one stage all are about equal: none has more than the others by more than one weight
@@ -177,6 +189,6 @@ def test_as_few_owners_as_hold_everything(name: str, senders: list[int]) -> None
 
 
 def test_a_part_that_nobody_holds_is_a_mistake_of_ours() -> None:
-    wanted = [Wanted(name="a", num_parts=2, part_bytes=4)]
-    with pytest.raises(AssertionError, match="no rank holds part 1 of a"):
+    wanted = [WeightSpec(name="a", num_shards=2, shard_bytes=4)]
+    with pytest.raises(AssertionError, match="no rank holds shard 1 of a"):
         plan_transfer(wanted, [{"a": 0}], receivers=[0], bucket_bytes=8)

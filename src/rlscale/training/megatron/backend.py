@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rlscale.training.backend import RoleBackend
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
-from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.export import write_hf
 from rlscale.training.megatron.hf_mapping.export_hf import make_exporter
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
-from rlscale.training.megatron.model.megatron_model import DTYPES, build_model, for_grid
+from rlscale.training.megatron.model.cpu_patches import megatron_device
+from rlscale.training.megatron.model.megatron_model import DTYPES, build_model, configure_pipeline
 from rlscale.training.megatron.policy import MegatronPolicy, PolicyCopies
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.scorers import MegatronReference, MegatronTeacher
@@ -50,15 +50,15 @@ class MegatronBackend(RoleBackend):
     def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
         self._rank = MegatronRank.join(spec, rank=rank, world_size=world_size)
         super().__init__(spec, device=self._rank.device, turns=self._rank.turns)
-        grid, dtype = self._rank.grid, DTYPES[spec.train.dtype]
+        dims, dtype = self._rank.dims, DTYPES[spec.train.dtype]
         with self._computing():
             model = build_model(
                 spec.model_path, model=spec.model, megatron=spec.megatron, dtype=dtype, custom=spec.custom
             )
-            for_grid(model, grid)
+            configure_pipeline(model, dims)
             # These may have the model hold their weights for a moment.
-            self.reference = MegatronReference.of(spec, policy=model, grid=grid)
-            self.teacher = MegatronTeacher.of(spec, policy=model, grid=grid)
+            self.reference = MegatronReference.of(spec, policy=model, dims=dims)
+            self.teacher = MegatronTeacher.of(spec, policy=model, dims=dims)
             if spec.start_weights is None:
                 load_hf(model, spec.model_path)
             else:
@@ -89,7 +89,7 @@ class MegatronBackend(RoleBackend):
             with self._turns.of("policy", "policy.optimizer"):
                 self.policy.trained.save(folder, position=position)
                 if self.reference is not None:
-                    self.reference.save(folder, background=self._rank.background)
+                    self.reference.save(folder, async_saver=self._rank.async_saver)
                 if self._old_policies is not None:
                     self._old_policies.save(folder)
             if self.critic is not None:
@@ -149,7 +149,9 @@ class MegatronBackend(RoleBackend):
 
     def _metrics(self, rollout: Rollout) -> dict[str, float]:
         metrics, _ = rollout.metrics.gather()
-        return self._rank.grid.from_last_stage(metrics)
+        return self._rank.dims.broadcast_from_last_stage(metrics)
 
     def _asked(self, rollout: Rollout) -> dict[int, Float32]:
-        return self._rank.grid.from_last_stage(rollout.logprob_collector.gather(self._device, group=rollout.data_group))
+        return self._rank.dims.broadcast_from_last_stage(
+            rollout.logprob_collector.gather(self._device, group=rollout.data_group)
+        )

@@ -23,16 +23,16 @@ from rlscale.training.megatron.hooks import call_before_logprobs, call_before_st
 from rlscale.training.megatron.model.megatron_model import (
     DTYPES,
     VALUE_HEAD,
-    Decoder,
+    MegatronDecoder,
     MegatronModel,
     build_model,
-    for_grid,
+    configure_pipeline,
 )
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.scorers import own_model_config
 from rlscale.training.megatron.step import score
-from rlscale.training.megatron.trainable import TrainedModel
+from rlscale.training.megatron.trainable import TrainableModel
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.packing.microbatch import Microbatch
@@ -46,11 +46,11 @@ class MegatronCritic:
     """This rank's part of a model with a value head, with optimiser and schedule. Every method is a collective."""
 
     def __init__(self, critic: CriticSpec, *, on: MegatronRank) -> None:
-        self._spec, self._critic, self._grid, self._device = on.spec, critic, on.grid, on.device
-        spec, grid = on.spec, on.grid
+        self._spec, self._critic, self._dims, self._device = on.spec, critic, on.dims, on.device
+        spec, dims = on.spec, on.dims
         optim = critic_rates(spec.optim, critic)
-        model = _first_model(spec, critic, grid=grid)
-        self.trained = TrainedModel(spec, model, optim=optim, grid=grid, background=on.background)
+        model = _first_model(spec, critic, dims=dims)
+        self.trained = TrainableModel(spec, model, optim=optim, dims=dims, async_saver=on.async_saver)
         self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
         self.num_steps = 0  # made
 
@@ -61,20 +61,20 @@ class MegatronCritic:
             column = score(
                 self.trained.model.chunks,
                 rollout.scored,
-                grid=self._grid,
+                dims=self._dims,
                 entries_of=_values,
                 num_tokens=len(rollout.batch.tokens),
             )
             rollout.values = all_reduce_column(column, device=self._device, group=rollout.data_group)
 
     def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
-        """One optimiser step. Returns its metrics, `critic_...`; raises as `TrainedModel.step`."""
-        metrics = MetricSums(self._device, group=self._grid.data_group)
+        """One optimiser step. Returns its metrics, `critic_...`; raises as `TrainableModel.step`."""
+        metrics = MetricSums(self._device, group=self._dims.data_group)
         lr = self._schedule.at(self.num_steps)
         settings = critic_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
         loss = ValueLoss(self._spec, rollout, plan=plan, metrics=metrics, device=self._device)
 
-        def loss_of(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+        def loss_of(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
             return loss(micro, values=_values(micro, hidden, decoder))
 
         call_before_step(
@@ -106,12 +106,12 @@ class MegatronCritic:
             self.num_steps = self.trained.load(critic_folder(self._critic, folder)).num_steps
 
 
-def _values(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+def _values(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
     """Before each trainable token. [R]"""
     return micro.whole(decoder.values(hidden.flatten(0, 1).index_select(0, micro.logit_rows)))
 
 
-def _first_model(spec: TrainerSpec, critic: CriticSpec, *, grid: MegatronGrid) -> MegatronModel:
+def _first_model(spec: TrainerSpec, critic: CriticSpec, *, dims: ParallelDims) -> MegatronModel:
     """With the weights of a folder, of the critic of a checkpoint or, where it has none, of its policy."""
     path, checkpoint = critic.source.path, critic.source.checkpoint
     config = ModelConfig(
@@ -130,5 +130,5 @@ def _first_model(spec: TrainerSpec, critic: CriticSpec, *, grid: MegatronGrid) -
     elif (checkpoint / FOLDER).is_dir():
         load_weights(checkpoint / FOLDER, model=model)
     else:
-        load_weights(checkpoint, model=model, but=VALUE_HEAD)
-    return for_grid(model, grid)
+        load_weights(checkpoint, model=model, skip_prefix=VALUE_HEAD)
+    return configure_pipeline(model, dims)

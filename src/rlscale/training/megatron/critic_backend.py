@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rlscale.training.critic_backend import CriticRanks
-from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.critic import MegatronCritic
+from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.rollout_state import Rollout
 from rlscale.training.spec import TrainerSpec

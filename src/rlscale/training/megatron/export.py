@@ -48,9 +48,9 @@ def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = M
     writer = HfWriter(folder=folder, rank=dist.get_rank(), max_file_bytes=max_file_bytes)
     for name, weight in exporter.weights():
         writer.add(name, weight)
-    all_reduce_column = [Written(files=(), num_bytes=0)] * dist.get_world_size()
-    dist.all_gather_object(all_reduce_column, writer.finish())
+    by_rank = [Written(files=(), num_bytes=0)] * dist.get_world_size()
+    dist.all_gather_object(by_rank, writer.finish())
     if dist.get_rank() == 0:
-        name_files(folder, all_reduce_column)
+        name_files(folder, by_rank)
     dist.barrier()
-    return all_reduce_column
+    return by_rank

@@ -1,4 +1,4 @@
-"""Where functions of the user take part in a Megatron-core trainer; nothing happens for a key that is not set."""
+"""Calls to the user's functions in a Megatron-core trainer. A key that is not set has no effect."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PROVIDER = "model.custom_model_provider_path"
 
 
 def call_after_init(megatron: MegatronConfig, custom: Mapping[str, Any]) -> None:
-    """`megatron.init_hook_path`, when groups are made and no model is."""
+    """Calls `megatron.init_hook_path`, after the process groups and before any model are created."""
     if megatron.init_hook_path is not None:
         hooks.megatron_init(megatron.init_hook_path, custom)(megatron)
 
 
 def call_before_logprobs(spec: TrainerSpec, chunks: Sequence[nn.Module], *, role: str) -> None:
-    """`megatron.before_log_prob_hook_path`, when the chunks hold the weights of `role`."""
+    """Calls `megatron.before_log_prob_hook_path`, when the chunks hold the weights of `role`."""
     path = spec.megatron.before_log_prob_hook_path
     if path is not None:
         hooks.before_logprobs(path, spec.custom)(chunks, role)
@@ -31,17 +31,17 @@ def call_before_logprobs(spec: TrainerSpec, chunks: Sequence[nn.Module], *, role
 def call_before_step(
     spec: TrainerSpec, chunks: Sequence[nn.Module], optimizer: Any, *, rollout_id: int, step_id: int
 ) -> None:
-    """`megatron.before_train_step_hook_path`."""
+    """Calls `megatron.before_train_step_hook_path`, before the gradients of a step are computed."""
     path = spec.megatron.before_train_step_hook_path
     if path is not None:
         hooks.before_train_step(path, spec.custom)(rollout_id, step_id, chunks, optimizer)
 
 
 class ChunkBuilder:
-    """Makes a pipeline chunk: of `kind`, with `arguments`. What a user's model provider is given.
+    """Builds a pipeline chunk of class `kind` from `arguments`. A user's model provider receives it as `build`.
 
     Example:
-        build()                                         # the chunk that is made without a provider
+        build()                                         # the default chunk
         build(transformer_layer_spec=my_layers(build.arguments["config"]))
     """
 
@@ -51,11 +51,11 @@ class ChunkBuilder:
     def __call__(self, **changes: Any) -> Any:
         return self.kind(**{**self.arguments, **changes})
 
-    def provided(self, path: str | None, custom: Mapping[str, Any]) -> Any:
-        """The chunk by the user's function, if there is one.
+    def build_with(self, path: str | None, custom: Mapping[str, Any]) -> Any:
+        """Builds the chunk with the user's function at `path`; None: the default chunk.
 
         Raises:
-            ConfigError: it gave something else.
+            ConfigError: the function returned something else than a chunk.
         """
         if path is None:
             return self()
@@ -64,6 +64,6 @@ class ChunkBuilder:
         chunk = provider(self, arguments["pre_process"], arguments["post_process"], arguments["vp_stage"])
         if isinstance(chunk, self.kind):
             return chunk
-        rule = f"give a {self.kind.__name__}"
-        fix = "return what build(...) makes, or an object of a subclass of build.kind"
+        rule = f"return a {self.kind.__name__}"
+        fix = "return the result of build(...), or an instance of a subclass of build.kind"
         raise ConfigError([Problem(path=PROVIDER, rule=rule, value=f"{type(chunk).__name__} from {path}", fix=fix)])

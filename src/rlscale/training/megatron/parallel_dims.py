@@ -1,9 +1,10 @@
-"""Megatron-core's process groups, and the place of this rank in them.
+"""Megatron-core's process groups and the coordinates of this rank in them.
 
     rank = ((stage * data + data_index) * context + context_index) * tensor + tensor_index
 
-So ranks that share every layer's matrices follow each other, then those that share a sample, then copies of the model;
-pipeline stages lie furthest apart, for they exchange the least. Expert groups cut the ranks of a stage anew.
+Ranks that divide the matrices of a layer are adjacent, then those that divide a sample, then copies of the model.
+Pipeline stages are furthest apart because they exchange the least. Expert groups divide the ranks of a stage
+independently of this order.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MegatronGrid:
-    """The place of this rank. Groups are those of the process: there is one grid at a time."""
+class ParallelDims:
+    """Coordinates of this rank. The groups belong to the process: there is one instance at a time."""
 
     tensor_size: int
     stage: int
     num_stages: int
     num_virtual_stages: int  # of this rank, each a chunk of the model
-    data_index: int  # which share of a step's samples this rank has
-    data_group: dist.ProcessGroup  # ranks that have all samples between them, each once
-    stage_group: dist.ProcessGroup  # this rank in every stage
+    data_index: int  # index of this rank's share of a step's samples
+    data_group: dist.ProcessGroup  # ranks that together have all samples, each once
+    stage_group: dist.ProcessGroup  # the counterparts of this rank in every stage
     tensor_group: dist.ProcessGroup
-    context: ContextGroup | None  # None: this rank has its samples by itself
+    context: ContextGroup | None  # None: samples are not divided
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether the loss is computed here."""
+        """Whether this rank computes the loss."""
         return self.stage == self.num_stages - 1
 
     @property
     def last_stage_rank(self) -> int:
-        """The rank of the last stage that this one gets results from, by its number in the world."""
+        """Global rank of this rank's counterpart in the last stage."""
         return dist.get_global_rank(self.stage_group, self.num_stages - 1)
 
-    def from_last_stage(self, value: Value) -> Value:
-        """What the last stage has, on every stage; a collective. Small things that are sent as objects."""
+    def broadcast_from_last_stage(self, value: Value) -> Value:
+        """The last stage's value on every stage; a collective. For small values: they are sent as objects."""
         if self.num_stages == 1:
             return value
         box = [value if self.is_last_stage else None]
@@ -56,19 +57,19 @@ class MegatronGrid:
 
     @property
     def data_ranks(self) -> list[int]:
-        """The ranks of `data_group`, by their numbers in the world."""
+        """Global ranks of `data_group`."""
         return dist.get_process_group_ranks(self.data_group)
 
 
-def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.0) -> MegatronGrid:
-    """Divides the world as `megatron.*` says; a collective. Groups of an earlier call are given up.
+def build_parallel_dims(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.0) -> ParallelDims:
+    """Creates the process groups for the sizes of a config; a collective. Destroys the groups of an earlier call.
 
     Args:
-        config: sizes.
-        seed: of the generators of random numbers that Megatron-core keeps for tensor parallelism.
-        timeout_minutes: of a collective.
+        config: parallel sizes.
+        seed: of the random generators that Megatron-core keeps for tensor parallelism.
+        timeout_minutes: limit for a collective.
     """
-    leave_grid()
+    destroy_parallel_dims()
     virtual = config.core_args.get("virtual_pipeline_model_parallel_size")
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_model_parallel_size,
@@ -82,8 +83,8 @@ def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.
     )
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     size, group = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_group()
-    shares = ContextGroup(index=parallel_state.get_context_parallel_rank(), size=size, group=group)
-    return MegatronGrid(
+    context = ContextGroup(index=parallel_state.get_context_parallel_rank(), size=size, group=group)
+    return ParallelDims(
         tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
         stage=parallel_state.get_pipeline_model_parallel_rank(),
         num_stages=parallel_state.get_pipeline_model_parallel_world_size(),
@@ -92,15 +93,16 @@ def make_grid(config: MegatronConfig, *, seed: int, timeout_minutes: float = 30.
         data_group=parallel_state.get_data_parallel_group(),
         stage_group=parallel_state.get_pipeline_model_parallel_group(),
         tensor_group=parallel_state.get_tensor_model_parallel_group(),
-        context=shares if size > 1 else None,
+        context=context if size > 1 else None,
     )
 
 
-def leave_grid() -> None:
-    """Ends the groups that Megatron-core has made, if there are any; it only forgets them, and each keeps threads."""
+def destroy_parallel_dims() -> None:
+    """Destroys Megatron-core's process groups, if there are any."""
     if not parallel_state.model_parallel_is_initialized():
         return
+    # destroy_model_parallel only forgets the groups, and the threads of each would stay.
     for group in parallel_state._global_process_group_list or ():
-        if group is not None:  # which stands for the world
+        if group is not None:  # None stands for the world group
             dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()

@@ -12,15 +12,15 @@ from rlscale.training.backend import loss_of_column
 from rlscale.training.loss.policy_loss import PolicyLoss, compare
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
 from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
-from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
-from rlscale.training.megatron.model.output_head import LogprobHead
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
+from rlscale.training.megatron.model.output_head import OutputHead
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.policy_snapshots import HostWeights
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.routing_replay import OwnRoutes, Routes
 from rlscale.training.megatron.routing_replay_engine import EngineRoutes
 from rlscale.training.megatron.step import score
-from rlscale.training.megatron.trainable import TrainedModel
+from rlscale.training.megatron.trainable import TrainableModel
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.optim.step_checks import StepSettings
@@ -40,11 +40,11 @@ class MegatronPolicy:
     """
 
     def __init__(self, model: MegatronModel, *, on: MegatronRank) -> None:
-        self._spec, self._grid, self._device = on.spec, on.grid, on.device
-        spec, grid = on.spec, on.grid
-        self.model, self.head = model, LogprobHead.of(model, spec, grid=grid)
-        self.trained = TrainedModel(spec, model, optim=spec.optim, grid=grid, background=on.background)
-        self.routes = _routes(spec, model, grid=grid)
+        self._spec, self._dims, self._device = on.spec, on.dims, on.device
+        spec, dims = on.spec, on.dims
+        self.model, self.head = model, OutputHead.from_model(model, spec, dims=dims)
+        self.trained = TrainableModel(spec, model, optim=spec.optim, dims=dims, async_saver=on.async_saver)
+        self.routes = _routes(spec, model, dims=dims)
         waits = 0 if spec.critic is None else spec.critic.num_only_steps
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
@@ -61,7 +61,7 @@ class MegatronPolicy:
         if earlier is not None:
             with rollout.timed("old_logprobs"), self._routes_of_old(rollout):
                 earlier.score(rollout)
-        if not self._grid.is_last_stage:
+        if not self._dims.is_last_stage:
             return
         for micro in rollout.flat:
             lp = take_microbatch(rollout.old_logprobs, micro)
@@ -75,8 +75,8 @@ class MegatronPolicy:
     def step(
         self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
     ) -> dict[str, float]:
-        """One optimiser step. Returns its metrics, the same on every rank; raises as `TrainedModel.step`."""
-        metrics = MetricSums(self._device, group=self._grid.data_group)
+        """One optimiser step. Returns its metrics, the same on every rank; raises as `TrainableModel.step`."""
+        metrics = MetricSums(self._device, group=self._dims.data_group)
         settings = StepSettings(
             number=self.num_steps,
             lr=self._schedule.at(self.num_steps),
@@ -84,8 +84,10 @@ class MegatronPolicy:
         )
         loss = PolicyLoss(self._spec, rollout, plan=plan, metrics=metrics, is_first=is_first, device=self._device)
 
-        def loss_of(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
-            lp, entropy = self.head.terms(hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad)
+        def loss_of(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
+            lp, entropy = self.head.logprobs_and_entropy(
+                hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
+            )
             return loss(micro, lp=lp, entropy=entropy)
 
         call_before_step(
@@ -107,17 +109,17 @@ class MegatronPolicy:
 
     def _score(self, rollout: Rollout, *, entropies: MetricSums | None = None) -> Tensor:
         call_before_logprobs(self._spec, self.model.chunks, role="policy")
-        return score_logprobs(self.model, rollout, grid=self._grid, head=self.head, entropies=entropies)
+        return score_logprobs(self.model, rollout, dims=self._dims, head=self.head, entropies=entropies)
 
 
-def _routes(spec: TrainerSpec, model: MegatronModel, *, grid: MegatronGrid) -> Routes | None:
+def _routes(spec: TrainerSpec, model: MegatronModel, *, dims: ParallelDims) -> Routes | None:
     """Where the experts of tokens come from; None: from the routers."""
     algo, shares_sequences = spec.algo, bool(model.config.sequence_parallel)
     if algo.use_rollout_routing_replay:
         layers = int(model.config.num_layers)
-        return EngineRoutes(model.chunks, grid=grid, shares_sequences=shares_sequences, num_layers=layers)
+        return EngineRoutes(model.chunks, dims=dims, shares_sequences=shares_sequences, num_layers=layers)
     if algo.use_routing_replay and not algo.use_rollout_logprobs:  # else there is no pass of old logprobs
-        return OwnRoutes(model.chunks, grid=grid, shares_sequences=shares_sequences)
+        return OwnRoutes(model.chunks, dims=dims, shares_sequences=shares_sequences)
     return None
 
 
@@ -125,8 +127,8 @@ class PolicyCopies:
     """The `PolicyWeights` of the policy: copies in the host's memory that take its place in its own chunks."""
 
     def __init__(self, policy: MegatronPolicy, *, on: MegatronRank) -> None:
-        self._policy, self._grid, self._chunks = policy, on.grid, policy.model.chunks
-        self._spec, self._background = on.spec, on.background
+        self._policy, self._dims, self._chunks = policy, on.dims, policy.model.chunks
+        self._spec, self._async_saver = on.spec, on.async_saver
 
     def copy(self) -> HostWeights:
         return HostWeights(self._chunks)
@@ -134,11 +136,11 @@ class PolicyCopies:
     def score(self, rollout: Rollout, weights: HostWeights) -> Tensor:
         with weights.in_place_of(self._chunks):
             call_before_logprobs(self._spec, self._chunks, role="old_policy")
-            return score_logprobs(self._policy.model, rollout, grid=self._grid, head=self._policy.head)
+            return score_logprobs(self._policy.model, rollout, dims=self._dims, head=self._policy.head)
 
     def write(self, weights: HostWeights, folder: Path) -> None:
         with weights.in_place_of(self._chunks):
-            save_weights(folder, model=self._policy.model, background=self._background)
+            save_weights(folder, model=self._policy.model, async_saver=self._async_saver)
 
     def read(self, folder: Path) -> HostWeights:
         weights = HostWeights(self._chunks)
@@ -152,8 +154,8 @@ def score_logprobs(
     model: MegatronModel,
     rollout: Rollout,
     *,
-    grid: MegatronGrid,
-    head: LogprobHead,
+    dims: ParallelDims,
+    head: OutputHead,
     entropies: MetricSums | None = None,
 ) -> Tensor:
     """Logprobs by a model as a column of the batch, on every stage; a collective. [tokens]
@@ -161,10 +163,10 @@ def score_logprobs(
     `entropies` is given `rollout/entropy` on the last stage; None: none is added.
     """
 
-    def logprobs(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
-        lp, entropy = head.terms(hidden, decoder.head_weight, micro=micro, entropy_grad=False)
+    def logprobs(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
+        lp, entropy = head.logprobs_and_entropy(hidden, decoder.head_weight, micro=micro, entropy_grad=False)
         if entropies is not None:
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
         return lp
 
-    return score(model.chunks, rollout.scored, grid=grid, entries_of=logprobs, num_tokens=len(rollout.batch.tokens))
+    return score(model.chunks, rollout.scored, dims=dims, entries_of=logprobs, num_tokens=len(rollout.batch.tokens))

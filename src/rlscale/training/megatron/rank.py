@@ -1,4 +1,4 @@
-"""Where a trainer rank works: its device, its place in the grid, and how it packs its share of a rollout."""
+"""Where a trainer rank works: its device, its place in the dims, and how it packs its share of a rollout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch.distributed as dist
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
 from rlscale.training.distributed import local_ranks, pick_device, use_threads
-from rlscale.training.megatron.checkpoint.async_save import Background
-from rlscale.training.megatron.cpu_patches import megatron_device
+from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.hooks import call_after_init
-from rlscale.training.megatron.packing import pack_rows, pad_rows
-from rlscale.training.megatron.parallel_dims import MegatronGrid, make_grid
+from rlscale.training.megatron.model.cpu_patches import megatron_device
+from rlscale.training.megatron.model.model_inputs import pack_samples, pad_samples
+from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel_dims
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.microbatch import Microbatch, padding
@@ -37,9 +37,9 @@ class MegatronRank:
 
     spec: TrainerSpec
     device: torch.device
-    grid: MegatronGrid
+    dims: ParallelDims
     turns: Offloader
-    background: Background | None  # what writes checkpoints; None: saving waits for them
+    async_saver: AsyncSaver | None  # what writes checkpoints; None: saving waits for them
 
     @classmethod
     def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> MegatronRank:
@@ -52,30 +52,30 @@ class MegatronRank:
             use_threads(None, num_local_ranks=num_local_ranks)
         torch.manual_seed(spec.train.seed + rank)
         with megatron_device():
-            grid = make_grid(spec.megatron, seed=spec.train.seed, timeout_minutes=spec.timeout_minutes)
+            dims = build_parallel_dims(spec.megatron, seed=spec.train.seed, timeout_minutes=spec.timeout_minutes)
             call_after_init(spec.megatron, spec.custom)
         return cls(
             spec=spec,
             device=device,
-            grid=grid,
+            dims=dims,
             turns=make_offloader(spec.offload, device=device),
-            background=Background(timeout_minutes=spec.timeout_minutes) if spec.megatron.async_save else None,
+            async_saver=AsyncSaver(timeout_minutes=spec.timeout_minutes) if spec.megatron.async_save else None,
         )
 
     def finish_saving(self) -> None:
         """Returns when all that was saved is on disk; raises what went wrong there. May be called by any thread."""
-        if self.background is not None:
-            self.background.finish()
+        if self.async_saver is not None:
+            self.async_saver.finish()
 
     def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
         """This rank's micro-batches of every step."""
-        grid = self.grid
+        dims = self.dims
         rollout = Rollout(
             batch=batch,
-            micros=[self._pack(batch, plan.microbatches[grid.data_index]) for plan in steps],
-            metrics=MetricSums(self.device, group=grid.data_group),
+            micros=[self._pack(batch, plan.microbatches[dims.data_index]) for plan in steps],
+            metrics=MetricSums(self.device, group=dims.data_group),
             logprob_collector=LogprobCollector(batch),
-            data_group=grid.data_group,
+            data_group=dims.data_group,
         )
         rollout.metrics.add(padding(rollout.flat), prefix="rollout/")
         return rollout
@@ -83,36 +83,36 @@ class MegatronRank:
     def pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan]) -> None:
         """Fills `scoring` where passes without gradient have micro-batches of their own."""
         if steps and steps[0].scoring is not None:
-            index = self.grid.data_index
+            index = self.dims.data_index
             cuts = [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[index]]
             rollout.scoring = self._pack(rollout.batch, cuts)
 
     def _pack(self, batch: TrainBatch, cuts: Sequence[Sequence[int]]) -> list[Microbatch]:
-        grid = self.grid
-        multiple = grid.tensor_size if self.spec.megatron.core_args.get("sequence_parallel") else 1
+        dims = self.dims
+        multiple = dims.tensor_size if self.spec.megatron.core_args.get("sequence_parallel") else 1
         if self.spec.train.qkv_format == QkvFormat.bshd:
             return self._padded(batch, cuts, multiple=multiple)
-        packed = partial(pack_rows, batch, device=self.device, context=grid.context, multiple=multiple)
+        packed = partial(pack_samples, batch, device=self.device, context=dims.context, multiple=multiple)
         if not self.spec.megatron.variable_seq_lengths:
-            missing = -len(cuts) % grid.num_stages if grid.num_virtual_stages > 1 else 0
+            missing = -len(cuts) % dims.num_stages if dims.num_virtual_stages > 1 else 0
             return [self._of_one_length(packed, samples) for samples in (*cuts, *[()] * missing)]
-        if grid.num_virtual_stages == 1:
+        if dims.num_virtual_stages == 1:
             return [packed(samples) for samples in cuts]
         # An interleaved pipeline wants them in groups of as many as it has stages, and of one length; empty ones add
         # nothing.
-        size = 1 if grid.context is None else grid.context.size
+        size = 1 if dims.context is None else dims.context.size
         longest = max(packed(samples).input_ids.shape[1] * size for samples in cuts)
-        missing = -len(cuts) % grid.num_stages
-        return [packed(samples, num_places=longest) for samples in (*cuts, *[()] * missing)]
+        missing = -len(cuts) % dims.num_stages
+        return [packed(samples, num_positions=longest) for samples in (*cuts, *[()] * missing)]
 
     def _padded(self, batch: TrainBatch, cuts: Sequence[Sequence[int]], *, multiple: int) -> list[Microbatch]:
         """Micro-batches with a row for each sample; where messages between stages cannot tell of sizes, of one size."""
-        grid, megatron = self.grid, self.spec.megatron
-        padded = partial(pad_rows, batch, device=self.device, context=grid.context, multiple=multiple)
+        dims, megatron = self.dims, self.spec.megatron
+        padded = partial(pad_samples, batch, device=self.device, context=dims.context, multiple=multiple)
         made: list[Microbatch] = [padded(samples) for samples in cuts]
-        if megatron.variable_seq_lengths and grid.num_virtual_stages == 1:
+        if megatron.variable_seq_lengths and dims.num_virtual_stages == 1:
             return made
-        size = 1 if grid.context is None else grid.context.size
+        size = 1 if dims.context is None else dims.context.size
         longest, num_rows = (max(micro.input_ids.shape[axis] for micro in made) for axis in (1, 0))
         width = longest * size if megatron.variable_seq_lengths else megatron.seq_length
         if longest * size > width:
@@ -120,13 +120,13 @@ class MegatronRank:
                 f"samples must fit megatron.seq_length={width} with megatron.variable_seq_lengths=false, got one of "
                 f"{longest * size} tokens; set a larger length, or leave variable_seq_lengths out"
             )
-        missing = -len(cuts) % grid.num_stages if grid.num_virtual_stages > 1 else 0
+        missing = -len(cuts) % dims.num_stages if dims.num_virtual_stages > 1 else 0
         return [padded(samples, least=(num_rows, width)) for samples in (*cuts, *[()] * missing)]
 
     def _of_one_length(self, packed: Callable[..., Microbatch], samples: Sequence[int]) -> Microbatch:
         """A micro-batch of `megatron.seq_length` places on all ranks of the context group together."""
-        limit, size = self.spec.megatron.seq_length, 1 if self.grid.context is None else self.grid.context.size
-        micro = packed(samples, num_places=limit)
+        limit, size = self.spec.megatron.seq_length, 1 if self.dims.context is None else self.dims.context.size
+        micro = packed(samples, num_positions=limit)
         found = micro.input_ids.shape[1] * size
         if found != limit:
             raise DataError(

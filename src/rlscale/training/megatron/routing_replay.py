@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlscale.training.megatron.model.attention import PackedRows
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.model.attention import PackedSamples
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.rollout_state import Rollout
 from rlscale.types import Int64
 
@@ -38,13 +38,13 @@ class Routes(ABC):
         metrics |= routes.measure()
     """
 
-    def __init__(self, chunks: Sequence[nn.Module], *, grid: MegatronGrid, shares_sequences: bool) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool) -> None:
         """Args:
         chunks: whose routers ask from now on.
-        grid: the place of this rank.
+        dims: the place of this rank.
         shares_sequences: tensor-parallel ranks share the places between layers (sequence parallelism).
         """
-        self._grid, self._shares_sequences = grid, shares_sequences and grid.tensor_size > 1
+        self._dims, self._shares_sequences = dims, shares_sequences and dims.tensor_size > 1
         layers = [layer for chunk in chunks for layer in chunk.decoder.layers if hasattr(layer.mlp, "router")]  # type: ignore[union-attr]
         self.taps = [RouterHook(self, layer, index=i) for i, layer in enumerate(layers)]
         self._counts = torch.zeros(3, dtype=torch.int64)  # places, of these replayed, of these differing
@@ -77,11 +77,11 @@ class Routes(ABC):
     def _rows_of(self, tap: RouterHook) -> Int64:
         """Of the batch, at the places that a router of this rank sees; -1 for those that fill up. [T]"""
         params = tap.params
-        assert params is not None and params.rows is not None, "layers are told of packed samples"
+        assert params is not None and params.batch_rows is not None, "layers are told of packed samples"
         if not self._shares_sequences:
-            return params.rows
-        parts: list[Int64] = np.split(params.rows, self._grid.tensor_size)
-        return parts[dist.get_rank(self._grid.tensor_group)]
+            return params.batch_rows
+        parts: list[Int64] = np.split(params.batch_rows, self._dims.tensor_size)
+        return parts[dist.get_rank(self._dims.tensor_group)]
 
     def _count_in(self, rollout: Rollout) -> None:
         """From now on tokens are those of this rollout; nothing is predicted from the last ones of samples."""
@@ -103,8 +103,8 @@ class Routes(ABC):
 class OwnRoutes(Routes):
     """Those of one rollout, as they were chosen for the old logprobs."""
 
-    def __init__(self, chunks: Sequence[nn.Module], *, grid: MegatronGrid, shares_sequences: bool) -> None:
-        super().__init__(chunks, grid=grid, shares_sequences=shares_sequences)
+    def __init__(self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool) -> None:
+        super().__init__(chunks, dims=dims, shares_sequences=shares_sequences)
         self._rollout: Rollout | None = None
         self._place_of: Int64 = np.zeros(0, dtype=np.int64)  # row of the batch -> N, -1 where another rank has it
         self._kept: list[Tensor] = []  # by tap: which expert, counted from 1, and 0 where nobody knows; [N, K] int16
@@ -150,8 +150,8 @@ class OwnRoutes(Routes):
 
     def _gather(self) -> None:
         """Brings together what ranks that share samples have seen, each its own places."""
-        groups = [self._grid.tensor_group] if self._shares_sequences else []
-        groups += [self._grid.context.group] if self._grid.context is not None else []
+        groups = [self._dims.tensor_group] if self._shares_sequences else []
+        groups += [self._dims.context.group] if self._dims.context is not None else []
         for i, kept in enumerate(self._kept):
             for group in groups:
                 whole = kept.int().to(torch.cuda.current_device())
@@ -169,7 +169,7 @@ class RouterHook:
 
     def __init__(self, routes: Routes, layer: Any, *, index: int) -> None:
         self._routes = routes
-        self.params: PackedRows | None = None  # of the micro-batch that the layer is computing
+        self.params: PackedSamples | None = None  # of the micro-batch that the layer is computing
         self.index = index  # among the layers with experts of this rank
         self.layer = int(layer.layer_number) - 1  # among all layers of the model
         self.num_chosen, self.num_experts = int(layer.mlp.router.topk), int(layer.mlp.router.num_experts)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlscale.errors import DataError
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.routing_replay import RouterHook, Routes
 from rlscale.training.rollout_state import Rollout
 from rlscale.types import RouteIds
@@ -27,10 +27,10 @@ class EngineRoutes(Routes):
     """
 
     def __init__(
-        self, chunks: Sequence[nn.Module], *, grid: MegatronGrid, shares_sequences: bool, num_layers: int
+        self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool, num_layers: int
     ) -> None:
         """`num_layers`: of the whole model; the rest as `Routes`."""
-        super().__init__(chunks, grid=grid, shares_sequences=shares_sequences)
+        super().__init__(chunks, dims=dims, shares_sequences=shares_sequences)
         self._num_layers = num_layers
         self._is_on = False
         self._routes: RouteIds | None = None

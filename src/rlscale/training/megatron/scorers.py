@@ -14,13 +14,13 @@ from transformers import AutoConfig
 from rlscale.architectures.megatron_fields import ASSUMED
 from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
 from rlscale.config.groups.megatron import RopeType
-from rlscale.training.megatron.checkpoint.async_save import Background
+from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
 from rlscale.training.megatron.hooks import call_before_logprobs
-from rlscale.training.megatron.model.megatron_model import DTYPES, MegatronModel, build_model, for_grid
-from rlscale.training.megatron.model.output_head import LogprobHead
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.model.megatron_model import DTYPES, MegatronModel, build_model, configure_pipeline
+from rlscale.training.megatron.model.output_head import OutputHead
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.policy import score_logprobs
 from rlscale.training.megatron.policy_snapshots import HostWeights
 from rlscale.training.offload import Offloader
@@ -45,23 +45,23 @@ class Scorer:
     """
 
     def __init__(
-        self, spec: TrainerSpec, source: ModelSource, *, role: str, policy: MegatronModel, grid: MegatronGrid
+        self, spec: TrainerSpec, source: ModelSource, *, role: str, policy: MegatronModel, dims: ParallelDims
     ) -> None:
-        self._spec, self._role, self._grid = spec, role, grid
+        self._spec, self._role, self._dims = spec, role, dims
         borrows = is_like(source.path, spec.model_path)
-        self.model = policy if borrows else _own_model(spec, source.path, grid=grid)
+        self.model = policy if borrows else _own_model(spec, source.path, dims=dims)
         if source.checkpoint is None:
             load_hf(self.model, source.path)
         else:
             load_weights(source.checkpoint, model=self.model)
         self.weights = HostWeights(policy.chunks) if borrows else None
-        self._head = LogprobHead.of(self.model, spec, grid=grid)
+        self._head = OutputHead.from_model(self.model, spec, dims=dims)
 
     def column(self, rollout: Rollout) -> Tensor:
         """Its logprobs of the rollout; a collective. The temperature is the policy's, as the two are compared."""
         with self.in_place():
             call_before_logprobs(self._spec, self.model.chunks, role=self._role)
-            return score_logprobs(self.model, rollout, grid=self._grid, head=self._head)
+            return score_logprobs(self.model, rollout, dims=self._dims, head=self._head)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -87,12 +87,12 @@ class MegatronReference:
         self.scorer, self._interval = scorer, interval
 
     @classmethod
-    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, grid: MegatronGrid) -> MegatronReference | None:
+    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, dims: ParallelDims) -> MegatronReference | None:
         """None where the loss needs none. Raises ConfigError for one that cannot follow the policy as it should."""
         if spec.ref_path is None or not uses_reference(spec.algo):
             return None
         source = ModelSource(path=spec.ref_path, checkpoint=spec.ref_checkpoint)
-        scorer = Scorer(spec, source, role="reference", policy=policy, grid=grid)
+        scorer = Scorer(spec, source, role="reference", policy=policy, dims=dims)
         return cls(scorer, interval=spec.algo.ref_update_interval)
 
     def score(self, rollout: Rollout) -> None:
@@ -109,12 +109,12 @@ class MegatronReference:
         assert self.scorer.weights is not None, "one that follows has the policy's shapes"
         self.scorer.weights.take(self.scorer.model.chunks)
 
-    def save(self, folder: Path, *, background: Background | None) -> None:
-        """Writes it into a checkpoint where it changes; a collective. `background` as of `save_state`."""
+    def save(self, folder: Path, *, async_saver: AsyncSaver | None) -> None:
+        """Writes it into a checkpoint where it changes; a collective. `async_saver` as of `save_state`."""
         if self._interval is None:
             return
         with self.scorer.in_place():
-            save_weights(folder / FOLDER, model=self.scorer.model, background=background)
+            save_weights(folder / FOLDER, model=self.scorer.model, async_saver=async_saver)
 
     def load(self, folder: Path) -> None:
         """The inverse of `save`."""
@@ -133,11 +133,11 @@ class MegatronTeacher:
         self.scorer = scorer
 
     @classmethod
-    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, grid: MegatronGrid) -> MegatronTeacher | None:
+    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, dims: ParallelDims) -> MegatronTeacher | None:
         """None where the advantages need none. Raises ConfigError for a teacher that lacks tokens."""
         if spec.teacher is None or not uses_teacher(spec.algo):
             return None
-        scorer = Scorer(spec, spec.teacher, role="teacher", policy=policy, grid=grid)
+        scorer = Scorer(spec, spec.teacher, role="teacher", policy=policy, dims=dims)
         known, needed = scorer.model.architecture.vocab_size, policy.architecture.vocab_size
         require_tokens(spec.teacher.path, known=known, needed=needed)
         return cls(scorer)
@@ -159,10 +159,10 @@ def own_model_config(megatron: MegatronConfig) -> MegatronConfig:
     return replace(megatron, core_args=given, rope_type=RopeType.rope, max_position_embeddings=None)
 
 
-def _own_model(spec: TrainerSpec, path: str, *, grid: MegatronGrid) -> MegatronModel:
+def _own_model(spec: TrainerSpec, path: str, *, dims: ParallelDims) -> MegatronModel:
     config = ModelConfig(use_hf_config_for_megatron=True)
     megatron, dtype = own_model_config(spec.megatron), DTYPES[spec.train.dtype]
-    return for_grid(build_model(path, model=config, megatron=megatron, dtype=dtype), grid)
+    return configure_pipeline(build_model(path, model=config, megatron=megatron, dtype=dtype), dims)
 
 
 def _figures(path: str) -> dict[str, Any]:

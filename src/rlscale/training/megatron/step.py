@@ -16,15 +16,15 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from torch import Tensor, nn
 
-from rlscale.training.megatron.model.megatron_model import Decoder
-from rlscale.training.megatron.packing import MegatronMicrobatch
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.model.megatron_model import MegatronDecoder
+from rlscale.training.megatron.model.model_inputs import MegatronMicrobatch
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.packing.microbatch import Microbatch
 
-StageLoss = Callable[[Microbatch, Tensor, Decoder], Tensor]
+StageLoss = Callable[[Microbatch, Tensor, MegatronDecoder], Tensor]
 """From a micro-batch, its hidden states [1, T, H] and the last chunk to its share of the step's loss."""
 
-Entries = Callable[[Microbatch, Tensor, Decoder], Tensor]
+Entries = Callable[[Microbatch, Tensor, MegatronDecoder], Tensor]
 """Likewise to one number for each of its trainable tokens. [R]"""
 
 
@@ -48,7 +48,9 @@ def run_microbatches(
         output = chunk(micro.input_ids, micro.position_ids, None, packed_seq_params=micro.params)
         return output, partial(loss, decoder=unwrap_model(chunk), micro=micro)
 
-    def loss(hidden: Tensor, *, decoder: Decoder, micro: Microbatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def loss(
+        hidden: Tensor, *, decoder: MegatronDecoder, micro: Microbatch
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         # The share is one of the whole step already: no number of tokens divides it.
         no_tokens = torch.zeros((), dtype=torch.int, device=hidden.device)
         return loss_of(micro, hidden, decoder), no_tokens, {}
@@ -70,7 +72,7 @@ def score(
     chunks: Sequence[nn.Module],
     micros: Sequence[Microbatch],
     *,
-    grid: MegatronGrid,
+    dims: ParallelDims,
     entries_of: Entries,
     num_tokens: int,
 ) -> Tensor:
@@ -80,15 +82,15 @@ def score(
     """
     column = torch.zeros(num_tokens)
 
-    def keep(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+    def keep(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
         entries = entries_of(micro, hidden, decoder)
         trainable = micro.layout.mask_T.cpu()
         column[torch.from_numpy(micro.batch_rows)[trainable]] = entries.float().cpu()[trainable]
         return entries.sum()
 
     run_microbatches(chunks, micros, loss_of=keep, forward_only=True)
-    if grid.num_stages > 1:
+    if dims.num_stages > 1:
         on_device = column.to(micros[0].input_ids.device)
-        dist.broadcast(on_device, src=grid.last_stage_rank, group=grid.stage_group)
+        dist.broadcast(on_device, src=dims.last_stage_rank, group=dims.stage_group)
         column = on_device.cpu()
     return column

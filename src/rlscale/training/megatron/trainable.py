@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from rlscale.config import ComputeDtype, OptimConfig
-from rlscale.training.megatron.checkpoint.async_save import Background
+from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_state, save_state
-from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
+from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
 from rlscale.training.megatron.optim import (
     apply_gradients,
     gradient_buffers,
@@ -19,7 +19,7 @@ from rlscale.training.megatron.optim import (
     wrap_chunks,
     zero_gradients,
 )
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.step import StageLoss, run_microbatches
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader
@@ -29,13 +29,13 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.training.trainer_state import Position
 
 
-class TrainedModel:
+class TrainableModel:
     """This rank's part of a model with its optimiser. Every method is a collective.
 
     Args:
         model: holding its first weights.
         optim: of this model.
-        background: what writes its checkpoints; None: `save` does.
+        async_saver: what writes its checkpoints; None: `save` does.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class TrainedModel:
         model: MegatronModel,
         *,
         optim: OptimConfig,
-        grid: MegatronGrid,
-        background: Background | None,
+        dims: ParallelDims,
+        async_saver: AsyncSaver | None,
     ) -> None:
-        self.model, self._grid, self._background = model, grid, background
+        self.model, self._dims, self._async_saver = model, dims, async_saver
         self.chunks = wrap_chunks(model, megatron=spec.megatron)
         is_bf16 = spec.train.dtype == ComputeDtype.bfloat16
         self.optimizer = make_optimizer(self.chunks, optim=optim, megatron=spec.megatron, is_bf16=is_bf16)
@@ -70,23 +70,23 @@ class TrainedModel:
             WorkerError: loss or gradient is not finite. Raised on every rank, before any weight is changed.
         """
 
-        def counted(micro: Microbatch, hidden: Tensor, decoder: Decoder) -> Tensor:
+        def counted(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
             share = loss_of(micro, hidden, decoder)
             metrics.add_share("loss", share)
             return share
 
-        grid = self._grid
+        dims = self._dims
         zero_gradients(self.chunks, self.optimizer)
         run_microbatches(self.chunks, micros, loss_of=counted)
         sums, shares = metrics.gather(keep_empty=True)
-        result, losses, ranks = grid.from_last_stage((sums, shares.get("loss", []), grid.data_ranks))
+        result, losses, ranks = dims.broadcast_from_last_stage((sums, shares.get("loss", []), dims.data_ranks))
         check_loss(losses, step=settings.number, ranks=ranks, role=settings.role)
         norm = apply_gradients(self.optimizer, settings=settings, named_parameters=list(self.model.named_parameters()))
         return result | {"grad_norm": norm, "lr": settings.lr}
 
     def save(self, folder: Path, *, position: Position) -> None:
         """Writes weights, master weights, moments and random states into an existing folder."""
-        save_state(folder, model=self.model, optimizer=self.optimizer, position=position, background=self._background)
+        save_state(folder, model=self.model, optimizer=self.optimizer, position=position, async_saver=self._async_saver)
 
     def load(self, folder: Path) -> Position:
         """The inverse of `save`; raises as `load_state`."""

@@ -1,4 +1,4 @@
-"""Writing checkpoints while training goes on: a thread of each rank, and a process group that it has for itself."""
+"""Checkpoint writes that run concurrently with training, on a thread and a process group of their own per rank."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from datetime import timedelta
 import torch.distributed as dist
 
 
-class Background:
-    """Runs saves one after the other, in the order in which they were given; that order is the same on all ranks.
+class AsyncSaver:
+    """Runs saves one after the other, in the order of `submit`, which must be the same on all ranks.
 
-    Making it is a collective. What a save reads must not change any more: it is given copies.
+    The constructor is a collective. The data of a save must not change afterwards: pass copies.
 
     Args:
-        timeout_minutes: of a collective of a save.
+        timeout_minutes: limit for a collective of a save.
 
     Example:
-        background = Background(timeout_minutes=30.0)
-        background.submit(lambda: save(copies, process_group=background.group))
-        background.finish()
+        saver = AsyncSaver(timeout_minutes=30.0)
+        saver.submit(lambda: save(copies, process_group=saver.group))
+        saver.finish()
     """
 
     def __init__(self, *, timeout_minutes: float) -> None:
+        # A separate group: collectives of a save must not interleave with those of training.
         self.group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._pending: list[Future[None]] = []
 
     def submit(self, save: Callable[[], None]) -> None:
-        """Has a save run when those before it are done."""
+        """Queues a save."""
         self._pending.append(self._pool.submit(save))
 
     def finish(self) -> None:
-        """Returns when all saves have been made; raises what one of them raised. May be called by any thread."""
+        """Waits for all queued saves and raises the first error. May be called from any thread."""
         while self._pending:
+            # Removed after `result`: a save that failed raises at every further call.
             self._pending[0].result()
             self._pending.pop(0)
 
     def close(self) -> None:
-        """Waits for the last save, and ends the thread."""
+        """Waits for the last save and ends the thread."""
         self._pool.shutdown()

@@ -1,16 +1,14 @@
-"""Saving and loading a trainer in Megatron-core's format, which other parallel sizes can read, too.
+"""Saves and loads a trainer in Megatron-core's format, which any other parallel sizes can read.
 
 <folder>/trainer.json            format, ranks, optimiser steps and rollouts made
-<folder>/torch_dist/             weights, master weights and moments by their place in the whole model (`torch_dist`,
-                                 the optimiser's as `fully_reshardable`); parts of it are pickled, as that format is,
-                                 and read as plain values only
+<folder>/torch_dist/             weights, master weights and moments by their position in the whole model (`torch_dist`,
+                                 the optimiser's as `fully_reshardable`); some of its files are pickled, as the format
+                                 demands, and are read with `restricted_pickle`
 <folder>/random/rank_<r>.json    states of the random generators of a rank
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,17 +26,19 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import param_group_identifier_keys
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
-from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
-from rlscale.training.megatron.checkpoint.async_save import Background
-from rlscale.training.megatron.checkpoint.safe_pickle import plain_files
+from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
+from rlscale.training.megatron.checkpoint.optimizer_state import (
+    fill_moments,
+    match_optimizer_parts,
+    separate_step_counts,
+)
+from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.trainer_state import (
     Position,
@@ -54,21 +54,21 @@ FORMAT = "torch_dist"
 
 
 class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron-core has no types
-    """Writes the same files as its parent, in this process: a fork of one that runs threads is a danger.
+    """Writes the same files as its parent, but in this process: the parent forks, which is unsafe with threads.
 
     Args:
-        background: what writes copies later, on all ranks; None: `save` returns when everything is written.
+        async_saver: writes copies later, on all ranks; None: `save` returns when everything is written.
     """
 
-    def __init__(self, background: Background | None = None) -> None:
+    def __init__(self, async_saver: AsyncSaver | None = None) -> None:
         super().__init__("torch_dist", 1)
-        self._background = background
+        self._async_saver = async_saver
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path) -> None:
-        background = self._background
-        if background is not None:
-            background.finish()  # the host holds one checkpoint at a time
-            dict_list_map_inplace(_copied, sharded_state_dict)
+        saver = self._async_saver
+        if saver is not None:
+            saver.finish()  # the host holds the copies of one checkpoint at a time
+            dict_list_map_inplace(_copy_to_host, sharded_state_dict)
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         write = partial(
             save,
@@ -77,16 +77,16 @@ class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Mega
             planner=MCoreSavePlanner(
                 dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
             ),
-            process_group=None if background is None else background.group,
+            process_group=None if saver is None else saver.group,
         )
-        if background is None:
+        if saver is None:
             write()
         else:
-            background.submit(write)
+            saver.submit(write)
 
 
-def _copied(entry: Any) -> Any:
-    """A part of the state with its tensor in the host's memory, where training does not change it."""
+def _copy_to_host(entry: Any) -> Any:
+    """Replaces the tensor of an entry by a copy in host memory, which training does not change."""
     if isinstance(entry, ShardedTensor) and entry.data is not None:
         entry.data = entry.data.detach().to("cpu", copy=True)
     return entry
@@ -98,24 +98,24 @@ def save_state(
     model: MegatronModel,
     optimizer: Any,
     position: Position,
-    background: Background | None = None,
+    async_saver: AsyncSaver | None = None,
 ) -> None:
     """Writes the state of all ranks into an existing folder; a collective.
 
     Args:
-        folder: seen by all ranks.
+        folder: visible to all ranks.
         model: this rank's part.
         optimizer: Megatron-core's, over the model's parameters.
-        position: what was done.
-        background: what writes the tensors, which are not on disk before its `finish`; None: they are on return.
+        position: steps and rollouts made so far.
+        async_saver: writes the tensors; they are on disk after its `finish`. None: they are on disk on return.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         (folder / STATE).mkdir()
         (folder / "random").mkdir(exist_ok=True)
     dist.barrier()
-    _fill_moments(optimizer)
-    _write(_sharded(model, optimizer), folder, background)
+    fill_moments(optimizer)
+    _write(_sharded_state(model, optimizer), folder, async_saver)
     states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
     write_json(folder / "random" / f"rank_{rank}.json", {**random_state(), "megatron": states})
     if rank == 0:
@@ -124,78 +124,82 @@ def save_state(
 
 
 def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Position:
-    """Puts back what `save_state` wrote and returns what had been done; a collective.
+    """Restores the state that `save_state` wrote and returns the steps and rollouts made; a collective.
 
-    With another number of ranks tensors are resharded, and the random generators stay as they are.
+    With another number of ranks tensors are resharded, and the random generators keep their state.
 
     Raises:
-        DataError: files are missing or are not of this model.
+        DataError: files are missing or belong to another model.
     """
-    about = _about(folder)
-    _fill_moments(optimizer)
-    state = _read(folder / STATE, _sharded(model, optimizer, is_loading=True))
+    header = _read_header(folder)
+    # Megatron-core loads into existing tensors, so the moments must exist before.
+    fill_moments(optimizer)
+    state = _read(folder / STATE, _sharded_state(model, optimizer, is_loading=True))
     for i, chunk in enumerate(model.chunks):
         chunk.load_state_dict(state[f"model{i}"])
-    with torch.no_grad(), _steps_apart(optimizer):
-        optimizer.load_state_dict(_in_parts(state["optimizer"], optimizer))
-    if about["world_size"] == dist.get_world_size():
+    with torch.no_grad(), separate_step_counts(optimizer):
+        optimizer.load_state_dict(match_optimizer_parts(state["optimizer"], optimizer))
+    if header["world_size"] == dist.get_world_size():
         random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
         get_cuda_rng_tracker().set_states({name: decode(text) for name, text in random.pop("megatron").items()})
         set_random_state(random)
-    return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about["num_rollouts"]))
+    return Position(num_steps=int(header["num_steps"]), num_rollouts=int(header["num_rollouts"]))
 
 
-def save_weights(folder: Path, *, model: MegatronModel, background: Background | None = None) -> None:
-    """Writes the weights, and nothing else, for `load_weights`; a collective. The folder is made if needed.
+def save_weights(folder: Path, *, model: MegatronModel, async_saver: AsyncSaver | None = None) -> None:
+    """Writes the weights alone, for `load_weights`; a collective. Creates the folder if needed.
 
-    `background` as of `save_state`.
+    `async_saver` as in `save_state`.
     """
     if dist.get_rank() == 0:
         (folder / STATE).mkdir(parents=True)
-        about = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(Position())}
-        write_json(folder / "trainer.json", about)
+        header = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(Position())}
+        write_json(folder / "trainer.json", header)
     dist.barrier()
-    _write(_sharded_weights(model), folder, background)
+    _write(_sharded_weights(model), folder, async_saver)
     dist.barrier()
 
 
-def load_weights(folder: Path, *, model: MegatronModel, but: str | None = None) -> None:
-    """Takes the weights that were saved, and nothing else; a collective. Raises as `load_state`.
+def load_weights(folder: Path, *, model: MegatronModel, skip_prefix: str | None = None) -> None:
+    """Loads the weights of a checkpoint and nothing else; a collective. Raises as `load_state`.
 
     Args:
-        folder: of a checkpoint, from `save_weights`, or any other that `torch_dist_folder` takes.
+        folder: of a checkpoint, from `save_weights`, or any other that `torch_dist_folder` accepts.
         model: of the same architecture.
-        but: the beginning of names that stay as they are; None: none.
+        skip_prefix: prefix of the names that keep their values; None: every weight is loaded.
     """
     source = torch_dist_folder(folder)
     if source is None:
-        fix = "take one that train=megatron or rlscale-convert has written, or a Hugging Face folder"
-        raise DataError(f"{folder} must hold weights in Megatron-core's format (torch_dist), got none; {fix}")
-    wanted = _sharded_weights(model)
-    if but is not None:
-        wanted = {part: {n: w for n, w in own.items() if not n.startswith(but)} for part, own in wanted.items()}
-    state = _read(source, wanted)
+        fix = "use a folder written by train=megatron or rlscale-convert, or a Hugging Face folder"
+        raise DataError(f"{folder} must contain weights in Megatron-core's format (torch_dist), got none; {fix}")
+    requested = _sharded_weights(model)
+    if skip_prefix is not None:
+        requested = {
+            part: {name: weight for name, weight in weights.items() if not name.startswith(skip_prefix)}
+            for part, weights in requested.items()
+        }
+    state = _read(source, requested)
     for i, chunk in enumerate(model.chunks):
-        # Every parameter was asked for by its name, so that none is missing but those that are left out.
-        chunk.load_state_dict(state[f"model{i}"], strict=but is None)
+        # Each parameter was requested by name: only skipped ones can be missing.
+        chunk.load_state_dict(state[f"model{i}"], strict=skip_prefix is None)
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    about: dict[str, Any] = read_json(folder / "trainer.json")
-    if about["format"] != FORMAT:
-        fix = "take one that train=megatron has saved, or a Hugging Face folder"
-        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; {fix}")
-    return about
+def _read_header(folder: Path) -> dict[str, Any]:
+    header: dict[str, Any] = read_json(folder / "trainer.json")
+    if header["format"] != FORMAT:
+        fix = "use a checkpoint of train=megatron, or a Hugging Face folder"
+        raise DataError(f"{folder} must be of format {FORMAT}, got {header['format']}; {fix}")
+    return header
 
 
-def _write(state: dict[str, Any], folder: Path, background: Background | None) -> None:
-    dist_checkpointing.save(state, str(folder / STATE), sharded_strategy=InProcessSave(background))
+def _write(state: dict[str, Any], folder: Path, async_saver: AsyncSaver | None) -> None:
+    dist_checkpointing.save(state, str(folder / STATE), sharded_strategy=InProcessSave(async_saver))
 
 
-def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def _read(folder: Path, requested: dict[str, Any]) -> dict[str, Any]:
     try:
-        with plain_files(folder):
-            found: dict[str, Any] = dist_checkpointing.load(wanted, str(folder))
+        with restricted_pickle(folder):
+            found: dict[str, Any] = dist_checkpointing.load(requested, str(folder))
     except (CheckpointingException, KeyError, RuntimeError, OSError) as error:
         raise DataError(
             f"{folder} must be a checkpoint of this model, got another ({error}); check model.* and the path"
@@ -203,8 +207,8 @@ def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _sharded(model: MegatronModel, optimizer: Any, *, is_loading: bool = False) -> dict[str, Any]:
-    """Every tensor of the state with its place in that of the whole model."""
+def _sharded_state(model: MegatronModel, optimizer: Any, *, is_loading: bool = False) -> dict[str, Any]:
+    """Every tensor of the state with its position in the whole model."""
     state = _sharded_weights(model)
     state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
     return state
@@ -220,80 +224,3 @@ def _metadata() -> dict[str, Any]:
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-
-
-def _in_parts(loaded: dict[Any, Any], optimizer: Any) -> dict[Any, Any]:
-    """The optimiser's state in as many parts as this one has: experts that are spread over ranks have one of their own.
-
-    Tensors were asked for by their names and are in the right part already; settings and the number of steps are the
-    same in all parts.
-    """
-    parts = optimizer.chained_optimizers
-    saved = [loaded[i] for i in sorted(key for key in loaded if isinstance(key, int)) if "optimizer" in loaded[i]]
-    saved = saved or [loaded]
-    if len(saved) == len(parts) or not all(isinstance(part, DistributedOptimizer) for part in parts):
-        return loaded
-    groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
-    found = {
-        i: {
-            **saved[0],
-            "optimizer": {"param_groups": [_alike(group, groups) for group in part.optimizer.param_groups]},
-            "param_state": (loaded if len(parts) == 1 else loaded[i])["param_state"],
-        }
-        for i, part in enumerate(parts)
-    }
-    return found if len(parts) > 1 else found[0]
-
-
-def _alike(group: dict[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:
-    """The settings that were saved for parameters like those of a group, be they of experts or not."""
-    names = [name for name in param_group_identifier_keys if name != "is_expert_parallel"]
-    like = next(each for each in saved if all(each[name] == group[name] for name in names))
-    return {**like, "is_expert_parallel": group["is_expert_parallel"]}
-
-
-def _inner(optimizer: Any) -> Iterator[Any]:
-    """torch's AdamW of each part of a chained optimiser; none where Transformer Engine's or Apex's is used."""
-    for each in optimizer.chained_optimizers:
-        if isinstance(each.optimizer, torch.optim.AdamW):
-            yield each.optimizer
-
-
-def _fill_moments(optimizer: Any) -> None:
-    """Gives every parameter a state, as torch's AdamW makes it with its first step only."""
-    for inner in _inner(optimizer):
-        for parameter in (p for group in inner.param_groups for p in group["params"]):
-            if not inner.state.get(parameter):
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
-
-
-@contextmanager
-def _steps_apart(optimizer: Any) -> Iterator[None]:
-    """What Megatron-core's loading leaves out for torch's AdamW, whose states count steps.
-
-    It looks for the count among the tensors that were saved, where it is not, and then has all parameters share one
-    tensor, in which each of them would count.
-    """
-    for each in optimizer.chained_optimizers:
-        if isinstance(each, DistributedOptimizer) and isinstance(each.optimizer, torch.optim.AdamW):
-            each._set_main_param_and_optimizer_states = _setter(each)
-    yield
-    for each in optimizer.chained_optimizers:
-        each.__dict__.pop("_set_main_param_and_optimizer_states", None)
-    for inner in _inner(optimizer):
-        for state in inner.state.values():
-            state["step"] = state["step"].detach().clone()
-
-
-def _setter(optimizer: Any) -> Callable[[Tensor, dict[str, Tensor]], None]:
-    original = optimizer._set_main_param_and_optimizer_states
-
-    def set_states(model_param: Tensor, tensors: dict[str, Tensor]) -> None:
-        group, place = optimizer.model_param_group_index_map[model_param]
-        state = optimizer.optimizer.state[optimizer.optimizer.param_groups[group]["params"][place]]
-        step = state.pop("step")
-        original(model_param, tensors)
-        state["step"] = step
-
-    return set_states

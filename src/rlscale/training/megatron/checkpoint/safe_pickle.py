@@ -1,8 +1,8 @@
-"""Reading Megatron-core's checkpoint format without running what its pickled files may say.
+"""Restricted unpickling for Megatron-core's checkpoint format: reading a checkpoint runs no code from it.
 
-Three kinds of files in a `torch_dist` folder are pickled: `.metadata`, which says where tensors lie, `common.pt`, and
-the few objects among the tensors. torch reads the latter two by a list of plain types where it is told to; of the
-first, every name that it mentions is looked up here before anybody loads it.
+A `torch_dist` folder has three kinds of pickled files: `.metadata` (positions of the tensors), `common.pt`, and a few
+objects stored between the tensors. torch can restrict the latter two to an allow-list of plain types. `.metadata` is
+checked here: every name it refers to must be allowed before Megatron-core loads it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from rlscale.errors import DataError
 
 METADATA = ".metadata"
-_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch.load asks for it at every call
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch.load reads it at every call
 
-_OF_TORCH = "torch.distributed.checkpoint."
-_PLAIN = frozenset(
+_TORCH_CHECKPOINT = "torch.distributed.checkpoint."
+_ALLOWED = frozenset(
     {
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),
         ("pathlib", "PosixPath"),
         ("collections", "OrderedDict"),
-        (f"{_OF_TORCH}filesystem", "_StorageInfo"),
+        (f"{_TORCH_CHECKPOINT}filesystem", "_StorageInfo"),
         *(
-            (f"{_OF_TORCH}metadata", name)
+            (f"{_TORCH_CHECKPOINT}metadata", name)
             for name in (
                 "BytesStorageMetadata",
                 "ChunkStorageMetadata",
@@ -45,17 +45,18 @@ _PLAIN = frozenset(
         ),
     }
 )
-"""What a `.metadata` may be made of, beside types of tensors: values that do nothing when they are made."""
+"""Names that `.metadata` may refer to, in addition to dtypes: constructing them has no side effects."""
 
 
 @contextmanager
-def plain_files(folder: Path) -> Iterator[None]:
-    """While Megatron-core reads a `torch_dist` folder: nothing in it can name code to be run.
+def restricted_pickle(folder: Path) -> Iterator[None]:
+    """Makes it safe to read a `torch_dist` folder with Megatron-core inside the context.
 
     Raises:
-        DataError: `.metadata` mentions something else than plain values. An OSError, where it is missing, stays one.
+        DataError: `.metadata` refers to a name that is not allowed. A missing file raises OSError as usual.
     """
-    _check(folder / METADATA)
+    _check_names(folder / METADATA)
+    # torch.load(weights_only=False) in Megatron-core obeys this variable, and only this variable.
     before = os.environ.get(_FORCE)
     os.environ[_FORCE] = "1"
     try:
@@ -67,27 +68,27 @@ def plain_files(folder: Path) -> Iterator[None]:
             os.environ[_FORCE] = before
 
 
-def _check(file: Path) -> None:
+def _check_names(file: Path) -> None:
     with file.open("rb") as stream:
         try:
-            _Plain(stream).load()
+            _RestrictedUnpickler(stream).load()
         except pickle.UnpicklingError as error:
-            rule, fix = "hold what Megatron-core writes there", "load only checkpoints that you trust"
+            rule, fix = "contain only values that Megatron-core writes", "load only checkpoints that you trust"
             raise DataError(f"{file} must {rule}, got {error}; {fix}") from error
 
 
-def _member(owner: Any, name: str) -> Any:
-    """What pickled members of enumerations are read with: Python up to 3.11.3 calls `getattr` for them."""
+def _enum_member(owner: Any, name: str) -> Any:
+    """Replaces `getattr`, which Python up to 3.11.3 calls to unpickle a member of an enumeration."""
     if isinstance(owner, EnumType) and name in owner.__members__:
         return owner[name]
     raise pickle.UnpicklingError(f"the attribute {name} of {owner!r}")
 
 
-class _Plain(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _member
+            return _enum_member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _PLAIN:
+        if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"the name {module}.{name}")

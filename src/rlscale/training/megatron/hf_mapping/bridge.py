@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.errors import ConfigError, Problem
-from rlscale.training.megatron.model.megatron_model import Decoder, MegatronModel
+from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
 from rlscale.training.spec import WeightOwners
 
 MODE = "model.megatron_to_hf_mode"
@@ -78,7 +78,7 @@ def make_bridge(model: MegatronModel) -> Any:
 class _Renamed:
     """A chunk whose experts are named as where one module has all of them."""
 
-    def __init__(self, chunk: Decoder) -> None:
+    def __init__(self, chunk: MegatronDecoder) -> None:
         self._chunk, self.decoder = chunk, chunk.decoder
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ def load_hf(model: MegatronModel, path: str) -> None:
     Raises:
         DataError: a tensor is missing or has another shape.
     """
-    if model.by_bridge:
+    if model.uses_bridge:
         load_by_bridge(model, path)
         return
     checkpoint = HfCheckpoint(path)

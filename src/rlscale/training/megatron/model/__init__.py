@@ -1,1 +1,1 @@
-"""Models of the Megatron-core backend: layers, attention, rotary embedding."""
+"""The model of the Megatron-core backend: its layers, inputs and output, and the patches that run it on a CPU."""

@@ -1,7 +1,7 @@
-"""Core attention by torch: packed samples (thd) or rows of one length (bshd), over context-parallel ranks too.
+"""Core attention in torch: packed samples (thd) or rows of equal length (bshd), with or without context parallelism.
 
-With context parallelism a rank holds the chunks r and 2 n - 1 - r of each sample, keys and values of all are gathered,
-and each chunk attends to all tokens up to its own end.
+With context parallelism over n ranks, rank r holds the chunks r and 2 n - 1 - r of each sample (zigzag). Keys and
+values of all ranks are gathered, and each chunk attends to all tokens up to its own end.
 
 Shape legend: T tokens of this rank, L positions of a row on this rank, B rows, H query heads, D head width, S samples.
 """
@@ -27,45 +27,45 @@ from rlscale.training.packing.context_parallel import ContextGroup, Span, key_ro
 from rlscale.types import Int64
 
 _MASK_SLACK = 8
-"""Tokens by which samples of one bucket may differ in any case; else by a quarter."""
+"""Tokens by which samples of one bucket may always differ in length; longer samples may differ by a quarter."""
 
 
 @dataclass
-class PackedRows(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has no types
-    """Packed samples as Megatron-core and Transformer Engine want them, the layout of `TorchAttention`, and batch rows.
+class PackedSamples(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has no types
+    """Megatron-core's and Transformer Engine's description of packed samples, with two fields of ours.
 
-    Made by `packed_rows`, once a micro-batch: all layers share the layout.
+    Built once per micro-batch by `from_lengths`: all layers share the layout.
     """
 
-    layout: PackedLayout | SpanLayout | None = None
-    rows: Int64 | None = None  # of the batch, at each place of this rank; -1 where a place fills up; [T]
+    layout: PackedLayout | SpanLayout | None = None  # for `TorchAttention`
+    batch_rows: Int64 | None = None  # row of the batch at each position of this rank, -1 at padding; [T]
 
+    @classmethod
+    def from_lengths(cls, lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedSamples:
+        """Describes samples that are concatenated.
 
-def packed_rows(lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedRows:
-    """What the layers need to know of samples that lie end to end.
-
-    Args:
-        lengths_S: tokens of each sample, of all context-parallel ranks together; with n > 1 of them each is a multiple
-            of 2 n.
-        context: the ranks that share each sample; None: this one alone.
-        device: of the model.
-    """
-    assert len(lengths_S) and (lengths_S > 0).all(), "every sample has a token"
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S))).astype(np.int32)
-    offsets, longest = torch.from_numpy(cu_seqlens).to(device), int(lengths_S.max())
-    return PackedRows(
-        qkv_format="thd",
-        cu_seqlens_q=offsets,
-        cu_seqlens_kv=offsets,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-        layout=_layout(lengths_S, context=context, device=device),
-    )
+        Args:
+            lengths_S: tokens of each sample on all context-parallel ranks together; with n > 1 ranks each is a multiple
+                of 2 n.
+            context: the ranks that share each sample; None: this one alone.
+            device: of the model.
+        """
+        assert len(lengths_S) and (lengths_S > 0).all(), "every sample has a token"
+        cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S))).astype(np.int32)
+        offsets, longest = torch.from_numpy(cu_seqlens).to(device), int(lengths_S.max())
+        return cls(
+            qkv_format="thd",
+            cu_seqlens_q=offsets,
+            cu_seqlens_kv=offsets,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            layout=_build_layout(lengths_S, context=context, device=device),
+        )
 
 
 def zigzag_positions(length: int, *, index: int, size: int) -> Int64:
     """The positions of a row of `length` tokens that rank `index` of `size` holds, in its order. [length / size]"""
-    assert size == 1 or length % (2 * size) == 0, f"{length} tokens are not cut into {2 * size} equal chunks"
+    assert size == 1 or length % (2 * size) == 0, f"{length} tokens are not divisible into {2 * size} equal chunks"
     chunks = np.arange(length).reshape(2 * size, -1) if size > 1 else np.arange(length).reshape(1, -1)
     return (np.concatenate((chunks[index], chunks[-1 - index])) if size > 1 else chunks[0]).astype(np.int64)
 
@@ -85,7 +85,7 @@ class TorchAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has
         super().__init__(config=config)
         self.layer_number = layer_number
         self.scale = softmax_scale or config.kv_channels**-0.5
-        assert pg_collection is not None, "attention layers are told their groups"
+        assert pg_collection is not None, "Megatron-core passes the process groups to attention layers"
         group = pg_collection.cp
         size = group.size()
         self.context = ContextGroup(index=group.rank(), size=size, group=group) if size > 1 else None
@@ -102,7 +102,7 @@ class TorchAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has
     ) -> Tensor:
         """Attention of packed rows [T, H, D] -> [T, H * D], or of rows [L, B, H, D] -> [L, B, H * D].
 
-        The mask is the causal one whatever is given: padding lies at the end of rows, where nobody looks.
+        `attention_mask` is ignored: the mask is always causal, and padding is at the end of rows, after every query.
         """
         if packed_seq_params is not None and packed_seq_params.qkv_format == "thd":
             return self._packed(query, key, value, packed_seq_params)
@@ -110,16 +110,17 @@ class TorchAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has
         if self.context is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
         else:
-            out = _attend_spread(q, k, v, context=self.context, scale=self.scale)
+            out = _context_parallel_attention(q, k, v, context=self.context, scale=self.scale)
         return out.permute(2, 0, 1, 3).flatten(2)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, params: PackedSeqParams) -> Tensor:
-        layout = params.layout if isinstance(params, PackedRows) else None
+        layout = params.layout if isinstance(params, PackedSamples) else None
         if layout is None:
+            # Parameters that a user's code made have no layout: derive it from the offsets.
             padded = params.cu_seqlens_q_padded
             offsets = params.cu_seqlens_q if padded is None else padded
             lengths = np.diff(offsets.cpu().numpy()).astype(np.int64)
-            layout = _layout(lengths, context=self.context, device=query.device)
+            layout = _build_layout(lengths, context=self.context, device=query.device)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         if isinstance(layout, SpanLayout):
             out, _ = context_attention(self, q, k, v, None, packing=layout, scaling=self.scale)
@@ -128,10 +129,11 @@ class TorchAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has
         return out.squeeze(0).flatten(1)
 
 
-def _attend_spread(q: Tensor, k: Tensor, v: Tensor, *, context: ContextGroup, scale: float) -> Tensor:
+def _context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, *, context: ContextGroup, scale: float) -> Tensor:
     """Attention of this rank's positions to those of all ranks. [B, H, L, D]"""
     length, size = q.shape[2] * context.size, context.size
     parts = [zigzag_positions(length, index=i, size=size) for i in range(size)]
+    # argsort inverts the zigzag: gathered rows come rank after rank and are put into the order of positions.
     rows = key_rows(np.argsort(np.concatenate(parts)), max_rows=q.shape[2], context=context, device=q.device)
     both = rows.spread(torch.cat((k, v), dim=-1).permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
     own = torch.from_numpy(parts[context.index]).to(q.device)
@@ -140,41 +142,42 @@ def _attend_spread(q: Tensor, k: Tensor, v: Tensor, *, context: ContextGroup, sc
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
-def _layout(lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedLayout | SpanLayout:
+def _build_layout(lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedLayout | SpanLayout:
     if context is not None and context.size > 1:
-        return _span_layout(lengths_S, context=context, device=device)
+        return _build_span_layout(lengths_S, context=context, device=device)
     starts = np.cumsum(lengths_S) - lengths_S
     buckets = [
         length_bucket(lengths_S[first:last], start=int(starts[first]), device=device)
-        for first, last in _alike(lengths_S)
+        for first, last in _similar_runs(lengths_S)
     ]
     offsets = torch.from_numpy(np.append(starts, lengths_S.sum()).astype(np.int32)).to(device)
     return PackedLayout(cu_seqlens=offsets, max_len=int(lengths_S.max()), buckets=tuple(buckets))
 
 
-def _span_layout(lengths_S: Int64, *, context: ContextGroup, device: torch.device) -> SpanLayout:
-    """Of this rank's two chunks of each sample, in the order in which they lie: the middle ones are neighbours."""
+def _build_span_layout(lengths_S: Int64, *, context: ContextGroup, device: torch.device) -> SpanLayout:
+    """Layout of this rank's two chunks of each sample, in storage order."""
     size, index = context.size, context.index
-    assert (lengths_S % (2 * size) == 0).all(), f"samples are filled up to multiples of {2 * size} tokens"
+    assert (lengths_S % (2 * size) == 0).all(), f"samples are padded to multiples of {2 * size} tokens"
     spans, keys = [], []
     num_rows = int(lengths_S.sum()) // size
     first_row = 0
     for i, length in enumerate(lengths_S.tolist()):
         chunk = length // (2 * size)
-        # Where all positions of the sample lie among the rows of all ranks, rank after rank.
+        # rows[p]: row of position p among the gathered rows of all ranks, which are concatenated by rank.
         rows = np.empty(length, dtype=np.int64)
         for rank in range(size):
             rows[zigzag_positions(length, index=rank, size=size)] = rank * num_rows + first_row + np.arange(2 * chunk)
+        # Each chunk attends to the positions from 0 to its own end.
         for place in (index, 2 * size - 1 - index):
             spans.append(Span(sample=i, start=place * chunk, stop=(place + 1) * chunk))
             keys.append(rows[: (place + 1) * chunk])
         first_row += 2 * chunk
     key_rows_of_spans = key_rows(np.concatenate(keys), max_rows=num_rows, context=context, device=device)
-    return span_layout(spans, keys=key_rows_of_spans, device=device, alike=_alike)
+    return span_layout(spans, keys=key_rows_of_spans, device=device, alike=_similar_runs)
 
 
-def _alike(lengths: Int64) -> Iterator[tuple[int, int]]:
-    """Runs of neighbours whose lengths differ by little, in whatever order they come."""
+def _similar_runs(lengths: Int64) -> Iterator[tuple[int, int]]:
+    """Runs [first, last) of neighbours with similar lengths. The order of the lengths is kept."""
     first = 0
     while first < len(lengths):
         low = high = int(lengths[first])

@@ -1,4 +1,4 @@
-"""Which layers a model is made of: Transformer Engine's where it and CUDA are there, else torch's under their names."""
+"""Layer specifications: Transformer Engine's layers where it and CUDA are available, else torch layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinea
 
 
 class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-core has no types
-    """The layers of this package, wherever Transformer Engine has one of another name."""
+    """The layers of this package, in every place where Transformer Engine has its own."""
 
     def fuse_layernorm_and_linear(self) -> bool:
         return True
@@ -54,31 +54,33 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-co
 
 
 def block_spec(config: TransformerConfig, *, has_post_norms: bool, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """The layers of one pipeline chunk, and its final norm.
+    """The layers of one pipeline chunk and its final norm.
 
     Args:
         config: of the whole model.
-        has_post_norms: what attention and MLP give is normalised before it is added, as in GLM-4.
-        vp_stage: the chunk of this rank, with an interleaved pipeline.
+        has_post_norms: outputs of attention and MLP are normalised before the residual addition, as in GLM-4.
+        vp_stage: index of the chunk on this rank, with an interleaved pipeline; None without one.
     """
     provider = spec_provider()
     frequency = config.moe_layer_freq
     has_experts = [config.num_moe_experts is not None] * config.num_layers
     if config.num_moe_experts is not None and not isinstance(frequency, int):
         has_experts = [bool(each) for each in frequency]
-    kinds = {
-        each: _layer(config, provider, has_experts=each, has_post_norms=has_post_norms) for each in set(has_experts)
+    specs = {
+        each: _layer_spec(config, provider, has_experts=each, has_post_norms=has_post_norms)
+        for each in set(has_experts)
     }
+    # has_experts is indexed by the layer in the whole model; this chunk has `number` layers from `first`.
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     number = get_num_layers_to_build(config, vp_stage=vp_stage)
-    layers = [kinds[each] for each in has_experts[first : first + number]]
+    layers = [specs[each] for each in has_experts[first : first + number]]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=provider.layer_norm(rms_norm=True))
 
 
 def spec_provider() -> Any:
-    """Transformer Engine's layers where it and CUDA are there, else those of this package."""
+    """Provider of Transformer Engine's layers where it and CUDA are available, else of this package's."""
     if torch.cuda.is_available():
-        # Only with Transformer Engine does this module have what it names.
+        # Imported here: without Transformer Engine the second module fails to import.
         from megatron.core.extensions.transformer_engine import HAVE_TE
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
@@ -87,7 +89,7 @@ def spec_provider() -> Any:
     return TorchSpecProvider()
 
 
-def _layer(config: TransformerConfig, provider: Any, *, has_experts: bool, has_post_norms: bool) -> ModuleSpec:
+def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, has_post_norms: bool) -> ModuleSpec:
     norm, row = provider.layer_norm(rms_norm=True), provider.row_parallel_linear()
     if has_post_norms:
         row = with_post_norm(row, norm)
@@ -102,8 +104,11 @@ def _layer(config: TransformerConfig, provider: Any, *, has_experts: bool, has_p
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
+            # Other layers have the norm inside their first projection.
             input_layernorm=norm if is_latent else IdentityOp,
-            self_attention=_latent_attention(provider) if is_latent else _attention(config, provider, row=row),
+            self_attention=_latent_attention_spec(provider)
+            if is_latent
+            else _attention_spec(config, provider, row=row),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm if has_experts else IdentityOp,
             mlp=mlp,
@@ -112,7 +117,7 @@ def _layer(config: TransformerConfig, provider: Any, *, has_experts: bool, has_p
     )
 
 
-def _attention(config: TransformerConfig, provider: Any, *, row: type) -> ModuleSpec:
+def _attention_spec(config: TransformerConfig, provider: Any, *, row: type) -> ModuleSpec:
     norm = provider.layer_norm(rms_norm=True, for_qk=True) if config.qk_layernorm else IdentityOp
     submodules = SelfAttentionSubmodules(
         linear_qkv=provider.column_parallel_layer_norm_linear(),
@@ -124,8 +129,8 @@ def _attention(config: TransformerConfig, provider: Any, *, row: type) -> Module
     return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
 
 
-def _latent_attention(provider: Any) -> ModuleSpec:
-    """The norms of the latents are part of the projections behind them."""
+def _latent_attention_spec(provider: Any) -> ModuleSpec:
+    """Latent attention whose up-projections include the norms of the latents."""
     submodules = MLASelfAttentionSubmodules(
         linear_q_proj=provider.column_parallel_linear(),
         linear_q_down_proj=provider.linear(),

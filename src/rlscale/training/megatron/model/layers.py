@@ -1,6 +1,6 @@
-"""Linear layers and norms by torch alone, with the parameter names of Transformer Engine's.
+"""Linear layers and norms in plain torch, with the parameter names of Transformer Engine's.
 
-So that names, converters and checkpoints are the same on a CPU and with Transformer Engine on GPUs.
+The same names let weight mappings and checkpoints work unchanged on a CPU and with Transformer Engine on GPUs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ class RmsNorm(nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        mark_norm(self.weight, config)
+        mark_sequence_parallel(self.weight, config)
 
 
-def mark_norm(weight: nn.Parameter, config: TransformerConfig) -> None:
-    """Says how the gradient of a norm's weight is reduced over the tensor-parallel ranks."""
-    weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron-core reads it there
+def mark_sequence_parallel(weight: nn.Parameter, config: TransformerConfig) -> None:
+    """Makes Megatron-core sum a weight's gradient over the tensor-parallel ranks with sequence parallelism."""
+    # `finalize_model_grads` reads this attribute.
+    weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
 class NormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]  # Megatron-core has no types
-    """RMS norm of the input, then a linear layer whose outputs are spread over the ranks."""
+    """RMS norm of the input, followed by a linear layer whose outputs are divided over the ranks."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
         super().__init__(input_size, output_size, config=config, **options)
         ones = torch.ones(input_size, dtype=config.params_dtype, device=torch.cuda.current_device())
         self.layer_norm_weight = nn.Parameter(ones)
-        mark_norm(self.layer_norm_weight, config)
+        mark_sequence_parallel(self.layer_norm_weight, config)
         self.eps = config.layernorm_epsilon
 
     def forward(self, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -44,12 +45,12 @@ class NormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]  # M
 
 
 def with_post_norm(linear: type[nn.Module], norm: type[nn.Module]) -> type[nn.Module]:
-    """A row-parallel layer whose output is normalised, as GLM-4 does before it adds to the residual stream."""
+    """A row-parallel layer class that normalises its output before the residual addition, as GLM-4 does."""
 
     class RowParallelLinearNorm(linear):  # type: ignore[misc, valid-type]  # of Megatron-core or Transformer Engine
         def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
             super().__init__(input_size, output_size, config=config, **options)
-            assert not config.add_bias_linear, "a bias would have to be added before the norm"
+            assert not config.add_bias_linear, "Megatron-core adds the bias later, so it would follow the norm"
             self.post_layernorm = norm(config=config, hidden_size=output_size, eps=config.layernorm_epsilon)
 
         def forward(self, input_: Tensor) -> tuple[Tensor, None]:

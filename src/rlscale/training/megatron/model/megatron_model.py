@@ -1,4 +1,4 @@
-"""The model of a Megatron-core trainer: this rank's part of the layers, with hidden states where others give logits."""
+"""The model of a Megatron-core trainer: this rank's part of the layers, ending in hidden states instead of logits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.loss.user_hooks import NO_CUSTOM
-from rlscale.training.megatron.cpu_patches import megatron_device
 from rlscale.training.megatron.hooks import ChunkBuilder
+from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.layer_specs import block_spec
 from rlscale.training.megatron.model.mla import set_positions
 from rlscale.training.megatron.model.rotary import ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.model.transformer_config import Architecture, architecture_of
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.value_head import ValueHead, squeeze_values
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -33,29 +33,30 @@ _EXPERT = re.compile(r"(?P<before>.+\.experts\.)local_experts\.(?P<j>\d+)\.(?P<a
 _GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\.weight)(?P<j>\d+)")
 
 EXPERT_BIAS = ".router.expert_bias"
-"""How the name of the buffer ends that is added to scores where experts are chosen."""
+"""Suffix of the buffer that is added to router scores when experts are chosen."""
 
 VALUE_HEAD = "value_head."
-"""What names of the parameters of a value head begin with."""
+"""Prefix of the parameters of a value head."""
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
 
 POST_NORM_FAMILIES = frozenset({"glm4"})
-"""Families that normalise what attention and MLP give, too."""
+"""Families that also normalise the outputs of attention and MLP."""
 
 
-class Decoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
-    """A pipeline chunk. The last one returns hidden states, of which the loss makes logprobs without logits."""
+class MegatronDecoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
+    """A pipeline chunk. The last one returns hidden states, from which the loss computes logprobs without logits."""
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Of the last chunk the normalised hidden states of all its tokens, [B, L, H] or packed [1, T, H].
+        """The normalised hidden states of all tokens, from the last chunk: [B, L, H], or [1, T, H] if packed.
 
-        They are whole on every tensor-parallel rank, and each must give their whole gradient, as `linear_logprobs` does
-        with `VocabShard`. Other chunks return what the next one takes.
+        Every tensor-parallel rank gets the whole states and must return their whole gradient, as `linear_logprobs`
+        does with `VocabShard`. Other chunks return the input of the next one.
         """
         if not self.post_process:
             return hidden_states
         if self.config.sequence_parallel:
+            # Each rank's gradient is whole already, so the backward pass must split it instead of summing it.
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
@@ -63,7 +64,7 @@ class Decoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """This rank's rows of the output layer, of the last chunk; with tied weights those of the embedding."""
+        """This rank's rows of the last chunk's output layer; with tied weights, of the embedding."""
         assert self.post_process, "only the last pipeline chunk has an output layer"
         if self.share_embeddings_and_output_weights:
             weight: nn.Parameter = self.shared_embedding_or_output_weight()
@@ -72,29 +73,29 @@ class Decoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
         return own
 
 
-class ValueDecoder(Decoder):
-    """A pipeline chunk of a critic. The last one has a value head in the place of the output layer."""
+class MegatronValueDecoder(MegatronDecoder):
+    """A pipeline chunk of a critic. The last one has a value head instead of the output layer."""
 
     def __init__(self, *, config: TransformerConfig, **options: Any) -> None:
         super().__init__(config=config, **options)
         if self.post_process:
             self.output_layer = None
-            # Whole on every tensor-parallel rank, which all give it the same gradient.
+            # Replicated: all tensor-parallel ranks compute the same gradient.
             head = ValueHead(config.hidden_size)
             self.value_head = head.to(torch.cuda.current_device(), config.params_dtype)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        # What a language model adds to this is about the output layer.
+        # GPTModel's own method adds entries for the output layer, which a critic does not have.
         state: dict[str, Any] = MegatronModule.sharded_state_dict(self, prefix, sharded_offsets, metadata)
         if self.pre_process:
-            # The number of rows that fill up the ranks' parts is another on other ranks.
+            # Other parallel sizes pad the vocabulary to another number of rows.
             state[f"{prefix}embedding.word_embeddings.weight"].allow_shape_mismatch = True
         return state
 
     def values(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, H] to values [R], in float32."""
+        """Values of hidden states: [R, H] -> [R], in float32."""
         return squeeze_values(self.value_head(hidden))
 
 
@@ -102,13 +103,13 @@ class ValueDecoder(Decoder):
 class MegatronModel:
     """The pipeline chunks of this rank: one, or several with an interleaved pipeline."""
 
-    chunks: list[Decoder]
+    chunks: list[MegatronDecoder]
     architecture: Architecture
-    by_bridge: bool = False  # mbridge converts its weights
+    uses_bridge: bool = False  # mbridge converts its weights
 
     @property
     def config(self) -> TransformerConfig:
-        """Megatron-core's; the same object in every chunk."""
+        """Megatron-core's config; the same object in every chunk."""
         return self.architecture.transformer
 
     @property
@@ -120,28 +121,29 @@ class MegatronModel:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under names that are the same in every parallel layout.
 
-        Layers and experts are counted over the whole model, and experts are named one by one. A tied output layer of
-        the last stage, which is a copy of the embedding on the first, comes as `output_layer.weight`.
+        Layers and experts are numbered over the whole model, and each expert has its own name. A tied output layer of
+        the last stage, which is a copy of the embedding on the first, is named `output_layer.weight`.
         """
         for chunk in self.chunks:
             for name, parameter in chunk.named_parameters():
-                yield self._whole_name(chunk, name), parameter
+                yield self._global_name(chunk, name), parameter
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters, and what else makes up the model without being trained: the bias by which experts are chosen.
+        """The parameters and the only buffer that belongs to the weights: the bias with which experts are chosen.
 
-        On every stage with its layers, whole and in float32.
+        Each stage has the bias of its layers, whole and in float32.
         """
         yield from self.named_parameters()
         for chunk in self.chunks:
             for name, buffer in chunk.named_buffers():
                 if name.endswith(EXPERT_BIAS):
-                    yield self._whole_name(chunk, name), buffer
+                    yield self._global_name(chunk, name), buffer
 
-    def _whole_name(self, chunk: Decoder, name: str) -> str:
-        parts = self.config.expert_model_parallel_size
-        first = (self.config.num_moe_experts or 0) // parts * parallel_state.get_expert_model_parallel_rank()
-        return _whole_name(name, layers=[layer.layer_number - 1 for layer in chunk.decoder.layers], first_expert=first)
+    def _global_name(self, chunk: MegatronDecoder, name: str) -> str:
+        # Expert parallelism gives each rank a contiguous range of experts.
+        num_ranks = self.config.expert_model_parallel_size
+        first = (self.config.num_moe_experts or 0) // num_ranks * parallel_state.get_expert_model_parallel_rank()
+        return _global_name(name, layers=[layer.layer_number - 1 for layer in chunk.decoder.layers], first_expert=first)
 
 
 def build_model(
@@ -153,45 +155,48 @@ def build_model(
     has_value_head: bool = False,
     custom: Mapping[str, Any] = NO_CUSTOM,
 ) -> MegatronModel:
-    """This rank's part of a model, its weights left as memory comes: `load_hf` or a checkpoint fills them.
+    """Builds this rank's part of a model with uninitialised weights, for `load_hf` or a checkpoint to fill.
 
-    Megatron-core's parallel state must be made, and its random generators seeded (`model_parallel_cuda_manual_seed`).
+    Megatron-core's parallel state must be initialised and its random generators seeded
+    (`model_parallel_cuda_manual_seed`); `build_parallel_dims` does both.
 
     Args:
         path: Hugging Face folder or hub id; only its config is read.
         model: keys that must agree with that config, and the padding of the vocabulary.
         megatron: parallel sizes, and further fields of Megatron-core.
         dtype: of parameters and activations.
-        has_value_head: in the place of the output layer; the embedding is then tied to nothing.
+        has_value_head: replaces the output layer; the embedding is then not tied.
         custom: the config's node `custom`, for the function of `model.custom_model_provider_path`.
 
     Raises:
-        ConfigError: with every key that contradicts the config, or what of it Megatron-core does not have.
+        ConfigError: with every key that contradicts the config, or every feature that Megatron-core does not support.
     """
     with megatron_device():
         architecture = architecture_of(path, model=model, megatron=megatron, dtype=dtype)
         if has_value_head:
             architecture = replace(architecture, is_tied=False)
-        assert get_cuda_rng_tracker().get_states(), "the random generators of Megatron-core are seeded first"
+        assert get_cuda_rng_tracker().get_states(), "the random generators of Megatron-core must be seeded first"
         virtual = architecture.transformer.virtual_pipeline_model_parallel_size
         stages = [None] if virtual is None else list(range(virtual))
-        kind = ValueDecoder if has_value_head else Decoder
-        builders = [_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
-        chunks = [_finished(each.provided(model.custom_model_provider_path, custom), architecture) for each in builders]
-    by_bridge = model.megatron_to_hf_mode == MegatronToHf.bridge
-    return MegatronModel(chunks=chunks, architecture=architecture, by_bridge=by_bridge)
+        kind = MegatronValueDecoder if has_value_head else MegatronDecoder
+        builders = [_make_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
+        chunks = [each.build_with(model.custom_model_provider_path, custom) for each in builders]
+        for chunk in chunks:
+            _set_rotary_embedding(chunk, architecture)
+    uses_bridge = model.megatron_to_hf_mode == MegatronToHf.bridge
+    return MegatronModel(chunks=chunks, architecture=architecture, uses_bridge=uses_bridge)
 
 
-def for_grid(model: MegatronModel, grid: MegatronGrid) -> MegatronModel:
-    """The same model, told how its stages send messages."""
-    if grid.num_virtual_stages > 1:
-        # Its messages cannot tell of lengths; micro-batches are filled up to one.
+def configure_pipeline(model: MegatronModel, dims: ParallelDims) -> MegatronModel:
+    """Sets how the stages of a model exchange messages. Returns the same model."""
+    if dims.num_virtual_stages > 1:
+        # Megatron-core's interleaved schedule does not send lengths; micro-batches are padded to one length.
         model.config.variable_seq_lengths = False
     return model
 
 
-def _builder(
-    kind: type[Decoder], architecture: Architecture, *, megatron: MegatronConfig, vp_stage: int | None
+def _make_builder(
+    kind: type[MegatronDecoder], architecture: Architecture, *, megatron: MegatronConfig, vp_stage: int | None
 ) -> ChunkBuilder:
     config, where = architecture.transformer, {"ignore_virtual": False, "vp_stage": vp_stage}
     has_post_norms = architecture.family in POST_NORM_FAMILIES
@@ -212,26 +217,26 @@ def _builder(
     )
 
 
-def _finished(chunk: Decoder, architecture: Architecture) -> Decoder:
-    """The same chunk, with the positions that transformers has."""
+def _set_rotary_embedding(chunk: MegatronDecoder, architecture: Architecture) -> None:
+    """Replaces the rotary embedding of a chunk by one with the frequencies of transformers."""
     config = architecture.transformer
     if config.multi_latent_attention:
         for layer in chunk.decoder.layers:
             set_positions(layer.self_attention, architecture.hf_config)
-        return chunk
+        return
     frequencies = inverse_frequencies(architecture.hf_config, head_dim=config.kv_channels)
     chunk.rotary_pos_emb = ModelRotaryEmbedding(
         frequencies, is_interleaved=config.rotary_interleaved, cp_group=chunk.pg_collection.cp
     )
-    return chunk
 
 
-def _whole_name(name: str, *, layers: list[int], first_expert: int) -> str:
-    """A name of a chunk's parameter with the layer and the expert that it has in the whole model."""
+def _global_name(name: str, *, layers: list[int], first_expert: int) -> str:
+    """Replaces the indices of layer and expert in a chunk's parameter name by those in the whole model."""
     layer = _LAYER.match(name)
     if layer is None:
         return name
     name = f"decoder.layers.{layers[int(layer[1])]}.{layer[2]}"
+    # SequentialMLP names experts as submodules, Transformer Engine's grouped layers by a suffix of the weight.
     expert = _EXPERT.match(name) or _GROUPED_EXPERT.match(name)
     if expert is None:
         return name

@@ -1,10 +1,10 @@
-"""Multi-head latent attention (DeepSeek-V3, arXiv:2412.19437), with the positions and norms that transformers has.
+"""Multi-head latent attention (DeepSeek-V3, arXiv:2412.19437), with the positions and norms of transformers.
 
     hidden ─ down ─ norm ─ up ─> queries of all heads
            └ down ┬ norm ─ up ─> keys without position, values
-                  └ rotated, one for all heads ──> the other part of each key
+                  └ rotated, one for all heads ──> the rotary part of each key
 
-The projections down are whole on every tensor-parallel rank; those up are divided by heads.
+Each tensor-parallel rank holds the whole down-projections; the up-projections are divided by heads.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from torch.distributed import ProcessGroup
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from rlscale.training.megatron.model.layers import mark_norm
+from rlscale.training.megatron.model.layers import mark_sequence_parallel
 from rlscale.training.megatron.model.rotary import ModelRotaryEmbedding, inverse_frequencies, rope_parameters
 
 if not isinstance(multi_latent_attention.TELinear, type):
-    # Without Transformer Engine its names are there, but no classes, which Megatron-core takes for an installed one.
+    # Without Transformer Engine its names exist but are no classes, and Megatron-core 0.16 mistakes that for an
+    # installed Transformer Engine.
     multi_latent_attention.HAVE_TE = False
 
 LATENT_EPS = 1e-6
-"""Of the norms of latents: that of transformers, whatever `rms_norm_eps` of the other norms is."""
+"""Epsilon of the norms of latents. transformers uses it whatever `rms_norm_eps` of the other norms is."""
 
 
 class ReplicatedLinear(nn.Module):
-    """A linear layer without bias that every tensor-parallel rank has whole, as Transformer Engine's `TELinear`."""
+    """A linear layer without bias that every tensor-parallel rank holds whole, like Transformer Engine's `TELinear`."""
 
     def __init__(self, input_size: int, output_size: int, *, config: MLATransformerConfig) -> None:
         super().__init__()
         weight = torch.empty(output_size, input_size, dtype=config.params_dtype, device=torch.cuda.current_device())
         self.weight = nn.Parameter(config.init_method(weight))
-        # With sequence parallelism each rank has other tokens, and their gradients are summed as those of norms are.
-        mark_norm(self.weight, config)
+        # With sequence parallelism each rank computes other tokens, so gradients are summed as those of norms are.
+        mark_sequence_parallel(self.weight, config)
 
     def forward(self, input_: Tensor) -> tuple[Tensor, None]:
         return F.linear(input_, self.weight), None
 
 
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron-core has no types
-    """Megatron-core's latent attention. `set_positions` must follow."""
+    """Megatron-core's latent attention. The caller must set the positions with `set_positions`."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron-core 
     ) -> None:
         is_replicated = submodules.linear_kv_down_proj is ReplicatedLinear
         if is_replicated:
-            # Megatron-core takes no other class than its own here.
+            # Megatron-core 0.16 accepts only its own classes here, so the layers are replaced after construction.
             own = ("linear_q_down_proj", "linear_kv_down_proj")
             submodules = replace(submodules, **dict.fromkeys(own, ColumnParallelLinear))
         super().__init__(config, submodules, layer_number, attn_mask_type, cp_comm_type, pg_collection)
@@ -79,7 +80,7 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron-core 
 
 
 class _ScaledRotaryEmbedding(ModelRotaryEmbedding):
-    """Frequencies, and the factor on cosine and sine that Megatron-core expects beside those of YaRN."""
+    """Frequencies of YaRN and the factor on cosine and sine that Megatron-core expects with them."""
 
     def __init__(self, frequencies: Tensor, *, scale: float, cp_group: ProcessGroup) -> None:
         super().__init__(frequencies, is_interleaved=False, cp_group=cp_group)
@@ -90,7 +91,7 @@ class _ScaledRotaryEmbedding(ModelRotaryEmbedding):
 
 
 def set_positions(attention: LatentAttention, config: PreTrainedConfig) -> None:
-    """Gives a layer the rotary positions that transformers computes for a model."""
+    """Replaces a layer's rotary embedding by one with the frequencies that transformers computes for a model."""
     frequencies = inverse_frequencies(config, head_dim=attention.config.qk_pos_emb_head_dim)
     group = attention.pg_collection.cp
     if attention.config.rope_type == "yarn":
@@ -100,23 +101,23 @@ def set_positions(attention: LatentAttention, config: PreTrainedConfig) -> None:
         attention.rotary_pos_emb = ModelRotaryEmbedding(frequencies, is_interleaved=False, cp_group=group)
 
 
-def latent_sizes(figures: dict[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
-    """The fields of a MLATransformerConfig that a TransformerConfig does not have.
+def latent_sizes(hf_fields: dict[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of an MLATransformerConfig that a TransformerConfig does not have.
 
     Args:
-        figures: of the model, by key of the group `model`.
+        hf_fields: of the model, by key of the config group `model`.
         config: of transformers.
     """
     rope = rope_parameters(config)
     is_yarn, is_scaled = rope["rope_type"] == "yarn", rope["rope_type"] != "default"
     return {
-        "q_lora_rank": figures.get("q_lora_rank"),
-        "kv_lora_rank": figures["kv_lora_rank"],
-        "qk_head_dim": figures["qk_nope_head_dim"],
-        "qk_pos_emb_head_dim": figures["qk_rope_head_dim"],
-        "v_head_dim": figures["v_head_dim"],
+        "q_lora_rank": hf_fields.get("q_lora_rank"),
+        "kv_lora_rank": hf_fields["kv_lora_rank"],
+        "qk_head_dim": hf_fields["qk_nope_head_dim"],
+        "qk_pos_emb_head_dim": hf_fields["qk_rope_head_dim"],
+        "v_head_dim": hf_fields["v_head_dim"],
         "rope_type": "yarn" if is_yarn else "rope",
-        # Of the scale of the scores, 1 / sqrt(width) times (0.1 mscale_all_dim ln(factor) + 1)^2.
+        # Megatron-core scales the scores by 1 / sqrt(width) * (0.1 mscale_all_dim ln(factor) + 1)^2.
         "rotary_scaling_factor": float(rope.get("factor") or 1.0) if is_scaled else 1.0,
         "mscale_all_dim": float(rope.get("mscale_all_dim") or 0.0) if is_scaled else 0.0,
         "original_max_position_embeddings": int(rope.get("original_max_position_embeddings") or 4096),

@@ -1,6 +1,6 @@
-"""Logprobs from the hidden states of a last stage and its part of the output layer.
+"""Logprobs from the hidden states of the last pipeline stage and this rank's part of the output layer.
 
-Shape legend: R trainable tokens of a micro-batch, T places of this rank, H hidden width.
+Shape legend: R trainable tokens of a micro-batch, T positions of this rank, H hidden width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
 from rlscale.training.megatron.model.megatron_model import MegatronModel
-from rlscale.training.megatron.parallel_dims import MegatronGrid
+from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.logprob_head import TILE_ELEMENTS
 from rlscale.training.modules.vocab_parallel import vocab_shard
 from rlscale.training.packing.microbatch import Microbatch
@@ -21,45 +21,48 @@ from rlscale.training.spec import TrainerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogprobHead:
-    """What the output layer of a rank is told beside its weights. Tensor-parallel ranks share the vocabulary."""
+class OutputHead:
+    """Settings of this rank's output layer, apart from its weights. Tensor-parallel ranks divide the vocabulary."""
 
-    vocab_size: int  # without the rows that fill up the ranks' parts
-    first: int  # token id of this rank's first row
+    vocab_size: int  # without the padding rows
+    first_token: int  # token id of this rank's first row
     temperature: float
-    chunk_tokens: int = -1  # tokens whose logits take the memory of a tile; not above 0: by TILE_ELEMENTS
+    chunk_tokens: int = -1  # tokens whose logits exist at a time; not above 0: by TILE_ELEMENTS
     group: dist.ProcessGroup | None = None  # None: this rank has the whole vocabulary
 
     @classmethod
-    def of(cls, model: MegatronModel, spec: TrainerSpec, *, grid: MegatronGrid) -> LogprobHead:
-        """For this rank's part of a model."""
+    def from_model(cls, model: MegatronModel, spec: TrainerSpec, *, dims: ParallelDims) -> OutputHead:
+        """Settings for this rank's part of a model."""
         return cls(
             vocab_size=model.architecture.vocab_size,
-            first=model.first_token,
+            first_token=model.first_token,
             temperature=spec.temperature,
             chunk_tokens=spec.train.log_probs_chunk_size,
-            group=grid.tensor_group if grid.tensor_size > 1 else None,
+            group=dims.tensor_group if dims.tensor_size > 1 else None,
         )
 
-    def terms(self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+    def logprobs_and_entropy(
+        self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor]:
         """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.
 
-        A collective of the ranks that share the vocabulary, and of those that share the samples; the former get the
-        same numbers, and the latter must compute the same loss of them.
+        A collective of the ranks that divide the vocabulary and of those that divide the samples. Each of the former
+        gets the same numbers; each of the latter must compute the same loss from them.
 
         Args:
-            hidden: of the places of this rank, normalised. [1, T, H]
+            hidden: normalised hidden states at the positions of this rank. [1, T, H]
             weight: this rank's rows of the output layer.
-            micro: which places predict which tokens.
+            micro: defines which positions predict which tokens.
             entropy_grad: the entropy is part of the loss.
         """
-        rows = weight[: max(min(len(weight), self.vocab_size - self.first), 0)]
+        # The last ranks may have padding rows, or nothing else; those take no part in the softmax.
+        rows = weight[: max(min(len(weight), self.vocab_size - self.first_token), 0)]
         tile = TILE_ELEMENTS[hidden.device.type] // len(weight)
         options = HeadOptions(
             chunk_tokens=self.chunk_tokens if self.chunk_tokens > 0 else max(1, tile),
             temperature=self.temperature,
             entropy_grad=entropy_grad,
-            shard=None if self.group is None else vocab_shard(self.group, first=self.first),
+            shard=None if self.group is None else vocab_shard(self.group, first=self.first_token),
         )
         chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
         both = linear_logprobs(chosen, rows, targets_T=micro.targets, options=options)

@@ -1,4 +1,4 @@
-"""Rotary positions with the frequencies that transformers computes for a model."""
+"""Rotary position embeddings with the frequencies that transformers computes for a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions: all change the frequencies, and YaRN the length of queries and keys, too."""
+"""Supported rotary types. All of them change the frequencies; YaRN also scales queries and keys."""
 
 
 def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
-    """`rope_parameters` of a config, with every entry that has a default."""
+    """`rope_parameters` of a config, completed with the defaults."""
     found = dict(config.rope_parameters or {})
     found.setdefault("rope_type", "default")
     found.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
@@ -25,27 +25,29 @@ def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def inverse_frequencies(config: PreTrainedConfig, *, head_dim: int) -> Tensor:
-    """By which positions are multiplied to get angles, in float32. [rotated width / 2]"""
+    """Rotary frequencies: angle = position * frequency, in float32. [rotated width / 2]"""
     rope = rope_parameters(config)
     if rope["rope_type"] != "default":
         frequencies: Tensor
         frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-        assert factor == 1.0 or rope["rope_type"] == "yarn", f"positions of type {rope['rope_type']} are scaled"
+        assert factor == 1.0 or rope["rope_type"] == "yarn", f"rotary type {rope['rope_type']} scales queries and keys"
         return frequencies
+    # The default: theta ** (-2 i / width) over the rotated part of a head.
     width = int(head_dim * rope["partial_rotary_factor"])
     return 1.0 / (float(rope["rope_theta"]) ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
 
 
 def yarn_fields(config: PreTrainedConfig) -> dict[str, float]:
-    """Attributes of a TransformerConfig by which Megatron-core's attention scales queries and keys as YaRN does.
+    """Attributes of a TransformerConfig with which Megatron-core's attention scales queries and keys as YaRN does.
 
-    Empty for other kinds of positions. It computes `0.1 ln(factor) + 1` of them, so that the factor is given for which
-    that is the scale that transformers takes, which a config may also name itself.
+    Empty for other rotary types. Megatron-core computes the scale `0.1 ln(factor) + 1` from a factor. The factor
+    returned here gives the scale that transformers uses, which a config can also set directly.
     """
     if rope_parameters(config)["rope_type"] != "yarn":
         return {}
     _, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    assert scale >= 1.0, "a scale below 1 is refused before"
+    assert scale >= 1.0, "architecture_problems rejects a scale below 1"
+    # Inverse of scale = 0.1 ln(factor) + 1.
     return {"yarn_rotary_scaling_factor": math.exp((scale - 1.0) / 0.1)}
 
 

@@ -1,1 +1,1 @@
-"""Weights of all ranks brought together: `plan` says which rank sends what to whom, `carry` does it."""
+"""Weight transfer between trainer ranks: `transfer_plan` computes the messages, `exchange` sends them."""

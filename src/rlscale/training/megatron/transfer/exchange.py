@@ -1,8 +1,8 @@
-"""Parts of weights from the ranks that hold them to the one that needs them, as a `TransferPlan` says.
+"""Point-to-point exchange of weight shards, in the order of a `TransferPlan`.
 
-    sender    parts end to end, checksum ══ one message a bucket ══> receiver    checksum compared, parts handed on
+    sender    concatenated shards, checksum ══ one message per bucket ══> receiver    checks the checksum, yields shards
 
-While a bucket is used the next one is under way, so that a rank has messages of two rounds at most in memory.
+The next bucket is sent while the current one is used, so a rank holds messages of at most two rounds in memory.
 """
 
 from __future__ import annotations
@@ -17,149 +17,152 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
-from rlscale.training.megatron.transfer.transfer_plan import Bucket, Parcel, TransferPlan
+from rlscale.training.megatron.transfer.transfer_plan import Bucket, SendBuffer, TransferPlan
 
-AHEAD = 1
-"""Rounds that are under way while one is used."""
+PREFETCH_ROUNDS = 1
+"""Rounds that are sent ahead of the one that is used."""
 
 _DIGEST_BYTES = 8
 
 
-class Post:
-    """Messages between ranks of the default process group."""
+class P2P:
+    """Point-to-point messages between ranks of the default process group."""
 
-    def exchange(self, out: Mapping[int, Tensor], into: Mapping[int, Tensor], *, number: int) -> list[dist.Work]:
-        """Starts to send bytes to some ranks and to receive bytes from others, a message each."""
-        operations = [dist.P2POp(dist.isend, flat, rank, tag=number) for rank, flat in out.items()]
-        operations += [dist.P2POp(dist.irecv, flat, rank, tag=number) for rank, flat in into.items()]
+    def start(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor], *, tag: int) -> list[dist.Work]:
+        """Starts to send one message to each rank of `sends` and to receive one from each rank of `receives`."""
+        operations = [dist.P2POp(dist.isend, flat, rank, tag=tag) for rank, flat in sends.items()]
+        operations += [dist.P2POp(dist.irecv, flat, rank, tag=tag) for rank, flat in receives.items()]
         works: list[dist.Work] = dist.batch_isend_irecv(operations) if operations else []
         return works
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
-    """A weight that this rank receives, in parts."""
+class ReceivedWeight:
+    """All shards of a weight on the rank that receives it."""
 
-    weight: int
-    parts: Sequence[Tensor]  # bytes, flat
+    weight_index: int  # in `TransferPlan.weights`
+    shards: Sequence[Tensor]  # bytes, flat
 
 
 @dataclass(kw_only=True, slots=True)
 class _Round:
-    """Messages that are under way; those that are sent are kept until they have left."""
+    """Messages in flight. The round holds the sent tensors until the messages are done."""
 
-    own: Bucket | None  # that this rank receives
+    own: Bucket | None  # the bucket that this rank receives
     works: list[dist.Work]
-    out: Mapping[int, Tensor] = field(default_factory=dict)
-    into: Mapping[int, Tensor] = field(default_factory=dict)
+    sends: Mapping[int, Tensor] = field(default_factory=dict)
+    receives: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-def carry(
-    plan: TransferPlan, parts: Mapping[str, Tensor], *, rank: int, device: torch.device, post: Post | None = None
-) -> Iterator[Arrived]:
-    """Gives the weights that this rank receives, in their order; a collective of all ranks.
+def exchange(
+    plan: TransferPlan, shards: Mapping[str, Tensor], *, rank: int, device: torch.device, p2p: P2P | None = None
+) -> Iterator[ReceivedWeight]:
+    """Yields the weights that this rank receives, in order; a collective of all ranks.
 
     Args:
         plan: the same on all ranks.
-        parts: that this rank holds, by the name of the weight; contiguous.
+        shards: contiguous shards that this rank holds, by the name of the weight.
         rank: of this process.
-        device: of messages.
-        post: sends them. None: the default process group.
+        device: of the messages.
+        p2p: sends the messages. None: over the default process group.
 
     Raises:
-        WeightSyncError: a message is not what its sender has sent. It is raised when all messages have arrived, as the
-            other ranks do not know of it.
+        WeightSyncError: a message differs from what its sender sent. It is raised after all messages have arrived,
+            because the other ranks do not know of it and would wait for this one.
     """
-    post, under_way = post or Post(), deque[_Round]()
-    problem: WeightSyncError | None = None
+    p2p, in_flight = p2p or P2P(), deque[_Round]()
+    error: WeightSyncError | None = None
     rounds = list(plan.rounds())
-    for i in range(len(rounds) + AHEAD):
+    # Iteration i starts round i and finishes round i - PREFETCH_ROUNDS.
+    for i in range(len(rounds) + PREFETCH_ROUNDS):
         if i < len(rounds):
-            under_way.append(_start(plan, rounds[i], parts, rank=rank, device=device, post=post))
-        if i < AHEAD:
+            in_flight.append(_start_round(plan, rounds[i], shards, rank=rank, device=device, p2p=p2p))
+        if i < PREFETCH_ROUNDS:
             continue
-        done = under_way.popleft()
+        done = in_flight.popleft()
         for work in done.works:
             work.wait()
         if done.own is None:
             continue
-        problem = problem or _compare(plan, done.own, done.into)
-        if problem is None:
-            yield from _arrived(plan, done.own, done.into, parts)
-    if problem is not None:
-        raise problem
+        error = error or _verify(plan, done.own, done.receives)
+        if error is None:
+            yield from _received_weights(plan, done.own, done.receives, shards)
+    if error is not None:
+        raise error
 
 
-def _start(
+def _start_round(
     plan: TransferPlan,
     buckets: Sequence[Bucket],
-    parts: Mapping[str, Tensor],
+    shards: Mapping[str, Tensor],
     *,
     rank: int,
     device: torch.device,
-    post: Post,
+    p2p: P2P,
 ) -> _Round:
     own: Bucket | None = None
-    out: dict[int, Tensor] = {}
-    into: dict[int, Tensor] = {}
+    sends: dict[int, Tensor] = {}
+    receives: dict[int, Tensor] = {}
     for bucket in buckets:
         if bucket.receiver == rank:
             own = bucket
-            into = {each.sender: _empty(each, device) for each in bucket.messages}
-        for parcel in bucket.messages:
-            if parcel.sender == rank:
-                out[bucket.receiver] = _packed(plan, parcel, parts, device)
-    works = post.exchange(out, into, number=buckets[0].number)
-    return _Round(own=own, works=works, out=out, into=into)
+            receives = {each.sender: _empty_message(each, device) for each in bucket.messages}
+        for buffer in bucket.messages:
+            if buffer.sender == rank:
+                sends[bucket.receiver] = _pack_message(plan, buffer, shards, device)
+    works = p2p.start(sends, receives, tag=buckets[0].number)
+    return _Round(own=own, works=works, sends=sends, receives=receives)
 
 
-def _empty(parcel: Parcel, device: torch.device) -> Tensor:
-    return torch.empty(parcel.num_bytes + _DIGEST_BYTES, dtype=torch.uint8, device=device)
+def _empty_message(buffer: SendBuffer, device: torch.device) -> Tensor:
+    return torch.empty(buffer.num_bytes + _DIGEST_BYTES, dtype=torch.uint8, device=device)
 
 
-def _packed(plan: TransferPlan, parcel: Parcel, parts: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """The parts where they belong in a message, and behind them its checksum."""
-    flat, end = _empty(parcel, device), 0
-    for piece in parcel.pieces:
-        own = _bytes(parts[plan.wanted[piece.weight].name])
-        flat[end : piece.start] = 0  # what lies between parts
-        end = piece.start + own.numel()
-        flat[piece.start : end] = own
-    flat[end : parcel.num_bytes] = 0
-    flat[parcel.num_bytes :] = _digest(flat[: parcel.num_bytes])
+def _pack_message(plan: TransferPlan, buffer: SendBuffer, shards: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """The shards at their positions, followed by the checksum."""
+    flat, end = _empty_message(buffer, device), 0
+    for each in buffer.slices:
+        shard = _as_bytes(shards[plan.weights[each.weight_index].name])
+        # Zero the padding between shards: the checksum covers it.
+        flat[end : each.start] = 0
+        end = each.start + shard.numel()
+        flat[each.start : end] = shard
+    flat[end : buffer.num_bytes] = 0
+    flat[buffer.num_bytes :] = _digest(flat[: buffer.num_bytes])
     return flat
 
 
-def _compare(plan: TransferPlan, bucket: Bucket, into: Mapping[int, Tensor]) -> WeightSyncError | None:
-    for parcel in bucket.messages:
-        flat = into[parcel.sender]
-        if not torch.equal(_digest(flat[: parcel.num_bytes]), flat[parcel.num_bytes :]):
-            first = plan.wanted[parcel.pieces[0].weight].name
+def _verify(plan: TransferPlan, bucket: Bucket, received: Mapping[int, Tensor]) -> WeightSyncError | None:
+    for buffer in bucket.messages:
+        flat = received[buffer.sender]
+        if not torch.equal(_digest(flat[: buffer.num_bytes]), flat[buffer.num_bytes :]):
+            first = plan.weights[buffer.slices[0].weight_index].name
             return WeightSyncError(
-                f"bucket {bucket.number} from trainer rank {parcel.sender} ({len(parcel.pieces)} parts, the first of "
+                f"bucket {bucket.number} from trainer rank {buffer.sender} ({len(buffer.slices)} shards, the first of "
                 f"{first}) must arrive at rank {bucket.receiver} as it was sent, got another checksum; the weights "
-                "were not handed on"
+                "were discarded"
             )
     return None
 
 
-def _arrived(
-    plan: TransferPlan, bucket: Bucket, into: Mapping[int, Tensor], parts: Mapping[str, Tensor]
-) -> Iterator[Arrived]:
-    found: dict[int, dict[int, Tensor]] = {i: {} for i in bucket.weights}
-    for parcel in bucket.parcels:
-        for piece in parcel.pieces:
-            weight = plan.wanted[piece.weight]
-            found[piece.weight][piece.part] = (
-                _bytes(parts[weight.name])
-                if parcel.sender == bucket.receiver
-                else into[parcel.sender][piece.start : piece.start + weight.part_bytes]
+def _received_weights(
+    plan: TransferPlan, bucket: Bucket, received: Mapping[int, Tensor], shards: Mapping[str, Tensor]
+) -> Iterator[ReceivedWeight]:
+    found: dict[int, dict[int, Tensor]] = {i: {} for i in bucket.weight_indices}
+    for buffer in bucket.buffers:
+        for each in buffer.slices:
+            weight = plan.weights[each.weight_index]
+            # The receiver's own shards are not in a message: they come from its parameters.
+            found[each.weight_index][each.shard_index] = (
+                _as_bytes(shards[weight.name])
+                if buffer.sender == bucket.receiver
+                else received[buffer.sender][each.start : each.start + weight.shard_bytes]
             )
-    for i in bucket.weights:
-        yield Arrived(weight=i, parts=[found[i][part] for part in range(plan.wanted[i].num_parts)])
+    for i in bucket.weight_indices:
+        yield ReceivedWeight(weight_index=i, shards=[found[i][shard] for shard in range(plan.weights[i].num_shards)])
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 

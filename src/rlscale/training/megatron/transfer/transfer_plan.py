@@ -1,13 +1,13 @@
-"""Who sends which part of which weight to whom: computed once, from what every rank holds, and alike on all of them.
+"""Plan of the messages that bring weight shards to the ranks that need them. Every rank computes the same plan.
 
-    ranks that hold a part ─┬─ the receiver is one of them: it takes its own, and nothing is sent
-                            └─ else the one that has sent the least so far sends it
+    ranks that hold a shard ─┬─ the receiver is one of them: it uses its own copy, nothing is sent
+                             └─ else the rank that has sent the fewest bytes so far sends it
 
-Parts go straight from a rank that holds them to the one that needs them. A bucket is what one receiver gets at once:
-each sender puts its parts for it into one message. Buckets with the same number have different receivers, and are under
-way together.
+A shard goes directly from a rank that holds it to the rank that needs it. A bucket is the set of weights that one
+receiver gets at once; each sender packs its shards for the bucket into one message. Buckets with the same number have
+different receivers and are sent concurrently.
 
-Pure data: nothing here knows of tensors or process groups.
+Pure data: this module uses neither tensors nor process groups.
 """
 
 from __future__ import annotations
@@ -17,193 +17,205 @@ from dataclasses import dataclass
 from itertools import groupby
 
 ALIGNMENT = 8
-"""Bytes; parts begin at multiples of it in a message, so that elements of every type may begin there."""
+"""Bytes. Each shard starts at a multiple of it in a message, so the bytes can be viewed as any dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """A weight, which is divided into parts of one size."""
+class WeightSpec:
+    """Name and size of a weight that is divided into shards of equal size."""
 
     name: str
-    num_parts: int
-    part_bytes: int
+    num_shards: int
+    shard_bytes: int
 
     @property
     def num_bytes(self) -> int:
-        """Of all parts."""
-        return self.num_parts * self.part_bytes
+        """Size of all shards together."""
+        return self.num_shards * self.shard_bytes
 
 
-Held = Mapping[str, int]
-"""What a rank holds: name of a weight -> which part of it. Several ranks may hold the same part."""
+LocalShards = Mapping[str, int]
+"""Shards that a rank holds: name of a weight -> index of the shard. Several ranks may hold the same shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """One part of one weight, and where in a message it lies."""
+class Slice:
+    """Position of one shard of one weight in a message."""
 
-    weight: int  # its place in the list of those wanted
-    part: int
+    weight_index: int  # in `TransferPlan.weights`
+    shard_index: int
     start: int  # byte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parcel:
-    """All that one rank gives to a bucket: one message, unless it is the receiver itself."""
+class SendBuffer:
+    """All shards that one rank contributes to a bucket: one message, unless the rank is the receiver itself."""
 
     sender: int
-    pieces: tuple[Piece, ...]
+    slices: tuple[Slice, ...]
     num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Neighbouring weights that one rank receives at once."""
+    """Consecutive weights that one rank receives at once."""
 
     number: int
     receiver: int
-    weights: tuple[int, ...]  # in their order
-    parcels: tuple[Parcel, ...]  # by sender
+    weight_indices: tuple[int, ...]  # ascending
+    buffers: tuple[SendBuffer, ...]  # by sender
 
     @property
-    def messages(self) -> tuple[Parcel, ...]:
-        """What other ranks give to it."""
-        return tuple(parcel for parcel in self.parcels if parcel.sender != self.receiver)
+    def messages(self) -> tuple[SendBuffer, ...]:
+        """Buffers that come from other ranks."""
+        return tuple(buffer for buffer in self.buffers if buffer.sender != self.receiver)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferPlan:
-    """All buckets, by number and receiver."""
+    """All buckets, ordered by number and receiver."""
 
-    wanted: tuple[Wanted, ...]
+    weights: tuple[WeightSpec, ...]
     buckets: tuple[Bucket, ...]
 
     def rounds(self) -> Iterator[tuple[Bucket, ...]]:
-        """The buckets that are under way together."""
-        for _, some in groupby(self.buckets, key=lambda bucket: bucket.number):
-            yield tuple(some)
+        """Groups of buckets that are sent concurrently."""
+        for _, buckets in groupby(self.buckets, key=lambda bucket: bucket.number):
+            yield tuple(buckets)
 
     @property
     def receivers(self) -> tuple[int, ...]:
-        """The ranks that get something."""
+        """Ranks that receive at least one weight."""
         return tuple(sorted({bucket.receiver for bucket in self.buckets}))
 
     def received_bytes(self, rank: int) -> int:
-        """Of the weights that a rank gets, its own parts included."""
+        """Size of the weights that a rank receives, including its own shards."""
         return sum(
-            self.wanted[i].num_bytes for bucket in self.buckets if bucket.receiver == rank for i in bucket.weights
+            self.weights[i].num_bytes
+            for bucket in self.buckets
+            if bucket.receiver == rank
+            for i in bucket.weight_indices
         )
 
     def sent_bytes(self, rank: int) -> int:
-        """What a rank sends in messages."""
+        """Size of the messages that a rank sends."""
         return sum(each.num_bytes for bucket in self.buckets for each in bucket.messages if each.sender == rank)
 
     def peak_bytes(self, rank: int) -> int:
-        """The most that messages from and to a rank take in one round."""
+        """Largest size of the messages from and to a rank in one round."""
         rounds = (
-            sum(each.num_bytes for bucket in some for each in bucket.messages if rank in (each.sender, bucket.receiver))
-            for some in self.rounds()
+            sum(
+                each.num_bytes
+                for bucket in buckets
+                for each in bucket.messages
+                if rank in (each.sender, bucket.receiver)
+            )
+            for buckets in self.rounds()
         )
         return max(rounds, default=0)
 
 
 def plan_transfer(
-    wanted: Sequence[Wanted], held: Sequence[Held], *, receivers: Sequence[int], bucket_bytes: int
+    weights: Sequence[WeightSpec], shards: Sequence[LocalShards], *, receivers: Sequence[int], bucket_bytes: int
 ) -> TransferPlan:
-    """Every part of every weight once, to the rank that receives the weight.
+    """Sends every shard of every weight once, to the rank that receives the weight.
 
     Args:
-        wanted: the weights, in the order in which a receiver gets them.
-        held: by rank.
-        receivers: of each weight.
-        bucket_bytes: most bytes of a bucket; a larger weight has one of its own.
+        weights: in the order in which a receiver gets them.
+        shards: by rank.
+        receivers: rank for each weight.
+        bucket_bytes: largest size of a bucket. A larger weight gets a bucket for itself.
     """
-    holders = _holders(held)
-    sent = [0] * len(held)
+    holders = _ranks_by_shard(shards)
+    sent = [0] * len(shards)
     buckets = []
     for receiver in sorted(set(receivers)):
         own = [i for i, rank in enumerate(receivers) if rank == receiver]
-        for number, weights in enumerate(_cut(own, wanted, bucket_bytes)):
-            parcels = _parcels(weights, wanted, holders, receiver=receiver, sent=sent)
-            buckets.append(Bucket(number=number, receiver=receiver, weights=tuple(weights), parcels=parcels))
+        for number, indices in enumerate(_split_into_buckets(own, weights, bucket_bytes)):
+            buffers = _build_buffers(indices, weights, holders, receiver=receiver, sent=sent)
+            buckets.append(Bucket(number=number, receiver=receiver, weight_indices=tuple(indices), buffers=buffers))
     buckets.sort(key=lambda bucket: (bucket.number, bucket.receiver))
-    return TransferPlan(wanted=tuple(wanted), buckets=tuple(buckets))
+    return TransferPlan(weights=tuple(weights), buckets=tuple(buckets))
 
 
-def owners(wanted: Sequence[Wanted], held: Sequence[Held]) -> list[int]:
-    """For each weight one of the ranks that hold a part of it, so that all get much the same number of bytes."""
-    holders, given = _holders(held), [0] * len(held)
-    found = []
-    for weight in wanted:
-        ranks = {rank for part in range(weight.num_parts) for rank in holders[weight.name, part]}
-        rank = min(ranks, key=lambda each: (given[each], each))
-        given[rank] += weight.num_bytes
-        found.append(rank)
-    return found
+def balanced_owners(weights: Sequence[WeightSpec], shards: Sequence[LocalShards]) -> list[int]:
+    """For each weight one rank that holds a shard of it, such that all ranks get about the same number of bytes."""
+    holders, assigned = _ranks_by_shard(shards), [0] * len(shards)
+    owners = []
+    for weight in weights:
+        ranks = {rank for shard in range(weight.num_shards) for rank in holders[weight.name, shard]}
+        rank = min(ranks, key=lambda each: (assigned[each], each))
+        assigned[rank] += weight.num_bytes
+        owners.append(rank)
+    return owners
 
 
-def few_owners(wanted: Sequence[Wanted], held: Sequence[Held]) -> list[int]:
-    """For each weight one of the ranks that hold a part of it, of as few ranks as hold a part of every weight.
+def fewest_owners(weights: Sequence[WeightSpec], shards: Sequence[LocalShards]) -> list[int]:
+    """For each weight one rank that holds a shard of it, from the smallest set of ranks that covers all weights.
 
-    So an expert is its owner's, and a layer that of its stage, while copies of the model have nothing to do. What
-    several of those ranks could take goes to the one with the fewest bytes.
+    An expert goes to the rank that holds it and a layer to a rank of its stage; further copies of the model stay idle.
+    A weight that several chosen ranks hold goes to the one with the fewest bytes.
     """
-    holders = _holders(held)
-    able = [{rank for part in range(each.num_parts) for rank in holders[each.name, part]} for each in wanted]
+    holders = _ranks_by_shard(shards)
+    candidates = [{rank for shard in range(each.num_shards) for rank in holders[each.name, shard]} for each in weights]
     chosen: set[int] = set()
-    for ranks in sorted(able, key=len):  # where there is the least choice first
+    # Greedy set cover: weights with the fewest candidate ranks come first.
+    for ranks in sorted(candidates, key=len):
         if not chosen & ranks:
             chosen.add(min(ranks))
-    found, given = [0] * len(wanted), dict.fromkeys(chosen, 0)
-    for i in sorted(range(len(wanted)), key=lambda i: len(able[i] & chosen)):
-        found[i] = min(able[i] & chosen, key=lambda rank: (given[rank], rank))
-        given[found[i]] += wanted[i].num_bytes
-    return found
+    owners, assigned = [0] * len(weights), dict.fromkeys(chosen, 0)
+    for i in sorted(range(len(weights)), key=lambda i: len(candidates[i] & chosen)):
+        owners[i] = min(candidates[i] & chosen, key=lambda rank: (assigned[rank], rank))
+        assigned[owners[i]] += weights[i].num_bytes
+    return owners
 
 
-def _holders(held: Sequence[Held]) -> dict[tuple[str, int], list[int]]:
-    found: dict[tuple[str, int], list[int]] = {}
-    for rank, parts in enumerate(held):
-        for each in parts.items():
-            found.setdefault(each, []).append(rank)
-    return found
+def _ranks_by_shard(shards: Sequence[LocalShards]) -> dict[tuple[str, int], list[int]]:
+    ranks: dict[tuple[str, int], list[int]] = {}
+    for rank, local in enumerate(shards):
+        for name_and_index in local.items():
+            ranks.setdefault(name_and_index, []).append(rank)
+    return ranks
 
 
-def _cut(weights: Sequence[int], wanted: Sequence[Wanted], bucket_bytes: int) -> Iterator[list[int]]:
-    some: list[int] = []
+def _split_into_buckets(
+    indices: Sequence[int], weights: Sequence[WeightSpec], bucket_bytes: int
+) -> Iterator[list[int]]:
+    bucket: list[int] = []
     total = 0
-    for i in weights:
-        if some and total + wanted[i].num_bytes > bucket_bytes:
-            yield some
-            some, total = [], 0
-        some.append(i)
-        total += wanted[i].num_bytes
-    if some:
-        yield some
+    for i in indices:
+        if bucket and total + weights[i].num_bytes > bucket_bytes:
+            yield bucket
+            bucket, total = [], 0
+        bucket.append(i)
+        total += weights[i].num_bytes
+    if bucket:
+        yield bucket
 
 
-def _parcels(
-    weights: Sequence[int],
-    wanted: Sequence[Wanted],
+def _build_buffers(
+    indices: Sequence[int],
+    weights: Sequence[WeightSpec],
     holders: Mapping[tuple[str, int], Sequence[int]],
     *,
     receiver: int,
     sent: list[int],
-) -> tuple[Parcel, ...]:
-    """What each rank gives to a bucket; adds what it sends to `sent`."""
-    pieces: dict[int, list[Piece]] = {}
+) -> tuple[SendBuffer, ...]:
+    """Assigns each shard of a bucket to a sender. Adds the bytes of each message to `sent`."""
+    slices: dict[int, list[Slice]] = {}
     ends: dict[int, int] = {}
-    for i in weights:
-        weight = wanted[i]
-        for part in range(weight.num_parts):
-            ranks = holders.get((weight.name, part), ())
-            assert ranks, f"no rank holds part {part} of {weight.name}"
+    for i in indices:
+        weight = weights[i]
+        for shard in range(weight.num_shards):
+            ranks = holders.get((weight.name, shard), ())
+            assert ranks, f"no rank holds shard {shard} of {weight.name}"
             sender = receiver if receiver in ranks else min(ranks, key=lambda each: (sent[each], each))
             start = ends.get(sender, 0)
-            pieces.setdefault(sender, []).append(Piece(weight=i, part=part, start=start))
-            ends[sender] = start + -(-weight.part_bytes // ALIGNMENT) * ALIGNMENT
+            slices.setdefault(sender, []).append(Slice(weight_index=i, shard_index=shard, start=start))
+            # Round the size up to the alignment: the next shard starts there.
+            ends[sender] = start + -(-weight.shard_bytes // ALIGNMENT) * ALIGNMENT
             if sender != receiver:
-                sent[sender] += weight.part_bytes
+                sent[sender] += weight.shard_bytes
     return tuple(
-        Parcel(sender=sender, pieces=tuple(pieces[sender]), num_bytes=ends[sender]) for sender in sorted(pieces)
+        SendBuffer(sender=sender, slices=tuple(slices[sender]), num_bytes=ends[sender]) for sender in sorted(slices)
     )

@@ -1,10 +1,10 @@
-"""Megatron-core without CUDA: what its code asks of a GPU is answered by the CPU.
+"""Patches that run Megatron-core without CUDA: its calls for a GPU are served by the CPU.
 
-Megatron-core names the device in many places, though what it computes needs none. Two measures make it run on gloo
-ranks: attributes of `torch.cuda` that it calls are replaced in this process, and a mode, which torch keeps for each
-thread, turns the word `cuda` in calls of torch's functions into `cpu`. Both are tied to the version of its code.
+Megatron-core names the device in many places, although its computation does not need a GPU. Two measures make it run
+on gloo ranks: attributes of `torch.cuda` that it calls are replaced in this process, and a torch function mode, which
+is per thread, replaces `cuda` by `cpu` in the arguments of torch functions. Both depend on the version of its code.
 
-Only a worker process without CUDA installs it: other libraries in the process would meet the replaced functions, too.
+Only a worker process without CUDA installs the patches: other libraries in the process would see them as well.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch.overrides import TorchFunctionMode
 from rlscale.errors import ConfigError, Problem
 
 VERSION = "0.16."
-"""Of Megatron-core; its micro releases have the same code in the places that are replaced."""
+"""Supported version of Megatron-core. Its micro releases have the same code in the patched places."""
 
 _CPU = torch.device("cpu")
 _entered = threading.local()
 _installed = threading.Event()
 
 
-def install_cpu_layer() -> None:
-    """Makes Megatron-core run in this process without CUDA; does nothing where there is CUDA, or the second time.
+def install_cpu_patches() -> None:
+    """Installs the patches; does nothing where CUDA is available, or at further calls.
 
     Raises:
-        ConfigError: Megatron-core is of another version than the layer was made for.
+        ConfigError: the version of Megatron-core is not supported.
     """
     if torch.cuda.is_available() or _installed.is_set():
         return
@@ -45,17 +45,18 @@ def install_cpu_layer() -> None:
         setattr(torch.cuda, name, replacement)
     for name in ("get_rng_state", "set_rng_state", "manual_seed"):
         setattr(torch.cuda.random, name, _REPLACED[name])
-    # The original one waits for CUDA's first use, which never comes.
+    # The original is queued until CUDA is initialised, which never happens here.
     megatron_random._set_cuda_rng_state = _set_rng_state
-    moe_utils.te_general_gemm = None  # only set where Transformer Engine is, but always read
-    # It returns a tensor on the CPU as it is, where its callers need the array that they ask for.
+    # Only defined where Transformer Engine is installed, but always read.
+    moe_utils.te_general_gemm = None
+    # The original returns a CPU tensor unchanged, where its callers need the requested numpy array.
     moe_utils.maybe_move_tensor_to_cpu = _move_to_cpu
     token_dispatcher.maybe_move_tensor_to_cpu = _move_to_cpu
     _installed.set()
 
 
 def check_version(version: str) -> None:
-    """Raises ConfigError for a version of Megatron-core that the layer was not made for."""
+    """Raises ConfigError for a version of Megatron-core that the patches do not support."""
     if not version.startswith(VERSION):
         rule, value = f"have megatron-core {VERSION}x to run without CUDA", f"megatron with megatron-core {version}"
         fix = "pip install 'rlscale[megatron]', or choose train=fsdp"
@@ -64,14 +65,14 @@ def check_version(version: str) -> None:
 
 @contextmanager
 def megatron_device() -> Iterator[None]:
-    """In here this thread may call Megatron-core: on CUDA as it is, else with the CPU in CUDA's place.
+    """Allows this thread to call Megatron-core: on CUDA unchanged, else with the CPU in place of CUDA.
 
-    Installs the layer if needed. May be entered again inside of itself; each thread enters for itself.
+    Installs the patches if needed. Reentrant; each thread enters for itself.
     """
     if torch.cuda.is_available() or getattr(_entered, "is_inside", False):
         yield
         return
-    install_cpu_layer()
+    install_cpu_patches()
     _entered.is_inside = True
     try:
         with _CpuMode():
@@ -81,7 +82,7 @@ def megatron_device() -> Iterator[None]:
 
 
 class _CpuMode(TorchFunctionMode):
-    """`cuda` means the CPU in every call of a function of torch by this thread."""
+    """Replaces `cuda` by the CPU in every torch function that this thread calls."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -92,6 +93,7 @@ class _CpuMode(TorchFunctionMode):
         if func is Tensor.to:
             args = tuple(_CPU if _is_cuda(each) else each for each in args)
         elif func is Tensor.type and len(args) == 1 and not kwargs:
+            # Frame 1 is the caller of Tensor.type.
             return _type_name(args[0], caller=sys._getframe(1).f_globals.get("__name__", ""))
         if _is_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
@@ -101,7 +103,7 @@ class _CpuMode(TorchFunctionMode):
 
 
 def _type_name(tensor: Tensor, *, caller: str) -> str:
-    """The optimizers of Megatron-core sort parameters by the names of types on CUDA."""
+    """Name of a tensor's type. Megatron-core's optimisers group parameters by the names of CUDA types."""
     name = tensor.type()
     return name.replace("torch.", "torch.cuda.", 1) if caller.startswith("megatron.") else name
 
@@ -113,7 +115,7 @@ def _is_cuda(device: object) -> bool:
 
 
 class _Event:
-    """Work on a CPU is done when the call returns: there is nothing to wait for."""
+    """A CUDA event that is always complete: work on a CPU is done when the call returns."""
 
     def __init__(self, *args: object, **options: object) -> None: ...
 
@@ -131,7 +133,7 @@ class _Event:
 
 
 class _Stream:
-    """A class, not a function: other libraries use the name in annotations."""
+    """A CUDA stream without an effect. It is a class because other libraries use the name in annotations."""
 
     def __init__(self, *args: object, **options: object) -> None: ...
 
@@ -168,4 +170,4 @@ _REPLACED: Mapping[str, Any] = {
     "default_stream": lambda device=None: _THE_STREAM,
     "stream": lambda stream: nullcontext(),
 }
-"""Attributes of `torch.cuda` that Megatron-core calls, and what they are without CUDA."""
+"""Attributes of `torch.cuda` that Megatron-core calls, and their replacements without CUDA."""
