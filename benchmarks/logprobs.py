@@ -31,7 +31,7 @@ from machine import machine, sentence
 from memory_probe import peak_bytes
 from torch import Tensor
 
-from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy
 from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
 from rlscale.training.modules.logprob_head import TILE_ELEMENTS
@@ -48,7 +48,7 @@ Way = Callable[[Tensor, Tensor, Tensor], Both]
 
 def rlscale(hidden: Tensor, weight: Tensor, targets: Tensor) -> Both:
     options = HeadOptions(chunk_tokens=TILE_ELEMENTS["cpu"] // VOCABULARY, product=product)
-    return linear_logprobs(hidden, weight, targets_T=targets, options=options)
+    return logprobs_from_hidden(hidden, weight, targets_T=targets, options=options)
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Both:

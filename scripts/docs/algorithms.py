@@ -10,8 +10,15 @@ from typing import Any
 
 import yaml
 
-from rlscale.algo import corrections, kl, losses, off_policy, overlong, reduce, whitening
-from rlscale.algo.advantages import ESTIMATORS, distill, gae, leave_one_out, normalize_by_group
+from rlscale.algo import corrections, kl, losses, off_policy, reduce, whitening
+from rlscale.algo.advantages import (
+    ESTIMATORS,
+    distill,
+    gae,
+    leave_one_out,
+    normalize_by_group,
+    overlong_penalty,
+)
 from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.config.keys import keys
 
@@ -33,7 +40,7 @@ SECTIONS: tuple[Section, ...] = (
             normalize_by_group,
             leave_one_out,
             gae,
-            overlong.overlong_penalty,
+            overlong_penalty,
             whitening.whiten,
             distill,
         ),
@@ -166,7 +173,7 @@ ADDITIONS: tuple[Addition, ...] = (
         paper="arXiv:2503.14476",
         key="overlong_buffer_len",
         picture="dapo",
-        function=overlong.overlong_penalty,
+        function=overlong_penalty,
     ),
     Addition(
         title="TIS",
@@ -213,8 +220,8 @@ reference model, `A` the advantage. All in float32; logits are divided by `rollo
 trainable tokens, and denominators belong to the whole optimiser step: neither micro-batches nor ranks nor packing
 change a loss.
 
-A new estimator is one module in `src/rlscale/algo/advantages/` and one line in the table `AdvantageEstimator` of
-`src/rlscale/config/groups/algo.py`. For your own without touching rlscale see
+A new estimator is a function and an entry of `ESTIMATORS` in `src/rlscale/algo/advantages.py`, and a member of the enum
+`AdvantageEstimator` in `src/rlscale/config/groups/algo.py`. For your own without touching rlscale see
 [Your own loss](../how-to/your-own-loss.md).
 """
 

@@ -268,8 +268,8 @@ class TokenColumns:
     """The trainable tokens of a micro-batch, or of a rollout, as a user's function of `algo` sees them.
 
     [T] each, on one device, logprobs and entropy in float32. A column is None where the run does not compute it. Where
-    `mask` is false there is a placeholder: the columns may hold anything there. `algo.ragged.TokenLayout.of` makes sums
-    by sample of it.
+    `mask` is false there is a placeholder: the columns may hold anything there. `TokenLayout.from_columns` of
+    `rlscale.algo` sums them by sample.
     """
 
     mask: "Tensor"  # bool

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, distill, gae, leave_one_out
+from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, distill, gae, leave_one_out, overlong_penalty
 from rlscale.algo.losses import value_loss
-from rlscale.algo.overlong import overlong_penalty
 from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.reduce import mean_per_length
 from rlscale.algo.sequences import CHUNK, discounted_sums
@@ -216,7 +215,7 @@ def test_value_loss_by_hand() -> None:
     values = vector(1.5, 3.0, 1.1, NAN).requires_grad_()
     loss, sums = value_loss(
         values,
-        old_logprobs_T=vector(1, 1, 1, NAN),
+        old_values_T=vector(1, 1, 1, NAN),
         returns_T=vector(2, 2, 1, NAN),
         layout=layout_of([1, 1, 1, 0], [4]),
         clip=0.2,
@@ -230,7 +229,7 @@ def test_value_loss_by_hand() -> None:
 
 def test_value_loss_without_a_clip_is_the_squared_error() -> None:
     loss, _ = value_loss(
-        vector(5.0), old_logprobs_T=vector(0.0), returns_T=vector(2.0), layout=layout_of([1], [1]), clip=None
+        vector(5.0), old_values_T=vector(0.0), returns_T=vector(2.0), layout=layout_of([1], [1]), clip=None
     )
     assert loss.tolist() == [9.0]
 
@@ -240,9 +239,7 @@ def test_value_gradient_equals_finite_differences() -> None:
     layout = layout_of([1, 1, 0, 1], [2, 2])
 
     def loss(x: Tensor) -> Tensor:
-        return value_loss(x, old_logprobs_T=vector(1, 1, 1, 1), returns_T=vector(2, 2, 1, 3), layout=layout, clip=0.2)[
-            0
-        ]
+        return value_loss(x, old_values_T=vector(1, 1, 1, 1), returns_T=vector(2, 2, 1, 3), layout=layout, clip=0.2)[0]
 
     assert torch.autograd.gradcheck(loss, (values,))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference, truncated_importance_weights
-from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
+from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
 from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.reduce import mean_per_token, mean_per_trajectory, tokens_per_trajectory
 
@@ -93,7 +93,7 @@ def test_logprobs_and_entropy_by_hand() -> None:
     # softmax(ln 1, ln 3) = (1/4, 3/4); at temperature 1/2 the logits double: (1/10, 9/10).
     logits = torch.tensor([[0.0, log(3.0)], [0.0, log(3.0)]])
     targets = torch.tensor([0, 1])
-    torch.testing.assert_close(logprobs_of(logits, targets_T=targets), torch.tensor([log(0.25), log(0.75)]))
+    torch.testing.assert_close(logprobs_from_logits(logits, targets_T=targets), torch.tensor([log(0.25), log(0.75)]))
     lp, entropy = logprobs_and_entropy(logits, targets_T=targets, temperature=0.5)
     torch.testing.assert_close(lp, torch.tensor([log(0.1), log(0.9)]))
     expected = -(0.1 * log(0.1) + 0.9 * log(0.9))
@@ -127,4 +127,4 @@ def test_gradients_of_logprobs_and_entropy_equal_finite_differences(temperature:
 
 def test_temperature_must_be_positive() -> None:
     with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
-        logprobs_of(torch.zeros(1, 2), targets_T=torch.zeros(1, dtype=torch.int64), temperature=0)
+        logprobs_from_logits(torch.zeros(1, 2), targets_T=torch.zeros(1, dtype=torch.int64), temperature=0)

@@ -153,7 +153,7 @@ def value_loss_of(
         lengths = torch.tensor([int((layout.sample_ids_T == i).sum()) for i in part])
         cut = TokenLayout.from_lengths(layout.mask_T[rows], lengths_S=lengths)
         losses, part_sums = value_loss(
-            values[rows], old_logprobs_T=old[rows], returns_T=returns[rows], layout=cut, clip=clip
+            values[rows], old_values_T=old[rows], returns_T=returns[rows], layout=cut, clip=clip
         )
         num = int((counts > 0).sum())
         share = mean_per_trajectory(losses, layout=cut, denominators_S=denominators[part], num_trajectories=num)

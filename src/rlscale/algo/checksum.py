@@ -1,4 +1,4 @@
-"""Checksums of a tensor's bytes: XXH3 on a CPU, at the speed of memory, and a few torch operations on other devices."""
+"""Checksums of a tensor's bytes: XXH3 on a CPU, at memory speed, and a few torch operations on other devices."""
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -12,7 +12,7 @@ from torch import Tensor
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK_BYTES = 1 << 19
-"""Of the blocks a checksum is made of. Half of a usual L2 cache: a block that was just copied is hashed at no cost."""
+"""Size of the blocks of a checksum. Half of a usual L2 cache, so that hashing a block that was just copied is free."""
 
 DIGEST_BYTES = 8
 
@@ -24,7 +24,7 @@ _FOLD = 0xD1342543DE82EF95  # odd
 
 
 def checksum(tensor: Tensor) -> str:
-    """`<kind>:<16 hexadecimal digits>`, which depend on every bit of the tensor's bytes and on their order.
+    """Returns `<kind>:<16 hexadecimal digits>`, which depend on every bit of the tensor's bytes and on their order.
 
     On a CPU the kind is `xxh3` (see `digest_of`), elsewhere `fold`, which needs no copy to the CPU. Shape and dtype are
     not part of it.
@@ -33,9 +33,9 @@ def checksum(tensor: Tensor) -> str:
 
 
 def checksum_like(tensor: Tensor, like: str) -> str:
-    """The checksum of the kind that `like` (a checksum, or the name of a kind) is of.
+    """Returns the checksum of the kind of `like`, which is a checksum or the name of a kind.
 
-    Raises ValueError for a kind that nobody knows.
+    Raises ValueError for an unknown kind.
     """
     kind = like.split(":")[0]
     compute = _KINDS.get(kind)
@@ -45,9 +45,9 @@ def checksum_like(tensor: Tensor, like: str) -> str:
 
 
 def bytes_of(tensor: Tensor) -> Bytes:
-    """The bytes of a tensor on the CPU; of a contiguous one they are a view. [bytes]"""
+    """Bytes of a tensor on the CPU; a view if the tensor is contiguous. [bytes]"""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    # Not `data.numpy()`: a storage that was shown to numpy that way can never be released.
+    # Not `data.numpy()`: torch can never release a storage that was exported that way.
     view: Bytes = np.from_dlpack(data).view(np.uint8)
     return view
 
@@ -58,9 +58,9 @@ def block_digest(block: Bytes) -> bytes:
 
 
 def digest_of(blocks: Iterable[bytes], num_bytes: int) -> str:
-    """The checksum of the bytes whose blocks of BLOCK_BYTES have these digests, in their order.
+    """Checksum of the bytes whose blocks of BLOCK_BYTES have these digests, in order.
 
-    It is the XXH3 of the digests and the number of bytes, so that the blocks can be made in any order and by any side.
+    XXH3 of the digests and the number of bytes, so that blocks can be hashed in any order and by any process.
     """
     return f"xxh3:{_combine(blocks, num_bytes)}"
 
@@ -99,7 +99,7 @@ _KINDS: dict[str, Callable[[Tensor], str]] = {"xxh3": _xxh3, "fold": _fold}
 
 
 def _words(data: Tensor) -> Tensor:
-    # A view of a larger buffer may begin at an address that 64-bit words cannot have.
+    # A view of a larger buffer may start at an address that is not aligned to 64 bits.
     return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
 
 
@@ -108,14 +108,15 @@ def _row_sums(words: Tensor) -> list[int]:
     full = words.numel() // _ROW_WORDS
     rows = words[: full * _ROW_WORDS].view(full, _ROW_WORDS)
     sums = [(rows[i : i + _SLAB_ROWS] * factors).sum(dim=1) for i in range(0, full, _SLAB_ROWS)]
-    rest = words[full * _ROW_WORDS :]
-    if rest.numel():
-        sums.append((rest * factors[: rest.numel()]).sum(dim=0, keepdim=True))
+    tail = words[full * _ROW_WORDS :]
+    if tail.numel():
+        sums.append((tail * factors[: tail.numel()]).sum(dim=0, keepdim=True))
     return torch.cat(sums).cpu().tolist() if sums else []
 
 
 @lru_cache(maxsize=16)
 def _factors(device: str) -> Tensor:
+    # torch has no unsigned multiplication; two's complement gives the same bits.
     signed = _MULTIPLIER - 2**64
     # An odd number times an odd number is odd, also modulo 2^64.
     return ((2 * torch.arange(_ROW_WORDS, dtype=torch.int64) + 1) * signed).to(device)

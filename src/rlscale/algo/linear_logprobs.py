@@ -1,6 +1,6 @@
-"""Logprobs and entropy from hidden states and the output layer, without the logits of all tokens at once.
+"""Logprobs and entropy from hidden states and the output layer, without the full logits in memory.
 
-Shape legend: T tokens, V vocabulary (of this rank, where it is sharded), H hidden width, C columns of a tile.
+Shape legend: T tokens, V vocabulary (of this rank, if sharded), H hidden width, C columns of a tile.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from rlscale.algo.ragged import check_shape
 
 Product = Callable[[Tensor, Tensor], Tensor]
-"""x [M, K], w [N, K] -> x @ w.T [M, N], as a tensor that nobody else holds"""
+"""x [M, K], w [N, K] -> x @ w.T [M, N], as a new tensor that the caller may write to"""
 
 _EVEN_COLUMNS = 64
-"""Tiles are multiples of it, where they are that wide: matrix products are made for even shapes."""
+"""Tiles of at least this width are a multiple of it: matrix products are fastest for even shapes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabShard:
-    """The part of a vocabulary that this rank holds. Both reductions are in place, over the ranks that hold parts."""
+    """The rows of a vocabulary-parallel output layer on this rank. Both reductions are in place, over these ranks."""
 
     first: int  # token id of the first row
     reduce_max: Callable[[Tensor], None]
@@ -33,11 +33,11 @@ class VocabShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions:
-    """What `linear_logprobs` is to compute, and how."""
+    """Options of `logprobs_from_hidden`."""
 
-    chunk_tokens: int  # tokens whose logits take as much memory as the tile that exists at a time
+    chunk_tokens: int  # the tile in memory is as large as the full logits of this many tokens
     temperature: float = 1.0  # that of sampling
-    entropy_grad: bool = False  # the entropy is part of the loss; False leaves it without gradient
+    entropy_grad: bool = False  # the entropy is part of the loss; False: no gradient
     product: Product = F.linear
     shard: VocabShard | None = None  # None: the weight is the whole vocabulary
 
@@ -48,26 +48,27 @@ class HeadOptions:
             )
 
 
-def linear_logprobs(
+def logprobs_from_hidden(
     hidden_TH: Tensor, weight_VH: Tensor, *, targets_T: Tensor, options: HeadOptions
 ) -> tuple[Tensor, Tensor]:
-    """`logprobs_and_entropy` of the logits hidden @ weight.T, of which only a tile of columns exists at a time.
+    """`logprobs_and_entropy` of the logits hidden @ weight.T, with only one tile of columns in memory at a time.
 
-    With x = logits / temperature: log p(y) = x_y - log sum exp x and H = -sum p log p. The sums run over tiles with the
-    largest x so far taken out of them (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax",
-    arXiv:1805.02867): with s = sum exp(x - m) and e = sum exp(x - m) (x - m), a rise of m to n makes s exp(m - n) of s
-    and (e + (m - n) s) exp(m - n) of e; at the end H = log s - e / s. The backward pass computes each tile anew:
-    d/dx log p(y) = onehot(y) - p, d/dx H = -p (log p + H). So a row of the weight gets its gradient from one product
-    over all tokens, in the weight's own type, and there is one product of [T, V] more than in the plain way.
+    With x = logits / temperature: log p(y) = x_y - log sum exp x and H = -sum p log p. The sums run over tiles,
+    relative to the running maximum (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax",
+    arXiv:1805.02867): with s = sum exp(x - m) and e = sum exp(x - m) (x - m), a rise of m to n replaces s
+    by s exp(m - n) and e by (e + (m - n) s) exp(m - n); at the end H = log s - e / s. The backward pass recomputes each
+    tile: d/dx log p(y) = onehot(y) - p, d/dx H = -p (log p + H). So a row of the weight gets its gradient from one
+    product over all tokens, in the weight's own type, at the price of one more product of [T, V]. verl:
+    `FusedLinearForPPO`. TRL: `use_liger_kernel`. slime: `--log-probs-chunk-size`, which splits by tokens.
 
-    On ranks that share a vocabulary (`options.shard`) hidden states and targets are the same everywhere, and so are the
-    results and the gradient of the hidden states; both passes are collectives.
+    Ranks that share a vocabulary (`options.shard`) pass the same hidden states and targets, and get the same results
+    and the same gradient of the hidden states; both passes are collectives.
 
     Args:
         hidden_TH: input of the output layer: float32, float64 or bfloat16. [T, H]
         weight_VH: the output layer, of the same type; it has no bias. [V, H]
         targets_T: token ids. [T] int64
-        options: see there.
+        options: chunk size, temperature, gradient of the entropy, and vocabulary shard.
 
     Returns:
         Logprobs and entropies, float32 (float64 stays). [T], [T]
@@ -79,12 +80,13 @@ def linear_logprobs(
             f"{tuple(weight_VH.shape)} {weight_VH.dtype}"
         )
     _check_targets(targets_T, num_columns=len(weight_VH), options=options)
-    logprobs_T, entropy_T = _Head.apply(hidden_TH, weight_VH, targets_T, options)  # type: ignore[no-untyped-call]
+    logprobs_T, entropy_T = _FromHidden.apply(hidden_TH, weight_VH, targets_T, options)  # type: ignore[no-untyped-call]
     return logprobs_T, entropy_T if options.entropy_grad else entropy_T.detach()
 
 
 def _check_targets(targets_T: Tensor, *, num_columns: int, options: HeadOptions) -> None:
-    """On a CPU only: a GPU would have to wait for the answer. Other ranks know their own part of a vocabulary only."""
+    """Raises ValueError for ids outside of the vocabulary; on a CPU only, since a GPU would have to synchronise."""
+    # A rank of a sharded vocabulary does not know the whole range.
     if options.shard is not None or targets_T.is_cuda or not len(targets_T):
         return
     low, high = (int(each) for each in targets_T.aminmax())
@@ -92,14 +94,14 @@ def _check_targets(targets_T: Tensor, *, num_columns: int, options: HeadOptions)
         raise ValueError(f"targets_T must be token ids from 0 to {num_columns - 1}, got {low} to {high}")
 
 
-class _Head(torch.autograd.Function):
+class _FromHidden(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, options: HeadOptions
     ) -> tuple[Tensor, Tensor]:
         sums = _sums_over_tiles(hidden_TH, weight_VH, targets_T=targets_T, options=options)
         if options.shard is not None:
-            sums = _merged(sums, options.shard)
+            sums = _all_reduced(sums, options.shard)
         logs_T = sums.total_T.log()
         entropy_T = logs_T - sums.weighted_T / sums.total_T
         ctx.options = options
@@ -110,24 +112,27 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_TH, weight_VH, targets_T, norms_T, entropy_T = ctx.saved_tensors
-        of_logprobs, of_entropy = grads
+        logprob_grad, entropy_grad = grads
         options: HeadOptions = ctx.options
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.zeros_like(hidden_TH, dtype=norms_T.dtype) if need_hidden else None
         grad_weight = torch.empty_like(weight_VH) if need_weight else None
-        wanted_T1 = (norms_T.new_zeros(len(norms_T)) if of_logprobs is None else of_logprobs)[:, None]
-        wanted_T1 = wanted_T1 / options.temperature
+        # x is logits / temperature, so every gradient of the logits has the factor 1 / temperature.
+        scaled_T1 = (norms_T.new_zeros(len(norms_T)) if logprob_grad is None else logprob_grad)[:, None]
+        scaled_T1 = scaled_T1 / options.temperature
         for columns in _tiles(hidden_TH, weight_VH, options):
             d_TC = _logits(hidden_TH, weight_VH[columns], options).sub_(norms_T[:, None])
-            if of_entropy is None:
-                d_TC.exp_().mul_(-wanted_T1)
+            if entropy_grad is None:
+                d_TC.exp_().mul_(-scaled_T1)
             else:
+                # -p (g_H (log p + H) + g), in place: a tile is the only large tensor.
                 p_TC = d_TC.exp()
-                d_TC.add_(entropy_T[:, None]).mul_(of_entropy[:, None] / options.temperature).add_(wanted_T1).neg_()
+                d_TC.add_(entropy_T[:, None]).mul_(entropy_grad[:, None] / options.temperature).add_(scaled_T1).neg_()
                 d_TC.mul_(p_TC)
                 del p_TC
             places_T, is_here_T = _places(targets_T, columns, options.shard)
-            d_TC.scatter_add_(1, places_T[:, None], wanted_T1 * is_here_T[:, None])
+            # The onehot(y) term, only for targets in this tile.
+            d_TC.scatter_add_(1, places_T[:, None], scaled_T1 * is_here_T[:, None])
             d_TC = d_TC.to(weight_VH.dtype)
             if grad_hidden is not None:
                 grad_hidden += options.product(d_TC, weight_VH[columns].t())
@@ -142,7 +147,7 @@ class _Head(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sums:
-    """Of one row x of scaled logits each. [T]"""
+    """Running sums of the softmax, per row x of scaled logits. [T]"""
 
     largest_T: Tensor  # m = max x
     total_T: Tensor  # sum exp(x - m)
@@ -158,20 +163,22 @@ def _sums_over_tiles(hidden_TH: Tensor, weight_VH: Tensor, *, targets_T: Tensor,
         x_TC = _logits(hidden_TH, weight_VH[columns], options)
         places_T, is_here_T = _places(targets_T, columns, options.shard)
         target_T = torch.where(is_here_T, x_TC.gather(1, places_T[:, None]).squeeze(1), target_T)
+        # Rescales the sums so far to the new maximum before this tile is added.
         before_T, largest_T = largest_T, torch.maximum(largest_T, x_TC.amax(dim=1))
         x_TC.sub_(largest_T[:, None])
         p_TC = x_TC.exp()
         fall_T = before_T - largest_T
         weighted_T = (weighted_T + fall_T * total_T) * fall_T.exp() + torch.linalg.vecdot(p_TC, x_TC)
         total_T = total_T * fall_T.exp() + p_TC.sum(dim=1)
-        del x_TC, p_TC  # before the next tile is made
+        del x_TC, p_TC  # before the next tile is allocated
     return _Sums(largest_T=largest_T, total_T=total_T, weighted_T=weighted_T, target_T=target_T)
 
 
-def _merged(sums: _Sums, shard: VocabShard) -> _Sums:
-    """The sums over all parts of the vocabulary; a collective."""
+def _all_reduced(sums: _Sums, shard: VocabShard) -> _Sums:
+    """The sums over all shards of the vocabulary; a collective."""
     largest_T = sums.largest_T.clone()
     shard.reduce_max(largest_T)
+    # The same rescaling as between tiles, to the maximum over all ranks.
     fall_T = sums.largest_T - largest_T
     weighted_T = sums.weighted_T + fall_T * sums.total_T
     parts_3T = torch.stack((sums.total_T * fall_T.exp(), weighted_T * fall_T.exp(), sums.target_T))
@@ -181,7 +188,7 @@ def _merged(sums: _Sums, shard: VocabShard) -> _Sums:
 
 
 def _tiles(hidden_TH: Tensor, weight_VH: Tensor, options: HeadOptions) -> Iterator[slice]:
-    """Columns of the logits, tile by tile."""
+    """Ranges of columns of the logits, one per tile."""
     num_tokens, num_columns = max(len(hidden_TH), 1), len(weight_VH)
     width = max(1, min(options.chunk_tokens * num_columns // num_tokens, num_columns))
     if _EVEN_COLUMNS <= width < num_columns:
@@ -198,7 +205,7 @@ def _logits(hidden_TH: Tensor, weight_CH: Tensor, options: HeadOptions) -> Tenso
 
 
 def _places(targets_T: Tensor, columns: slice, shard: VocabShard | None) -> tuple[Tensor, Tensor]:
-    """The column of each target in a tile (any one where it is in another), and whether it is in this one. [T], [T]"""
+    """Column of each target in a tile (arbitrary if outside), and a mask of the targets inside of the tile. [T], [T]"""
     first = columns.start + (0 if shard is None else shard.first)
     places_T = targets_T - first
     last = columns.stop - columns.start - 1

@@ -1,7 +1,7 @@
 """Sums along the trainable tokens of each response.
 
-Shape legend beyond `ragged.py`: N trainable tokens, sample after sample and in order within each; K chunks; C places of
-a chunk.
+Shape legend beyond `ragged.py`: N trainable tokens, sample after sample and in order within each; K chunks; C columns
+of a chunk.
 """
 
 from dataclasses import dataclass
@@ -16,36 +16,37 @@ CHUNK = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainableTokens:
-    """The trainable tokens of a layout as one row, in which a token's neighbour is the next one that is trainable.
+    """The trainable tokens of a layout as one dense row, in which the neighbour of a token is the next trainable one.
 
-    Tokens of one sample lie in the order of time in the layout; samples may be interleaved.
+    The layout lists the tokens of one sample in the order of time; samples may be interleaved.
 
     Example:
-        tokens = TrainableTokens.of(layout)
-        tokens.after(values_T[tokens.rows_N])  # the value at the next trainable token
+        tokens = TrainableTokens.from_layout(layout)
+        tokens.next_values(values_T[tokens.rows_N])  # the value at the next trainable token
     """
 
-    rows_N: Tensor  # place of each in the layout
-    counts_S: Tensor  # how many each sample has
+    rows_N: Tensor  # index of each in the layout
+    counts_S: Tensor  # number in each sample
 
     @classmethod
-    def of(cls, layout: TokenLayout) -> "TrainableTokens":
+    def from_layout(cls, layout: TokenLayout) -> "TrainableTokens":
         rows_N = layout.mask_T.nonzero().squeeze(1)
         ids_N = layout.sample_ids_T[rows_N]
         counts_S = torch.bincount(ids_N, minlength=layout.num_samples)
+        # Interleaved samples: a stable sort by sample keeps the order of time within each.
         if (ids_N[1:] < ids_N[:-1]).any():
             rows_N = rows_N[torch.argsort(ids_N, stable=True)]
         return cls(rows_N=rows_N, counts_S=counts_S)
 
-    def after(self, values_N: Tensor) -> Tensor:
+    def next_values(self, values_N: Tensor) -> Tensor:
         """The value of the next token of the same sample, 0 after its last. [N]"""
         shifted_N = torch.zeros_like(values_N)
         shifted_N[:-1] = values_N[1:]
-        shifted_N[self.last_of_samples()[1]] = 0
+        shifted_N[self.last_per_sample()[1]] = 0
         return shifted_N
 
-    def last_of_samples(self) -> tuple[Tensor, Tensor]:
-        """Samples that have a trainable token, and where in the row the last one of each lies. [S'], [S']"""
+    def last_per_sample(self) -> tuple[Tensor, Tensor]:
+        """The samples that have a trainable token, and the index of the last one of each in the row. [S'], [S']"""
         has_tokens_S = self.counts_S > 0
         return has_tokens_S.nonzero().squeeze(1), self.counts_S.cumsum(0)[has_tokens_S] - 1
 
@@ -54,10 +55,11 @@ def discounted_sums(values_T: Tensor, *, layout: TokenLayout, decay: float) -> T
     """y_t = x_t + decay * y_next, with `next` the next trainable token of the same sample and y = 0 after the last.
 
     Equal to the serial recursion up to rounding, in about log(T) steps: a chunk is one product with a triangular matrix
-    of powers, and what the chunks hand on to each other obeys the same recursion with decay^C.
+    of powers, and the carries between chunks follow the same recursion with decay^C. slime: `chunked_gae`,
+    `chunked_discounted_returns`.
 
     Args:
-        values_T: x. What it holds where a token is not trainable is not read. [T]
+        values_T: x. Values where a token is not trainable are not read. [T]
         layout: samples and trainable tokens.
         decay: within [0, 1].
 
@@ -67,28 +69,30 @@ def discounted_sums(values_T: Tensor, *, layout: TokenLayout, decay: float) -> T
     check_vectors(values_T=values_T, mask_T=layout.mask_T)
     if not 0 <= decay <= 1:
         raise ValueError(f"decay must be within [0, 1], got {decay}")
-    tokens = TrainableTokens.of(layout)
+    tokens = TrainableTokens.from_layout(layout)
     sums_T = torch.zeros_like(values_T)
     sums_T[tokens.rows_N] = _suffix_sums(values_T[tokens.rows_N], lengths_S=tokens.counts_S, decay=decay)
     return zero_masked(sums_T, mask_T=layout.mask_T)
 
 
 def _suffix_sums(values_N: Tensor, *, lengths_S: Tensor, decay: float) -> Tensor:
-    """The recursion over rows of `lengths_S` values that lie end to end. [N]"""
+    """The recursion over packed runs of `lengths_S` values. [N]"""
     if not len(values_N):
         return values_N
     chunks_S = (lengths_S + CHUNK - 1) // CHUNK
     num_chunks = int(chunks_S.sum())
-    # Every sample begins a chunk of its own, so that no chunk holds two.
+    # Every sample starts a new chunk, so that no chunk holds two: shift_S is the padding before each sample.
     shift_S = CHUNK * (chunks_S.cumsum(0) - chunks_S) - (lengths_S.cumsum(0) - lengths_S)
     places_N = torch.arange(len(values_N), device=values_N.device) + torch.repeat_interleave(shift_S, lengths_S)
     padded = torch.zeros(num_chunks * CHUNK, dtype=values_N.dtype, device=values_N.device)
     padded[places_N] = values_N
     sums_KC = padded.view(num_chunks, CHUNK) @ _powers(decay, like=values_N)
+    # Samples of more than one chunk: the first sum of each chunk is the carry into the chunk before it.
     if num_chunks > int((chunks_S > 0).sum()):
         first_K = _suffix_sums(sums_KC[:, 0], lengths_S=chunks_S, decay=decay**CHUNK)
         ends_K = torch.zeros_like(first_K)
         ends_K[:-1] = first_K[1:]
+        # The last chunk of a sample has no successor.
         ends_K[(chunks_S.cumsum(0) - 1)[chunks_S > 0]] = 0
         distances_C = torch.arange(CHUNK, 0, -1, dtype=values_N.dtype, device=values_N.device)
         sums_KC = sums_KC + ends_K[:, None] * decay**distances_C

@@ -1,7 +1,7 @@
 """Whitening of advantages over a whole rollout.
 
-Three steps, so that the two sums can be added over ranks between them: `masked_sum`, `centred_square_sum`,
-`apply_whitening`. `whiten` is the three in a row, for values that are all in one place.
+Three steps, so that the two sums can be all-reduced between them: `masked_sum`, `centred_square_sum`,
+`apply_whitening`. `whiten` runs the three, for values on one rank.
 """
 
 import torch
@@ -21,6 +21,7 @@ def masked_sum(values_T: Tensor, *, mask_T: Tensor) -> tuple[Tensor, Tensor]:
 def centred_square_sum(values_T: Tensor, *, mask_T: Tensor, mean: Tensor) -> Tensor:
     """Sum of (x - mean)^2 over the trainable tokens, a scalar: the second pass of the two-pass variance."""
     check_vectors(values_T=values_T, mask_T=mask_T)
+    # Not E[x^2] - E[x]^2: it has no correct digit for values far from 0.
     return zero_masked(values_T - mean, mask_T=mask_T).square().sum()
 
 
@@ -34,7 +35,15 @@ def apply_whitening(values_T: Tensor, *, mask_T: Tensor, mean: Tensor, square_su
 
 
 def whiten(values_T: Tensor, *, mask_T: Tensor) -> Tensor:
-    """Trainable values with mean 0 and unbiased variance 1; fewer than two of them stay as they are. [T]"""
+    """Scales trainable values to mean 0 and unbiased variance 1; fewer than two of them stay as they are. [T]
+
+    (x - mean) * rsqrt(var + 1e-8), with var over n - 1. REINFORCE++, arXiv:2501.03262. verl, TRL: `masked_whiten`.
+    slime: `distributed_masked_whiten`, `--normalize-advantages`.
+
+    Args:
+        values_T: advantages of all trainable tokens of the rollout. [T]
+        mask_T: trainable tokens, bool. [T]
+    """
     total, count = masked_sum(values_T, mask_T=mask_T)
     mean = total / count.clamp(min=1)
     square_sum = centred_square_sum(values_T, mask_T=mask_T, mean=mean)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy
 
 T, V, H = 11, 37, 8
@@ -32,7 +32,7 @@ def test_equals_the_plain_computation(chunk_tokens: int, temperature: float, ent
     loss_of(*plain).backward()
     again, other, _ = inputs()
     options = HeadOptions(chunk_tokens=chunk_tokens, temperature=temperature, entropy_grad=entropy_grad)
-    chunked = linear_logprobs(again, other, targets_T=targets, options=options)
+    chunked = logprobs_from_hidden(again, other, targets_T=targets, options=options)
     loss_of(*chunked).backward()
     for a, b in ((chunked[0], plain[0]), (chunked[1], plain[1]), (again.grad, hidden.grad), (other.grad, weight.grad)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
@@ -43,7 +43,7 @@ def test_in_bfloat16_logprobs_are_those_of_the_rounded_logits() -> None:
     plain = logprobs_and_entropy(hidden @ weight.t(), targets_T=targets)
     loss_of(*plain).backward()
     again, other, _ = inputs(torch.bfloat16)
-    chunked = linear_logprobs(again, other, targets_T=targets, options=HeadOptions(chunk_tokens=3))
+    chunked = logprobs_from_hidden(again, other, targets_T=targets, options=HeadOptions(chunk_tokens=3))
     loss_of(*chunked).backward()
     torch.testing.assert_close(chunked, plain, atol=1e-5, rtol=1e-5)
     for a, b in ((again.grad, hidden.grad), (other.grad, weight.grad)):
@@ -54,7 +54,7 @@ def test_in_bfloat16_logprobs_are_those_of_the_rounded_logits() -> None:
 def test_the_entropy_alone_and_a_frozen_weight() -> None:
     hidden, weight, targets = inputs()
     weight.requires_grad_(False)
-    _, entropy = linear_logprobs(
+    _, entropy = logprobs_from_hidden(
         hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=4, entropy_grad=True)
     )
     entropy.sum().backward()
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_finite_differences(temperature: float, chunk_tok
     options = HeadOptions(chunk_tokens=chunk_tokens, temperature=temperature, entropy_grad=True)
 
     def both(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return linear_logprobs(hidden, weight, targets_T=targets, options=options)
+        return logprobs_from_hidden(hidden, weight, targets_T=targets, options=options)
 
     assert torch.autograd.gradcheck(both, (hidden.requires_grad_(), weight.requires_grad_()))
 
@@ -82,7 +82,7 @@ def test_logits_far_from_zero_and_close_to_it(scale: float) -> None:
     hidden, weight, targets = inputs()
     hidden = (scale * hidden).detach().requires_grad_()
     plain = logprobs_and_entropy((hidden @ weight.t()).double(), targets_T=targets)
-    found = linear_logprobs(hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=2))
+    found = logprobs_from_hidden(hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=2))
     torch.testing.assert_close([each.double() for each in found], list(plain), atol=1e-5, rtol=1e-5)
     found[0].sum().backward()
     assert hidden.grad is not None and hidden.grad.isfinite().all()
@@ -97,7 +97,7 @@ def test_no_tile_is_larger_than_asked_for() -> None:
         sizes.append(out.numel())
         return out
 
-    logprobs, _ = linear_logprobs(
+    logprobs, _ = logprobs_from_hidden(
         hidden, weight, targets_T=targets, options=HeadOptions(chunk_tokens=3, product=product)
     )
     assert max(sizes) <= 3 * V and sum(sizes) == T * V
@@ -107,7 +107,9 @@ def test_no_tile_is_larger_than_asked_for() -> None:
 
 def test_no_tokens() -> None:
     hidden, weight, targets = inputs()
-    logprobs, entropy = linear_logprobs(hidden[:0], weight, targets_T=targets[:0], options=HeadOptions(chunk_tokens=3))
+    logprobs, entropy = logprobs_from_hidden(
+        hidden[:0], weight, targets_T=targets[:0], options=HeadOptions(chunk_tokens=3)
+    )
     assert logprobs.shape == entropy.shape == (0,)
     logprobs.sum().backward()
     assert weight.grad is not None and not weight.grad.any()
@@ -116,10 +118,12 @@ def test_no_tokens() -> None:
 def test_what_does_not_fit_is_named() -> None:
     hidden, weight, targets = inputs()
     with pytest.raises(ValueError, match="targets_T must"):
-        linear_logprobs(hidden, weight, targets_T=targets[:3], options=HeadOptions(chunk_tokens=4))
+        logprobs_from_hidden(hidden, weight, targets_T=targets[:3], options=HeadOptions(chunk_tokens=4))
     with pytest.raises(ValueError, match="agree in width and type"):
-        linear_logprobs(hidden, weight.bfloat16(), targets_T=targets, options=HeadOptions(chunk_tokens=4))
+        logprobs_from_hidden(hidden, weight.bfloat16(), targets_T=targets, options=HeadOptions(chunk_tokens=4))
     with pytest.raises(ValueError, match=f"targets_T must be token ids from 0 to {V - 1}, got 0 to {V}"):
-        linear_logprobs(hidden, weight, targets_T=torch.arange(T) * V // (T - 1), options=HeadOptions(chunk_tokens=4))
+        logprobs_from_hidden(
+            hidden, weight, targets_T=torch.arange(T) * V // (T - 1), options=HeadOptions(chunk_tokens=4)
+        )
     with pytest.raises(ValueError, match="above 0"):
         HeadOptions(chunk_tokens=0)

@@ -3,7 +3,7 @@ import torch
 
 from rlscale.algo.advantages import AdvantageInputs
 from rlscale.algo.corrections import truncated_importance_weights
-from rlscale.algo.logprobs import logprobs_of
+from rlscale.algo.logprobs import logprobs_from_logits
 from rlscale.algo.losses import ClipRange, clipped_policy_loss
 from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
 from rlscale.algo.reduce import mean_per_trajectory
@@ -57,8 +57,8 @@ def test_shapes_are_checked_first() -> None:
     with pytest.raises(ValueError, match=r"rewards_S must have shape \(2,\), got \(3,\)"):
         AdvantageInputs(rewards_S=three, group_ids_S=two, layout=LAYOUT)
     with pytest.raises(ValueError, match=r"targets_T must have shape \(2,\), got \(3,\)"):
-        logprobs_of(torch.zeros(2, 5), targets_T=torch.zeros(3, dtype=torch.int64))
+        logprobs_from_logits(torch.zeros(2, 5), targets_T=torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"logits_TV must have two dimensions, got shape \(5,\)"):
-        logprobs_of(torch.zeros(5), targets_T=torch.zeros(5, dtype=torch.int64))
+        logprobs_from_logits(torch.zeros(5), targets_T=torch.zeros(5, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"low and high must satisfy 0 <= low <= high, got 3 and 2"):
         truncated_importance_weights(three, rollout_logprobs_T=three, layout=LAYOUT, low=3, high=2)

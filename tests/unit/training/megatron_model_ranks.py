@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.config import AlgoConfig, MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
@@ -224,7 +224,7 @@ class Case:
             shard = None if group.size() == 1 else vocab_shard(group, first=self.model.first_token)
             weight = decoder.head_weight[: max(101 - self.model.first_token, 0)]
             options = HeadOptions(chunk_tokens=16, shard=shard)
-            logprobs, _ = linear_logprobs(hidden.flatten(0, 1), weight, targets_T=targets, options=options)
+            logprobs, _ = logprobs_from_hidden(hidden.flatten(0, 1), weight, targets_T=targets, options=options)
             expected = torch.zeros(len(ids))
             at = np.delete(np.arange(len(ids)), starts + np.array(lengths) - 1)
             expected[at] = reference(self.path, self.is_row)[0][index]

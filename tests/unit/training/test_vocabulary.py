@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy
 from rlscale.training.modules.vocab_parallel import vocab_shard
 
@@ -47,7 +47,7 @@ def test_two_parts_equal_the_whole(dtype: torch.dtype, atol: float, scale: float
         own, rows = hidden.clone().requires_grad_(), weight[first:last].clone().requires_grad_()
         shard = vocab_shard(group, first=first)
         options = HeadOptions(chunk_tokens=3, temperature=0.7, entropy_grad=True, shard=shard)
-        return results(own, rows, *linear_logprobs(own, rows, targets_T=targets, options=options))
+        return results(own, rows, *logprobs_from_hidden(own, rows, targets_T=targets, options=options))
 
     whole_hidden, whole_weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     plain = logprobs_and_entropy(whole_hidden @ whole_weight.t(), targets_T=targets, temperature=0.7, entropy_grad=True)

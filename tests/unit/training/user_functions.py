@@ -25,11 +25,11 @@ ALL = {
 def loss(lp: Tensor, tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
     assert tokens.advantages is not None
     lp = zero_masked(lp, mask_T=tokens.mask)
-    return -custom["scale"] * tokens.advantages * lp, {"seen": TokenLayout.of(tokens).sum_and_count(lp)}
+    return -custom["scale"] * tokens.advantages * lp, {"seen": TokenLayout.from_columns(tokens).sum_and_count(lp)}
 
 
 def advantages(rollout: RolloutColumns, custom: Mapping[str, Any]) -> Tensor:
-    return TokenLayout.of(rollout.tokens).spread(custom["scale"] * (rollout.rewards - rollout.rewards.mean()))
+    return TokenLayout.from_columns(rollout.tokens).spread(custom["scale"] * (rollout.rewards - rollout.rewards.mean()))
 
 
 def weights(tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
@@ -38,7 +38,7 @@ def weights(tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Su
         tokens.rollout_logprobs, mask_T=tokens.mask
     )
     factor = (custom["scale"] * log_ratio).exp().clamp(max=2.0)
-    return factor, {"factor": TokenLayout.of(tokens).sum_and_count(factor)}
+    return factor, {"factor": TokenLayout.from_columns(tokens).sum_and_count(factor)}
 
 
 def by_token(step: StepSamples) -> Tensor:
@@ -51,7 +51,7 @@ def bounded(rollout: RolloutColumns, custom: Mapping[str, Any]) -> tuple[TokenCo
     assert tokens.advantages is not None
     kept = tokens.advantages.clamp(-custom["bound"], custom["bound"])
     changed = (kept != tokens.advantages).float()
-    return replace(tokens, advantages=kept), {"bounded": TokenLayout.of(tokens).sum_and_count(changed)}
+    return replace(tokens, advantages=kept), {"bounded": TokenLayout.from_columns(tokens).sum_and_count(changed)}
 
 
 def nothing(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
@@ -61,4 +61,6 @@ def nothing(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
 def uneven(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
     """A metric of the ranks with many samples alone, which is a mistake."""
     many = rollout.tokens.num_samples > 3
-    return rollout.tokens, {"many": TokenLayout.of(rollout.tokens).sum_and_count(rollout.tokens.mask)} if many else {}
+    return rollout.tokens, {
+        "many": TokenLayout.from_columns(rollout.tokens).sum_and_count(rollout.tokens.mask)
+    } if many else {}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,33 +12,15 @@ from rlscale.config.groups.patterns import DOTTED_PATH
 
 
 class AdvantageEstimator(StrEnum):
-    """How rewards become advantages: the table of estimators.
+    """Advantage estimators: the keys of `rlscale.algo.advantages.ESTIMATORS`."""
 
-    A new one is a module of `rlscale.algo.advantages` and a line here: name, `module:function`, paper, and the key of
-    `rlscale.algo.losses.POLICY_LOSSES` that goes with it, where that is not `clip`.
-    """
-
-    function: str
-    paper: str
-    policy_loss: str
-
-    def __new__(cls, name: str, function: str, paper: str, policy_loss: str = "clip") -> Self:
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.function, member.paper, member.policy_loss = function, paper, policy_loss
-        return member
-
-    grpo = "grpo", "group_relative:group_relative", "arXiv:2402.03300"
-    gspo = "gspo", "group_relative:group_relative", "arXiv:2507.18071", "gspo"
-    cispo = "cispo", "group_relative:group_relative", "arXiv:2506.13585", "cispo"
-    rloo = "rloo", "rloo:rloo", "arXiv:2402.14740"
-    reinforce_plus_plus = "reinforce_plus_plus", "reinforce_plus_plus:reinforce_plus_plus", "arXiv:2501.03262"
-    reinforce_plus_plus_baseline = (
-        "reinforce_plus_plus_baseline",
-        "reinforce_plus_plus_baseline:reinforce_plus_plus_baseline",
-        "arXiv:2501.03262",
-    )
-    ppo = "ppo", "ppo:ppo", "arXiv:1707.06347"
+    grpo = "grpo"
+    gspo = "gspo"
+    cispo = "cispo"
+    rloo = "rloo"
+    reinforce_plus_plus = "reinforce_plus_plus"
+    reinforce_plus_plus_baseline = "reinforce_plus_plus_baseline"
+    ppo = "ppo"
 
 
 GROUP_CENTRED = frozenset(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_of
+from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import computes_as_engine, drawn_logprobs, with_values
@@ -102,7 +102,7 @@ def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) 
     if isinstance(output_layer(model), LogprobHead):
         return policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
     logits = logits_of(model, micro)
-    logprobs = logprobs_of(logits, targets_T=micro.targets, temperature=temperature)
+    logprobs = logprobs_from_logits(logits, targets_T=micro.targets, temperature=temperature)
     return micro.whole(_drawn(model, logprobs, logits, micro=micro, temperature=temperature))
 
 

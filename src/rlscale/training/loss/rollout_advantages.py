@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, Advantages, distill
+from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, Advantages, distill, overlong_penalty
 from rlscale.algo.kl import kl_estimate
-from rlscale.algo.overlong import overlong_penalty
 from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
 from rlscale.algo.whitening import whiten
 from rlscale.config import AlgoConfig

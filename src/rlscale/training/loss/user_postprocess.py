@@ -94,5 +94,5 @@ def _checked(path: str, tokens: object, *, given: TokenColumns) -> TokenColumns:
             kinds = ["a tensor" if x is not None else "None" for x in (mine, theirs)]
             raise ValueError(f"{name} of the columns of {path} must stay {kinds[0]}, got {kinds[1]}")
         if mine is not None:
-            check_column(theirs, name=f"{name} of the columns of {path}", layout=TokenLayout.of(given))
+            check_column(theirs, name=f"{name} of the columns of {path}", layout=TokenLayout.from_columns(given))
     return tokens

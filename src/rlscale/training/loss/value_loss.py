@@ -49,7 +49,7 @@ class ValueLoss:
         """
         old, returns = take_microbatch(self._rollout.values, micro), take_microbatch(self._rollout.returns, micro)
         assert old is not None and returns is not None, "values and returns come first"
-        losses, sums = value_loss(values, old_logprobs_T=old, returns_T=returns, layout=micro.layout, clip=self._clip)
+        losses, sums = value_loss(values, old_values_T=old, returns_T=returns, layout=micro.layout, clip=self._clip)
         self._metrics.add(sums | {"value_error": micro.layout.sum_and_count((old - returns).square())})
         samples = torch.from_numpy(micro.sample_indices).to(values.device)
         reduce = reduction(

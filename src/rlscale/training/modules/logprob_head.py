@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
 
@@ -55,7 +55,7 @@ class LogprobHead(OneDnnLinear):
             entropy_grad=asked.entropy_grad,
             product=product,
         )
-        both = linear_logprobs(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
+        both = logprobs_from_hidden(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
         # Not a view: FSDP warns of those.
         return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
 

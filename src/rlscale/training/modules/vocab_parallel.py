@@ -9,12 +9,12 @@ from rlscale.algo.linear_logprobs import VocabShard
 
 
 def vocab_shard(group: dist.ProcessGroup | dist.ProcessGroupGloo, *, first: int) -> VocabShard:
-    """What `linear_logprobs` needs to work on a part of the vocabulary.
+    """What `logprobs_from_hidden` needs to work on a part of the vocabulary.
 
     Each pass makes two reductions of [T] numbers; the backward pass makes one of [T, H].
 
     Args:
-        group: the ranks that hold the parts; all of them call `linear_logprobs`, and its backward pass.
+        group: the ranks that hold the parts; all of them call `logprobs_from_hidden`, and its backward pass.
         first: token id of this rank's first row of the output layer.
     """
 

@@ -50,8 +50,8 @@ class MegatronDecoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no t
     def _postprocess(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
         """The normalised hidden states of all tokens, from the last chunk: [B, L, H], or [1, T, H] if packed.
 
-        Every tensor-parallel rank gets the whole states and must return their whole gradient, as `linear_logprobs`
-        does with `VocabShard`. Other chunks return the input of the next one.
+        Every tensor-parallel rank gets the whole states and must return their whole gradient, as
+        `logprobs_from_hidden` does with `VocabShard`. Other chunks return the input of the next one.
         """
         if not self.post_process:
             return hidden_states

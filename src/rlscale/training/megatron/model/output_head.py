@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlscale.algo.linear_logprobs import HeadOptions, linear_logprobs
+from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.logprob_head import TILE_ELEMENTS
@@ -65,6 +65,6 @@ class OutputHead:
             shard=None if self.group is None else vocab_shard(self.group, first=self.first_token),
         )
         chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
-        both = linear_logprobs(chosen, rows, targets_T=micro.targets, options=options)
+        both = logprobs_from_hidden(chosen, rows, targets_T=micro.targets, options=options)
         logprobs, entropy = micro.whole(torch.stack(both, dim=-1)).unbind(dim=-1)
         return logprobs, entropy if entropy_grad else entropy.detach()

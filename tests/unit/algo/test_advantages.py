@@ -1,4 +1,4 @@
-"""The table of estimators: a new one is a file and a line."""
+"""The table of estimators and the enum of the config: a new estimator is a function, an entry and a member."""
 
 import os
 import pickle
@@ -13,18 +13,18 @@ from rlscale.algo.losses import POLICY_LOSSES
 from rlscale.config import AdvantageEstimator
 from rlscale.config.hydra.config_folders import packaged_folder
 
-MEDIAN = '''"""Distance from the median of the rollout."""
-
-from rlscale.algo.advantages.inputs import AdvantageInputs, Advantages
-
+MEDIAN = '''
 
 def from_median(inputs: AdvantageInputs) -> Advantages:
-    """A_t = reward - median."""
+    """A_t = reward - median of the rollout."""
     scores_S = inputs.rewards_S - inputs.rewards_S.median()
     return Advantages(advantages_T=inputs.layout.spread(scores_S) * inputs.layout.mask_T)
+
+
+ESTIMATORS["median"] = Estimator(compute=from_median, paper="arXiv:0000.00000", policy_loss="gspo")
 '''
 
-LINE = '    median = "median", "median:from_median", "arXiv:0000.00000", "gspo"'
+MEMBER = '    median = "median"'
 
 PROGRAM = """
 from rlscale.config import load_config
@@ -47,15 +47,16 @@ print(config.algo.advantage_estimator, advantages.tolist(), losses.tolist())
 """
 
 
-def test_a_new_estimator_is_one_file_and_one_line(tmp_path: Path) -> None:
+def test_a_new_estimator_is_a_function_an_entry_and_a_member(tmp_path: Path) -> None:
     assert rlscale.__file__ is not None
     package = tmp_path / "src" / "rlscale"
     shutil.copytree(packaged_folder(), tmp_path / "conf")
     shutil.copytree(Path(rlscale.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "algo" / "advantages" / "median.py").write_text(MEDIAN)
-    table = package / "config" / "groups" / "algo.py"
-    line = next(line for line in table.read_text().splitlines() if line.startswith("    ppo = "))
-    table.write_text(table.read_text().replace(line, f"{line}\n{LINE}"))
+    with (package / "algo" / "advantages.py").open("a") as module:
+        module.write(MEDIAN)
+    enum = package / "config" / "groups" / "algo.py"
+    line = next(line for line in enum.read_text().splitlines() if line.startswith("    ppo = "))
+    enum.write_text(enum.read_text().replace(line, f"{line}\n{MEMBER}"))
     env = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
@@ -64,9 +65,10 @@ def test_a_new_estimator_is_one_file_and_one_line(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[-2] == "median [1.0, 0.0, -1.0, 0.0] [-1.0, 0.0, 1.0, -0.0]"
 
 
-def test_every_line_of_the_table_names_a_function_and_a_loss() -> None:
-    assert list(ESTIMATORS) == [line.value for line in AdvantageEstimator]
+def test_the_table_and_the_enum_agree() -> None:
+    assert list(ESTIMATORS) == [member.value for member in AdvantageEstimator]
     for name, estimator in ESTIMATORS.items():
         assert callable(estimator.compute) and estimator.policy_loss in POLICY_LOSSES
-        line = AdvantageEstimator(name)
-        assert line.name == name and line.paper.startswith("arXiv:") and pickle.loads(pickle.dumps(line)) is line
+        assert estimator.paper.startswith("arXiv:")
+        member = AdvantageEstimator(name)
+        assert member.name == name and pickle.loads(pickle.dumps(member)) is member
