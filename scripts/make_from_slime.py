@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlscale.config.errors import show
 from rlscale.config.keys import Key, keys
-from rlscale.config.unsupported import unbuilt
+from rlscale.config.unsupported import supported_values
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "data" / "arguments.csv"
@@ -76,7 +76,7 @@ batch.rollout_batch_size=32?".
 
 ## Every argument
 
-"Waits" names the part that is not built yet: the key is there, and setting it is an error that says so.
+"Waits" names the part that is not supported yet: the key is there, and setting it is an error that says so.
 """
 
 
@@ -145,8 +145,8 @@ def _row(argument: Argument) -> str:
     key = argument.key
     value = "=false" if argument.inverse else "=true" if key.type is bool else ""
     default = "required" if key.required else f"`{show(json.loads(json.dumps(key.default, default=str)))}`"
-    built = unbuilt().get(key.path)
-    waits = "" if built is None else f"waits: {built.waits_for}"
+    built = supported_values().get(key.path)
+    waits = "" if built is None else f"waits: {built.feature}"
     if built is not None and len(built.values) > 1:
         waits += f" ({', '.join(f'`{show(value)}`' for value in built.values)} work)"
     return f"| `{argument.flag}` | `{key.path}{value}` | {default} | {waits} |"

@@ -15,7 +15,7 @@ from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.inspect.help import group_summary, option_summary
 from rlscale.config.inspect.json_schema import make_schemas, recorded_types
 from rlscale.config.keys import Key, keys
-from rlscale.config.unsupported import unbuilt
+from rlscale.config.unsupported import supported_values
 from scripts.docs.algorithms import make_page
 from scripts.docs.rules import make_rules_page
 
@@ -57,10 +57,10 @@ def _page(group: str, members: list[Key], options: list[str]) -> str:
 def _row(key: Key) -> str:
     kind = key.type_text.replace("|", " | ") + (f", {key.constraint_text}" if key.constraint_text else "")
     description = key.description
-    if key.path in unbuilt():
-        built = unbuilt()[key.path]
+    if key.path in supported_values():
+        built = supported_values()[key.path]
         values = ", ".join(f"`{show(value)}`" for value in built.values)
-        description += f" So far this version takes {values} only (not built yet: {built.waits_for})."
+        description += f" So far this version takes {values} only (not supported yet: {built.feature})."
     cells = (f"`{key.path}`", kind, "required" if key.required else f"`{show(_plain(key.default))}`", description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -15,7 +15,7 @@ import rlscale
 from rlscale.cli.arguments import Arguments, parse_arguments
 from rlscale.cli.mistakes import mistakes_text
 from rlscale.cli.usage import usage
-from rlscale.config import Loaded, RunConfig, load_config_with_notes, to_yaml
+from rlscale.config import LoadedConfig, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.errors import show
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import ONE_VALUE
@@ -97,7 +97,7 @@ def _run(arguments: Arguments, run_job: RunJob, report: Report, check_job: Check
         return OK
     if arguments.completion is not None:
         # Only here, and likewise what sweeps need: everything else answers a tenth of a second sooner.
-        from rlscale.config.inspect.completion import run_completion
+        from rlscale.config.hydra.completion import run_completion
 
         run_completion(arguments.completion, ConfigFolders.find(arguments.config_dir))
         return OK
@@ -141,7 +141,7 @@ def _problems_of(arguments: Arguments) -> tuple[Problem, ...]:
     return ()
 
 
-def _tell_notes(loaded: Loaded) -> None:
+def _tell_notes(loaded: LoadedConfig) -> None:
     """Warnings, and values that were replaced by others."""
     replaced = (f"{derived} (was {show(derived.was)})" for derived in loaded.derived if derived.is_notable)
     sys.stderr.writelines(f"note: {line}\n" for line in replaced)
@@ -154,7 +154,7 @@ def _run_sweep(arguments: Arguments, run_job: RunJob, check_job: CheckJob) -> in
     from rlscale.config.hydra.sweep import run_sweep
     from rlscale.observe.sweep_results import closing_lines, make_table, write_sweep
 
-    def run_loaded(index: int, loaded: Loaded) -> float | None:
+    def run_loaded(index: int, loaded: LoadedConfig) -> float | None:
         sys.stderr.write(f"\njob {index + 1}: {' '.join(loaded.overrides)}\n")
         _tell_notes(loaded)
         try:

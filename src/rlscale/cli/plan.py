@@ -13,9 +13,9 @@ import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
 from rlscale.cli.arguments import parse_arguments
 from rlscale.cli.mistakes import mistakes_text
-from rlscale.config import Device, Loaded, RunConfig, load_config_with_notes
+from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_notes
+from rlscale.config.errors import nearest
 from rlscale.config.hydra.overrides import ONE_VALUE
-from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan, parts_not_built
 from rlscale.plan.tables import print_plan
@@ -92,7 +92,7 @@ def _run(argv: list[str]) -> int:
     return OK
 
 
-def _show(loaded: Loaded, flags: Flags) -> None:
+def _show(loaded: LoadedConfig, flags: Flags) -> None:
     hardware = _hardware(loaded.config, flags)
 
     def replan(config: RunConfig) -> Plan:

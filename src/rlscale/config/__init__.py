@@ -37,7 +37,7 @@ from rlscale.config.groups.run import IdentityConfig
 from rlscale.config.groups.sampling import SamplingConfig
 from rlscale.config.groups.sglang import SglangConfig
 from rlscale.config.groups.train import ComputeDtype, QkvFormat, TrainBackendName, TrainConfig, WeightChannelName
-from rlscale.config.load import Loaded, load_config, load_config_with_notes
+from rlscale.config.load import LoadedConfig, load_config, load_config_with_notes
 from rlscale.config.resolve.draft import Derived
 from rlscale.config.run_config import RunConfig
 from rlscale.config.to_yaml import changed_keys, config_hash, to_dict, to_yaml
@@ -66,7 +66,7 @@ __all__ = [
     "FsdpConfig",
     "IdentityConfig",
     "KlType",
-    "Loaded",
+    "LoadedConfig",
     "LoggingConfig",
     "LoraConfig",
     "LossMaskType",

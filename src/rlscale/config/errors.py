@@ -1,24 +1,24 @@
-"""Turns what is wrong into problems with a path, a rule, a value and a fix."""
+"""Configuration errors as problems with a path, a rule, a value and a fix; suggestions for misspelt names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
+from rapidfuzz.distance import OSA
 
 from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import Key, keys, nodes
-from rlscale.config.suggest import nearest, nearest_key
 from rlscale.errors import Problem
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 DERIVED = "derived"
-EVERYTHING = ""
-"""Stands among the names of broken keys and groups for all of them."""
+ALL_KEYS = ""
+"""Entry of a set of broken keys and groups that stands for all of them."""
 
 
 def show(value: Any) -> str:
@@ -26,13 +26,56 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 
-def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
-    """`path` is no key of the configuration."""
-    if path in ConfigFolders.find().groups() and path not in nodes():
-        fix = (
-            f"on a command line write {path}={show(value)}, in a file the entry `{show(value)}` of the list `defaults`"
+def nearest(word: str, candidates: Iterable[str], *, limit: int | None = None) -> str | None:
+    """The candidate with the fewest edits from `word`; None when all have more than `limit`.
+
+    A transposition counts as one edit. Upper case and the suffix of a YAML file do not count.
+
+    Args:
+        limit: maximum number of edits. None: a third of the letters.
+    """
+    word = word.lower().removesuffix(".yaml")
+    limit = limit or max(1, len(word) // 3)
+    scored = [(OSA.distance(word, candidate, score_cutoff=limit), candidate) for candidate in candidates]
+    best = min(scored, default=(limit + 1, ""), key=lambda pair: pair[0])
+    return best[1] if best[0] <= limit else None
+
+
+def nearest_key(path: str) -> str | None:
+    """The known key that `path` most likely stands for.
+
+    Handles misspelt paths (`algo.eps_clp`), keys without or with a wrong group (`eps_clip`, `optim.eps_clip`), and
+    names in the style of command-line flags (`--rollout-batch-size`, `--rollout-temperature`).
+    """
+    wanted = path.lstrip("-").replace("-", "_").lower()
+    if wanted in keys():
+        return wanted
+    inside = [path for path in keys() if "." in wanted and path.endswith(f".{wanted}")]
+    if len(inside) == 1:
+        return inside[0]
+    group, _, name = wanted.rpartition(".")
+    same_name = [key.path for key in keys().values() if name in (key.name, key.flag, key.path.replace(".", "_"))]
+    if same_name:
+        return min(same_name, key=lambda candidate: OSA.distance(group, candidate.rpartition(".")[0]))
+    if not group:
+        by_name = nearest(name, [form for key in keys().values() for form in (key.name, key.path.replace(".", "_"))])
+        by_path = nearest(wanted, keys())
+        return by_path or next(
+            (key.path for key in keys().values() if by_name in (key.name, key.path.replace(".", "_"))), None
         )
-        return Problem(path=path, rule="be chosen, not set", value=show(value), fix=fix, origin=origin)
+    found = nearest(wanted, keys())
+    if found:
+        return found
+    by_name = nearest(name, [key.name for key in keys().values()])
+    return next((key.path for key in keys().values() if key.name == by_name), None)
+
+
+def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
+    """`path` is not a key of the configuration."""
+    if path in ConfigFolders.find().groups() and path not in nodes():
+        fix = f"write {path}={show(value)} on a command line, or add the entry `{show(value)}` to `defaults` in a file"
+        rule = "be selected as an option, not set as a key"
+        return Problem(path=path, rule=rule, value=show(value), fix=fix, origin=origin)
     if isinstance(value, Mapping) and (group := nearest(path, nodes())):
         fix = f"did you mean {group}?"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
@@ -42,22 +85,22 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
 
 
 def wrong_type(key: Key, value: Any, *, origin: str) -> Problem:
-    """`value` cannot become the key's type."""
-    rule, fix = f"be {key.type_text}", _fix_of_type(key, value)
+    """`value` cannot be converted to the key's type."""
+    rule, fix = f"be {key.type_text}", _type_fix(key, value)
     return Problem(path=key.path, rule=rule, value=show(value), fix=fix, origin=origin)
 
 
 def not_a_group(path: str, value: Any, *, origin: str) -> Problem:
-    """A value stands where a group with keys of its own does."""
+    """A plain value is given for a group of keys."""
     own = next(key.path for key in keys().values() if key.path.startswith(f"{path}."))
     fix = f"set one of its keys, e.g. {own}=<value>"
     if isinstance(value, str) and value in ConfigFolders.find().groups().get(path, ()):
         fix = f"write `- override /{path}: {value}` in the list `defaults`"
-    return Problem(path=path, rule="be set key by key", value=show(value), fix=fix, origin=origin)
+    return Problem(path=path, rule="be set one key at a time", value=show(value), fix=fix, origin=origin)
 
 
-def _fix_of_type(key: Key, value: Any) -> str:
-    """What to write instead."""
+def _type_fix(key: Key, value: Any) -> str:
+    """Advice for a value of the wrong type."""
     found = nearest(str(value), key.choices)
     if found:
         return f"did you mean {found}?"
@@ -67,26 +110,27 @@ def _fix_of_type(key: Key, value: Any) -> str:
         return f"write {key.path}.<name>=<value>"
     if key.type is int and isinstance(value, float) and value.is_integer():
         return f"write {key.path}={int(value)}"
+    # A single entry of the right type is most likely meant as a list of one.
     is_entry = isinstance(value, str) == (get_args(key.type) == (str,)) and value != ""
     if get_origin(key.type) is list and isinstance(value, str | int | float) and is_entry:
         return f"write {key.path}=[{value}]"
-    return leave_out(key)
+    return default_fix(key)
 
 
-def leave_out(key: Key) -> str:
-    """The fix where the rule says all there is to say of the value."""
-    return f"write {key.path}=<value>" if key.required else f"leave it out for its default, {show(key.default)}"
+def default_fix(key: Key) -> str:
+    """The fix when the rule already describes the value: use the default, or set a required key."""
+    return f"write {key.path}=<value>" if key.required else f"remove it to use the default, {show(key.default)}"
 
 
 def unset_key(key: Key) -> Problem:
-    """A key without default was set nowhere."""
+    """A key without a default is not set."""
     return Problem(path=key.path, rule="be set", value="nothing", fix=f"add {key.path}=<value>; {key.description}")
 
 
 def from_pydantic(error: ErrorDetails, *, key: Key, origin: str) -> Problem:
-    """One entry of `ValidationError.errors()`, about `key` or what is inside its value."""
+    """Converts one entry of `ValidationError.errors()` that concerns `key` or an entry of its value."""
     path, value = ".".join(str(part) for part in error["loc"]), show(error["input"])
-    fix = leave_out(key)
+    fix = default_fix(key)
     if error["type"] == "string_pattern_mismatch" and error.get("ctx", {}).get("pattern") == DOTTED_PATH:
         fix = f"write e.g. {key.path}=my_module:my_function"
     return Problem(path=path, rule=_rule(error), value=value, fix=fix, origin=origin)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cache
+from itertools import pairwise
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,11 +21,11 @@ _TYPE_NAMES: Mapping[Any, str] = MappingProxyType(
         bool: "true or false",
         int: "an integer",
         float: "a number",
-        str: "text",
+        str: "a string",
         list[int]: "a list of integers",
-        list[str]: "a list of texts",
+        list[str]: "a list of strings",
         dict[str, Any]: "a mapping",
-        dict[str, str]: "a mapping of texts",
+        dict[str, str]: "a mapping of strings",
     }
 )
 
@@ -32,16 +35,17 @@ class Key:
     """One key of the configuration, e.g. `algo.eps_clip`."""
 
     path: str
-    owner: type[Any]  # the dataclass that holds the field
+    owner: type[Any]  # the dataclass that defines the field
     type: Any  # without None and without Annotated
     optional: bool
     required: bool
     default: Any  # None when required
-    info: FieldInfo
+    constraints: tuple[Any, ...]  # metadata of the field's pydantic.Field: bounds, lengths, patterns
+    short_description: str  # of its Field(description=...)
 
     @property
     def group(self) -> str:
-        """The first part of the path; empty for a key beside the groups."""
+        """The first part of the path; empty for a key outside of the groups."""
         return self.path.partition(".")[0] if "." in self.path else ""
 
     @property
@@ -50,12 +54,13 @@ class Key:
 
     @property
     def flag(self) -> str:
-        """The name with that of the group around it, as command-line flags are called: `wandb_project`."""
+        """The name prefixed with its group, as command-line flags are written: `wandb_project`."""
         return "_".join(self.path.split(".")[-2:])
 
     @property
     def description(self) -> str:
-        return self.info.description or ""
+        """The docstring below the field."""
+        return self.short_description or field_docstring(self.owner, self.name)
 
     @property
     def is_mapping(self) -> bool:
@@ -79,7 +84,7 @@ class Key:
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
         found = (
             f"{sign} {getattr(bound, name):g}"
-            for bound in self.info.metadata
+            for bound in self.constraints
             for name, sign in signs.items()
             if hasattr(bound, name)
         )
@@ -99,25 +104,51 @@ def nodes() -> frozenset[str]:
     return found - {""}
 
 
-def owner_of(path: str) -> Key | None:
-    """The key that `path` is, or under whose mapping it lies; None when there is none."""
+def find_key(path: str) -> Key | None:
+    """The key at `path`, or the mapping key that `path` is an entry of; None when there is none."""
     if path in keys():
         return keys()[path]
     return next((key for key in keys().values() if key.is_mapping and path.startswith(f"{key.path}.")), None)
+
+
+def field_docstring(owner: type[Any], name: str) -> str:
+    """The docstring below a field of a dataclass, on one line; empty when there is none.
+
+    Read from the source file of `owner`. Pydantic's `use_attribute_docstrings` would parse every file whenever the
+    validator is built, i.e. at every start; only help, reference pages and schemas need the texts.
+    """
+    return _docstrings(inspect.getfile(owner)).get((owner.__name__, name), "")
+
+
+@cache
+def _docstrings(file: str) -> Mapping[tuple[str, str], str]:
+    """The docstrings of all fields in a source file, by class and field."""
+    with open(file, encoding="utf-8") as source:
+        tree = ast.parse(source.read())
+    found: dict[tuple[str, str], str] = {}
+    for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        # A docstring is an expression statement that directly follows the annotated assignment of its field.
+        for field, text in pairwise(owner.body):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[owner.name, field.target.id] = " ".join(str(text.value.value).split())
+    return MappingProxyType(found)
 
 
 def _walk(owner: type[Any], prefix: str) -> Iterator[Key]:
     hints = get_type_hints(owner, include_extras=True)
     for field in dataclasses.fields(owner):
         hint, path = hints[field.name], f"{prefix}{field.name}"
-        if field.name == owner.passed_on:
-            continue  # what is in it has names that only the library knows
+        if field.name == owner.passthrough_field:
+            continue  # only the library knows the names of its entries
         if dataclasses.is_dataclass(hint):
             assert isinstance(hint, type)
             yield from _walk(hint, f"{path}.")
             continue
-        assert get_origin(hint) is Annotated, f"{path} must have an Annotated type with a Field in it, got {hint}"
-        annotation, info = get_args(hint)
+        is_annotated = get_origin(hint) is Annotated
+        annotation, *extras = get_args(hint) if is_annotated else (hint,)
+        infos = [each for each in extras if isinstance(each, FieldInfo)]
         members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         (type_,) = (member for member in members if member is not NoneType)
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -131,5 +162,6 @@ def _walk(owner: type[Any], prefix: str) -> Iterator[Key]:
             optional=NoneType in members,
             required=required,
             default=default,
-            info=info,
+            constraints=tuple(each for info in infos for each in info.metadata),
+            short_description=next((info.description for info in infos if info.description), ""),
         )

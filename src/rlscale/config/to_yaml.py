@@ -24,7 +24,8 @@ def to_dict(config: ConfigGroup) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for field in fields(config):  # type: ignore[arg-type]  # every ConfigGroup is a dataclass
         value = getattr(config, field.name)
-        if field.name == config.passed_on:
+        if field.name == config.passthrough_field:
+            # Entries of a library are keys of the group, as on the command line.
             plain |= _plain(value)
         else:
             plain[field.name] = to_dict(value) if isinstance(value, ConfigGroup) else _plain(value)
@@ -32,26 +33,27 @@ def to_dict(config: ConfigGroup) -> dict[str, Any]:
 
 
 def to_yaml(config: ConfigGroup) -> str:
-    """The config, or one group, as YAML that Hydra reads back."""
+    """The config, or one group, as YAML that Hydra can read."""
+    # OmegaConf quotes what its loader would read as another type, e.g. the string 1e-5.
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
 def config_hash(config: RunConfig) -> str:
-    """Eight hex digits that change with everything that can change a run's numbers.
+    """Eight hex digits that change with every setting that can change the numeric results of a run.
 
-    Leaves out `run`, `logging`, `debug`, the values of secrets, and `checkpoint.save`, which is derived from the run's
+    Excludes `run`, `logging`, `debug`, the values of secrets, and `checkpoint.save`, which is derived from the run's
     name.
     """
-    return hashlib.sha256(json.dumps(_hashed(to_dict(config)), sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(_hashed_values(to_dict(config)), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def changed_keys(before: str, after: str) -> list[str]:
-    """What differs between two configs, as `optim.lr: 0.001 -> 0.0005`, in the keys that the hash counts.
+    """Differences of two configs, as `optim.lr: 0.001 -> 0.0005`, in the keys that enter the hash.
 
     Args:
         before, after: YAML as `to_yaml` writes it.
     """
-    old, new = (dict(flat(_hashed(yaml.safe_load(text)))) for text in (before, after))
+    old, new = (dict(flatten(_hashed_values(yaml.safe_load(text)))) for text in (before, after))
     missing = "(none)"
     return [
         f"{key}: {old.get(key, missing)} -> {new.get(key, missing)}"
@@ -60,18 +62,18 @@ def changed_keys(before: str, after: str) -> list[str]:
     ]
 
 
-def _hashed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that can change a run's numbers: a new key of a service is still the same run."""
+def _hashed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that enter the hash; a replaced API key does not make another run."""
     kept: dict[str, Any] = redact({name: group for name, group in values.items() if name not in _NOT_HASHED})
     kept["checkpoint"] = {name: value for name, value in kept["checkpoint"].items() if name != "save"}
     return kept
 
 
-def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Nested values by their full path; an empty mapping is a value."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{path}{name}.")
+            yield from flatten(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
 

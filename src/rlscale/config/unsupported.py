@@ -1,6 +1,6 @@
-"""The one list of what the configuration can name and this version cannot do yet.
+"""The list of settings that the configuration accepts by name and that this version does not support yet.
 
-Building a part means deleting its lines here.
+Whoever implements a feature deletes its entry here.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from rlscale.config.resolve.draft import Draft
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
-_LEAVE_OUT = "leave it out"
+_REMOVE = "remove it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Something that is not built yet, and the keys that wait for it."""
+class UnsupportedFeature:
+    """A feature that is not implemented, and the keys that need it."""
 
-    name: str  # what is missing, as in "not built yet: <name>"
-    fix: str = _LEAVE_OUT
-    keys: tuple[str, ...] = ()  # of these only the default works
-    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of these the ones given work
+    name: str  # as in "not supported yet: <name>"
+    fix: str = _REMOVE
+    keys: tuple[str, ...] = ()  # keys for which only the default is supported
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # supported values of further keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Built:
-    """The values of a key that work, what the others wait for, and what to write to get one that works."""
+class SupportedValues:
+    """The supported values of a key, the feature that other values need, and the advice for those."""
 
     values: tuple[Any, ...]
-    waits_for: str
+    feature: str
     fix: str
 
 
-PARTS: tuple[Part, ...] = (
-    Part(
+UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
+    UnsupportedFeature(
         name="user code in the generation loop",
         keys=(
             "rollout.function_path",
@@ -56,11 +56,11 @@ PARTS: tuple[Part, ...] = (
             "reward.post_process_path",
         ),
     ),
-    Part(
+    UnsupportedFeature(
         name="over-sampling and filters",
         keys=("sampling.over_sampling_batch_size", "sampling.dynamic_filter_path"),
     ),
-    Part(
+    UnsupportedFeature(
         name="partial rollouts",
         keys=(
             "sampling.partial_rollout",
@@ -68,9 +68,11 @@ PARTS: tuple[Part, ...] = (
             "sampling.buffer_filter_path",
         ),
     ),
-    Part(name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")),
-    Part(
-        name="that reward",
+    UnsupportedFeature(
+        name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")
+    ),
+    UnsupportedFeature(
+        name="this reward",
         fix="choose reward=exact_match or reward=math, or set reward.custom_path",
         values={
             "reward.type": (
@@ -83,13 +85,13 @@ PARTS: tuple[Part, ...] = (
             )
         },
     ),
-    Part(name="rewards of whole groups and from servers", keys=("reward.group", "reward.url")),
-    Part(
+    UnsupportedFeature(name="rewards of whole groups and from servers", keys=("reward.group", "reward.url")),
+    UnsupportedFeature(
         name="rlscale's own router",
-        fix="leave it out; router.enabled=true starts sglang-router",
+        fix="remove it; router.enabled=true starts sglang-router",
         keys=("router.use_middleware_router", "router.middleware_paths"),
     ),
-    Part(
+    UnsupportedFeature(
         name="trajectories from a service",
         keys=(
             "buffer.url",
@@ -98,85 +100,89 @@ PARTS: tuple[Part, ...] = (
             "buffer.task_type",
         ),
     ),
-    Part(name="requests by proxy or from several nodes", keys=("network.http_proxy", "network.use_distributed_post")),
+    UnsupportedFeature(
+        name="requests through a proxy or from several nodes",
+        keys=("network.http_proxy", "network.use_distributed_post"),
+    ),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lack:
-    """Something that one backend has and the other one has not yet."""
+class BackendGap:
+    """A feature that one backend has and the other one does not have yet."""
 
-    path: str  # the key that asks for it
-    rule: str  # what it must be instead
-    is_asked: Callable[[RunConfig], bool]
-    fix: str = "choose train=fsdp, or leave it out"
-
-
-def _not_null(path: str) -> Lack:
-    return Lack(path=path, rule="be null", is_asked=lambda config: attrgetter(path)(config) is not None)
+    path: str  # the key that requests it
+    rule: str  # rule for the key's value with the backend that lacks the feature
+    is_requested: Callable[[RunConfig], bool]
+    fix: str = "choose train=fsdp, or remove it"
 
 
-MEGATRON_LACKS: tuple[Lack, ...] = (
-    Lack(path="optim.name", rule="be adam", is_asked=lambda config: config.optim.name != OptimizerName.adam),
+def _not_null(path: str) -> BackendGap:
+    return BackendGap(path=path, rule="be null", is_requested=lambda config: attrgetter(path)(config) is not None)
+
+
+MEGATRON_GAPS: tuple[BackendGap, ...] = (
+    BackendGap(path="optim.name", rule="be adam", is_requested=lambda config: config.optim.name != OptimizerName.adam),
     _not_null("optim.matrix_lr"),
     _not_null("optim.embedding_lr"),
     _not_null("optim.unembedding_lr"),
     _not_null("train.only_train_params"),
     _not_null("train.freeze_params"),
 )
-"""What needs `train.backend=fsdp`; adapters and the true-on-policy mode have rules of their own that say so."""
+"""Features that need `train.backend=fsdp`. Adapters and the true-on-policy mode have their own rules."""
 
 
-def _lacks(config: RunConfig) -> list[Problem]:
+def _gap_problems(config: RunConfig) -> list[Problem]:
     if config.train.backend != TrainBackendName.megatron:
         return []
-    beside = " with train.backend=megatron"
+    condition = " with train.backend=megatron"
     return [
         Problem(
-            path=lack.path,
-            rule=lack.rule + beside * (lack.path != "train.backend") + " (not built yet)",
-            value=show(attrgetter(lack.path)(config)),
-            fix=lack.fix,
+            path=gap.path,
+            rule=gap.rule + condition * (gap.path != "train.backend") + " (not supported yet)",
+            value=show(attrgetter(gap.path)(config)),
+            fix=gap.fix,
         )
-        for lack in MEGATRON_LACKS
-        if lack.is_asked(config)
+        for gap in MEGATRON_GAPS
+        if gap.is_requested(config)
     ]
 
 
 @cache
-def unbuilt() -> Mapping[str, Built]:
-    """What of each key works, for the keys of which not everything does."""
-    found: dict[str, Built] = {}
-    for part in PARTS:
-        works = {path: (keys()[path].default,) for path in part.keys} | dict(part.values)
-        for path, values in works.items():
-            assert path not in found, f"{path} must wait for one part, got another: {part.name}"
-            found[path] = Built(values=values, waits_for=part.name, fix=part.fix)
+def supported_values() -> Mapping[str, SupportedValues]:
+    """The supported values of each key for which some value is not supported."""
+    found: dict[str, SupportedValues] = {}
+    for feature in UNSUPPORTED:
+        supported = {path: (keys()[path].default,) for path in feature.keys} | dict(feature.values)
+        for path, values in supported.items():
+            assert path not in found, f"{path} must be listed once, got a second feature: {feature.name}"
+            found[path] = SupportedValues(values=values, feature=feature.name, fix=feature.fix)
     return MappingProxyType(found)
 
 
-def check_built(config: RunConfig) -> list[Problem]:
-    """One problem for each key whose value names a part that is not there yet.
+def check_supported(config: RunConfig) -> list[Problem]:
+    """One problem for each key whose value needs a feature that is not implemented.
 
-    A key that has no effect in this run anyway is none: it is reported as ignored, for the reason that matters. Nor is
-    a value that is derived where none is given, so that a resolved config can be read back.
+    A key without effect in this run is skipped: its warning gives the better reason. So is a value that would be
+    derived anyway, so that a resolved config can be loaded again.
     """
-    wanting = [path for path, built in unbuilt().items() if attrgetter(path)(config) not in built.values]
-    derived = _derived(config, wanting) if wanting else {}
+    found = [path for path, known in supported_values().items() if attrgetter(path)(config) not in known.values]
+    derived = _derived_values(config, found) if found else {}
     problems = []
-    for path in wanting:
-        value, built = attrgetter(path)(config), unbuilt()[path]
-        if derived.get(path, built) == value or ignored(config, [path]):
+    for path in found:
+        value, known = attrgetter(path)(config), supported_values()[path]
+        # `known` stands for "not derived": it equals no value.
+        if derived.get(path, known) == value or ignored(config, [path]):
             continue
-        works = ", ".join(show(item) for item in built.values)
-        rule = f"be {works}" if len(built.values) == 1 else f"be one of {works}"
-        rule += f" (not built yet: {built.waits_for})"
-        problems.append(Problem(path=path, rule=rule, value=show(value), fix=built.fix))
-    return problems + _lacks(config)
+        listed = ", ".join(show(item) for item in known.values)
+        rule = f"be {listed}" if len(known.values) == 1 else f"be one of {listed}"
+        rule += f" (not supported yet: {known.feature})"
+        problems.append(Problem(path=path, rule=rule, value=show(value), fix=known.fix))
+    return problems + _gap_problems(config)
 
 
-def _derived(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:
-    """What the keys would be if none of them were given."""
+def _derived_values(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:
+    """The values that would be derived if none of the keys were set."""
     draft = Draft(config=config.writable_copy())
     for path in paths:
         group, _, name = path.rpartition(".")

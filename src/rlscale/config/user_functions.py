@@ -1,6 +1,6 @@
-"""Functions and classes of the user that a key names by dotted path: imported, and checked against how they are called.
+"""User functions and classes that a key names by dotted path: imports them and checks that they can be called.
 
-The first moment that user code runs: after everything else is found to be right, and before anything starts.
+User code runs here for the first time: after all other checks have passed, and before anything starts.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from rlscale.config.errors import nearest
 from rlscale.config.groups.algo import LossType, compares_policies
 from rlscale.config.groups.custom import PARAMETER
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.rules import uses_engines
 from rlscale.config.run_config import RunConfig
-from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hook:
-    """A key that names user code, and how it will be called."""
+    """A key that names user code, and the arguments of its call."""
 
     key: str
     arguments: tuple[str, ...]  # by position
     is_called: Callable[[RunConfig], bool]
-    by_name: bool = False  # it may take the arguments by their names instead
-    makes: str = ""  # what a call makes, so that a class may stand for a function; empty: a class is a mistake
+    by_name: bool = False  # it may take the arguments by name instead
+    creates: str = ""  # what a call returns, when a class may be given instead of a function; empty: no class allowed
 
 
 def _uses_megatron(config: RunConfig) -> bool:
@@ -47,7 +47,7 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
                 key="data.data_source_path",
                 arguments=("config", "tokenizer"),
                 is_called=lambda config: True,
-                makes="a source",
+                creates="a data source",
             ),
             Hook(key="reward.custom_path", arguments=("sample",), is_called=uses_engines, by_name=True),
             Hook(
@@ -86,11 +86,11 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
         )
     }
 )
-"""What user code is called with. The protocols of `rlscale.protocols` say what it gives."""
+"""The arguments of user code by key. The protocols in `rlscale.protocols` define what it returns."""
 
 
 def check_hooks(config: RunConfig) -> list[Problem]:
-    """All user code that this run would call and that cannot be imported, or cannot be called so."""
+    """Problems of all user code that this run calls: it cannot be imported, or not be called with its arguments."""
     problems: list[Problem] = []
     for hook in HOOKS.values():
         path: str | None = attrgetter(hook.key)(config)
@@ -104,19 +104,19 @@ def check_hooks(config: RunConfig) -> list[Problem]:
 
 
 def load_hook(key: str, path: str) -> Callable[..., Any]:
-    """What `path` names, for the key `key` of `HOOKS`.
+    """Imports the function or class `path` for the key `key` of `HOOKS`.
 
     Args:
         path: `package.module:name` or `package.module.name`. Modules in the working directory are found too.
 
-    Raises: ConfigError, naming the key: it cannot be imported, or cannot be called as the key says.
+    Raises: ConfigError, naming the key: it cannot be imported, or cannot be called with the arguments of the key.
     """
-    hook, found = HOOKS[key], _import_named(path, key=key)
-    if inspect.isclass(found) and not hook.makes:
-        raise _error(key, "name a function or an object", path, "it is a class; make an instance in the module")
+    hook, found = HOOKS[key], _import_path(path, key=key)
+    if inspect.isclass(found) and not hook.creates:
+        raise _error(key, "be a function or an object", path, "it is a class; create an instance in the module")
     if not callable(found):
-        rule = f"name a class, or a function that makes {hook.makes}" if hook.makes else ""
-        raise _error(key, rule or "name something that can be called", path, f"it is {type(found).__name__}")
+        rule = f"be a class or a function that returns {hook.creates}" if hook.creates else "be callable"
+        raise _error(key, rule, path, f"it is of type {type(found).__name__}")
     signature = _signature(found)
     if signature is not None and not (accepts(signature, *hook.arguments) or _accepts_names(signature, hook)):
         rule = f"be callable with ({', '.join(hook.arguments)})"
@@ -125,7 +125,7 @@ def load_hook(key: str, path: str) -> Callable[..., Any]:
 
 
 def accepts(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function with this signature can be called so; its parameter `custom` is filled in by rlscale."""
+    """Whether a function with this signature accepts the arguments; rlscale itself passes the parameter `custom`."""
     named = [parameter for name, parameter in signature.parameters.items() if name != PARAMETER]
     try:
         signature.replace(parameters=named).bind(*args, **kwargs)
@@ -139,21 +139,22 @@ def _accepts_names(signature: inspect.Signature, hook: Hook) -> bool:
 
 
 def _signature(found: Callable[..., Any]) -> inspect.Signature | None:
-    """None for what does not tell, as some functions written in C; how it is called shows then when it is called."""
+    """The signature; None for callables without one, such as some C functions, which fail only when called."""
     try:
         return inspect.signature(found)
     except (TypeError, ValueError):
         return None
 
 
-def _import_named(path: str, *, key: str) -> Any:
+def _import_path(path: str, *, key: str) -> Any:
     module_name, _, name = path.replace(":", ".").rpartition(".")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that it hides no installed module
-    rule = "name something that can be imported"
+        # At the end, so that it hides no installed module.
+        sys.path.append(os.getcwd())
+    rule = "be importable"
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # user code raises what it likes; goes on as ConfigError
+    except (Exception, SystemExit) as error:  # user code may raise anything; reported as ConfigError
         fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
         raise _error(key, rule, path, fix) from error
     if not hasattr(module, name):

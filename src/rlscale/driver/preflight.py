@@ -17,9 +17,9 @@ from rlscale.config import (
     uses_critic,
     uses_teacher,
 )
-from rlscale.config.eval_sets import eval_sets
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.passthrough.sglang_python import check_python
+from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import uses_engines
 from rlscale.config.user_functions import check_hooks
 from rlscale.data.data_paths import resolve_data_path

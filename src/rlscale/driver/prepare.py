@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.architectures.hf_config import read_figures
 from rlscale.config import LossType, RunConfig
-from rlscale.config.eval_sets import eval_sets
+from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import uses_engines
 from rlscale.data.prompts import load_prompts
 from rlscale.data.source import open_prompts

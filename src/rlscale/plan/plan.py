@@ -22,7 +22,7 @@ from rlscale.config import (
 )
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
-from rlscale.config.unsupported import check_built
+from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import Kernel, Pass
 from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
 from rlscale.plan.engine_memory import EngineMemory, engine_memory
@@ -209,7 +209,7 @@ def make_plan(
 def parts_not_built(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
     """What a run of this config would be refused for: values that were given, not derived, and wait for a part."""
     found = {each.key for each in derived}
-    return tuple(str(problem) for problem in check_built(config) if problem.path not in found)
+    return tuple(str(problem) for problem in check_supported(config) if problem.path not in found)
 
 
 def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:

@@ -13,7 +13,7 @@ from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import WeightChannelName
 from rlscale.config.rules import check_rules
-from rlscale.config.unsupported import check_built
+from rlscale.config.unsupported import check_supported
 from rlscale.plan.plan import Plan
 
 Replan = Callable[[RunConfig], Plan]
@@ -88,9 +88,9 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
 
 def _allowed(changes: Iterator[Change], present: RunConfig) -> Iterator[Change]:
     """Those that keep the rules, and ask for no part that is not built and was not asked for."""
-    asked = {problem.path for problem in check_built(present)}
+    asked = {problem.path for problem in check_supported(present)}
     for change in changes:
-        if not check_rules(change.config) and {problem.path for problem in check_built(change.config)} <= asked:
+        if not check_rules(change.config) and {problem.path for problem in check_supported(change.config)} <= asked:
             yield change
 
 

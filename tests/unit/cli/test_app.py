@@ -66,7 +66,7 @@ def test_mistakes_are_told_and_nothing_else(capsys: pytest.CaptureFixture[str]) 
         "rlscale-train: 3 mistakes, nothing was started",
         "  --cfg must be job, got hydra; write --cfg job",
         "  algo.eps_clp must be a known key, got 1; did you mean algo.eps_clip? (command line)",
-        "  optim.lr must be a number or null, got x; leave it out for its default, null (command line)",
+        "  optim.lr must be a number or null, got x; remove it to use the default, null (command line)",
     ]
 
 

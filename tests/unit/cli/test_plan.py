@@ -25,7 +25,7 @@ def test_the_text_has_every_part(capsys: pytest.CaptureFixture[str], tmp_path: P
     for title in ("a rollout,", "placement", "memory of a trainer rank", "memory of an engine", "does it fit"):
         assert title in text
     assert "least time of a rollout" in text
-    assert "batch.global_batch_size = 384: 384 samples of a rollout / 1 steps" in text
+    assert "batch.global_batch_size = 384: 384 samples per rollout / 1 steps" in text
     assert "algo.tis_clip is ignored" in text
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
 
@@ -88,7 +88,7 @@ def test_every_experiment_can_be_planned(experiment: str, capsys: pytest.Capture
 def test_values_that_were_derived_are_no_parts_that_wait(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(capsys)["not_built"] == []
     (line,) = planned(capsys, "sampling.over_sampling_batch_size=96")["not_built"]
-    assert "sampling.over_sampling_batch_size" in line and "not built yet" in line
+    assert "sampling.over_sampling_batch_size" in line and "not supported yet" in line
 
 
 def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

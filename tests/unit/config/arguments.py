@@ -1,4 +1,4 @@
-"""The table of arguments beside the keys: what of it is built, not built yet, or missing."""
+"""The table of arguments beside the keys: what of it is built, not supported yet, or missing."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from rlscale.config.hydra.compose import compose
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import Key, keys
-from rlscale.config.unsupported import unbuilt
+from rlscale.config.unsupported import supported_values
 
 TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[str]": list[str], "list[int]": list[int]}
@@ -75,7 +75,7 @@ def _preset_differences(row: Mapping[str, str]) -> list[str]:
 def _preset(name: str) -> Mapping[str, Any]:
     folders = ConfigFolders.find()
     line = parse_command_line([f"experiment={name}"], folders.groups())
-    return compose(line.words, command_line_keys=line.keys, folders=folders).values
+    return compose(line.overrides, command_line_keys=line.keys, folders=folders).values
 
 
 @dataclass(kw_only=True)
@@ -101,7 +101,7 @@ def progress() -> Progress:
     """The whole table."""
     found = Progress()
     for row in rows():
-        wrong, built = differences(row), unbuilt().get(row["key"])
+        wrong, built = differences(row), supported_values().get(row["key"])
         if wrong:
             found.counts["missing"] += 1
             found.missing += [f"{row['key']}: {text}" for text in wrong]
@@ -111,5 +111,5 @@ def progress() -> Progress:
             found.counts["built in part"] += 1
         else:
             found.counts["not yet"] += 1
-            found.waiting[built.waits_for] += 1
+            found.waiting[built.feature] += 1
     return found

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import EvalConfig, load_config
-from rlscale.config.eval_sets import eval_sets
 from rlscale.config.load import load_config_with_notes
+from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.errors import ConfigError
 from tests.unit.config.mistakes import mistakes
 
@@ -57,12 +57,12 @@ def test_a_file_is_resolved_with_the_rollouts_own_sampling(tmp_path: Path) -> No
         ("eval: {datasets: []}", "eval.config must name a file with eval.datasets, a list, got"),
         (TWO.replace("defaults", "default"), "got eval.default in"),
         (TWO.replace("temperature: 0.6", "temprature: 0.6"), "eval.defaults.temprature in"),
-        (TWO.replace("name: hard, ", ""), "eval.config must have a text as eval.datasets[0].name, got null in"),
+        (TWO.replace("name: hard, ", ""), "eval.config must have a string as eval.datasets[0].name, got null in"),
         (
             TWO.replace("temperature: 0}", "temperature: -1}"),
             "eval.datasets[1].temperature that must be >= 0, got",
         ),
-        (TWO.replace("name: easy", "name: hard"), "eval.config must give each set its own name, got hard twice in"),
+        (TWO.replace("name: easy", "name: hard"), "eval.config must give each set a unique name, got hard twice in"),
         ("eval: {datasets: [x]}", "eval.config must have a mapping as eval.datasets[0], got x in"),
     ],
 )

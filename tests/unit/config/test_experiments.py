@@ -17,7 +17,7 @@ from rlscale.config.hydra.compose import compose
 from rlscale.config.hydra.config_folders import ConfigFolders, packaged_folder
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
-from rlscale.config.passthrough import is_passed
+from rlscale.config.passthrough import is_passthrough
 from tests.unit.config.mistakes import mistakes
 
 TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
@@ -35,7 +35,7 @@ def composed(*words: str) -> dict[str, Any]:
     """Values as they come out of Hydra, before any rule."""
     line = parse_command_line(words, GROUPS)
     assert line.problems == []
-    return compose(line.words, command_line_keys=line.keys, folders=FOLDERS).values
+    return compose(line.overrides, command_line_keys=line.keys, folders=FOLDERS).values
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,7 +63,7 @@ def inherited(group: str, text: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_is_right_as_it_stands(experiment: str) -> None:
     told = mistakes(f"experiment={experiment}")
-    assert all("not built yet" in line for line in told), told
+    assert all("not supported yet" in line for line in told), told
     assert experiment not in RUN_AS_THEY_ARE or not told
     if not told:
         loaded = load_config_with_notes([f"experiment={experiment}"])
@@ -110,7 +110,7 @@ def assert_wins(chosen: dict[str, str], *words: str) -> None:
 def test_a_typed_value_wins_over_experiment_and_overlay(experiment: str, overlay: str) -> None:
     typed = sorted({*body("experiment", experiment), *body("on", overlay)})
     line = parse_command_line([f"experiment={experiment}", f"on={overlay}"], GROUPS)
-    words = [*line.words, *(f"++{path}=typed" for path in typed)]
+    words = [*line.overrides, *(f"++{path}=typed" for path in typed)]
     values = dict(leaves(compose(words, command_line_keys=set(typed), folders=FOLDERS).values))
     assert {path: values[path] for path in typed} == dict.fromkeys(typed, "typed")
 
@@ -141,7 +141,7 @@ def test_files_set_known_keys_only_and_have_a_comment(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# ")
     if path.parent.name in GROUPS:
-        assert all(key in keys() or is_passed(key) for key in body(path.parent.name, path.stem))
+        assert all(key in keys() or is_passthrough(key) for key in body(path.parent.name, path.stem))
     assert isinstance(yaml.safe_load(text), dict)
 
 
@@ -154,7 +154,7 @@ def test_on_cpu_makes_any_experiment_small(experiment: str) -> None:
         assert {path: values[path] for path in kept} == kept
     told = mistakes(*words)
     # What it runs on and with has moved; what is left belongs to the algorithm.
-    assert all(re.match("(algo|critic|optim|eval)[.].*not built yet", line) for line in told), told
+    assert all(re.match("(algo|critic|optim|eval)[.].*not supported yet", line) for line in told), told
     if told:
         return
     config = load_config(words)

@@ -57,8 +57,8 @@ def test_mistakes_in_a_file_are_told_with_their_line(folder: Path) -> None:
     assert mistakes("experiment=mine", "train.sed=3", config_dir=folder) == [
         "train.sed must be a known key, got 3; did you mean train.seed? (command line)",
         f"algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? ({file}:17)",
-        f"algo.eps_clip must be a number, got abc; leave it out for its default, 0.2 ({file}:18)",
-        f"optim.lr must be >= 0, got -1.0; leave it out for its default, null ({file}:20)",
+        f"algo.eps_clip must be a number, got abc; remove it to use the default, 0.2 ({file}:18)",
+        f"optim.lr must be >= 0, got -1.0; remove it to use the default, null ({file}:20)",
     ]
 
 
@@ -88,8 +88,8 @@ TELLING = [
     ("batch:\n\t- 1\n", "{file} must be valid YAML, got", 3),
     ("- 1\n", "{file} must set keys, each as `name: value`, got", 1),
     ("algo:\n  eps_clip: 1\n  eps_clip: 2\n", "{file} must name each key once, got eps_clip", 4),
-    ("algo: 3\n", "algo must be set key by key, got 3; set one of its keys, e.g. algo.", 2),
-    ("algo: null\n", "algo must be set key by key, got null", 2),
+    ("algo: 3\n", "algo must be set one key at a time, got 3; set one of its keys, e.g. algo.", 2),
+    ("algo: null\n", "algo must be set one key at a time, got null", 2),
     ("modle:\n  num_layers: 3\n", 'modle must be a known group, got {"num_layers": 3}; did you mean model?', 2),
     ("algo:\n  eps_clip: ???\n", "algo.eps_clip must be set, got nothing", 3),
     ("algo:\n  eps_clip: ${algo.kl_coeff}\n", "algo.eps_clip must refer to a key that exists, got ${algo.kl_coeff}", 3),
@@ -101,8 +101,16 @@ TELLING = [
     ("defaults:\n  - override /modle: hf\n", "modle must be a known group, got hf; did you mean model?", 3),
     ("defaults:\n  - /algo: gspo\n", 'algo must be chosen with override and a slash, got "/algo: gspo"; write', 3),
     ("defaults:\n  - override algo: gspo\n", 'must be chosen with override and a slash, got "override algo: gspo"', 3),
-    ("algo: gspo\n", "algo must be set key by key, got gspo; write `- override /algo: gspo` in the list `defaults`", 2),
-    ("experiment: quickstart\n", "experiment must be chosen, not set, got quickstart; on a command line write", 2),
+    (
+        "algo: gspo\n",
+        "algo must be set one key at a time, got gspo; write `- override /algo: gspo` in the list",
+        2,
+    ),
+    (
+        "experiment: quickstart\n",
+        "experiment must be selected as an option, not set as a key, got quickstart",
+        2,
+    ),
     ("algo.eps_clip: 0.1\n", "algo.eps_clip must be nested in a file, where the dot of a command line means", 2),
     (
         "algo:\n  mis.low: 5\n",

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlscale.config.errors import leave_out
+from rlscale.config.errors import default_fix
 from rlscale.config.hydra.grammar import explain_value, is_readable
 from rlscale.config.keys import keys
 
@@ -48,7 +48,7 @@ def test_a_list_that_is_proposed_holds_what_was_typed(entries: list[str], end: s
     ("path", "value"), [("optim.lr", "1e-5,"), ("train.dtype", "[float32"), ("algo.use_tis", "{x")]
 )
 def test_quotes_are_not_proposed_for_what_is_no_text(path: str, value: str) -> None:
-    assert explain_value(path, value, keys()[path]) == (f"be {keys()[path].type_text}", leave_out(keys()[path]))
+    assert explain_value(path, value, keys()[path]) == (f"be {keys()[path].type_text}", default_fix(keys()[path]))
 
 
 @pytest.mark.parametrize("value", ["${", "[", '"', "[${", "{a", "a='", "((", "1,,2]"])

@@ -10,7 +10,7 @@ import pytest
 from rlscale.cli.app import main_train
 from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.keys import keys
-from rlscale.config.unsupported import unbuilt
+from rlscale.config.unsupported import supported_values
 from rlscale.config.user_functions import HOOKS, check_hooks
 from tests.unit.config.test_rules import change
 
@@ -75,11 +75,16 @@ def test_what_can_be_called_is_right(key: str, name: str, others: dict[str, Any]
     ("key", "path", "others", "message"),
     [
         ("data.data_source_path", "code_for_test:Empty", {}, "be callable with (config, tokenizer), got"),
-        ("data.data_source_path", "code_for_test:number", {}, "name a class, or a function that makes a source, got"),
+        (
+            "data.data_source_path",
+            "code_for_test:number",
+            {},
+            "be a class or a function that returns a data source, got",
+        ),
         ("reward.custom_path", "code_for_test:two", {}, "be callable with (sample), got code_for_test:two; its"),
-        ("reward.custom_path", "code_for_test:Source", {}, "name a function or an object, got code_for_test:Source"),
+        ("reward.custom_path", "code_for_test:Source", {}, "be a function or an object, got code_for_test:Source"),
         ("algo.custom_loss_function_path", "code_for_test:one", LOSS, "be callable with (lp, tokens), got"),
-        ("algo.custom_loss_function_path", "code_for_test:number", LOSS, "name something that can be called, got"),
+        ("algo.custom_loss_function_path", "code_for_test:number", LOSS, "be callable, got"),
         ("algo.custom_reducer_function_path", "code_for_test:two", {}, "be callable with (step), got"),
         ("train.rollout_data_postprocess_path", "code_for_test:two", {}, "be callable with (rollout), got"),
         ("reward.custom_path", "code_for_test:scor", {}, "has no 'scor'; did you mean score?"),
@@ -111,12 +116,12 @@ def test_every_key_with_a_dotted_path_has_a_hook_or_waits_for_its_part() -> None
     dotted = {
         key.path
         for key in keys().values()
-        if any(getattr(each, "pattern", None) == DOTTED_PATH for each in key.info.metadata)
-        or any(getattr(inner, "pattern", None) == DOTTED_PATH for inner in key.info.metadata)
+        if any(getattr(each, "pattern", None) == DOTTED_PATH for each in key.constraints)
+        or any(getattr(inner, "pattern", None) == DOTTED_PATH for inner in key.constraints)
         or (get_origin(key.type) is list and get_args(key.type) == (str,) and key.name.endswith("_paths"))
     }
     assert {path for path in keys() if path.endswith(("_path", "_paths"))} - dotted == {"custom_config_path"}
-    assert dotted - unbuilt().keys() == HOOKS.keys()
+    assert dotted - supported_values().keys() == HOOKS.keys()
 
 
 def test_the_command_tells_it_before_a_run_and_before_any_job_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

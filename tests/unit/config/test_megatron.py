@@ -9,7 +9,7 @@ import pytest
 from rlscale.config import to_dict
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.passthrough import check_passed
+from rlscale.config.passthrough import check_passthrough
 from rlscale.config.passthrough import megatron_args as of_megatron
 from rlscale.config.passthrough.field_types import fits, in_words
 from tests.unit.config.mistakes import mistakes, only_mistake
@@ -95,6 +95,6 @@ def test_another_installed_version_is_asked(tmp_path: Path, monkeypatch: pytest.
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    passed = check_passed({"megatron.brand_new": True, "megatron.bf17": 1}, {}, lambda path: "")
+    passed = check_passthrough({"megatron.brand_new": True, "megatron.bf17": 1}, {}, lambda path: "")
     assert passed.values == {"megatron": {"brand_new": True}}
     assert "Megatron-core 0.99.0's" in str(passed.problems[0])

@@ -21,25 +21,25 @@ CASES = [
     ),
     (
         "batch.micro_batch_size=abc",
-        "batch.micro_batch_size must be an integer, got abc; leave it out for its default, 1",
+        "batch.micro_batch_size must be an integer, got abc; remove it to use the default, 1",
     ),
     (
         "batch.micro_batch_size=1.5",
-        "batch.micro_batch_size must be an integer, got 1.5; leave it out for its default, 1",
+        "batch.micro_batch_size must be an integer, got 1.5; remove it to use the default, 1",
     ),
     (
         "batch.micro_batch_size=true",
-        "batch.micro_batch_size must be an integer, got true; leave it out for its default, 1",
+        "batch.micro_batch_size must be an integer, got true; remove it to use the default, 1",
     ),
-    ("algo.use_tis=maybe", "algo.use_tis must be true or false, got maybe; leave it out for its default, false"),
+    ("algo.use_tis=maybe", "algo.use_tis must be true or false, got maybe; remove it to use the default, false"),
     (
         "train.dtype=float3",
         "train.dtype must be one of bfloat16|float32, got float3; did you mean float32? (command line)",
     ),
-    ("algo.eps_clip_c=1", "algo.eps_clip_c must be > 1, got 1.0; leave it out for its default, null"),
-    ("rollout.temperature=0", "rollout.temperature must be > 0, got 0.0; leave it out for its default, 1.0"),
-    ("optim.lr=inf", "optim.lr must be a finite number, got Infinity; leave it out for its default, null"),
-    ("run.name=", 'run.name must not be empty, got ""; leave it out for its default, null'),
+    ("algo.eps_clip_c=1", "algo.eps_clip_c must be > 1, got 1.0; remove it to use the default, null"),
+    ("rollout.temperature=0", "rollout.temperature must be > 0, got 0.0; remove it to use the default, 1.0"),
+    ("optim.lr=inf", "optim.lr must be a finite number, got Infinity; remove it to use the default, null"),
+    ("run.name=", 'run.name must not be empty, got ""; remove it to use the default, null'),
     (
         "optim.lr=1e-5,1e-4",
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
@@ -50,27 +50,27 @@ CASES = [
         "x.jsonl@[0:100]; write 'data.prompt_data=\"x.jsonl@[0:100]\"' (command line)",
     ),
     ("rollout.stop=[</s>]", "got [</s>]; write 'rollout.stop=[\"</s>\"]' (command line)"),
-    ("rollout.stop=</s>", "must be a list of texts or null, got </s>; write 'rollout.stop=[\"</s>\"]'"),
+    ("rollout.stop=</s>", "must be a list of strings or null, got </s>; write 'rollout.stop=[\"</s>\"]'"),
     ("rollout.stop=[a,,b]", "write 'rollout.stop=[a,b]'"),
     (
         "rollout.stop_token_ids=[1,2",
         "got [1,2; write 'rollout.stop_token_ids=[1,2]'",
     ),
     ("rollout.stop_token_ids=3", "must be a list of integers or null, got 3; write rollout.stop_token_ids=[3]"),
-    ("eval.prompt_data=aime", "must be a list of texts or null, got aime; write eval.prompt_data=[aime]"),
+    ("eval.prompt_data=aime", "must be a list of strings or null, got aime; write eval.prompt_data=[aime]"),
     ("run.name='abc", "run.name must close the quote ', got 'abc; write 'run.name=\"abc\"'"),
     ("data.apply_chat_template_kwargs.a=[1", "must close the bracket [, got [1; write"),
     ("data.apply_chat_template_kwargs=3", "must be a mapping, got 3; write data.apply_chat_template_kwargs.<name>="),
-    ("algo.eps_clip=[1", "algo.eps_clip must be a number, got [1; leave it out for its default, 0.2"),
-    ("algo.eps_clip=${", "algo.eps_clip must be a number, got ${; leave it out for its default, 0.2"),
-    ("algo.eps_clip==0.1", "algo.eps_clip must be a number, got =0.1; leave it out for its default, 0.2"),
+    ("algo.eps_clip=[1", "algo.eps_clip must be a number, got [1; remove it to use the default, 0.2"),
+    ("algo.eps_clip=${", "algo.eps_clip must be a number, got ${; remove it to use the default, 0.2"),
+    ("algo.eps_clip==0.1", "algo.eps_clip must be a number, got =0.1; remove it to use the default, 0.2"),
     ("algo.eps_clip:0.1", "must be written as key=value, got algo.eps_clip:0.1; did you mean algo.eps_clip=0.1?"),
     ("algo.eps_clip =0.1", 'must have no space beside its name, got "algo.eps_clip =0.1"; write algo.eps_clip=0.1'),
     ("algo =gspo", 'algo must have no space beside its name, got "algo =gspo"; write algo=gspo'),
     ("algo=[gspo", "algo must be one of its options, got [gspo; did you mean gspo?"),
     ("=3", "=3 must be written as key=value, got =3; write key=value or group=option"),
     ("batch.micro_batch_size=1e3", "must be an integer, got 1000.0; write batch.micro_batch_size=1000"),
-    ("batch.micro_batch_size=null", "must be an integer, got null; leave it out for its default, 1"),
+    ("batch.micro_batch_size=null", "must be an integer, got null; remove it to use the default, 1"),
     ("run.name=a,b", "add -m to run one job per value, or write 'run.name=\"a,b\"'"),
     ("algo=GSPO", "algo must be one of its options, got GSPO; did you mean gspo?"),
     ("algo=gspo.yaml", "algo must be one of its options, got gspo.yaml; did you mean gspo?"),
@@ -81,7 +81,7 @@ CASES = [
         "algo.custom_tis_function_path=foo",
         "must be written as package.module:name, got foo; write e.g. algo.custom_tis_function_path=",
     ),
-    ("algo.mis=3", "algo.mis must be set key by key, got 3; set one of its keys, e.g. algo.mis."),
+    ("algo.mis=3", "algo.mis must be set one key at a time, got 3; set one of its keys, e.g. algo.mis."),
     (
         "algo.eps_clip=${oc.env:NO_SUCH}",
         "must refer to a variable of the environment that is set, got ${oc.env:NO_SUCH}; set NO_SUCH, or write "
@@ -103,7 +103,7 @@ CASES = [
     ("qwen3_4b_grpo", "did you mean experiment=qwen3_4b_grpo?"),
     ("--rollout-batch-size=8", "did you mean batch.rollout_batch_size=8?"),
     ("--rollout-temperature=1", "did you mean rollout.temperature=1?"),
-    ("run=3", "run must be set key by key, got 3"),
+    ("run=3", "run must be set one key at a time, got 3"),
     ("modle=tiny_qwen3", "modle must be a known group, got tiny_qwen3; did you mean model=tiny_qwen3?"),
     ("algo@optim=grpo", "algo must be chosen without a package"),
     ("~algo.eps_clip", "algo.eps_clip must not be deleted, got ~algo.eps_clip; set it to its default"),
@@ -112,8 +112,8 @@ CASES = [
     ("hydra.foo=3", "hydra.foo must be a key of Hydra, got 3"),
     ("", '"" must be written as key=value, got ""; write key=value or group=option'),
     (" ", '" " must be written as key=value, got " "; write key=value or group=option'),
-    ("data.num_rollout=9223372036854775808", "data.num_rollout must fit into 64 bits, got 9223372036854775808; leave"),
-    ("rollout.stop_token_ids=[9223372036854775808]", "must fit into 64 bits, got [9223372036854775808]; leave it out"),
+    ("data.num_rollout=9223372036854775808", "data.num_rollout must fit into 64 bits, got 9223372036854775808; remove"),
+    ("rollout.stop_token_ids=[9223372036854775808]", "must fit into 64 bits, got [9223372036854775808]; remove it"),
     ("algo.eps_clip=choice(0.1,0.2", "must close the bracket (, got choice(0.1,0.2; write 'algo.eps_clip=choice("),
 ]
 
@@ -194,12 +194,12 @@ def test_the_last_of_several_words_wins() -> None:
 
 def test_without_an_experiment_it_is_the_quickstart() -> None:
     line = parse_command_line(["algo=gspo"], GROUPS)
-    assert (line.words, line.experiment) == (["+experiment=quickstart", "algo=gspo"], "quickstart")
+    assert (line.overrides, line.experiment) == (["+experiment=quickstart", "algo=gspo"], "quickstart")
 
 
 def test_overlays_come_after_the_experiment_wherever_they_stand() -> None:
     line = parse_command_line(["on=cpu", "algo=gspo", "experiment=quickstart"], GROUPS)
-    assert line.words == ["+experiment=quickstart", "algo=gspo", "+on=cpu"]
+    assert line.overrides == ["+experiment=quickstart", "algo=gspo", "+on=cpu"]
 
 
 def test_several_values_are_for_sweeps() -> None:
@@ -213,7 +213,7 @@ def test_null_chooses_no_option() -> None:
     assert load_config(["algo=null"]).algo == load_config().algo
     assert "model.hf_checkpoint must name a model" in only_mistake(["~model", "model.warmup_experiment=null"])
     line = parse_command_line(["experiment=null", "on=null", "algo=null"], GROUPS)
-    assert (line.words, line.experiment, line.problems) == (["~algo"], None, [])
+    assert (line.overrides, line.experiment, line.problems) == (["~algo"], None, [])
     assert any("batch.rollout_batch_size must be set" in text for text in mistakes("experiment=null"))
 
 

@@ -16,7 +16,7 @@ from rlscale.config import (
     load_config_with_notes,
     to_yaml,
 )
-from rlscale.config.resolve.draft import resolve
+from rlscale.config.resolve.defaults import resolve
 from tests.unit.config.test_rules import change, good
 
 PPO = {"algo.advantage_estimator": "ppo"}

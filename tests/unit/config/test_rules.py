@@ -470,7 +470,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (
         "eval_sets_are_pairs",
         {"eval.prompt_data": ["a", "b", "a", "c"]},
-        "eval.prompt_data must give each set its own name",
+        "eval.prompt_data must give each set a unique name",
         {"eval.prompt_data": ["a", "b", "c", "b"]},
     ),
     (
@@ -563,8 +563,8 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_rules_read_keys_and_groups_that_exist() -> None:
-    passed_on = {"sglang.server_args", "megatron.core_args"}
-    assert {path for rule in RULES for path in rule.reads} <= keys().keys() | nodes() | passed_on
+    passthrough_field = {"sglang.server_args", "megatron.core_args"}
+    assert {path for rule in RULES for path in rule.reads} <= keys().keys() | nodes() | passthrough_field
 
 
 @pytest.mark.parametrize(("name", "broken", "told", "kept"), CASES, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(CASES)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.config import Loaded, load_config
+from rlscale.config import LoadedConfig, load_config
 from rlscale.config.hydra.sweep import Direction, JobRecord, Outcome, SweepResult, run_sweep
 from rlscale.errors import ConfigError
 
@@ -33,10 +33,10 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     yield
 
 
-def sweep(*words: str) -> tuple[SweepResult, list[Loaded]]:
-    ran: list[Loaded] = []
+def sweep(*words: str) -> tuple[SweepResult, list[LoadedConfig]]:
+    ran: list[LoadedConfig] = []
 
-    def run_loaded(index: int, loaded: Loaded) -> float | None:
+    def run_loaded(index: int, loaded: LoadedConfig) -> float | None:
         assert index == len(ran)
         ran.append(loaded)
         if loaded.config.optim.lr == 3e-5:
@@ -238,7 +238,7 @@ def test_a_wrong_word_about_hydra_is_told_with_the_other_mistakes(word: str, tol
     assert "append" not in str(caught.value)
 
 
-def objective_of(index: int, loaded: Loaded) -> float:
+def objective_of(index: int, loaded: LoadedConfig) -> float:
     """A job in a process: it may die, or fail."""
     if loaded.config.algo.eps_clip == 0.3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -257,7 +257,7 @@ def test_joblib_runs_jobs_in_processes_and_one_that_dies_is_a_row() -> None:
 
 
 def test_what_had_ended_when_it_was_interrupted_is_kept() -> None:
-    def run_loaded(index: int, loaded: Loaded) -> float:
+    def run_loaded(index: int, loaded: LoadedConfig) -> float:
         if index == 1:
             raise KeyboardInterrupt
         return 0.5

@@ -6,18 +6,18 @@ import pytest
 
 from rlscale.config import load_config_with_notes
 from rlscale.config.keys import Key, keys
-from rlscale.config.unsupported import MEGATRON_LACKS, Lack, unbuilt
+from rlscale.config.unsupported import MEGATRON_GAPS, BackendGap, supported_values
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 CASES = [
     (
         "optim.name=muon train=megatron",
-        "optim.name must be adam with train.backend=megatron (not built yet), got muon; choose train=fsdp",
+        "optim.name must be adam with train.backend=megatron (not supported yet), got muon; choose train=fsdp",
     ),
     (
         "reward.type=f1",
-        "reward.type must be one of null, exact_match, math, random, boxed_exact_match, boxed_math (not built yet: "
-        "that reward)",
+        "reward.type must be one of null, exact_match, math, random, boxed_exact_match, boxed_math (not supported yet: "
+        "this reward)",
     ),
 ]
 
@@ -29,7 +29,7 @@ def test_an_unbuilt_value_is_refused(word: str, told: str) -> None:
 
 def another_value(key: Key) -> str:
     """A value that the key's type and constraints allow and that is not built."""
-    built = unbuilt()[key.path].values
+    built = supported_values()[key.path].values
     if key.is_mapping:
         return "{a: b}"
     texts = {bool: ["true", "false"], str: ["pkg.module:name"], list[str]: ["[a:b]"], float: ["0.5"], int: ["2"]}
@@ -37,18 +37,18 @@ def another_value(key: Key) -> str:
     return next(text for text in candidates if text not in [str(value).lower() for value in built])
 
 
-@pytest.mark.parametrize("path", unbuilt())
+@pytest.mark.parametrize("path", supported_values())
 def test_setting_an_unbuilt_key_is_an_error_that_says_so_or_without_effect(path: str) -> None:
     word = f"{path}={another_value(keys()[path])}"
     found = [text for text in mistakes(word) if text.startswith(f"{path} must be ")]
     if found:
-        assert "(not built yet: " in found[0] and "(command line)" in found[0]
+        assert "(not supported yet: " in found[0] and "(command line)" in found[0]
     else:
         assert any(text.startswith(f"{path} is ignored: ") for text in load_config_with_notes([word]).warnings)
 
 
 def test_every_entry_gives_values_of_its_key() -> None:
-    for path, built in unbuilt().items():
+    for path, built in supported_values().items():
         key = keys()[path]
         kind: Any = dict if key.is_mapping else list if key.type in (list[str], list[int]) else key.type
         assert key.default in built.values, path
@@ -58,7 +58,9 @@ def test_every_entry_gives_values_of_its_key() -> None:
 def test_a_value_that_would_be_derived_is_none_that_was_chosen() -> None:
     assert mistakes("sampling.over_sampling_batch_size=48") == []
     (told,) = mistakes("sampling.over_sampling_batch_size=49")
-    assert told.startswith("sampling.over_sampling_batch_size must be null (not built yet: over-sampling and filters)")
+    assert told.startswith(
+        "sampling.over_sampling_batch_size must be null (not supported yet: over-sampling and filters)"
+    )
 
 
 ASKED_OF_MEGATRON = {
@@ -71,9 +73,9 @@ ASKED_OF_MEGATRON = {
 }
 
 
-@pytest.mark.parametrize("lack", MEGATRON_LACKS, ids=lambda lack: str(lack.path))
-def test_what_megatron_lacks_is_refused_with_it_alone(lack: Lack) -> None:
+@pytest.mark.parametrize("lack", MEGATRON_GAPS, ids=lambda lack: str(lack.path))
+def test_what_megatron_lacks_is_refused_with_it_alone(lack: BackendGap) -> None:
     words = ["experiment=quickstart", *ASKED_OF_MEGATRON[lack.path].split()]
     told = f"{lack.path} must {lack.rule}"
-    assert any(text.startswith(told) and "(not built yet)" in text for text in mistakes(*words, "train=megatron"))
+    assert any(text.startswith(told) and "(not supported yet)" in text for text in mistakes(*words, "train=megatron"))
     assert not any(text.startswith(told) for text in mistakes(*words))

@@ -77,11 +77,11 @@ def test_users_own(name: str, value: float, separator: str, module: str, make_sa
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("{}:nothing", "reward.custom_path must name something that can be imported, got {}:nothing"),
+        ("{}:nothing", "reward.custom_path must be importable, got {}:nothing"),
         ("no_such_package_for_test:score", "ModuleNotFoundError: No module named 'no_such_package_for_test'"),
         ("broken_for_test:score", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
-        ("{}:number", "must name something that can be called, got {}:number; it is int"),
-        ("{}:Judge", "must name a function or an object, got {}:Judge; it is a class"),
+        ("{}:number", "must be callable, got {}:number; it is of type int"),
+        ("{}:Judge", "must be a function or an object, got {}:Judge; it is a class"),
         ("{}:two", "must be callable with (sample), got {}:two; its parameters are (sample, group)"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.config.resolve.draft import resolve
+from rlscale.config.resolve.defaults import resolve
 from rlscale.rollout.generated import eval_params, sampling_params
 from rlscale.types import SamplingParams
 from tests.unit.config.test_rules import change

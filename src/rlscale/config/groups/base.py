@@ -19,7 +19,7 @@ class ConfigGroup:
     # Without it pydantic drops keys it does not know in silence.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    passed_on: ClassVar[str | None] = None
+    passthrough_field: ClassVar[str | None] = None
     """Field of a group with the values of keys that a library knows; they count as keys of the group itself."""
 
     def __setattr__(self, name: str, value: Any) -> None:

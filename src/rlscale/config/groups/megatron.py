@@ -31,7 +31,7 @@ class MegatronConfig(ConfigGroup):
     Ignored with another `train.backend`.
     """
 
-    passed_on = "core_args"
+    passthrough_field = "core_args"
 
     tensor_model_parallel_size: Annotated[
         int, Field(gt=0, description="Ranks that share every layer's matrices (tensor parallelism).")

@@ -12,7 +12,7 @@ from rlscale.config.groups.base import ConfigGroup
 class SglangConfig(ConfigGroup):
     """SGLang servers started by the run. Any argument of SGLang's own server is a key too, e.g. `sglang.page_size`."""
 
-    passed_on = "server_args"
+    passthrough_field = "server_args"
 
     python: Annotated[
         str | None,

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlscale.config.errors import COMMAND_LINE, EVERYTHING
+from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.hydra_overrides import wrong_word
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, put_value, read_yaml_files
@@ -149,7 +149,7 @@ def _read_without_hydra(
         command_line_keys=command_line_keys,
         folders=folders,
         problems=problems + found,
-        broken={problem.path if problem.path in nodes() | keys().keys() else EVERYTHING for problem in found},
+        broken={problem.path if problem.path in nodes() | keys().keys() else ALL_KEYS for problem in found},
         read=read,
     )
 

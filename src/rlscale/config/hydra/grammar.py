@@ -10,7 +10,7 @@ from typing import get_args, get_origin
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from rlscale.config.errors import leave_out
+from rlscale.config.errors import default_fix
 from rlscale.config.keys import Key
 
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
@@ -26,7 +26,7 @@ def explain_value(path: str, value: str, key: Key | None) -> tuple[str, str]:
         key: what is known of it; None for a key below a mapping, or one that is handed on to a library.
     """
     rule, fix = _explain(path, value, key)
-    return rule, fix or ("leave it out" if key is None else leave_out(key))
+    return rule, fix or ("leave it out" if key is None else default_fix(key))
 
 
 def _explain(path: str, value: str, key: Key | None) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def _explain(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if _left_open(value) == "(" and is_readable(f"{path}={value})"):
         return "close the bracket (", _first_readable(path, [f"{value})"])
     if key is not None and key.type is not str and not key.is_mapping:
-        return f"be {key.type_text}", leave_out(key)
+        return f"be {key.type_text}", default_fix(key)
     opened = _left_open(value)
     if opened and opened in _QUOTES:
         return f"close the quote {opened}", _first_readable(path, [_quote(value.replace(opened, ""))])

@@ -9,8 +9,7 @@ from hydra.conf import HydraConf
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from rlscale.config.errors import COMMAND_LINE, show
-from rlscale.config.suggest import nearest
+from rlscale.config.errors import COMMAND_LINE, nearest, show
 from rlscale.errors import Problem
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
+from rlscale.config.errors import nearest_key
 from rlscale.config.keys import Key
-from rlscale.config.suggest import nearest_key
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
 

@@ -16,11 +16,10 @@ from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 
 from rlscale.config.check_fields import type_problem
-from rlscale.config.errors import COMMAND_LINE, EVERYTHING, not_a_group, show, unknown_key
+from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, nearest, nearest_key, not_a_group, show, unknown_key
 from rlscale.config.hydra.grammar import explain_value, in_shell, is_readable
-from rlscale.config.keys import nodes, owner_of
-from rlscale.config.passthrough import is_passed
-from rlscale.config.suggest import nearest, nearest_key
+from rlscale.config.keys import find_key, nodes
+from rlscale.config.passthrough import is_passthrough
 from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
@@ -36,11 +35,11 @@ _APPENDED = {"experiment": 0, "on": 2}
 class CommandLine:
     """The words of a command line after reading.
 
-    `broken` holds the keys and groups (`EVERYTHING`: all) whose values cannot be relied on because a word about them
+    `broken` holds the keys and groups (`ALL_KEYS`: all) whose values cannot be relied on because a word about them
     was wrong; rules between keys that read them would only report consequences.
     """
 
-    words: list[str] = field(default_factory=list)  # ready for Hydra
+    overrides: list[str] = field(default_factory=list)  # in the form that Hydra needs
     keys: set[str] = field(default_factory=set)  # keys that were set by name
     problems: list[Problem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
@@ -82,10 +81,10 @@ def parse_command_line(
                 ordered.append((place, choice))
         elif _check_key(line, override, groups):
             ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
-    if line.experiment is None and not line.no_experiment and EVERYTHING not in line.broken:
+    if line.experiment is None and not line.no_experiment and ALL_KEYS not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
-    line.words = [word for _, word in sorted(ordered, key=lambda pair: pair[0])]
+    line.overrides = [word for _, word in sorted(ordered, key=lambda pair: pair[0])]
     return line
 
 
@@ -97,8 +96,8 @@ def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[
         line.problems.append(_not_key_value(word, groups))
         return
     line.broken.add(_meant(path, groups))
-    key = owner_of(path)
-    if key is None and path not in groups and not is_passed(path) and not path.startswith("hydra."):
+    key = find_key(path)
+    if key is None and path not in groups and not is_passthrough(path) and not path.startswith("hydra."):
         line.problems.append(_unknown(path, value, groups))
         return
     if is_readable(f"{path}={value.strip()}"):
@@ -132,7 +131,7 @@ def _not_key_value(word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
 
 def _not_a_sweep(override: Override) -> Problem:
     path, value = override.key_or_group, _text(override)
-    key = owner_of(path)
+    key = find_key(path)
     fix = "add -m to run one job per value"
     if key is not None and key.type is str:
         quoted = in_shell(f'{path}="{value}"')
@@ -164,7 +163,7 @@ def _check_options(line: CommandLine, override: Override, options: Sequence[str]
     wrong = [name for name in chosen if name not in options]
     line.problems += [_wrong_option(group, name, options) for name in wrong]
     if wrong:
-        line.broken.add(EVERYTHING if group in _APPENDED else group)
+        line.broken.add(ALL_KEYS if group in _APPENDED else group)
     elif group == "experiment":
         line.experiment = "+".join(str(name) for name in chosen)
     return not wrong
@@ -178,8 +177,8 @@ def _wrong_option(group: str, name: Any, options: Sequence[str]) -> Problem:
 
 def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     path = override.key_or_group
-    key = owner_of(path)
-    if is_passed(path) and not override.is_delete():
+    key = find_key(path)
+    if is_passthrough(path) and not override.is_delete():
         line.keys.add(path)  # whether the library knows it is asked later
         return True
     if key is None:
@@ -212,16 +211,16 @@ def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Prob
 def _meant(path: str, groups: Mapping[str, Sequence[str]]) -> str:
     """The key or group whose value is not known, because the word that should have set it was wrong."""
     group = _near_group(path, groups)
-    if owner_of(path) is None and "." in path and group is None:
+    if find_key(path) is None and "." in path and group is None:
         return nearest_key(path) or path
-    return path if group is None else EVERYTHING if group in _APPENDED else group
+    return path if group is None else ALL_KEYS if group in _APPENDED else group
 
 
 def _near_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None:
     """The group that a word without a key most likely stands for. A dot may be the one wrong letter."""
     if "." not in path:
         return nearest(path, groups)
-    return nearest(path, groups, limit=1) if owner_of(path) is None else None
+    return nearest(path, groups, limit=1) if find_key(path) is None else None
 
 
 def _text(override: Override) -> str:

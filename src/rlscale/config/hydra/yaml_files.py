@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 from omegaconf._utils import get_yaml_loader
 
-from rlscale.config.errors import show
+from rlscale.config.errors import nearest, show
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.keys import nodes
-from rlscale.config.suggest import nearest
 from rlscale.errors import Problem
 
 _Loader: Any = get_yaml_loader()  # OmegaConf's, which reads 1e-5 as a number

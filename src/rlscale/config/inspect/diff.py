@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlscale.config.errors import show
-from rlscale.config.to_yaml import flat
+from rlscale.config.to_yaml import flatten
 
 UNSET = "(not there)"
 NAMES = ("run.name", "run.dir", "run.experiment", "run.overrides", "run.config_dir", "checkpoint.save")
@@ -33,7 +33,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], *, names: b
         before, after: nested values.
         names: also those of the run's name and folders, which always differ.
     """
-    old, new = dict(flat(before)), dict(flat(after))
+    old, new = dict(flatten(before)), dict(flatten(after))
     return [
         Difference(key=key, before=old.get(key, UNSET), after=new.get(key, UNSET))
         for key in dict.fromkeys([*old, *new])

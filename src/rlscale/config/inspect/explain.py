@@ -11,9 +11,9 @@ from typing import Any
 from rlscale.config.errors import show, unknown_key
 from rlscale.config.hydra.interpolation import is_interpolated
 from rlscale.config.inspect.help import WIDTH, not_built
-from rlscale.config.keys import Key, keys, nodes, owner_of
-from rlscale.config.load import Loaded
-from rlscale.config.passthrough import is_passed, passing_groups
+from rlscale.config.keys import Key, find_key, keys, nodes
+from rlscale.config.load import LoadedConfig
+from rlscale.config.passthrough import is_passthrough, passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.passthrough.field_types import in_words
 from rlscale.errors import ConfigError, Problem
@@ -55,13 +55,13 @@ class Explanation:
         return [self.key, *(f"  {name:<12}{text}".rstrip() for name, text in facts if text), "", *told]
 
 
-def explain(path: str, loaded: Loaded) -> Explanation:
+def explain(path: str, loaded: LoadedConfig) -> Explanation:
     """What `path` is and has in a loaded configuration.
 
     Raises: ConfigError when there is no such key.
     """
-    key = owner_of(path)
-    if key is None and is_passed(path):
+    key = find_key(path)
+    if key is None and is_passthrough(path):
         return _explain_passed(path, loaded)
     if key is None:
         is_group = path in nodes() or path in loaded.composed.folders.groups()
@@ -89,7 +89,7 @@ def explain(path: str, loaded: Loaded) -> Explanation:
     )
 
 
-def _explain_passed(path: str, loaded: Loaded) -> Explanation:
+def _explain_passed(path: str, loaded: LoadedConfig) -> Explanation:
     group, _, name = path.partition(".")
     own = getattr(loaded.config, group)
     library = LIBRARIES[group]
@@ -97,7 +97,7 @@ def _explain_passed(path: str, loaded: Loaded) -> Explanation:
     if name not in arguments.types:
         fix = f"rlscale-config help {group} lists its own keys; {library.listing}"
         raise ConfigError([Problem(path="explain", rule="be given a key", value=path, fix=fix)])
-    kind, passed = library.kind.format(version=arguments.version), getattr(own, passing_groups()[group])
+    kind, passed = library.kind.format(version=arguments.version), getattr(own, passthrough_groups()[group])
     told = f"This is {kind}, handed on as it is. Left out, the library's own default counts."
     if name in library.ours:
         told = f"This is {kind}, which rlscale sets; {library.ours[name]}."
@@ -113,7 +113,7 @@ def _explain_passed(path: str, loaded: Loaded) -> Explanation:
     )
 
 
-def _set_by(path: str, loaded: Loaded) -> str:
+def _set_by(path: str, loaded: LoadedConfig) -> str:
     """Who set a key, and as what where its value refers to others."""
     given: Any = loaded.composed.values
     for name in path.split("."):
@@ -122,5 +122,5 @@ def _set_by(path: str, loaded: Loaded) -> str:
     return (loaded.composed.origin(path) or DEFAULT) + written
 
 
-def _warning(key: Key, loaded: Loaded) -> str:
+def _warning(key: Key, loaded: LoadedConfig) -> str:
     return next((warning for warning in loaded.warnings if warning.startswith(f"{key.path} ")), "")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlscale.config.errors import show
+from rlscale.config.errors import nearest, show
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import Key, keys
-from rlscale.config.passthrough import passing_groups
+from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
-from rlscale.config.suggest import nearest
-from rlscale.config.unsupported import unbuilt
+from rlscale.config.unsupported import supported_values
 from rlscale.errors import ConfigError, Problem
 
 WIDTH = 100
@@ -45,7 +44,7 @@ def group_help(name: str, folders: ConfigFolders) -> str:
     if options:
         lines += ["options:", *_option_lines(name, options, folders), ""]
     lines += [line for key in found for line in key_lines(key)]
-    if name in passing_groups():
+    if name in passthrough_groups():
         kind = LIBRARIES[name].kind.format(version=LIBRARIES[name].known({}).version)
         lines += [f"  {name}.<name>", *_indented(f"Any other name is {kind}, handed on as it is."), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -62,11 +61,11 @@ def key_lines(key: Key) -> list[str]:
 
 def not_built(path: str) -> str:
     """Which values of a key wait for a part that is not built; empty when all work."""
-    if path not in unbuilt():
+    if path not in supported_values():
         return ""
-    built = unbuilt()[path]
+    built = supported_values()[path]
     works = ", ".join(show(value) for value in built.values)
-    return f"Not built yet: {built.waits_for}; works now: {works}."
+    return f"Not supported yet: {built.feature}; works now: {works}."
 
 
 def group_summary(group: str) -> str:

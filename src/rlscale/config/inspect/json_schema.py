@@ -133,7 +133,7 @@ def _of_type(key: Key) -> Schema:
             kind["additionalProperties"] = dict(_TYPES[inner[1]])
     else:
         kind = dict(_TYPES[key.type])
-    for bound in key.info.metadata:
+    for bound in key.constraints:
         kind |= {word: getattr(bound, name) for name, word in _BOUNDS.items() if hasattr(bound, name)}
         if getattr(bound, "min_length", None) is not None:
             kind["minItems" if origin is list else "minLength"] = bound.min_length

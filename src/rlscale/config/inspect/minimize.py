@@ -20,11 +20,11 @@ from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, put_value, read_yaml_
 from rlscale.config.inspect.diff import NAMES
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.passthrough import is_passed, passing_groups
-from rlscale.config.resolve.draft import resolve
+from rlscale.config.passthrough import is_passthrough, passthrough_groups
+from rlscale.config.resolve.defaults import resolve
 from rlscale.config.rules import check_rules
 from rlscale.config.run_config import RunConfig
-from rlscale.config.to_yaml import flat, to_dict
+from rlscale.config.to_yaml import flatten, to_dict
 from rlscale.errors import ConfigError
 from rlscale.secrets import REDACTED
 
@@ -96,7 +96,7 @@ def minimize_from(resolved: Mapping[str, Any], experiment: str, *, folders: Conf
     extra = folders.extra if folders is not None else None
     composed = load_config_with_notes([f"experiment={experiment}"], config_dir=extra, to_run=False).composed
     base = {path: key.default for path, key in keys().items() if not key.required}
-    return Minimal(options={}, values=target.reduce(base | dict(flat(composed.values))), experiment=experiment)
+    return Minimal(options={}, values=target.reduce(base | dict(flatten(composed.values))), experiment=experiment)
 
 
 _NOTHING = object()
@@ -135,7 +135,7 @@ class _Target:
 
     def reduce(self, base: Values) -> Values:
         """The values that must be set on top of `base`; each is needed."""
-        own = {path: value for path, value in flat(to_dict(self._config)) if not path.startswith("run.")}
+        own = {path: value for path, value in flatten(to_dict(self._config)) if not path.startswith("run.")}
         kept = {
             path: value
             for path, value in own.items()
@@ -152,7 +152,7 @@ class _Target:
         nested: Values = {}
         for path, value in values.items():
             group, _, name = path.partition(".")
-            put_value(nested, f"{group}.{passing_groups()[group]}.{name}" if is_passed(path) else path, value)
+            put_value(nested, f"{group}.{passthrough_groups()[group]}.{name}" if is_passthrough(path) else path, value)
         try:
             config = adapter().validate_python(nested)
         except ValidationError:
@@ -164,11 +164,11 @@ class _Target:
 
     def _resolve(self, config: RunConfig) -> Values:
         resolved, _ = resolve(config, has_cuda=lambda: self._has_cuda)
-        return {path: value for path, value in flat(to_dict(resolved)) if path not in NAMES and value != REDACTED}
+        return {path: value for path, value in flatten(to_dict(resolved)) if path not in NAMES and value != REDACTED}
 
 
 def _option_values(group: str, name: str, folders: ConfigFolders) -> Iterable[tuple[str, Any]]:
-    return flat(read_yaml_files([(group, name)], folders).values())
+    return flatten(read_yaml_files([(group, name)], folders).values())
 
 
 def _word(path: str, value: Any) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from rlscale.config.errors import nearest
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.suggest import nearest
 from rlscale.config.to_yaml import to_dict
 from rlscale.errors import ConfigError, Problem
 

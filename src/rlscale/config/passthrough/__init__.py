@@ -1,5 +1,5 @@
 """Keys that a group hands on to a library: `sglang.<argument>`, `megatron.<field>`. The library knows their names."""
 
-from rlscale.config.passthrough.check import Passed, check_passed, is_passed, passing_groups
+from rlscale.config.passthrough.check import PassthroughValues, check_passthrough, is_passthrough, passthrough_groups
 
-__all__ = ["Passed", "check_passed", "is_passed", "passing_groups"]
+__all__ = ["PassthroughValues", "check_passthrough", "is_passthrough", "passthrough_groups"]

@@ -14,13 +14,12 @@ from typing import Any
 from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA
 
-from rlscale.config.errors import show
+from rlscale.config.errors import nearest, show
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import megatron_args as of_megatron
 from rlscale.config.passthrough import sglang_args as of_sglang
 from rlscale.config.passthrough.field_types import fits, in_words
 from rlscale.config.passthrough.recorded import Arguments
-from rlscale.config.suggest import nearest
 from rlscale.errors import Problem
 
 SAME_WORDS = 70
@@ -39,7 +38,7 @@ class Library:
 
 
 @dataclass(kw_only=True, slots=True)
-class Passed:
+class PassthroughValues:
     """Values that are right, by group and name, and what was wrong with the others."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -80,27 +79,29 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
 
 
 @cache
-def passing_groups() -> Mapping[str, str]:
+def passthrough_groups() -> Mapping[str, str]:
     """The field that holds what is handed on, by group."""
     owners = {key.group: key.owner for key in keys().values() if key.path.count(".") == 1}
-    return {group: owner.passed_on for group, owner in owners.items() if owner.passed_on}
+    return {group: owner.passthrough_field for group, owner in owners.items() if owner.passthrough_field}
 
 
-def is_passed(path: str) -> bool:
+def is_passthrough(path: str) -> bool:
     """Whether `path` is a key that its group hands on, if the library knows it."""
     group, _, name = path.partition(".")
-    return group in passing_groups() and bool(name) and path not in keys()
+    return group in passthrough_groups() and bool(name) and path not in keys()
 
 
-def check_passed(given: Mapping[str, Any], values: Mapping[str, Any], origin: Callable[[str], str]) -> Passed:
+def check_passthrough(
+    given: Mapping[str, Any], values: Mapping[str, Any], origin: Callable[[str], str]
+) -> PassthroughValues:
     """Checks names and types.
 
     Args:
-        given: values of the keys that `is_passed`, by path.
+        given: values of the keys that `is_passthrough`, by path.
         values: the whole composed config, nested and unchecked.
         origin: where the value of a path was set.
     """
-    passed = Passed()
+    passed = PassthroughValues()
     arguments: dict[str, Arguments] = {}
     for path, value in given.items():
         group, _, name = path.partition(".")

@@ -1,1 +1,1 @@
-"""Fills unset keys of a valid config and records what was derived and why."""
+"""Completes a valid config: fills unset keys and records each derived value with its reason."""

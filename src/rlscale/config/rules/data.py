@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rlscale.config.errors import show
+from rlscale.config.errors import nearest, show
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig
-from rlscale.config.suggest import nearest
 from rlscale.errors import Problem
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlscale.config.errors import show
-from rlscale.config.eval_sets import eval_sets
 from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.reward import RewardType
+from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem

@@ -32,7 +32,7 @@ def test_a_value_that_refers_to_others_shows_as_what_it_was_set(monkeypatch: pyt
 
 def test_what_was_derived_says_why_and_what_it_replaced() -> None:
     found = explained("batch.global_batch_size")
-    assert found.value == 384 and found.set_by == "derived: 384 samples of a rollout / 1 steps"
+    assert found.value == 384 and found.set_by == "derived: 384 samples per rollout / 1 steps"
     assert found.replaced_from == ""
     replaced = explained("fsdp.attn_implementation", "cluster.device=cpu")
     assert (replaced.value, replaced.replaced) == ("sdpa", "flash_attention_2")
@@ -45,7 +45,7 @@ def test_a_key_without_effect_says_so() -> None:
 
 
 def test_a_key_of_a_part_that_is_not_built_says_so() -> None:
-    assert "Not built yet" in explained("rollout.function_path").not_built
+    assert "Not supported yet" in explained("rollout.function_path").not_built
 
 
 def test_a_required_key() -> None:

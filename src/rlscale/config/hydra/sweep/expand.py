@@ -16,11 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.check_fields import check_fields
-from rlscale.config.errors import COMMAND_LINE
+from rlscale.config.errors import COMMAND_LINE, nearest
 from rlscale.config.hydra.config_folders import PRIMARY
 from rlscale.config.hydra.overrides import CommandLine
 from rlscale.config.keys import keys
-from rlscale.config.suggest import nearest
 from rlscale.errors import Problem
 
 
@@ -78,7 +77,7 @@ def unlisted(line: CommandLine) -> list[Problem]:
 
 def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
     """What is wrong with the words about Hydra itself."""
-    parsed = (OverridesParser.create().parse_override(word) for word in line.words)
+    parsed = (OverridesParser.create().parse_override(word) for word in line.overrides)
     own = [override for override in parsed if override.is_hydra_override()]
     groups = [(each, _option_problem(each, loader)) for each in own if "/" in each.key_or_group]
     problems = [problem for _, problem in groups if problem]
@@ -125,7 +124,7 @@ def _has(config: DictConfig, path: str) -> bool:
 def _choices(line: CommandLine) -> list[list[str]]:
     """For each word about the config: itself, or itself with each of its values."""
     choices = []
-    for override in OverridesParser.create().parse_overrides(line.words):
+    for override in OverridesParser.create().parse_overrides(line.overrides):
         if override.is_hydra_override():
             continue
         key = override.get_key_element()
@@ -139,7 +138,7 @@ def _choices(line: CommandLine) -> list[list[str]]:
 
 
 def _sweeps(line: CommandLine) -> Iterator[Override]:
-    overrides = OverridesParser.create().parse_overrides(line.words)
+    overrides = OverridesParser.create().parse_overrides(line.overrides)
     return (each for each in overrides if each.is_sweep_override() and not each.is_hydra_override())
 
 

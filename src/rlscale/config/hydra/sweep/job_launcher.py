@@ -136,7 +136,7 @@ class CheckedLauncher(Launcher):
         return record
 
     def _for_hydra(self, words: tuple[str, ...]) -> list[str]:
-        return parse_command_line(words, self._groups).words
+        return parse_command_line(words, self._groups).overrides
 
 
 def typed(words: Any) -> tuple[str, ...]:

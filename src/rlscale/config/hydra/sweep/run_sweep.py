@@ -19,7 +19,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlscale.config.errors import EVERYTHING
+from rlscale.config.errors import ALL_KEYS
 from rlscale.config.hydra.compose import make_loader
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
@@ -27,12 +27,12 @@ from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, some_job
 from rlscale.config.hydra.sweep.job_launcher import CheckConfig, CheckedLauncher, JobChecker, typed
 from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, register_sweeper, too_few
 from rlscale.config.hydra.sweep.records import Direction, JobRecord, Outcome, RecordFolder, SweepResult
-from rlscale.config.load import Loaded, load_config_with_notes
+from rlscale.config.load import LoadedConfig, load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 
 SWEEPS_FOLDER = "runs/sweeps"
 
-RunLoaded = Callable[[int, Loaded], float | None]
+RunLoaded = Callable[[int, LoadedConfig], float | None]
 """Runs a job, given its 0-based number; returns its objective. Is pickled where jobs run in processes."""
 
 
@@ -56,7 +56,7 @@ def run_sweep(
     """
     folders = ConfigFolders.find(config_dir)
     line = parse_command_line(words, folders.groups(), multirun=True)
-    if EVERYTHING in line.broken:  # without its experiment a job has only consequences to tell
+    if ALL_KEYS in line.broken:  # without its experiment a job has only consequences to tell
         raise ConfigError([*line.problems, *wrong_values(line)])
     loader = make_loader(folders)
     register_sweeper()
@@ -92,7 +92,7 @@ def _compose(line: CommandLine, loader: ConfigLoader, checker: JobChecker) -> Di
     try:
         return Hydra(task_name="rlscale", config_loader=loader).compose_config(
             config_name=PRIMARY,
-            overrides=[*line.words, *_sweep_folder(line)],
+            overrides=[*line.overrides, *_sweep_folder(line)],
             run_mode=RunMode.MULTIRUN,
             with_log_configuration=False,
         )
@@ -141,7 +141,7 @@ def _task(run_loaded: RunLoaded, config_dir: Path | None, files: RecordFolder) -
 
 
 def _sweep_folder(line: CommandLine) -> list[str]:
-    if any(word.startswith("hydra.sweep.dir=") for word in line.words):
+    if any(word.startswith("hydra.sweep.dir=") for word in line.overrides):
         return []
-    digest = hashlib.sha256("\n".join(line.words).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\n".join(line.overrides).encode()).hexdigest()[:8]
     return [f'hydra.sweep.dir="{SWEEPS_FOLDER}/{line.experiment}-{digest}"']

@@ -1,4 +1,4 @@
-"""Which sets an evaluation has, and how each is answered: `eval.prompt_data`, or the file of `eval.config`.
+"""The data sets of an evaluation and their sampling: from `eval.prompt_data`, or from the file `eval.config`.
 
 eval:
   defaults: {n_samples_per_prompt: 4, temperature: 0.6}
@@ -18,13 +18,12 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from rlscale.config.errors import from_pydantic, show
+from rlscale.config.errors import from_pydantic, nearest, show
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.keys import keys
-from rlscale.config.suggest import nearest
 from rlscale.errors import ConfigError, Problem
 
-OF_A_SET = (
+SET_KEYS = (
     "input_key",
     "label_key",
     "reward_key",
@@ -36,14 +35,14 @@ OF_A_SET = (
     "min_new_tokens",
     "max_examples",
 )
-"""Keys of the group `eval` that a set of the file can have for itself."""
+"""Keys of the group `eval` that the file can set for each data set."""
 
-_BODY = ("defaults", "datasets")
+_BODY_KEYS = ("defaults", "datasets")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSetConfig:
-    """One set: its name, its file, and the group `eval` as it holds for this set."""
+    """One data set: its name, its file, and the group `eval` with the values of this set."""
 
     name: str
     path: str
@@ -51,14 +50,15 @@ class EvalSetConfig:
 
 
 def eval_sets(config: EvalConfig) -> list[EvalSetConfig]:
-    """The sets of an evaluation; one path of `eval.prompt_data` alone is called `eval`. Empty where there are none.
+    """The data sets of an evaluation; a single path in `eval.prompt_data` is named `eval`. Empty without any.
 
     Raises:
-        ConfigError: the file of `eval.config` cannot be used; names everything that is wrong with it.
+        ConfigError: the file of `eval.config` cannot be used; lists all its problems.
     """
     if config.config is not None:
         return _read(config, config.config)
     given = config.prompt_data or []
+    # Names and paths alternate.
     pairs = [("eval", given[0])] if len(given) == 1 else zip(given[::2], given[1::2], strict=True)
     return [EvalSetConfig(name=name, path=path, eval=config) for name, path in pairs]
 
@@ -72,66 +72,67 @@ def _read(config: EvalConfig, path: str) -> list[EvalSetConfig]:
     try:
         content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _error("name a YAML file that can be read", path, " ".join(str(error).split())) from error
+        raise _error("name a readable YAML file", path, " ".join(str(error).split())) from error
     body = content.get("eval") if isinstance(content, Mapping) else None
     datasets = body.get("datasets") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(datasets, list) or not datasets:
         fix = "write eval: {defaults: {...}, datasets: [{name: ..., path: ...}, ...]}"
         raise _error("name a file with eval.datasets, a list", path, fix)
-    problems = [_unknown(path, f"eval.{name}", name, _BODY) for name in body if name not in _BODY]
+    problems = [_unknown_key(path, f"eval.{name}", name, _BODY_KEYS) for name in body if name not in _BODY_KEYS]
     defaults = body.get("defaults") or {}
-    problems += _wrong_names(path, "eval.defaults", defaults, OF_A_SET)
+    problems += _key_problems(path, "eval.defaults", defaults, SET_KEYS)
     sets: list[EvalSetConfig] = []
     for number, entry in enumerate(datasets):
         place = f"eval.datasets[{number}]"
-        found = _wrong_names(path, place, entry, ("name", "path", *OF_A_SET))
-        found += [] if found else _without_name(path, place, entry)
+        found = _key_problems(path, place, entry, ("name", "path", *SET_KEYS))
+        found += [] if found else _name_problems(path, place, entry)
         problems += found
         if not problems:
-            made = _make(config, path, place, dict(defaults) | dict(entry))
+            made = _make_set(config, path, place, dict(defaults) | dict(entry))
             problems += made if isinstance(made, list) else []
             sets += [made] if isinstance(made, EvalSetConfig) else []
     names = [each.name for each in sets]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(_problem("give each set its own name", f"{name} twice in {path}", "rename one"))
+        problems.append(_problem("give each set a unique name", f"{name} twice in {path}", "rename one"))
     if problems:
         raise ConfigError(problems)
     return sets
 
 
-def _make(config: EvalConfig, path: str, place: str, entry: dict[str, Any]) -> EvalSetConfig | list[Problem]:
-    own = {name: value for name, value in entry.items() if name in OF_A_SET}
+def _make_set(config: EvalConfig, path: str, place: str, entry: dict[str, Any]) -> EvalSetConfig | list[Problem]:
+    own = {name: value for name, value in entry.items() if name in SET_KEYS}
     try:
         checked = _adapter().validate_python(own)
     except ValidationError as error:
         details = error.errors(include_url=False)
         found = [from_pydantic(each, key=keys()[f"eval.{each['loc'][0]}"], origin="") for each in details]
         return [
-            _problem(f"have {place}.{each.path} that must {each.rule}", f"{each.value} in {path}", "leave it out")
+            _problem(f"have {place}.{each.path} that must {each.rule}", f"{each.value} in {path}", "remove it")
             for each in found
         ]
+    # Only keys of the file override the group: the validated group has a default for every other key.
     given = {name: getattr(checked, name) for name in own}
     return EvalSetConfig(name=entry["name"], path=entry["path"], eval=replace(config, **given))
 
 
-def _wrong_names(path: str, place: str, entry: Any, known: Sequence[str]) -> list[Problem]:
+def _key_problems(path: str, place: str, entry: Any, known: Sequence[str]) -> list[Problem]:
     if not isinstance(entry, Mapping):
         return [_problem(f"have a mapping as {place}", f"{show(entry)} in {path}", "write `key: value` pairs")]
-    return [_unknown(path, f"{place}.{name}", str(name), known) for name in entry if name not in known]
+    return [_unknown_key(path, f"{place}.{name}", str(name), known) for name in entry if name not in known]
 
 
-def _without_name(path: str, place: str, entry: Mapping[str, Any]) -> list[Problem]:
+def _name_problems(path: str, place: str, entry: Mapping[str, Any]) -> list[Problem]:
     wrong = [name for name in ("name", "path") if not isinstance(entry.get(name), str) or not entry[name]]
     return [
-        _problem(f"have a text as {place}.{name}", f"{show(entry.get(name))} in {path}", f"add {name}: <text>")
+        _problem(f"have a string as {place}.{name}", f"{show(entry.get(name))} in {path}", f"add {name}: <string>")
         for name in wrong
     ]
 
 
-def _unknown(path: str, place: str, name: str, known: Sequence[str]) -> Problem:
+def _unknown_key(path: str, place: str, name: str, known: Sequence[str]) -> Problem:
     found = nearest(name, known)
-    fix = f"did you mean {found}?" if found else f"it can have {', '.join(known)}"
-    return _problem("hold known keys only", f"{place} in {path}", fix)
+    fix = f"did you mean {found}?" if found else f"known keys: {', '.join(known)}"
+    return _problem("contain known keys only", f"{place} in {path}", fix)
 
 
 def _problem(rule: str, value: str, fix: str) -> Problem:
