@@ -3,7 +3,7 @@
 No HTTP call and no engine: only bytes, hashed by both sides as a sync's are. In turn, in the same run:
 
 - memcpy: libc's, one thread, within one process, of which nobody hashes anything.
-- ring: as `train.weight_channel=shared_memory` does it (`rlscale.weights.transports.shm_ring`).
+- ring: as `train.weight_channel=shared_memory` does it (`rlscale.weights.ring_buffer`).
 - in place: the sender's memory is shared, and the receiver copies out of it. Both hash as fast as they can.
 - in place, 2 threads: the same; the receiver copies with two.
 - in place, in step: with one; the sender is at most a few blocks ahead, so that the receiver finds them in the cache.
@@ -32,7 +32,7 @@ from machine import machine, sentence
 from weight_limits import memcpy
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest
-from rlscale.weights.transports.shm_ring import RingReader, RingWriter
+from rlscale.weights.ring_buffer import RingReader, RingWriter
 
 RESULTS = Path(__file__).parent / "results"
 REST_S = 0.05

@@ -34,7 +34,7 @@ from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.types import EngineAddress, SamplingParams
 from rlscale.weights.factory import ChannelSpec, make_channel
-from rlscale.weights.sync import EngineChannel
+from rlscale.weights.sync import WeightSync
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("rlscale", "torch", "xxhash", "zstandard", "aiohttp")
@@ -82,7 +82,7 @@ def served(folder: Path) -> Iterator[EngineAddress]:
         process.stop()
 
 
-def open_channel(name: WeightChannelName, folder: Path, address: EngineAddress) -> EngineChannel:
+def open_channel(name: WeightChannelName, folder: Path, address: EngineAddress) -> WeightSync:
     spec = ChannelSpec(
         name=name,
         backend="gloo",

@@ -1,4 +1,4 @@
-"""What only the real server does wrong or differently, and how the client lives with it."""
+"""Quirks of the real SGLang server, and the client's workarounds."""
 
 import asyncio
 import json
@@ -13,9 +13,11 @@ from rlscale.config.passthrough.sglang_args import RECORDED, known_arguments
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams, WeightGroup
+from rlscale.weights.engine_groups import GroupOptions
 from rlscale.weights.sender_group import SenderGroup
+from rlscale.weights.sync import WeightSync
 from rlscale.weights.torch_groups import open_store
-from rlscale.weights.transports.gloo_packed import ProcessGroupChannel
+from rlscale.weights.transports.gloo_packed import PackedTransport
 from tests.contract.conftest import SGLANG_ARGUMENTS, Target, describe_installed, sglang_launch
 from tests.contract.test_engine_contract import BAD_REQUESTS
 from tests.tiny_model import VOCAB_SIZE, write_tiny_qwen3
@@ -40,16 +42,16 @@ async def engine(address: EngineAddress) -> AsyncIterator[HttpEngine]:
     await client.close()
 
 
-async def test_an_id_outside_the_vocabulary_does_not_reach_it(engine: HttpEngine) -> None:
+async def test_an_id_outside_the_vocabulary_is_not_sent(engine: HttpEngine) -> None:
     for ids in ([5, VOCAB_SIZE], [-1], []):
         with pytest.raises(EngineError, match="input_ids must be token ids below"):
             await engine.generate(ids, PARAMS)
     assert await engine.health()
-    # The last id there is can be sent.
+    # The last id of the vocabulary is allowed.
     assert len((await engine.generate([VOCAB_SIZE - 1], PARAMS))[0].output_ids) == 6
 
 
-# What ends the server, what it answers with 500, and what it takes.
+# Bodies that crash the server, that it answers with 500, and that it accepts.
 NOT_REFUSED = (
     {"input_ids": [5, 100_000]},
     {"input_ids": [-1]},
@@ -58,7 +60,7 @@ NOT_REFUSED = (
 )
 
 
-async def test_other_mistakes_are_refused_and_do_no_harm(sglang: Target, engine: HttpEngine) -> None:
+async def test_other_errors_are_refused_without_effect(sglang: Target, engine: HttpEngine) -> None:
     bodies = [body for body, _ in BAD_REQUESTS if body not in NOT_REFUSED]
     assert len(bodies) == len(BAD_REQUESTS) - len(NOT_REFUSED)
     async with aiohttp.ClientSession() as session:
@@ -68,13 +70,13 @@ async def test_other_mistakes_are_refused_and_do_no_harm(sglang: Target, engine:
     assert len((await engine.generate(PROMPT, PARAMS))[0].output_ids) == 6
 
 
-async def test_min_p_beside_a_seed_does_not_reach_it(engine: HttpEngine) -> None:
+async def test_min_p_with_a_seed_is_not_sent(engine: HttpEngine) -> None:
     with pytest.raises(EngineError, match=r"min_p must be 0 with SGLang's enable_deterministic_inference, got 0\.1"):
         await engine.generate(PROMPT, SamplingParams(max_new_tokens=2, min_p=0.1, sampling_seed=1))
     assert await engine.health()
 
 
-async def test_sample_j_of_n_has_a_seed_of_its_own(engine: HttpEngine) -> None:
+async def test_each_of_n_samples_has_its_own_seed(engine: HttpEngine) -> None:
     together = await engine.generate(PROMPT, PARAMS, n=3, rid="three")
     alone = [
         (await engine.generate(PROMPT, SamplingParams(max_new_tokens=6, ignore_eos=True, sampling_seed=3 + j)))[0]
@@ -90,12 +92,12 @@ async def test_an_idle_connection_that_was_dropped_is_replaced(engine: HttpEngin
         return [answer.output_ids for [answer] in answers]
 
     first = await many()
-    # Also when the loop was too busy to notice that the whole pool was dropped.
+    # Blocking: the event loop must not notice that all connections were dropped.
     time.sleep(KEEP_ALIVE_S + 1.5)
     assert await many() == first
 
 
-async def test_an_update_that_could_not_flush_the_cache_is_an_error(
+async def test_an_update_that_cannot_flush_the_cache_is_an_error(
     engine: HttpEngine, address: EngineAddress, sglang: Target
 ) -> None:
     version = (await engine.info())["weight_version"]
@@ -104,7 +106,7 @@ async def test_an_update_that_could_not_flush_the_cache_is_an_error(
     task = asyncio.create_task(engine.generate(PROMPT, long))
     await asyncio.sleep(0.2)
     await engine.pause("in_place")
-    other = HttpEngine(address, timeout_s=TIMEOUT_S)  # it does not know of the pause, and so asks for a flush
+    other = HttpEngine(address, timeout_s=TIMEOUT_S)  # it does not know of the pause, and so requests a flush
     try:
         with pytest.raises(EngineError, match=r"engine 0 .*/update_weights_from_disk. refused"):
             await other.update_from_disk(folder, version=version, checksums={})
@@ -114,17 +116,16 @@ async def test_an_update_that_could_not_flush_the_cache_is_an_error(
     assert len((await task)[0].output_ids) == sglang.long_answer
 
 
-def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -> None:
-    channel = ProcessGroupChannel(
+def test_a_used_group_name_is_refused_in_time(address: EngineAddress) -> None:
+    transport = PackedTransport(GroupOptions(bucket_bytes=2**20, timeout_s=TIMEOUT_S))
+    channel = WeightSync(
+        transport,
         make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
-        team=SenderGroup(rank=0),
-        bucket_bytes=2**20,
-        backend="gloo",
+        group=SenderGroup(rank=0),
         timeout_s=TIMEOUT_S,
     )
     channel.connect([address])
-    assert channel._joined is not None
-    taken = channel._joined.group_names[0]
+    taken = transport.groups.names[0]
     store = open_store("127.0.0.1", timeout_s=5)
 
     async def join_again() -> None:
@@ -144,20 +145,20 @@ def test_a_group_name_that_is_taken_is_refused_in_time(address: EngineAddress) -
 
     with pytest.raises(EngineError, match=r"engine 0 .*/init_weights_update_group. refused with status 400"):
         asyncio.run(join_again())
-    # A new link has a new name, so that it never meets an old one.
+    # A new link has a new name, so it never joins an old group.
     channel.connect([address])
-    assert channel._joined.group_names[0] != taken
+    assert transport.groups.names[0] != taken
     channel.close()
 
 
-def test_the_recorded_arguments_are_those_of_the_tested_version() -> None:
+def test_the_recorded_arguments_match_the_tested_version() -> None:
     installed, recorded = describe_installed(), json.loads(RECORDED.read_text())
     assert installed == recorded
     assert known_arguments(None).version == recorded["version"]
     assert set(SGLANG_ARGUMENTS) <= installed["types"].keys()
 
 
-def test_a_server_that_cannot_start_shows_why(tmp_path: Path) -> None:
+def test_the_error_for_a_server_that_cannot_start_has_its_log(tmp_path: Path) -> None:
     model = write_tiny_qwen3(tmp_path / "model")
     (model / "config.json").write_text("{}")
     _, process = sglang_launch(model).open(tmp_path)

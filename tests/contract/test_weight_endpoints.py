@@ -1,4 +1,4 @@
-"""SGLang's contract of updates from disk and tensor, the same for every server."""
+"""SGLang's contract for updates from disk and tensor, the same for every server."""
 
 import asyncio
 import base64
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.weights.buckets import layout_of
+from rlscale.weights.buckets import describe_bucket
 from rlscale.weights.readers import encode_payload
 from tests.contract.conftest import Wire
 from tests.contract.test_engine_contract import PROMPT, start_long
@@ -17,10 +17,8 @@ PICKLE = base64.b64encode(b"\x80\x04]\x94.").decode()  # an empty list, as SGLan
 
 @pytest.fixture
 async def model(wire: Wire, tmp_path: Path) -> Path:
-    """A folder with the weights that the server has (the fake has none of its own).
-
-    No request runs: one counts as running for a moment after its answer, and the flush of an update does not wait.
-    """
+    """A folder with the server's weights (the fake has none). No request runs."""
+    # A request counts as running for a moment after its answer, and the flush of an update does not wait.
     assert (await wire.post("/flush_cache?timeout=10", {}))[0] == 200
     path = Path((await wire.get("/model_info"))[1]["model_path"])
     return path if path.is_dir() else write_tiny_qwen3(tmp_path / "model")
@@ -28,11 +26,11 @@ async def model(wire: Wire, tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def version(wire: Wire) -> str:
-    """Of the weights before the test; to be put back."""
+    """The version of the weights before the test, to be restored after it."""
     return str((await wire.get("/model_info"))[1]["weight_version"])
 
 
-async def put_back(wire: Wire, version: str) -> None:
+async def restore_version(wire: Wire, version: str) -> None:
     body = {"new_version": version, "abort_all_requests": False}
     assert (await wire.post("/update_weight_version", body))[0] == 200
 
@@ -46,10 +44,10 @@ async def test_loading_a_folder_sets_the_version(wire: Wire, model: Path, versio
     after = await wire.generate(PROMPT, max_new_tokens=8, sampling_seed=1, ignore_eos=True)
     assert after["output_ids"] == before["output_ids"]
     assert after["meta_info"]["weight_version"] == "43"
-    await put_back(wire, version)
+    await restore_version(wire, version)
 
 
-async def test_a_folder_without_a_version_leaves_the_version(wire: Wire, model: Path, version: str) -> None:
+async def test_a_folder_without_a_version_keeps_the_version(wire: Wire, model: Path, version: str) -> None:
     assert (await wire.post("/update_weights_from_disk", {"model_path": str(model)}))[0] == 200
     assert (await wire.get("/model_info"))[1]["weight_version"] == version
 
@@ -62,7 +60,8 @@ async def test_a_bad_path_is_400_and_changes_nothing(wire: Wire, tmp_path: Path,
     assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
 
 
-async def test_paused_requests_go_on_with_the_new_weights(wire: Wire, model: Path, version: str) -> None:
+async def test_paused_requests_continue_with_the_new_weights(wire: Wire, model: Path, version: str) -> None:
+    # The request starts with the old weights and ends with the new ones.
     task = await start_long(wire, "load-while-paused")
     assert (await wire.post("/pause_generation", {"mode": "retract"}))[0] == 200
     assert (await wire.post("/flush_cache", {}))[0] == 200
@@ -74,7 +73,7 @@ async def test_paused_requests_go_on_with_the_new_weights(wire: Wire, model: Pat
     status, answer = await task
     assert status == 200 and len(answer["output_ids"]) == wire.target.long_answer
     assert [span["version"] for span in answer["meta_info"]["weight_versions"]] == [version, "45"]
-    await put_back(wire, version)
+    await restore_version(wire, version)
 
 
 async def test_tensors_outside_begin_and_end_are_refused(wire: Wire) -> None:
@@ -84,7 +83,7 @@ async def test_tensors_outside_begin_and_end_are_refused(wire: Wire) -> None:
 
 async def test_our_servers_read_no_pickle(wire: Wire) -> None:
     if wire.target.kind == "sglang":
-        pytest.skip("SGLang's own form")
+        pytest.skip("SGLang reads pickles")
     assert (await wire.post("/begin_weight_update", {}))[0] == 200
     for load_format in (None, "flattened_bucket", "direct", "my.loader"):
         body = {"serialized_named_tensors": [PICKLE], "load_format": load_format}
@@ -96,15 +95,15 @@ async def test_our_servers_read_no_pickle(wire: Wire) -> None:
 
 async def test_a_payload_our_servers_cannot_read_is_400(wire: Wire) -> None:
     if wire.target.kind == "sglang":
-        pytest.skip("SGLang has another form")
+        pytest.skip("SGLang has another format")
     assert (await wire.post("/begin_weight_update", {}))[0] == 200
-    nobody = encode_payload({"ring": "rlscale-nobody", "timeout_s": 1}, layout_of([]))
+    unknown_ring = encode_payload({"ring": "rlscale-unknown", "timeout_s": 1}, describe_bucket([]))
     for payloads, message in (
         (["!"], "base64"),
         ([PICKLE], "base64 of JSON"),
         ([], "hold one string"),
-        ([encode_payload({}, layout_of([]))], "must name its ring"),
-        ([nobody], "could not be opened"),
+        ([encode_payload({}, describe_bucket([]))], "must name its ring"),
+        ([unknown_ring], "could not be opened"),
     ):
         body = {"serialized_named_tensors": payloads, "load_format": "shared_memory"}
         status, answer = await wire.post("/update_weights_from_tensor", body)

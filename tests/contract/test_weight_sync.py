@@ -1,4 +1,4 @@
-"""Weights by every channel into a server of its own: what arrives is what answers."""
+"""Every weight channel into a real server: its answers come from the weights that were sent."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from rlscale.types import EngineAddress, Generation, SamplingParams
 from rlscale.weights.factory import ChannelSpec, make_channel
 from rlscale.weights.safetensors_folder import map_file
 from rlscale.weights.sender_group import SenderGroup
-from rlscale.weights.sync import EngineChannel
-from rlscale.weights.transports.disk import DiskChannel
+from rlscale.weights.sync import WeightSync
+from rlscale.weights.transports.disk import DiskTransport
 from tests.contract.conftest import Target, open_embedded
 from tests.tiny_model import write_tiny_qwen3
 
@@ -26,12 +26,12 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    # Not the server of the contract suite, whose weights other tests rely on.
+    # A separate server: other tests rely on the weights of the contract suite's server.
     with open_embedded(tmp_path_factory.mktemp("sync")) as target:
         yield target
 
 
-def open_channel(name: WeightChannelName, folder: Path) -> EngineChannel:
+def open_channel(name: WeightChannelName, folder: Path) -> WeightSync:
     spec = ChannelSpec(
         name=name,
         backend="gloo",
@@ -51,38 +51,38 @@ def read_state(folder: Path) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def answers(address: EngineAddress) -> tuple[list[Generation], dict[str, str]]:
-    async def ask() -> tuple[list[Generation], dict[str, str]]:
+def generate_and_checksum(address: EngineAddress) -> tuple[list[Generation], dict[str, str]]:
+    async def request() -> tuple[list[Generation], dict[str, str]]:
         engine = HttpEngine(address, timeout_s=TIMEOUT_S)
         try:
             return await engine.generate([5, 6, 7], PARAMS, n=3), await engine.checksums()
         finally:
             await engine.close()
 
-    return asyncio.run(ask())
+    return asyncio.run(request())
 
 
 @pytest.mark.parametrize("name", list(WeightChannelName))
-def test_new_weights_answer_and_old_ones_return(embedded: Target, tmp_path: Path, name: WeightChannelName) -> None:
+def test_answers_follow_the_weights_that_were_sent(embedded: Target, tmp_path: Path, name: WeightChannelName) -> None:
     address = EngineAddress(name="engine 0", url=embedded.url)
     old = read_state(write_tiny_qwen3(tmp_path / "old"))
     new = read_state(write_tiny_qwen3(tmp_path / "new", seed=1))
-    before, _ = answers(address)
+    before, _ = generate_and_checksum(address)
     channel = open_channel(name, tmp_path)
     channel.connect([address])
     channel.push(iter(new.items()), 1)
-    changed, held = answers(address)
+    changed, held = generate_and_checksum(address)
     assert held == {name: checksum(tensor) for name, tensor in new.items()}
     assert changed[0].weight_versions == [1] * 20
     assert [a.output_ids for a in changed] != [a.output_ids for a in before]
     channel.push(iter(old.items()), 2)
-    again, _ = answers(address)
+    again, _ = generate_and_checksum(address)
     assert [(a.output_ids, a.logprobs) for a in again] == [(a.output_ids, a.logprobs) for a in before]
     channel.close()
 
 
 @pytest.mark.parametrize("name", list(WeightChannelName))
-def test_wrong_weights_are_refused_in_time_and_the_next_sync_heals(
+def test_wrong_weights_are_refused_in_time_and_the_next_sync_succeeds(
     embedded: Target, tmp_path: Path, name: WeightChannelName
 ) -> None:
     address = EngineAddress(name="engine 0", url=embedded.url)
@@ -92,11 +92,11 @@ def test_wrong_weights_are_refused_in_time_and_the_next_sync_heals(
     with pytest.raises(EngineError, match=r"engine 0 .*shapes must be .*model\.norm\.weight"):
         channel.push(iter({**state, "model.norm.weight": torch.ones(3)}.items()), 3)
     with pytest.raises(EngineError, match=r"unusable|within"):
-        # Half of the weights may be new, or the engine still stands still: nothing is answered from them.
+        # Some weights may be new, or the engine is still paused: it must not answer from them.
         asyncio.run(_generate_quickly(address))
     channel.connect([address])
     channel.push(iter(state.items()), 4)
-    assert answers(address)[0][0].weight_versions == [4] * 20
+    assert generate_and_checksum(address)[0][0].weight_versions == [4] * 20
     channel.close()
 
 
@@ -110,32 +110,32 @@ async def _generate_quickly(address: EngineAddress) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_real_sglang_takes_every_channel_and_is_held_to_its_checksums(sglang: Target, tmp_path: Path) -> None:
+def test_real_sglang_reads_every_channel_and_its_checksums_are_compared(sglang: Target, tmp_path: Path) -> None:
     old = read_state(write_tiny_qwen3(tmp_path / "old"))
     new = read_state(write_tiny_qwen3(tmp_path / "new", seed=1))
     address = EngineAddress(name="engine 0", url=sglang.url)
-    before = answers(address)[0]
+    before = generate_and_checksum(address)[0]
     for i, name in enumerate(WeightChannelName):
         channel = open_channel(name, tmp_path / name)
         channel.connect([address])
         for j, state in enumerate((new, old, new, old)):
             channel.push(iter(state.items()), 10 * i + j + 1)
-            now = answers(address)[0]
+            now = generate_and_checksum(address)[0]
             assert now[0].weight_versions == [10 * i + j + 1] * 20
             same = [a.output_ids for a in now] == [a.output_ids for a in before]
             assert same == (state is old), f"{name} {j}"
         channel.close()
     with pytest.raises(WeightSyncError, match=r"engine 0 must hold model\.layers\.1\.mlp\.gate_up_proj\.weight with"):
-        push_another_than_announced(address, old, tmp_path)
+        push_tampered(address, old, tmp_path)
     channel = open_channel(WeightChannelName.process_group, tmp_path)
     channel.connect([address])
     channel.push(iter(old.items()), 101)
-    assert [a.output_ids for a in answers(address)[0]] == [a.output_ids for a in before]
+    assert [a.output_ids for a in generate_and_checksum(address)[0]] == [a.output_ids for a in before]
     channel.close()
 
 
-def push_another_than_announced(address: EngineAddress, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """The folder holds one bit that is not what the trainer counted in."""
+def push_tampered(address: EngineAddress, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Changes one bit in the folder after the trainer computed the checksums."""
     victim = "model.layers.1.mlp.up_proj.weight"
 
     class Tampering(HttpEngine):
@@ -146,11 +146,11 @@ def push_another_than_announced(address: EngineAddress, state: dict[str, torch.T
                     tensors[victim].view(torch.int32)[3, 3] ^= 1
             await super().update_from_disk(path, **arguments)  # type: ignore[arg-type]
 
-    channel = DiskChannel(
+    group = SenderGroup(rank=0)
+    channel = WeightSync(
+        DiskTransport(folder / "tampered", group=group, bucket_bytes=50_000),
         make_engine=lambda a: Tampering(a, timeout_s=TIMEOUT_S),
-        team=SenderGroup(rank=0),
-        folder=folder / "tampered",
-        bucket_bytes=50_000,
+        group=group,
         timeout_s=TIMEOUT_S,
     )
     channel.connect([address])

@@ -20,8 +20,8 @@ from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.types import EngineAddress, Generation, SamplingParams, TrainBatch, TrainResult
 from rlscale.weights.factory import ChannelSpec, make_channel
-from rlscale.weights.sync import EngineChannel
-from rlscale.weights.transports.cuda_ipc import CudaIpcChannel
+from rlscale.weights.sync import WeightSync
+from rlscale.weights.transports.cuda_ipc import CudaIpcTransport
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -114,7 +114,7 @@ def test_engine_logprobs_are_those_of_transformers(served: str, model_path: str)
     assert (got - expected).abs().mean() < (1e-5 if exact else 0.05)
 
 
-def open_channel(name: WeightChannelName) -> EngineChannel:
+def open_channel(name: WeightChannelName) -> WeightSync:
     spec = ChannelSpec(
         name=name,
         backend="gloo",  # trainer and engine share the one device, which NCCL refuses
@@ -134,7 +134,7 @@ def test_trained_weights_reach_the_engine(served: str, model_path: str, name: We
     dtype = ComputeDtype(_dtype_of(served))
     backend, _ = three_steps(model_path, device="cuda", dtype=dtype)
     channel = open_channel(name)
-    assert isinstance(channel, CudaIpcChannel) == (name == WeightChannelName.shared_memory)
+    assert isinstance(channel.transport, CudaIpcTransport) == (name == WeightChannelName.shared_memory)
     address = EngineAddress(name="engine 0", url=served)
     channel.connect([address])
     report = channel.push(backend.weights(), 7)

@@ -1,1 +1,1 @@
-"""Carrying weights from trainers to engines, verified."""
+"""Synchronises weights from trainers to engines, verified."""

@@ -1,6 +1,7 @@
-"""Named tensors cut into buckets, each one flat buffer of bytes: one request and one broadcast a bucket.
+"""Buckets of named tensors: each bucket is one flat buffer, sent with one request and one broadcast.
 
-The layout is SGLang's `load_format="flattened_bucket"`: the bytes of the tensors end to end, in the order of the names.
+The layout is SGLang's `load_format="flattened_bucket"`: the bytes of the tensors one after the other, in the order of
+the names.
 """
 
 import math
@@ -18,16 +19,16 @@ Named = tuple[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBucket:
-    """A bucket ready to be sent. `flat` is uint8."""
+    """A bucket that is ready to be sent. `flat` is uint8."""
 
     bucket: WeightBucket
     flat: Tensor
 
 
-def cut(weights: Iterable[Named], max_bytes: int) -> Iterator[list[Named]]:
-    """Buckets of at most `max_bytes`; a larger tensor has one of its own.
+def split_into_buckets(weights: Iterable[Named], max_bytes: int) -> Iterator[list[Named]]:
+    """Yields buckets of at most `max_bytes`; a larger tensor has its own bucket.
 
-    A bucket holds one dtype, so that every tensor in it begins at an address that its elements can have.
+    A bucket has one dtype, so that every tensor in it starts at an address that is aligned for its elements.
     """
     filling: dict[torch.dtype, list[Named]] = {}
     for name, tensor in weights:
@@ -36,11 +37,11 @@ def cut(weights: Iterable[Named], max_bytes: int) -> Iterator[list[Named]]:
             yield open_bucket
             open_bucket = filling[tensor.dtype] = []
         open_bucket.append((name, tensor))
-    yield from (rest for rest in filling.values() if rest)
+    yield from (bucket for bucket in filling.values() if bucket)
 
 
-def layout_of(named: Sequence[Named]) -> WeightBucket:
-    """What the tensors are, without checksums."""
+def describe_bucket(named: Sequence[Named]) -> WeightBucket:
+    """Returns names, dtypes and shapes, without checksums."""
     return WeightBucket(
         names=[name for name, _ in named],
         dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in named],
@@ -50,71 +51,73 @@ def layout_of(named: Sequence[Named]) -> WeightBucket:
 
 
 class Staging:
-    """Memory for one bucket on the CPU that is used again and again: new memory is written at half the speed."""
+    """A reusable CPU buffer for one bucket: new memory is written at half the speed."""
 
     def __init__(self) -> None:
         self._flat = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, num_bytes: int) -> Tensor:
-        """The first `num_bytes`, whose content is lost."""
+    def reserve(self, num_bytes: int) -> Tensor:
+        """Returns the first `num_bytes`, whose content is lost."""
         if self._flat.numel() < num_bytes:
             self._flat = torch.empty(num_bytes, dtype=torch.uint8)
         return self._flat[:num_bytes]
 
 
 def pack(named: Sequence[Named], device: torch.device, *, staging: Staging | None = None) -> PackedBucket:
-    """The tensors end to end, with the checksum of each as it is here.
+    """Copies the tensors into one buffer and computes the checksum of each.
 
     Args:
         device: of the buffer.
         staging: of a buffer on the CPU. None: new memory.
     """
-    layout = layout_of(named)
+    layout = describe_bucket(named)
     if device.type != "cpu":
         tensors = [tensor.detach().contiguous().to(device) for _, tensor in named]
         flat = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors])
         return PackedBucket(bucket=replace(layout, checksums=[checksum(t) for t in tensors]), flat=flat)
-    flat = (staging or Staging()).take(sum(tensor.nbytes for _, tensor in named))
-    into, start, checksums = bytes_of(flat), 0, []
+    flat = (staging or Staging()).reserve(sum(tensor.nbytes for _, tensor in named))
+    # Tensor i is at [start, start + nbytes) of the buffer, where start is the sum of the sizes before it.
+    target, start, checksums = bytes_of(flat), 0, []
     for _, tensor in named:
-        checksums.append(copy_hashed(bytes_of(tensor.cpu()), into[start : start + tensor.nbytes]))
+        checksums.append(copy_with_checksum(bytes_of(tensor.cpu()), target[start : start + tensor.nbytes]))
         start += tensor.nbytes
     return PackedBucket(bucket=replace(layout, checksums=checksums), flat=flat)
 
 
-def copy_hashed(source: Bytes, target: Bytes) -> str:
-    """Copies and returns the checksum of what is now in `target`. Both are [bytes]"""
+def copy_with_checksum(source: Bytes, target: Bytes) -> str:
+    """Copies and returns the checksum of the bytes that are then in `target`. Both are [bytes]"""
     digests = []
     for start in range(0, source.size, BLOCK_BYTES):
+        # Block by block: each is hashed while it is still in cache.
         block = target[start : start + BLOCK_BYTES]
         block[:] = source[start : start + BLOCK_BYTES]
-        digests.append(block_digest(block))  # still in cache
+        digests.append(block_digest(block))
     return digest_of(digests, source.size)
 
 
-def sizes_of(bucket: WeightBucket) -> list[int]:
-    """The bytes of each tensor. Raises ValueError for a dtype that torch does not have."""
-    return [dtype_of(d).itemsize * math.prod(s) for d, s in zip(bucket.dtypes, bucket.shapes, strict=True)]
+def tensor_sizes(bucket: WeightBucket) -> list[int]:
+    """Returns the bytes of each tensor. Raises ValueError for a dtype that torch does not have."""
+    return [parse_dtype(d).itemsize * math.prod(s) for d, s in zip(bucket.dtypes, bucket.shapes, strict=True)]
 
 
-def empty_flat(bucket: WeightBucket, device: torch.device) -> Tensor:
-    """A buffer for the bytes of `bucket`."""
-    return torch.empty(sum(sizes_of(bucket)), dtype=torch.uint8, device=device)
+def allocate_flat(bucket: WeightBucket, device: torch.device) -> Tensor:
+    """Allocates a buffer for the bytes of `bucket`."""
+    return torch.empty(sum(tensor_sizes(bucket)), dtype=torch.uint8, device=device)
 
 
 def unpack(bucket: WeightBucket, flat: Tensor) -> dict[str, Tensor]:
-    """The tensors of a received buffer, as views."""
+    """Returns the tensors of a received buffer, as views."""
     tensors, start = {}, 0
     for name, dtype_name, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
-        dtype = dtype_of(dtype_name)
+        dtype = parse_dtype(dtype_name)
         end = start + dtype.itemsize * math.prod(shape)
         tensors[name] = flat[start:end].view(dtype).view(shape)
         start = end
     return tensors
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """`torch.<name>`. Raises ValueError when there is none."""
+def parse_dtype(name: str) -> torch.dtype:
+    """Returns `torch.<name>`. Raises ValueError when torch has no such dtype."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"a bucket's dtypes must be names of torch dtypes, got {name!r}")

@@ -1,4 +1,4 @@
-"""What is known of a weight channel before its workers are. Imports no torch, as the driver does without."""
+"""Settings of a weight channel. Imports no torch, as the driver does without."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +8,13 @@ from rlscale.config import WeightChannelName
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelSpec:
-    """Everything about a channel that is known before its workers are."""
+    """Everything about a weight channel that is known before its workers start."""
 
     name: WeightChannelName
     backend: str  # of a process group: "gloo" | "nccl"
     device: str  # of the weights: "cpu" | "cuda"
     bucket_bytes: int
     timeout_s: float
-    folder: Path  # of disk and delta; seen by trainer and engines
+    folder: Path  # of disk and delta; trainer and engines see it under this path
     model_folder: Path  # configuration and tokenizer for full folders; need not exist
-    pause_mode: str = "retract"  # how engines hold running requests during an update
+    pause_mode: str = "retract"  # treatment of running requests during an update

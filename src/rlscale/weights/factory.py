@@ -1,16 +1,19 @@
-"""The weight channel that a run chose."""
+"""Builds the weight sync that the config selects."""
 
 from collections.abc import Callable, Sequence
 
 from rlscale.config import WeightChannelName
 from rlscale.weights.channel_spec import ChannelSpec
+from rlscale.weights.engine_groups import GroupOptions
 from rlscale.weights.sender_group import SenderGroup
-from rlscale.weights.sync import EngineChannel, MakeEngine
-from rlscale.weights.transports.cuda_ipc import CudaIpcChannel
-from rlscale.weights.transports.delta_channel import DeltaChannel
-from rlscale.weights.transports.disk import DiskChannel
-from rlscale.weights.transports.gloo_packed import ProcessGroupChannel
-from rlscale.weights.transports.shared_memory import SharedMemoryChannel
+from rlscale.weights.sync import MakeEngine, WeightSync
+from rlscale.weights.transport import Transport
+from rlscale.weights.transports.cuda_ipc import CudaIpcTransport
+from rlscale.weights.transports.delta import DeltaTransport
+from rlscale.weights.transports.disk import DiskTransport
+from rlscale.weights.transports.gloo import GlooTransport
+from rlscale.weights.transports.nccl import NcclTransport
+from rlscale.weights.transports.shm_ring import ShmRingTransport
 
 __all__ = ["ChannelSpec", "make_channel"]
 
@@ -22,40 +25,44 @@ def make_channel(
     rank: int,
     master_address: str = "127.0.0.1",
     senders: Sequence[int] = (0,),
-) -> EngineChannel:
-    """The channel of one trainer rank, of which `senders` send. See EngineChannel for the other arguments."""
-    team = SenderGroup(rank=rank, senders=senders)
+) -> WeightSync:
+    """Builds the weight sync of one trainer rank.
 
-    def process_group() -> EngineChannel:
-        return ProcessGroupChannel(
-            make_engine=make_engine,
-            team=team,
-            bucket_bytes=spec.bucket_bytes,
-            backend=spec.backend,
-            timeout_s=spec.timeout_s,
-            master_address=master_address,
-        )
+    Args:
+        master_address: an address of this rank's machine that the engines can reach.
+        senders: the ranks that send. The transports through memory send from rank 0 alone.
+    """
+    if spec.name == WeightChannelName.shared_memory:
+        senders = (0,)
+    group = SenderGroup(rank=rank, senders=senders)
 
-    def shared_memory() -> EngineChannel:
-        kind = CudaIpcChannel if spec.device == "cuda" else SharedMemoryChannel
-        return kind(make_engine=make_engine, rank=rank, bucket_bytes=spec.bucket_bytes, timeout_s=spec.timeout_s)
+    def process_group() -> Transport:
+        options = GroupOptions(bucket_bytes=spec.bucket_bytes, timeout_s=spec.timeout_s, master_address=master_address)
+        if spec.backend == "nccl":
+            return NcclTransport(options, in_one_group=group.is_single)
+        return GlooTransport(options)
 
-    def in_a_folder(kind: type[DiskChannel] | type[DeltaChannel]) -> EngineChannel:
-        return kind(
-            make_engine=make_engine,
-            team=team,
-            folder=spec.folder,
-            bucket_bytes=spec.bucket_bytes,
-            timeout_s=spec.timeout_s,
-            model_folder=spec.model_folder,
-        )
+    def shared_memory() -> Transport:
+        if spec.device == "cuda":
+            return CudaIpcTransport(bucket_bytes=spec.bucket_bytes)
+        return ShmRingTransport(bucket_bytes=spec.bucket_bytes, timeout_s=spec.timeout_s)
 
-    makers: dict[WeightChannelName, Callable[[], EngineChannel]] = {
+    def disk() -> Transport:
+        return DiskTransport(spec.folder, group=group, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
+
+    def delta() -> Transport:
+        return DeltaTransport(spec.folder, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
+
+    makers: dict[WeightChannelName, Callable[[], Transport]] = {
         WeightChannelName.process_group: process_group,
         WeightChannelName.shared_memory: shared_memory,
-        WeightChannelName.disk: lambda: in_a_folder(DiskChannel),
-        WeightChannelName.delta: lambda: in_a_folder(DeltaChannel),
+        WeightChannelName.disk: disk,
+        WeightChannelName.delta: delta,
     }
-    channel = makers[spec.name]()
-    channel.pause_mode = spec.pause_mode
-    return channel
+    return WeightSync(
+        makers[spec.name](),
+        make_engine=make_engine,
+        group=group,
+        timeout_s=spec.timeout_s,
+        pause_mode=spec.pause_mode,
+    )

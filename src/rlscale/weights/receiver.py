@@ -1,4 +1,4 @@
-"""The engine's ends of all weight channels."""
+"""The engine's ends of all weight transports."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,21 +8,22 @@ import torch
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup, WeightVersion
-from rlscale.weights.buckets import Staging, empty_flat, sizes_of
-from rlscale.weights.readers import BroadcastWeights, RingWeights, decode_payload
+from rlscale.weights.buckets import Staging, allocate_flat, tensor_sizes
+from rlscale.weights.delta_files import DeltaIndex, DeltaWeights
+from rlscale.weights.readers import BroadcastWeights, decode_payload
+from rlscale.weights.ring_buffer import RingReader
 from rlscale.weights.safetensors_folder import FolderWeights
 from rlscale.weights.torch_groups import Group, join_group, leave_group, start_broadcast
 from rlscale.weights.transports.cuda_ipc import CudaIpcWeights
-from rlscale.weights.transports.delta import DeltaIndex, DeltaWeights
 from rlscale.weights.transports.gloo_blocks import LOAD_FORMAT as BLOCKS
 from rlscale.weights.transports.gloo_blocks import BlockWeights
-from rlscale.weights.transports.shm_ring import RingReader
+from rlscale.weights.transports.shm_ring import RingWeights
 
 DEFAULT_TIMEOUT_S = 300.0
 
 
 class ProcessGroupReceiver:
-    """Receives buckets from rank 0 of the groups it joined and compares their checksums with those announced.
+    """Receives buckets from rank 0 of the groups it joined, for checksums to be compared with those announced.
 
     Every call blocks for at most the timeout of the group. A group that failed cannot be used again.
     """
@@ -33,7 +34,7 @@ class ProcessGroupReceiver:
         self._staging = Staging()
 
     def join(self, group: WeightGroup, rank: int) -> None:
-        """Raises WeightSyncError when the name is taken or the group does not come about in time."""
+        """Raises WeightSyncError when the name is taken or the other members do not join in time."""
         if group.name in self._groups:
             raise WeightSyncError(f"group_name must be unique, got {group.name!r} again")
         try:
@@ -42,17 +43,18 @@ class ProcessGroupReceiver:
             raise WeightSyncError(f"weight group {group.name!r} could not be joined: {e}") from e
 
     def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
-        """Joins the broadcast of one bucket (rank 0 and all receivers of the group take part).
+        """Joins the broadcast of one bucket (a collective of rank 0 and all receivers of the group).
 
-        The bucket before must have been written. Raises WeightSyncError for a group that was not joined.
+        The previous bucket must have been written. Raises WeightSyncError for a group that was not joined.
         """
         group = self._groups.get(group_name)
         if group is None:
             raise self._unknown(group_name)
         if bucket.load_format == BLOCKS:
             return BlockWeights(bucket, group, group_name=group_name)
-        num_bytes = sum(sizes_of(bucket))
-        flat = self._staging.take(num_bytes) if self._device.type == "cpu" else empty_flat(bucket, self._device)
+        # One buffer on the CPU is enough: the previous bucket was written, so its bytes are no longer needed.
+        on_cpu = self._device.type == "cpu"
+        flat = self._staging.reserve(sum(tensor_sizes(bucket))) if on_cpu else allocate_flat(bucket, self._device)
         try:
             work = start_broadcast(group, flat)
         except RuntimeError as e:
@@ -71,26 +73,27 @@ class ProcessGroupReceiver:
 
 
 class EngineReceiver(ProcessGroupReceiver):
-    """A `WeightReceiver` for every channel. Not thread-safe, like the engine's weights themselves."""
+    """A `WeightReceiver` for every transport. Not thread-safe, like the engine's weights themselves."""
 
     def __init__(self, *, device: str = "cpu") -> None:
         super().__init__(device=device)
         self._ring: tuple[str, RingReader] | None = None
-        self._held: tuple[str, WeightVersion] | None = None  # the chain of deltas and the version in the targets
+        # The chain of deltas and the version whose exact bytes are in the targets. Any other update clears it.
+        self._applied: tuple[str, WeightVersion] | None = None
 
     @property
     def formats(self) -> list[str]:
-        """The forms of weights beyond SGLang's own that this receiver reads."""
+        """The formats of weights that this receiver reads in addition to SGLang's."""
         return ["shared_memory", "delta", "cuda_ipc" if self._device.type == "cuda" else BLOCKS]
 
     def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         """See ProcessGroupReceiver."""
-        self._held = None
+        self._applied = None
         return super().open_bucket(bucket, group_name)
 
     def open_tensors(self, payload: str, load_format: str) -> IncomingWeights:
         """See WeightReceiver."""
-        self._held = None
+        self._applied = None
         content, layout = decode_payload(payload)
         if load_format == "cuda_ipc":
             return CudaIpcWeights(content.get("ipc", {}), layout, device=self._device)
@@ -103,18 +106,18 @@ class EngineReceiver(ProcessGroupReceiver):
         self, folder: Path, *, load_format: str | None, version: WeightVersion | None, checksums: Mapping[str, str]
     ) -> IncomingWeights:
         """See WeightReceiver."""
-        before, self._held = self._held, None
+        previous, self._applied = self._applied, None
         if load_format != "delta":
             return FolderWeights(folder, checksums)
         index = DeltaIndex.read(folder)
         if version is not None and version != index.newest:
             raise WeightSyncError(f"{folder} must lead to weight version {version}, got {index.newest}")
-        held = before[1] if before is not None and before[0] == index.id else None
+        applied = previous[1] if previous is not None and previous[0] == index.id else None
 
         def remember(newest: WeightVersion) -> None:
-            self._held = (index.id, newest)
+            self._applied = (index.id, newest)
 
-        return DeltaWeights(folder, held=held, announced=checksums, on_written=remember)
+        return DeltaWeights(folder, applied=applied, announced=checksums, on_written=remember)
 
     def _open_ring(self, name: str, timeout_s: float) -> RingReader:
         if self._ring is None or self._ring[0] != name or self._ring[1].is_broken:

@@ -21,8 +21,8 @@ from torch import Tensor
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightBucket
-from rlscale.weights.buckets import Named, cut, layout_of, sizes_of
-from rlscale.weights.readers import copy_checked, landing
+from rlscale.weights.buckets import Named, describe_bucket, split_into_buckets, tensor_sizes
+from rlscale.weights.readers import copy_verified, open_target
 
 CHECKSUMS = "checksums.json"
 INDEX = "model.safetensors.index.json"
@@ -42,13 +42,13 @@ _DTYPES = {
     "float8_e5m2": "F8_E5M2",
 }
 _NAMES = {code: name for name, code in _DTYPES.items()}
-_HEADER_MULTIPLE = 64  # tensors then begin where a memory map can be read as any dtype
-_OF_THE_MODEL = ("*.json", "*.txt", "*.model", "*.jinja")
+_HEADER_MULTIPLE = 64  # so that tensors in a memory map are aligned for any dtype
+_MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
 @dataclass(kw_only=True, slots=True)
-class Written:
-    """What is in files so far."""
+class WrittenFiles:
+    """Tensors that have been written to files."""
 
     checksums: dict[str, str] = field(default_factory=dict)  # by tensor
     files: dict[str, str] = field(default_factory=dict)  # tensor -> name of its file
@@ -59,18 +59,20 @@ class Written:
         return len(set(self.files.values()))
 
     def add(self, *, checksums: Mapping[str, str], files: Mapping[str, str], num_bytes: int) -> None:
-        """Takes in what else has been written."""
+        """Adds the files that another call or rank wrote."""
         self.checksums.update(checksums)
         self.files.update(files)
         self.num_bytes += num_bytes
 
 
-def write_folder(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, model_folder: Path | None) -> Written:
-    """Writes `folder`, which must not exist; whoever sees it sees all of it.
+def write_folder(
+    folder: Path, weights: Iterable[Named], *, bucket_bytes: int, model_folder: Path | None
+) -> WrittenFiles:
+    """Writes `folder`, which must not exist; it appears only when it is complete.
 
     Args:
-        bucket_bytes: most bytes of a file (a larger tensor has one of its own).
-        model_folder: where configuration and tokenizer are copied from.
+        bucket_bytes: max bytes of a file (a larger tensor has its own file).
+        model_folder: configuration and tokenizer are copied from it.
     """
     start_folder(folder)
     written = write_files(folder, weights, bucket_bytes=bucket_bytes)
@@ -79,16 +81,16 @@ def write_folder(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, m
 
 
 def start_folder(folder: Path) -> None:
-    """Makes the place where a folder is written, which nobody takes for it."""
+    """Creates an empty folder under a temporary name, for the files of `folder`."""
     writing = _writing(folder)
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
 
 
-def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, stem: str = "model") -> Written:
-    """Writes weights into a folder that was started. Several processes may, each with a `stem` of its own."""
-    writing, written = _writing(folder), Written()
-    for i, named in enumerate(cut(weights, bucket_bytes)):
+def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, stem: str = "model") -> WrittenFiles:
+    """Writes weights into a started folder. Several processes may do so, each with a different `stem`."""
+    writing, written = _writing(folder), WrittenFiles()
+    for i, named in enumerate(split_into_buckets(weights, bucket_bytes)):
         path = writing / f"{stem}-{i + 1:05d}.safetensors"
         written.add(
             checksums=write_file(path, named),
@@ -98,13 +100,20 @@ def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, st
     return written
 
 
-def finish_folder(folder: Path, written: Written, *, model_folder: Path | None) -> None:
-    """Has a folder appear in which everything was written."""
+def finish_folder(folder: Path, written: WrittenFiles, *, model_folder: Path | None) -> None:
+    """Completes a started folder and gives it its final name."""
     writing = _writing(folder)
     _copy_model_files(model_folder, writing)
     write_json(writing / INDEX, {"metadata": {"total_size": written.num_bytes}, "weight_map": written.files})
     write_json(writing / CHECKSUMS, written.checksums)
+    # Last: an engine that sees the folder sees all of it.
     writing.rename(folder)
+
+
+def recreate_folder(folder: Path) -> None:
+    """Creates an empty folder in place of an existing one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _writing(folder: Path) -> Path:
@@ -112,16 +121,18 @@ def _writing(folder: Path) -> Path:
 
 
 def write_file(path: Path, named: Sequence[Named]) -> dict[str, str]:
-    """One safetensors file, and the checksum of each tensor.
+    """Writes one safetensors file and returns the checksum of each tensor.
 
-    The format is written here because the library first copies every tensor into a bytes object, which takes as much
-    memory again and more time than the writing.
+    The format is written here because the library first copies every tensor into a bytes object, which doubles the
+    memory and takes longer than the write.
     """
-    layout, header, start = layout_of(named), {}, 0
-    for name, dtype, shape, size in zip(layout.names, layout.dtypes, layout.shapes, sizes_of(layout), strict=True):
+    layout, header, start = describe_bucket(named), {}, 0
+    # The offsets count from the end of the header.
+    for name, dtype, shape, size in zip(layout.names, layout.dtypes, layout.shapes, tensor_sizes(layout), strict=True):
         header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, start + size]}
         start += size
     text = json.dumps(header).encode()
+    # Padded so that header and its 8 bytes of length end at a multiple of 64.
     text += b" " * (-(len(text) + 8) % _HEADER_MULTIPLE)
     checksums = {}
     with path.open("wb", buffering=0) as file:
@@ -132,38 +143,38 @@ def write_file(path: Path, named: Sequence[Named]) -> dict[str, str]:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """What `checksums.json` says; empty where there is none, as in a folder that somebody else wrote."""
+    """Returns the content of `checksums.json`; empty without one, as in a folder of another program."""
     path = folder / CHECKSUMS
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replaces a JSON file at once."""
+    """Replaces a JSON file in one step."""
     temporary = path.with_name(path.name + WRITING)
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(path)
 
 
 class FolderWeights:
-    """The weights of one folder, seen from an engine.
+    """The weights of one folder, as an engine reads them.
 
-    Raises ValueError when the folder holds no safetensors files that can be read.
+    Raises ValueError when the folder contains no readable safetensors files.
     """
 
     def __init__(self, folder: Path, checksums: Mapping[str, str]) -> None:
         files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if not files:
             raise ValueError(f"model_path must be a folder with safetensors files, got {str(folder)!r}")
-        self._places: list[tuple[Path, str]] = []
+        self._sources: list[tuple[Path, str]] = []
         names: list[str] = []
         dtypes: list[str] = []
         shapes: list[list[int]] = []
         for file in files:
-            for name, dtype, shape in _describe(file):
+            for name, dtype, shape in _read_layout(file):
                 names.append(name)
                 dtypes.append(dtype)
                 shapes.append(shape)
-                self._places.append((file, name))
+                self._sources.append((file, name))
         announced = dict(checksums) or read_checksums(folder)
         wrong = sorted(announced.keys() ^ set(names)) if announced else []
         if wrong:
@@ -176,19 +187,19 @@ class FolderWeights:
     def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
         """See IncomingWeights."""
         checksums: dict[str, str] = {}
-        for i, (file, name) in enumerate(self._places):
+        for i, (file, name) in enumerate(self._sources):
             sent = self.layout.checksums[i] if self.layout.checksums else ""
             with safe_open(file, framework="pt") as opened:
                 tensor = opened.get_tensor(name)
             target = None if targets is None else targets[i]
-            into, finish = landing(target, self.layout.dtypes[i], self.layout.shapes[i])
-            checksums[name] = copy_checked(name, bytes_of(tensor), into, sent)
+            buffer, finish = open_target(target, self.layout.dtypes[i], self.layout.shapes[i])
+            checksums[name] = copy_verified(name, bytes_of(tensor), buffer, sent)
             finish()
         return checksums
 
 
 def map_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file as views of the file: writing to them changes it."""
+    """Returns the tensors of a safetensors file as views of the file: writing to them changes it."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -197,13 +208,14 @@ def map_file(path: Path) -> dict[str, Tensor]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
+        # 8 bytes of length and the header come before the data.
         start, end = (8 + size + offset for offset in entry["data_offsets"])
         dtype = getattr(torch, _NAMES[entry["dtype"]])
         tensors[name] = data[start:end].view(dtype).view(entry["shape"])
     return tensors
 
 
-def _describe(file: Path) -> list[tuple[str, str, list[int]]]:
+def _read_layout(file: Path) -> list[tuple[str, str, list[int]]]:
     try:
         with safe_open(file, framework="pt") as opened:
             found = [(name, opened.get_slice(name)) for name in opened.keys()]  # noqa: SIM118 - not a mapping
@@ -217,12 +229,13 @@ def _write_hashed(fd: int, data: Bytes) -> str:
     for start in range(0, data.size, BLOCK_BYTES):
         block = data[start : start + BLOCK_BYTES]
         _write_all(fd, block.data)
-        digests.append(block_digest(block))
+        digests.append(block_digest(block))  # still in cache
     return digest_of(digests, data.size)
 
 
 def _write_all(fd: int, data: memoryview) -> None:
     view = data
+    # A write may be partial; Linux writes at most 2 GiB at once.
     while view:
         view = view[os.write(fd, view) :]
 
@@ -230,7 +243,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 def _copy_model_files(source: Path | None, target: Path) -> None:
     if source is None or not source.is_dir():
         return
-    for pattern in _OF_THE_MODEL:
+    for pattern in _MODEL_FILES:
         for file in source.glob(pattern):
             if file.name not in (INDEX, CHECKSUMS):
                 shutil.copyfile(file, target / file.name)

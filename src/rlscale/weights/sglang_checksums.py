@@ -1,8 +1,8 @@
-"""What SGLang's `/weights_checker` must answer once it holds the weights that were sent.
+"""Expected answer of SGLang's `/weights_checker` once the server holds the weights that were sent.
 
-On a CPU the checker gives, for every parameter as the server keeps it, the first 8 bytes of the SHA-256 of its bytes.
-The server fuses q, k, v and gate, up along their first dimension and pads vocabularies with zeros to a multiple of 64,
-so the digest of a fused parameter is that of its parts one after the other. On a GPU it uses a hash of its own.
+On a CPU the checker returns, for every parameter as the server keeps it, the first 8 bytes of the SHA-256 of its bytes.
+The server fuses q, k, v and gate, up along their first dimension and pads vocabularies with zeros to a multiple of 64.
+So the digest of a fused parameter is that of its parts one after the other. On a GPU the checker uses another hash.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 VOCABULARY_MULTIPLE = 64
 
+# part -> (fused parameter, its parts in the order of their rows)
 _FUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     part: (whole, parts)
     for whole, parts in (
@@ -34,8 +35,8 @@ _PADDED = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.weight")
 
 
 @dataclass(slots=True)
-class _Fused:
-    """A parameter whose parts have come in part; `waiting` came before their turn."""
+class _FusedDigest:
+    """A parameter of which some parts have been added; `waiting` holds parts that were added too early."""
 
     parts: tuple[str, ...]
     digest: Any = field(default_factory=hashlib.sha256)
@@ -43,6 +44,7 @@ class _Fused:
     waiting: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, part: str, tensor: Tensor) -> None:
+        # A digest depends on the order, so parts are hashed in the order of `parts`, in whichever order they come.
         self.waiting[part] = tensor
         while self.num_done < len(self.parts) and self.parts[self.num_done] in self.waiting:
             part_bytes = bytes_of(self.waiting.pop(self.parts[self.num_done]).cpu())
@@ -55,33 +57,34 @@ class SglangChecksums:
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
-        self._fused: dict[str, _Fused] = {}
+        self._fused: dict[str, _FusedDigest] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Counts in one weight as it is sent, under its Hugging Face name."""
+        """Adds one weight that is sent, under its Hugging Face name."""
         match = _PART.fullmatch(name)
         if match is not None:
             whole, parts = _FUSED[match["part"]]
-            fused = self._fused.setdefault(f"{match['before']}{whole}{match['after']}", _Fused(parts))
+            fused = self._fused.setdefault(f"{match['before']}{whole}{match['after']}", _FusedDigest(parts))
             fused.add(match["part"], tensor)
             return
         digest = hashlib.sha256(bytes_of(tensor.cpu()).data)
         if _PADDED.fullmatch(name):
-            missing_rows = -tensor.shape[0] % VOCABULARY_MULTIPLE
-            digest.update(bytes(missing_rows * tensor[0].nbytes))
-        self._digests[name] = _shown(digest)
+            # The rows of zeros that the server appends up to the next multiple.
+            num_padding_rows = -tensor.shape[0] % VOCABULARY_MULTIPLE
+            digest.update(bytes(num_padding_rows * tensor[0].nbytes))
+        self._digests[name] = _format(digest)
 
     def update(self, others: Mapping[str, str]) -> None:
-        """Takes what another rank expects of the weights that it has sent."""
+        """Adds the expected checksums of the weights that another rank sent."""
         self._digests.update(others)
 
     def expected(self) -> dict[str, str]:
-        """All parameters whose parts have all come."""
-        whole = {n: _shown(f.digest) for n, f in self._fused.items() if f.num_done == len(f.parts)}
+        """Returns the checksums of all parameters that are complete."""
+        whole = {n: _format(f.digest) for n, f in self._fused.items() if f.num_done == len(f.parts)}
         return {**self._digests, **whole}
 
     def compare(self, held: Mapping[str, str], *, engine: str, num_ranks: int = 1) -> None:
-        """Holds the server's answer against what was sent.
+        """Compares the server's answer with the expected checksums.
 
         Raises WeightSyncError naming the engine and the first parameter that differs.
         """
@@ -106,5 +109,5 @@ class SglangChecksums:
             log.warning("%s: %d parameters could not be compared, e.g. %s", engine, len(unknown), unknown[0])
 
 
-def _shown(digest: Any) -> str:
+def _format(digest: Any) -> str:
     return str(digest.digest()[:8].hex())

@@ -1,7 +1,7 @@
-"""The form in which a real SGLang server takes tensors: a pickle of (name, tensor) pairs that share their memory.
+"""Tensors in the form that a real SGLang server reads: a pickle of (name, tensor) pairs that share their memory.
 
-Written here and read by SGLang's own server on this machine, through its allow-list of types; no server of rlscale
-reads one. The pickle holds handles, not bytes.
+The pickle is written here and read by SGLang's own server on this machine, through its allow-list of types; no server
+of rlscale reads one. It contains handles, not bytes.
 """
 
 import base64
@@ -23,30 +23,31 @@ _strategy_lock = threading.Lock()
 
 
 class SharedStaging:
-    """CPU memory that another process can open by its name, used again and again."""
+    """Reusable CPU memory that another process can open by its name."""
 
     def __init__(self) -> None:
         self._flat = torch.empty(0, dtype=torch.uint8)
 
-    def place(self, named: Sequence[Named]) -> list[Named]:
-        """Copies of the tensors in this memory; the copies of the last call are lost."""
+    def copy_in(self, named: Sequence[Named]) -> list[Named]:
+        """Returns copies of the tensors in this memory; the copies of the previous call are lost."""
         num_bytes = sum(_aligned(tensor.nbytes) for _, tensor in named)
         if self._flat.numel() < num_bytes:
             storage = torch.UntypedStorage._new_using_filename_cpu(num_bytes)
             self._flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-        placed, start = [], 0
+        # Every tensor starts at a multiple of 64 bytes, so that a view of any dtype is aligned.
+        copies, start = [], 0
         for name, tensor in named:
-            place = self._flat[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            placed.append((name, place.copy_(tensor.detach())))
+            view = self._flat[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copies.append((name, view.copy_(tensor.detach())))
             start += _aligned(tensor.nbytes)
-        return placed
+        return copies
 
 
 def serialize(named: Sequence[Named]) -> str:
-    """Base64 of the pickle. The tensors must stay unchanged until the server has answered."""
+    """Returns base64 of the pickle. The tensors must stay unchanged until the server has answered."""
     buffer = io.BytesIO()
     with _strategy_lock:
-        # The default strategy passes open descriptors, which a server that is no child of this process cannot take.
+        # The default strategy passes open descriptors, which a server that is no child of this process cannot receive.
         before = mp.get_sharing_strategy()  # type: ignore[no-untyped-call]
         mp.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
         try:
@@ -57,7 +58,7 @@ def serialize(named: Sequence[Named]) -> str:
 
 
 class _Pickler(ForkingPickler):
-    """Names a GPU by its UUID, as SGLang does: the server may count the machine's GPUs otherwise."""
+    """Names a GPU by its UUID, as SGLang does: the server may number the machine's GPUs differently."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor) and obj.is_cuda:

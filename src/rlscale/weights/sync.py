@@ -1,53 +1,76 @@
-"""What the trainer's ends of all weight channels share: the order of calls, and the proof at the end.
+"""Weight sync: pauses all engines, sends the weights through a transport, verifies them and resumes the engines.
 
-    trainer rank 0                                       every engine
-      pause                        ── HTTP ──────────>   stops decoding
-      the bytes                    ══ the channel ═══>   compares checksums, writes
-      version                      ── HTTP ──────────>
-      read version back            <── HTTP ──────────   must be the one just sent
-      read checksums back          <── HTTP ──────────   SGLang, which has not compared them itself
-      resume                       ── HTTP ──────────>
+    rank 0                      other senders               other ranks         every engine
+      pause, begin     ───────────────────────────────────────────────────────>   stops decoding
+      ···················· all_gather: the engines are ready ··················
+      own weights      ════════════════════════════════════════════════════════>  compares checksums, writes
+                                own weights      ═════════════════════════════>
+      shards           <══════> shards           <════════> shards
+      ···················· all_gather: all weights are sent ···················
+      end, version     ───────────────────────────────────────────────────────>
+      version          <───────────────────────────────────────────────────────   must be the one just sent
+      checksums        <───────────────────────────────────────────────────────   SGLang, which compares none itself
+      resume           ───────────────────────────────────────────────────────>   decodes
+      ···················· all_gather: verified ·······························
 
-The other trainer ranks only take part in gathering the weights, unless several ranks send: see shares.
+With a transport that does not stream, engines decode while ranks send, and are paused only to load the weights.
+
+With rank 0 as the only sender no rank waits for another: the other ranks only gather weights. With several senders a
+failure on one rank reaches all ranks by the next all_gather. The failed rank takes part in it: it sends nothing more,
+but still gives the other ranks the shards that they need.
 """
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from rlscale.errors import EngineError, WeightSyncError
+from rlscale.errors import WeightSyncError
 from rlscale.protocols import Engine
 from rlscale.types import EngineAddress, WeightSyncReport, WeightVersion
-from rlscale.weights.engine_rpc import EngineCalls
+from rlscale.weights.engine_rpc import EngineRpc
+from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sglang_checksums import SglangChecksums
+from rlscale.weights.transport import SendReport, Transport, Weights
 
 log = logging.getLogger(__name__)
 
 MakeEngine = Callable[[EngineAddress], Engine]
-Weights = Iterator[tuple[str, Tensor]]
 
 
-class EngineChannel(ABC):
-    """A `WeightChannel`. Every trainer rank calls every method. After an error only `connect` may follow.
+class WeightSync:
+    """A `WeightChannel`: the order of a sync, the pause and the verification, over one transport.
+
+    Every trainer rank calls every method. After an error only `connect` and `close` may follow.
 
     Args:
-        make_engine: gives the client of an engine; used on ranks that send only.
-        rank: of this trainer.
+        transport: carries the bytes.
+        make_engine: builds the client of an engine; used on rank 0 and on senders.
+        group: this rank, and the ranks whose iterators give weights to `push`, each weight on one of them.
         timeout_s: of every single step, on both sides.
+        pause_mode: treatment of running requests while the engines are paused.
+
+    Example:
+        sync = WeightSync(transport, make_engine=..., group=SenderGroup(rank=0), timeout_s=60)
+        sync.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:30000")])
+        sync.push(backend.weights(), version=1)
+        sync.close()
     """
 
-    pause_mode = "retract"
-
-    def __init__(self, *, make_engine: MakeEngine, rank: int, timeout_s: float) -> None:
-        self._make_engine, self._rank, self._timeout_s = make_engine, rank, timeout_s
-        self._calls = EngineCalls(timeout_s=timeout_s)
-        self._infos: list[Mapping[str, Any]] = []
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        make_engine: MakeEngine,
+        group: SenderGroup,
+        timeout_s: float,
+        pause_mode: str = "retract",
+    ) -> None:
+        self.transport = transport
+        self._make_engine, self._group, self._pause_mode = make_engine, group, pause_mode
+        self._rpc = EngineRpc(timeout_s=timeout_s)
         self._expected: SglangChecksums | None = None
         self._connected = False
 
@@ -56,9 +79,15 @@ class EngineChannel(ABC):
 
         Raises EngineError or WeightSyncError naming the engine that cannot be linked.
         """
-        if self._rank == 0:
-            self._link(engines)
-            self._connected = True
+        self._connected = False
+        try:
+            # One rank after the other: an engine joins one process group at a time.
+            for rank in self._group.linked_ranks:
+                self._group.all_gather_result(partial(self._open, engines, on_rank=rank))
+        except BaseException:
+            self.transport.abort()
+            raise
+        self._connected = True
 
     def push(self, weights: Weights, version: WeightVersion) -> WeightSyncReport:
         """Sends all weights and then the version, and reads back what every engine then has.
@@ -68,107 +97,86 @@ class EngineChannel(ABC):
             EngineError: an engine failed or did not answer in time; the message names it.
         """
         started = time.perf_counter()
-        num_buckets, num_bytes = self._all_push(weights, version)
-        seconds = time.perf_counter() - started
-        return WeightSyncReport(version=version, num_buckets=num_buckets, num_bytes=num_bytes, seconds=seconds)
+        reports: Sequence[SendReport] = ()
+        if self._group.is_active:
+            reports = self._push(weights, version)
+        else:
+            self.transport.drain(weights)
+        return WeightSyncReport(
+            version=version,
+            num_buckets=sum(report.num_buckets for report in reports),
+            num_bytes=sum(report.num_bytes for report in reports),
+            seconds=time.perf_counter() - started,
+        )
 
     def close(self) -> None:
-        """Ends the link. Engines that are gone already are only logged."""
+        """Ends the link. Engines that no longer answer are only logged."""
         self._disconnect()
-        self._calls.close()
+        self._rpc.close()
 
-    # -- what a channel adds; on ranks that send only, but for `_gather`
+    # -- the steps of connect and push
 
-    @abstractmethod
-    def _open(self) -> None:
-        """Links up with `self._calls.engines`."""
-
-    @abstractmethod
-    def _push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
-        """Brings everything to the engines, the end of it within `_paused`. Returns buckets and bytes."""
-
-    @abstractmethod
-    def _shut(self) -> None:
-        """Undoes `_open`; is called without an open link too. May wait, and logs engines that do not answer."""
-
-    def _abandon(self) -> None:
-        """Drops a link that failed, without waiting for anybody."""
-        self._shut()
-
-    def _gather(self, weights: Weights) -> None:
-        """The part of the other ranks in `push`."""
-        for _ in weights:
-            pass
-
-    # -- steps of connect and push
-
-    def _link(self, engines: Sequence[EngineAddress]) -> None:
-        """Links this rank up with all engines, in place of an earlier link."""
+    def _open(self, engines: Sequence[EngineAddress], *, on_rank: int) -> None:
+        if self._group.rank != on_rank:
+            return
         self._disconnect()
-        self._calls.engines = [self._make_engine(address) for address in engines]
-        self._infos = list(self._calls.on_all(lambda engine: engine.info()))
-        self._open()
+        self._rpc.connect([self._make_engine(address) for address in engines])
+        self.transport.open(self._rpc)
 
-    def _all_push(self, weights: Weights, version: WeightVersion) -> tuple[int, int]:
-        """The push of all ranks together. Returns the buckets and bytes of rank 0."""
-        if self._rank != 0:
-            self._gather(weights)
-            return 0, 0
+    def _disconnect(self) -> None:
+        self._connected = False
+        self.transport.close()
+        self._rpc.close_clients()
+
+    def _push(self, weights: Weights, version: WeightVersion) -> list[SendReport]:
         try:
-            self._expect()
-            return self._push(self._with_checksums(weights), version)
+            self._group.all_gather_result(lambda: self._begin(version))
+            reports = self._group.all_gather_result(lambda: self._send(weights, version))
+            self._group.all_gather_result(lambda: self._finish(version, reports))
         except BaseException:
             self._connected = False
-            self._abandon()
-            # The other ranks are still gathering: they wait for this one, and the next push for all of them.
-            self._gather(weights)
+            self.transport.abort()
+            if self._group.is_single:
+                # The other ranks do not learn of the failure: they still gather, and wait for the shards of this rank.
+                self.transport.drain(weights)
             raise
+        return reports
 
-    def _expect(self) -> None:
-        """Makes ready to learn what SGLang must answer. Raises WeightSyncError without a link."""
+    def _begin(self, version: WeightVersion) -> None:
         if not self._connected:
             raise WeightSyncError("the weight channel must be connected before weights are pushed; call connect")
-        self._expected = None if all(map(_compares_itself, self._infos)) else SglangChecksums()
+        self._expected = None if all(map(_compares_checksums, self._rpc.infos)) else SglangChecksums()
+        if self._group.rank != 0:
+            return
+        self.transport.prepare(version)
+        if self.transport.streams:
+            self._pause()
+            self._rpc.call_all(lambda engine: engine.begin_weight_update())
 
-    @contextmanager
-    def _paused(self, version: WeightVersion) -> Iterator[None]:
-        """The engines stand still inside; at the end they are proved to hold `version` and go on."""
-        self._pause()
-        yield  # the first update drops the caches of the old weights, unless requests stay in place with theirs
-        self._verify_and_resume(version)
+    def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
+        try:
+            if not self._group.is_sender:
+                return SendReport()
+            report = self.transport.send(self._with_checksums(weights), version)
+            if self._expected is None:
+                return report
+            return replace(report, sglang_checksums=self._expected.expected())
+        finally:
+            if not self._group.is_single:
+                self.transport.drain(weights)
 
-    def _pause(self) -> None:
-        self._calls.on_all(lambda engine: engine.pause(self.pause_mode))
-
-    def _verify_and_resume(self, version: WeightVersion) -> None:
-        self._verify(version)
-        self._calls.on_all(lambda engine: engine.resume())
-
-    def _verify(self, version: WeightVersion) -> None:
-        held = self._calls.on_all(lambda engine: engine.weight_version())
-        for engine, got in zip(self._calls.engines, held, strict=True):
-            if got != version:
-                raise WeightSyncError(
-                    f"{engine.address.name} must hold weight version {version} after the sync, "
-                    f"got {got}; it still answers from other weights"
-                )
+    def _finish(self, version: WeightVersion, reports: Sequence[SendReport]) -> None:
+        if self._group.rank != 0:
+            return
         if self._expected is not None:
-            self._compare(self._expected)
-
-    def _compare(self, expected: SglangChecksums) -> None:
-        for engine, info in zip(self._calls.engines, self._infos, strict=True):
-            if _compares_itself(info):
-                continue
-            if info.get("device", "cpu") != "cpu":
-                log.warning(
-                    "%s: SGLang on %s hashes weights in a way of its own; their contents are not compared",
-                    engine.address.name,
-                    info["device"],
-                )
-                continue
-            held = self._calls.start(engine.checksums())
-            self._calls.settle([held])
-            expected.compare(held.result(), engine=engine.address.name, num_ranks=engine.address.num_ranks)
+            for report in reports:
+                self._expected.update(report.sglang_checksums)
+        apply = self.transport.publish(version, reports)
+        if not self.transport.streams:
+            self._pause()
+        self._rpc.call_all(apply)
+        self._verify_and_resume(version)
+        self.transport.prune()
 
     def _with_checksums(self, weights: Weights) -> Weights:
         for name, tensor in weights:
@@ -176,28 +184,38 @@ class EngineChannel(ABC):
                 self._expected.add(name, tensor)
             yield name, tensor
 
-    def _disconnect(self) -> None:
-        self._connected = False
-        self._shut()
-        self._calls.drop_engines()
+    def _pause(self) -> None:
+        # No flush: the first update drops the caches of the old weights, unless requests stay in place with theirs.
+        self._rpc.call_all(lambda engine: engine.pause(self._pause_mode))
 
-    def _engines_by_format(self, load_format: str) -> tuple[list[Engine], list[Engine]]:
-        """The engines that read this form of weights, and the others, which are SGLang."""
-        readers: list[Engine] = []
-        others: list[Engine] = []
-        for engine, info in zip(self._calls.engines, self._infos, strict=True):
-            (readers if load_format in info.get("weight_formats", ()) else others).append(engine)
-        return readers, others
+    def _verify_and_resume(self, version: WeightVersion) -> None:
+        versions = self._rpc.call_all(lambda engine: engine.weight_version())
+        for engine, got in zip(self._rpc.engines, versions, strict=True):
+            if got != version:
+                raise WeightSyncError(
+                    f"{engine.address.name} must hold weight version {version} after the sync, "
+                    f"got {got}; it still answers from other weights"
+                )
+        if self._expected is not None:
+            self._compare_checksums(self._expected)
+        self._rpc.call_all(lambda engine: engine.resume())
 
-    def _try_all(self, calls: Sequence["Future[Any]"], what: str) -> None:
-        """Waits for one call to each engine and only logs those that fail."""
-        for engine, call in zip(self._calls.engines, calls, strict=True):
-            try:
-                self._calls.settle([call])
-            except (EngineError, WeightSyncError) as e:
-                log.warning("%s could not %s: %s", engine.address.name, what, e)
+    def _compare_checksums(self, expected: SglangChecksums) -> None:
+        for engine, info in zip(self._rpc.engines, self._rpc.infos, strict=True):
+            if _compares_checksums(info):
+                continue
+            if info.get("device", "cpu") != "cpu":
+                log.warning(
+                    "%s: SGLang on %s uses another hash; the contents of its weights are not compared",
+                    engine.address.name,
+                    info["device"],
+                )
+                continue
+            checksums = self._rpc.start(engine.checksums())
+            self._rpc.wait_all([checksums])
+            expected.compare(checksums.result(), engine=engine.address.name, num_ranks=engine.address.num_ranks)
 
 
-def _compares_itself(info: Mapping[str, Any]) -> bool:
+def _compares_checksums(info: Mapping[str, Any]) -> bool:
     """Whether an engine compares the checksums sent along; SGLang does not."""
     return bool(info.get("compares_checksums", False))

@@ -1,4 +1,4 @@
-"""A process group between a trainer and engines, which are no part of each other's world."""
+"""Process groups between a trainer and engines, which are not in each other's default group."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ Group = dist.ProcessGroup | dist.ProcessGroupGloo
 
 
 def open_store(address: str, *, timeout_s: float) -> TCPStore:
-    """The store over which the members of a group find each other; listens on `address` alone, on a free port."""
+    """Opens the store at which the members of a group rendezvous; listens on `address` only, on a free port."""
     listener = socket.create_server((address, 0))
     port = int(listener.getsockname()[1])
     return TCPStore(
@@ -29,18 +29,19 @@ def open_store(address: str, *, timeout_s: float) -> TCPStore:
 
 
 def join_group(group: WeightGroup, rank: int, *, store: TCPStore | None = None) -> Group:
-    """Joins `group` as `rank`, beside the default group and independent of it; returns once all have joined.
+    """Joins `group` as `rank`, independent of the default group; returns once all members have joined.
 
-    Rank 0 brings the store it opened. The way is SGLang's, which a real server must be able to join: a TCP store, a
+    Rank 0 passes the store it opened. The construction is SGLang's, so that a real server can join: a TCP store, a
     prefix with the group's name, and torch's own construction of a group over it.
 
-    Raises RuntimeError (torch.distributed's own kinds) when the others do not come within `group.timeout_s`.
+    Raises RuntimeError (torch.distributed's subclasses) when the others do not join within `group.timeout_s`.
     """
     timeout = timedelta(seconds=group.timeout_s)
     if store is None:
         store = TCPStore(group.master_address, group.master_port, timeout=timeout, wait_for_workers=False)
     if group.num_links > 1:
-        return _join_linked(group, rank, store)
+        return _join_multi_link(group, rank, store)
+    # torch.distributed.new_group makes subgroups of the default group only, hence the private helper.
     process_group: dist.ProcessGroup
     process_group, _ = c10d._new_process_group_helper(
         group.world_size,
@@ -55,27 +56,27 @@ def join_group(group: WeightGroup, rank: int, *, store: TCPStore | None = None) 
     return process_group
 
 
-def _join_linked(group: WeightGroup, rank: int, store: TCPStore) -> dist.ProcessGroupGloo:
-    """A bare gloo group of several links, each with a connection and a thread of its own.
+def _join_multi_link(group: WeightGroup, rank: int, store: TCPStore) -> dist.ProcessGroupGloo:
+    """Joins a bare gloo group of several links, each with its own connection and thread.
 
     gloo's rate over one connection is that of one thread that copies into a socket.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=group.timeout_s)
-    options._devices = [_device(interface) for _ in range(group.num_links)]
+    options._devices = [_make_device(interface) for _ in range(group.num_links)]
     options._threads = 2 * group.num_links
     return dist.ProcessGroupGloo(c10d.PrefixStore(group.name, store), rank, group.world_size, options)
 
 
-def _device(interface: str) -> dist.ProcessGroupGloo.Device:
+def _make_device(interface: str) -> dist.ProcessGroupGloo.Device:
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)
     return dist.ProcessGroupGloo.create_default_device()
 
 
 def start_broadcast(process_group: Group, tensor: Tensor) -> dist.Work:
-    """Sends `tensor` from rank 0 to all members, or receives it. All members take part; returns at once."""
+    """Starts a broadcast of `tensor` from rank 0 to all members (a collective of the group); returns at once."""
     options = dist.BroadcastOptions()
     options.rootRank = 0
     options.rootTensor = 0
@@ -84,6 +85,7 @@ def start_broadcast(process_group: Group, tensor: Tensor) -> dist.Work:
 
 
 def leave_group(process_group: Group) -> None:
-    """Forgets a group; the others notice at their next operation."""
+    """Destroys this member's end of a group; the others notice at their next operation."""
+    # A bare group is not registered with torch.distributed: it ends with its last reference.
     if isinstance(process_group, dist.ProcessGroup):
-        dist.destroy_process_group(process_group)  # a bare one is known to its owner alone
+        dist.destroy_process_group(process_group)

@@ -15,7 +15,7 @@ from rlscale.worker.rank import RankWorker
 
 if TYPE_CHECKING:
     from rlscale.training.backend import TrainerRank
-    from rlscale.weights.sync import EngineChannel
+    from rlscale.weights.sync import WeightSync
 
 
 class TrainWorker(RankWorker):
@@ -28,7 +28,7 @@ class TrainWorker(RankWorker):
     """
 
     _backend: TrainerRank
-    _channel: EngineChannel
+    _channel: WeightSync
 
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the world and loads the model (a collective)."""

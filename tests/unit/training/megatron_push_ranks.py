@@ -19,7 +19,7 @@ from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from rlscale.training.spec import WeightOwners
 from rlscale.types import EngineAddress
 from rlscale.weights.factory import ChannelSpec, make_channel
-from rlscale.weights.sync import EngineChannel
+from rlscale.weights.sync import WeightSync
 
 TIMEOUT_S = 100.0
 BUCKET_BYTES = 3000
@@ -28,7 +28,7 @@ GROUP, DISK = WeightChannelName.process_group, WeightChannelName.disk
 Weights = Iterator[tuple[str, Tensor]]
 
 
-def open_channel(name: WeightChannelName, *, rank: int, senders: Sequence[int], folder: Path) -> EngineChannel:
+def open_channel(name: WeightChannelName, *, rank: int, senders: Sequence[int], folder: Path) -> WeightSync:
     spec = ChannelSpec(
         name=name,
         backend="gloo",
@@ -41,7 +41,7 @@ def open_channel(name: WeightChannelName, *, rank: int, senders: Sequence[int], 
     return make_channel(spec, make_engine=_client, rank=rank, senders=senders)
 
 
-def arrives(channel: EngineChannel, exporter: Exporter, path: str, engines: Sequence[EngineAddress]) -> dict[str, Any]:
+def arrives(channel: WeightSync, exporter: Exporter, path: str, engines: Sequence[EngineAddress]) -> dict[str, Any]:
     """Pushes twice; who sent how many bytes, and on rank 0 whether every engine then holds the folder's bytes."""
     checkpoint = HfCheckpoint(path)
     expected = {name: checksum(checkpoint.tensor(name)) for name in checkpoint.files}
@@ -97,7 +97,7 @@ def _failing(weights: Weights) -> Weights:
     raise RuntimeError("no memory left")
 
 
-def _push(channel: EngineChannel, weights: Weights) -> str:
+def _push(channel: WeightSync, weights: Weights) -> str:
     try:
         channel.push(weights, 1)
     except (EngineError, WeightSyncError, RuntimeError) as error:
@@ -105,7 +105,7 @@ def _push(channel: EngineChannel, weights: Weights) -> str:
     return ""
 
 
-def _connect(channel: EngineChannel, engines: Sequence[EngineAddress]) -> str:
+def _connect(channel: WeightSync, engines: Sequence[EngineAddress]) -> str:
     try:
         channel.connect(engines)
     except EngineError as error:

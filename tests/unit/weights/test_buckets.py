@@ -1,10 +1,10 @@
-"""Cutting weights into buckets and putting them together again."""
+"""Splitting weights into buckets, packing and unpacking them."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlscale.weights.buckets import cut, empty_flat, pack, unpack
+from rlscale.weights.buckets import allocate_flat, pack, split_into_buckets, unpack
 
 CPU = torch.device("cpu")
 
@@ -20,11 +20,12 @@ def test_every_tensor_arrives_unchanged_and_buckets_keep_their_size(
         f"w{i}": torch.randn(n).to(torch.bfloat16 if half else torch.float32) for i, (n, half) in enumerate(sizes)
     }
     arrived = {}
-    for named in cut(iter(weights.items()), max_bytes):
+    for named in split_into_buckets(iter(weights.items()), max_bytes):
         packed = pack(named, CPU)
         assert packed.flat.nbytes <= max_bytes or len(named) == 1
         assert len(set(packed.bucket.dtypes)) == 1
-        flat = empty_flat(packed.bucket, CPU).copy_(packed.flat)
+        # As on the receiving side: a buffer of the same layout gets the bytes.
+        flat = allocate_flat(packed.bucket, CPU).copy_(packed.flat)
         arrived.update(unpack(packed.bucket, flat))
     assert arrived.keys() == weights.keys()
     for name, tensor in weights.items():
@@ -32,7 +33,7 @@ def test_every_tensor_arrives_unchanged_and_buckets_keep_their_size(
         assert torch.equal(arrived[name], tensor)
 
 
-def test_layout_is_the_bytes_end_to_end() -> None:
+def test_tensors_are_one_after_the_other() -> None:
     packed = pack([("a", torch.tensor([[1.0, 2.0]])), ("b", torch.tensor(3.0))], CPU)
     assert packed.bucket.names == ["a", "b"]
     assert packed.bucket.dtypes == ["float32", "float32"]

@@ -1,4 +1,4 @@
-"""What SGLang's checker must answer, held against SHA-256 over the parameters as the server builds them."""
+"""The expected answer of SGLang's checker, compared with SHA-256 over the parameters as the server builds them."""
 
 import hashlib
 import logging
@@ -17,7 +17,7 @@ def sha(tensor: Tensor) -> str:
     return f"{int.from_bytes(hashlib.sha256(data).digest()[:8], 'big'):016x}"
 
 
-def a_layer() -> dict[str, Tensor]:
+def make_layer() -> dict[str, Tensor]:
     torch.manual_seed(0)
     prefix = "model.layers.0."
     return {
@@ -35,12 +35,13 @@ def a_layer() -> dict[str, Tensor]:
     }
 
 
-def as_the_server_keeps_it(w: dict[str, Tensor]) -> dict[str, Tensor]:
+def server_parameters(w: dict[str, Tensor]) -> dict[str, Tensor]:
     attention, mlp = "model.layers.0.self_attn.", "model.layers.0.mlp."
     qkv = {
         attention + f"qkv_proj.{kind}": torch.cat([w[attention + f"{part}_proj.{kind}"] for part in "qkv"])
         for kind in ("weight", "bias")
     }
+    # 100 rows are padded to 128, a multiple of 64.
     return {
         "model.embed_tokens.weight": torch.cat([w["model.embed_tokens.weight"], torch.zeros(28, 8).bfloat16()]),
         **qkv,
@@ -50,7 +51,7 @@ def as_the_server_keeps_it(w: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def count_in(weights: dict[str, Tensor], names: list[str]) -> SglangChecksums:
+def add_all(weights: dict[str, Tensor], names: list[str]) -> SglangChecksums:
     sums = SglangChecksums()
     for name in names:
         sums.add(name, weights[name])
@@ -59,28 +60,28 @@ def count_in(weights: dict[str, Tensor], names: list[str]) -> SglangChecksums:
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_fused_and_padded_parameters(backwards: bool) -> None:
-    weights = a_layer()
+    weights = make_layer()
     names = list(weights)[::-1] if backwards else list(weights)
-    held = {name: sha(tensor) for name, tensor in as_the_server_keeps_it(weights).items()}
-    sums = count_in(weights, names)
+    held = {name: sha(tensor) for name, tensor in server_parameters(weights).items()}
+    sums = add_all(weights, names)
     assert sums.expected() == held
     sums.compare(held, engine="engine 0")
 
 
-@pytest.mark.parametrize("name", list(as_the_server_keeps_it(a_layer())))
+@pytest.mark.parametrize("name", list(server_parameters(make_layer())))
 def test_one_flipped_bit_names_engine_and_parameter(name: str) -> None:
-    weights = a_layer()
-    held = as_the_server_keeps_it(weights)
+    weights = make_layer()
+    held = server_parameters(weights)
     held[name] = held[name].clone()
     held[name].view(-1).view(torch.uint8)[3] ^= 1
     with pytest.raises(WeightSyncError, match=rf"engine 3 must hold {name.replace('.', '[.]')} with checksum"):
-        count_in(weights, list(weights)).compare({n: sha(t) for n, t in held.items()}, engine="engine 3")
+        add_all(weights, list(weights)).compare({n: sha(t) for n, t in held.items()}, engine="engine 3")
 
 
-def test_what_cannot_be_compared_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    weights = a_layer()
-    sums = count_in(weights, list(weights))
-    held = {name: sha(tensor) for name, tensor in as_the_server_keeps_it(weights).items()}
+def test_parameters_that_cannot_be_compared_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    weights = make_layer()
+    sums = add_all(weights, list(weights))
+    held = {name: sha(tensor) for name, tensor in server_parameters(weights).items()}
     with caplog.at_level(logging.WARNING):
         sums.compare({**held, "something.else": "00"}, engine="engine 0")
     assert "1 parameters could not be compared, e.g. something.else" in caplog.text

@@ -1,291 +1,115 @@
-"""What changed between two versions of the weights, as one file; and the chain of such files from a full folder on.
+"""Weights through a folder that trainer and engines see, of which only changes are written.
 
-    <root>/index.json             {"id": ..., "base": 3, "deltas": [4, 5]}
-    <root>/base_00000003/         all weights of version 3, see folders.py
-    <root>/delta_00000004.rlsd    3 -> 4
-    <root>/delta_00000005.rlsd    4 -> 5
-
-A file holds, for every block of 8 MiB of a tensor that changed, the exclusive or of old and new bytes, sorted by their
-place within an element and compressed: unchanged bytes are zeros there and cost next to nothing, and the changed ones
-of the mantissa, which cannot be compressed, lie together. Every tensor has the checksum it must have afterwards.
+trainer rank 0                                       every engine
+  writes a delta, now and then a full folder         decodes
+  pause, flush                 ── HTTP ──────────>   stops decoding
+  load                         ── HTTP ──────────>   rlscale: applies the deltas that it lacks
+                                                     SGLang: loads a full folder that was updated by the delta
+  resume                       ── HTTP ──────────>   decodes
 """
 
-import json
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
-import numpy as np
-import xxhash
-import zstandard
-from torch import Tensor
+from rlscale.algo.checksum import Bytes, bytes_of
+from rlscale.protocols import Engine
+from rlscale.types import WeightVersion
+from rlscale.weights.delta_files import DeltaIndex, DeltaWriter, base_path, delta_path, update_mirror
+from rlscale.weights.engine_rpc import EngineRpc
+from rlscale.weights.safetensors_folder import recreate_folder, write_folder
+from rlscale.weights.transport import EngineCall, SendReport, Transport, Weights
 
-from rlscale.algo.checksum import Bytes, bytes_of, checksum, checksum_like
-from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket, WeightVersion
-from rlscale.weights.buckets import dtype_of
-from rlscale.weights.readers import changed, landing
-from rlscale.weights.safetensors_folder import CHECKSUMS, WRITING, FolderWeights, map_file, write_json
-
-MAGIC = b"RLSDELT1"
-PIECE_BYTES = 8 * 2**20
-LEVEL = 1  # higher ones take several times as long to save a few per cent: what is left is noise
-_FIXED_BYTES = len(MAGIC) + 16
+LOAD_FORMAT = "delta"
+MAX_DELTAS = 8
+"""Deltas after a full folder. An engine that lost its weights never has to read more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaTensor:
-    """One tensor of a delta. `pieces` are [block, place in the payload, compressed bytes] of blocks that changed."""
+class DeltaTransport(Transport):
+    """Writes the change of the weights as a delta, and every few versions a full folder.
 
-    name: str
-    dtype: str
-    shape: list[int]
-    checksum: str  # afterwards
-    pieces: list[list[int]]
-
-    @property
-    def num_bytes(self) -> int:
-        return dtype_of(self.dtype).itemsize * math.prod(self.shape)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaIndex:
-    """Which full folder and which deltas after it a root holds. `id` is new whenever the chain is begun anew."""
-
-    id: str
-    base: WeightVersion
-    deltas: list[WeightVersion]
-
-    @property
-    def newest(self) -> WeightVersion:
-        return self.deltas[-1] if self.deltas else self.base
-
-    def after(self, version: WeightVersion) -> list[WeightVersion]:
-        """The deltas that lead on from `version`."""
-        return [delta for delta in self.deltas if delta > version]
-
-    def write(self, root: Path) -> None:
-        write_json(root / "index.json", asdict(self))
-
-    @classmethod
-    def read(cls, root: Path) -> "DeltaIndex":
-        """Raises ValueError when `root` holds no chain."""
-        try:
-            content = json.loads((root / "index.json").read_text(encoding="utf-8"))
-            return cls(id=content["id"], base=content["base"], deltas=content["deltas"])
-        except (OSError, ValueError, KeyError) as e:
-            raise ValueError(f"model_path must be a folder with a chain of deltas, got {str(root)!r} ({e})") from e
-
-
-def base_path(root: Path, version: WeightVersion) -> Path:
-    return root / f"base_{version:08d}"
-
-
-def delta_path(root: Path, version: WeightVersion) -> Path:
-    return root / f"delta_{version:08d}.rlsd"
-
-
-class DeltaWriter:
-    """Collects the changes of one update and writes them as a file that appears at once."""
-
-    def __init__(self, path: Path, *, before: WeightVersion, after: WeightVersion) -> None:
-        self._path, self._before, self._after = path, before, after
-        self._tensors: list[DeltaTensor] = []
-        self._payload: list[bytes] = []
-        self._num_bytes = 0
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-
-    def add(self, name: str, tensor: Tensor, old: Bytes) -> None:
-        """Notes what changed in one tensor, and makes `old` its new bytes."""
-        new, pieces = bytes_of(tensor.cpu()), []
-        for block, start in enumerate(range(0, new.size, PIECE_BYTES)):
-            piece, was = new[start : start + PIECE_BYTES], old[start : start + PIECE_BYTES]
-            difference = np.bitwise_xor(piece, was)
-            if not difference.any():
-                continue
-            data = self._compressor.compress(_by_place(difference, tensor.dtype.itemsize))
-            pieces.append([block, self._num_bytes, len(data)])
-            self._payload.append(data)
-            self._num_bytes += len(data)
-            was[:] = piece
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self._tensors.append(
-            DeltaTensor(
-                name=name, dtype=dtype, shape=list(tensor.shape), checksum=checksum(tensor.cpu()), pieces=pieces
-            )
-        )
-
-    def finish(self) -> tuple[dict[str, str], int]:
-        """Writes the file. Returns the checksum of every tensor and the size of the file in bytes."""
-        content = {"before": self._before, "after": self._after, "tensors": [asdict(t) for t in self._tensors]}
-        header = json.dumps(content).encode()
-        temporary = self._path.with_name(self._path.name + WRITING)
-        with temporary.open("wb") as file:
-            file.write(MAGIC + len(header).to_bytes(8, "little") + xxhash.xxh3_64_digest(header) + header)
-            file.writelines(self._payload)
-        temporary.replace(self._path)
-        return {t.name: t.checksum for t in self._tensors}, _FIXED_BYTES + len(header) + self._num_bytes
-
-
-class DeltaReader:
-    """One delta file.
-
-    Raises WeightSyncError naming the file when it is missing or broken.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._data: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
-            size = int.from_bytes(bytes(self._data[8:16]), "little")
-            header = bytes(self._data[_FIXED_BYTES : _FIXED_BYTES + size])
-            if bytes(self._data[:8]) != MAGIC or xxhash.xxh3_64_digest(header) != bytes(self._data[16:24]):
-                raise ValueError("its header is not what was written")
-            content = json.loads(header)
-        except (OSError, ValueError) as e:
-            raise WeightSyncError(f"{path} must be a delta of the weights, got one that cannot be read: {e}") from e
-        self.payload_start = _FIXED_BYTES + size
-        self.before, self.after = int(content["before"]), int(content["after"])
-        self.tensors = [DeltaTensor(**tensor) for tensor in content["tensors"]]
-
-    def apply(self, tensor: DeltaTensor, data: Bytes) -> None:
-        """Turns the bytes of one tensor from the old into the new ones.
-
-        Raises WeightSyncError naming the tensor when a piece is broken; `data` may then be a mixture.
-        """
-        decompressor = zstandard.ZstdDecompressor()
-        itemsize = dtype_of(tensor.dtype).itemsize
-        for block, place, length in tensor.pieces:
-            into = data[block * PIECE_BYTES : (block + 1) * PIECE_BYTES]
-            packed = self._data[self.payload_start + place : self.payload_start + place + length]
-            try:
-                difference = decompressor.decompress(packed.data, max_output_size=into.size)
-            except zstandard.ZstdError as e:
-                raise WeightSyncError(
-                    f"{tensor.name} must arrive as it was sent, but {self.path} is broken: {e}"
-                ) from e
-            if len(difference) != into.size:
-                raise WeightSyncError(
-                    f"{tensor.name} must have {into.size} bytes in block {block} of {self.path}, got {len(difference)}"
-                )
-            np.bitwise_xor(into, _by_element(difference, itemsize), out=into)
-
-
-class DeltaWeights:
-    """The newest weights of a root, for an engine that holds an older version of them, or none.
+    Rank 0 is the only sender. It keeps a copy of the weights that were sent last.
 
     Args:
-        root: of the chain.
-        held: the version whose exact bytes are in the targets; None: not known, the full folder is read first.
-        announced: checksums that the trainer gave beside the files; they must be those in the files.
-        on_written: called with the version when the targets hold it.
-
-    Raises WeightSyncError when a link of the chain is missing or broken, ValueError when there is no chain.
+        folder: used by this transport alone; its content is removed.
+        bucket_bytes: max bytes of one file of a full folder.
+        model_folder: a Hugging Face folder whose configuration and tokenizer are copied next to the weights.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        held: WeightVersion | None,
-        announced: Mapping[str, str] = MappingProxyType({}),
-        on_written: Callable[[WeightVersion], None] | None = None,
-    ) -> None:
-        self._index = DeltaIndex.read(root)
-        self._on_written = on_written
-        known = held if held in (self._index.base, *self._index.deltas) else None
-        start = self._index.base if known is None else known
-        self._base = FolderWeights(base_path(root, self._index.base), {}) if known is None else None
-        self._deltas = [DeltaReader(delta_path(root, version)) for version in self._index.after(start)]
-        for before, delta in zip([start, *self._index.after(start)], self._deltas, strict=False):
-            if delta.before != before:
-                raise WeightSyncError(f"{delta.path} must begin at weight version {before}, got {delta.before}")
-        self.layout = self._describe(root)
-        for name, got in zip(self.layout.names, self.layout.checksums, strict=True):
-            if announced and announced.get(name) != got:
-                raise changed(name, announced.get(name, "none"), got)
+    streams = False
 
-    def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
-        """See IncomingWeights. Without targets there are no old bytes to change, so only the files are verified."""
-        if self._base is not None:
-            self._base.write(targets)
-        places = dict(zip(self.layout.names, targets, strict=True)) if targets is not None else None
-        for delta in self._deltas:
-            for tensor in delta.tensors:
-                if places is None:
-                    delta.apply(tensor, np.zeros(tensor.num_bytes, dtype=np.uint8))
-                elif tensor.pieces:
-                    _change(delta, tensor, places[tensor.name])
-        for name, sent in zip(self.layout.names, self.layout.checksums, strict=True):
-            got = sent if places is None else checksum_like(places[name].cpu(), sent)
-            if got != sent:
-                raise changed(name, sent, got)
-        if self._on_written is not None:
-            self._on_written(self._index.newest)
-        return dict(zip(self.layout.names, self.layout.checksums, strict=True))
+    def __init__(self, folder: Path, *, bucket_bytes: int, model_folder: Path | None = None) -> None:
+        self._folder, self._bucket_bytes, self._model_folder = folder, bucket_bytes, model_folder
+        self._rpc: EngineRpc | None = None
+        self._sent: dict[str, Bytes] = {}
+        self._index: DeltaIndex | None = None
 
-    def _describe(self, root: Path) -> WeightBucket:
-        base = self._base or FolderWeights(base_path(root, self._index.base), {})
-        if not self._index.deltas:
-            return base.layout
-        newest = self._deltas[-1] if self._deltas else DeltaReader(delta_path(root, self._index.newest))
-        last = {tensor.name: tensor for tensor in newest.tensors}
-        if last.keys() != set(base.layout.names):
-            raise WeightSyncError(f"{newest.path} must be of the weights of version {self._index.base}")
-        return replace(base.layout, checksums=[last[name].checksum for name in base.layout.names])
+    def open(self, rpc: EngineRpc) -> None:
+        """See Transport. The chain restarts: an earlier trainer may have left files, and the weights of new engines are
+        unknown."""
+        recreate_folder(self._folder)
+        self._rpc, self._sent, self._index = rpc, {}, None
 
+    def send(self, weights: Weights, version: WeightVersion) -> SendReport:
+        """See Transport."""
+        index = self._index
+        # A version that is not newer comes after a restart from a checkpoint: no delta leads back to it.
+        if index is None or len(index.deltas) >= MAX_DELTAS or version <= index.newest:
+            return self._write_base(weights, version)
+        return self._write_delta(weights, version, index)
 
-def catch_up(root: Path, folder: Path) -> dict[str, str]:
-    """Brings a full folder of an engine that cannot read deltas to the newest version; returns the checksums.
+    def publish(self, version: WeightVersion, reports: Sequence[SendReport]) -> EngineCall:
+        """See Transport."""
+        assert self._rpc is not None, "open comes before publish"
+        (report,) = reports
+        _, others = self._rpc.split_by_format(LOAD_FORMAT)
+        mirror = self._folder / "full"
+        mirror_checksums = update_mirror(self._folder, mirror) if others else {}
 
-    A folder that was left half way, or is of another chain, is made anew from the full one.
+        async def load(engine: Engine) -> None:
+            if engine in others:
+                await engine.update_from_disk(mirror, version=version, checksums=mirror_checksums)
+            else:
+                await engine.update_from_disk(
+                    self._folder, version=version, checksums=report.checksums, load_format=LOAD_FORMAT
+                )
 
-    Raises WeightSyncError, ValueError as DeltaWeights does.
-    """
-    index, state = DeltaIndex.read(root), folder.with_name(folder.name + ".json")
-    held = _held_by(state, index)
-    state.unlink(missing_ok=True)
-    if held is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(base_path(root, index.base), folder)
-        held = index.base
-    incoming = DeltaWeights(root, held=held)
-    tensors = {n: t for file in sorted(folder.glob("*.safetensors")) for n, t in map_file(file).items()}
-    checksums = incoming.write([tensors[name] for name in incoming.layout.names])
-    write_json(folder / CHECKSUMS, checksums)
-    write_json(state, {"id": index.id, "version": index.newest})
-    return checksums
+        return load
 
+    def prune(self) -> None:
+        """See Transport."""
+        index = self._index
+        assert index is not None, "a push has written an index"
+        kept = {base_path(self._folder, index.base), *(delta_path(self._folder, version) for version in index.deltas)}
+        for path in self._folder.iterdir():
+            if path.name.startswith("base_") and path not in kept:
+                shutil.rmtree(path)
+            elif path.name.startswith("delta_") and path not in kept:
+                path.unlink()
 
-def _held_by(state: Path, index: DeltaIndex) -> WeightVersion | None:
-    if not state.is_file():
-        return None
-    content = json.loads(state.read_text(encoding="utf-8"))
-    known = content["id"] == index.id and content["version"] in (index.base, *index.deltas)
-    return int(content["version"]) if known else None
+    def close(self) -> None:
+        """Keeps the files: an engine may be started from the full folder."""
 
+    def _write_base(self, weights: Weights, version: WeightVersion) -> SendReport:
+        def remember_sent() -> Weights:
+            for name, tensor in weights:
+                self._sent[name] = bytes_of(tensor.cpu()).copy()
+                yield name, tensor
 
-def _change(delta: DeltaReader, tensor: DeltaTensor, target: Tensor) -> None:
-    if target.dtype != dtype_of(tensor.dtype):
-        raise WeightSyncError(
-            f"{tensor.name} must be kept as {tensor.dtype} to be changed by a delta, got {target.dtype}; "
-            "use train.weight_channel=disk"
-        )
-    into, finish = landing(target, tensor.dtype, tensor.shape)
-    if target.device.type != "cpu" or not target.is_contiguous():
-        into[:] = bytes_of(target.cpu())  # a copy is changed and written back
-    delta.apply(tensor, into)
-    finish()
+        path = base_path(self._folder, version)
+        shutil.rmtree(path, ignore_errors=True)
+        written = write_folder(path, remember_sent(), bucket_bytes=self._bucket_bytes, model_folder=self._model_folder)
+        self._index = DeltaIndex(id=uuid.uuid4().hex, base=version, deltas=[])
+        self._index.write(self._folder)
+        return SendReport(num_buckets=written.num_files, num_bytes=written.num_bytes, checksums=written.checksums)
 
-
-def _by_place(data: Bytes, itemsize: int) -> bytes:
-    """All first bytes of the elements, then all second ones, and so on. Blocks hold whole elements."""
-    return np.ascontiguousarray(data.reshape(-1, itemsize).T).tobytes()
-
-
-def _by_element(data: bytes, itemsize: int) -> Bytes:
-    planes = np.frombuffer(data, dtype=np.uint8).reshape(itemsize, -1)
-    return np.ascontiguousarray(planes.T).reshape(-1)
+    def _write_delta(self, weights: Weights, version: WeightVersion, index: DeltaIndex) -> SendReport:
+        writer = DeltaWriter(delta_path(self._folder, version), before=index.newest, after=version)
+        for name, tensor in weights:
+            writer.add(name, tensor, self._sent[name])
+        checksums, num_bytes = writer.finish()
+        # The index last: an engine that reads it finds every delta that it names.
+        self._index = DeltaIndex(id=index.id, base=index.base, deltas=[*index.deltas, version])
+        self._index.write(self._folder)
+        return SendReport(num_buckets=1, num_bytes=num_bytes, checksums=checksums)

@@ -1,36 +1,67 @@
-"""The trainer's end of a weight channel over a folder that trainer and engines see.
+"""Weights through a folder that trainer and engines see, in full each time.
 
 trainer rank 0                                       every engine
-  writes <folder>/v<version>                         goes on decoding
+  writes <folder>/v<version>                         decodes
   pause, flush                 ── HTTP ──────────>   stops decoding
   load                         ── HTTP ──────────>   compares checksums, writes; holds the version
-  resume                       ── HTTP ──────────>
-  removes the folder before
+  resume                       ── HTTP ──────────>   decodes
+  removes the previous folder
 
-Of several trainer ranks that send (see shares) each writes files of its own; rank 0 writes the index.
+Each of several senders writes its own files; rank 0 writes the index.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlscale.types import WeightVersion
-from rlscale.weights.multi_sender import SendReport
-from rlscale.weights.safetensors_folder import Written, finish_folder, start_folder, write_files
-from rlscale.weights.sync import Weights
-from rlscale.weights.transports.folder_channel import FolderChannel
+from rlscale.weights.engine_rpc import EngineRpc
+from rlscale.weights.safetensors_folder import (
+    WrittenFiles,
+    finish_folder,
+    recreate_folder,
+    start_folder,
+    write_files,
+)
+from rlscale.weights.sender_group import SenderGroup
+from rlscale.weights.transport import EngineCall, SendReport, Transport, Weights
 
 
-class DiskChannel(FolderChannel):
-    """Sends weights as a full folder each time. See FolderChannel."""
+class DiskTransport(Transport):
+    """Writes a full folder of safetensors files for each version, which the engines load.
 
-    def _start(self, version: WeightVersion) -> None:
-        shutil.rmtree(self._place(version), ignore_errors=True)  # the same again, after a restart from a checkpoint
-        start_folder(self._place(version))
+    Args:
+        folder: used by this transport alone; its content is removed.
+        group: this rank among the senders.
+        bucket_bytes: max bytes of one file (a larger tensor has its own file).
+        model_folder: a Hugging Face folder whose configuration and tokenizer are copied next to the weights.
+    """
 
-    def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
-        stem = "model" if self._team.is_one else f"model-{self._rank:05d}"
-        written = write_files(self._place(version), weights, bucket_bytes=self._bucket_bytes, stem=stem)
+    streams = False
+
+    def __init__(
+        self, folder: Path, *, group: SenderGroup, bucket_bytes: int, model_folder: Path | None = None
+    ) -> None:
+        self._folder, self._group = folder, group
+        self._bucket_bytes, self._model_folder = bucket_bytes, model_folder
+        self._newest: Path | None = None
+
+    def open(self, rpc: EngineRpc) -> None:
+        """See Transport."""
+        if self._group.rank == 0:
+            # An earlier trainer may have left files here, and the weights of new engines are unknown.
+            recreate_folder(self._folder)
+
+    def prepare(self, version: WeightVersion) -> None:
+        """See Transport."""
+        # After a restart from a checkpoint the same version is written again.
+        shutil.rmtree(self._version_folder(version), ignore_errors=True)
+        start_folder(self._version_folder(version))
+
+    def send(self, weights: Weights, version: WeightVersion) -> SendReport:
+        """See Transport."""
+        stem = "model" if self._group.is_single else f"model-{self._group.rank:05d}"
+        written = write_files(self._version_folder(version), weights, bucket_bytes=self._bucket_bytes, stem=stem)
         return SendReport(
             num_buckets=written.num_files,
             num_bytes=written.num_bytes,
@@ -38,22 +69,23 @@ class DiskChannel(FolderChannel):
             files=written.files,
         )
 
-    def _finish(self, version: WeightVersion, shares: Sequence[SendReport]) -> None:
-        folder, whole = self._place(version), Written()
-        for share in shares:
-            whole.add(checksums=share.checksums, files=share.files, num_bytes=share.num_bytes)
-        finish_folder(folder, whole, model_folder=self._model_folder)
-        with self._paused(version):
-            self._load(folder, version, whole.checksums)
-        for old in self._folder.iterdir():
-            if old != folder:
-                shutil.rmtree(old)
+    def publish(self, version: WeightVersion, reports: Sequence[SendReport]) -> EngineCall:
+        """See Transport."""
+        folder, written = self._version_folder(version), WrittenFiles()
+        for report in reports:
+            written.add(checksums=report.checksums, files=report.files, num_bytes=report.num_bytes)
+        finish_folder(folder, written, model_folder=self._model_folder)
+        self._newest = folder
+        return lambda engine: engine.update_from_disk(folder, version=version, checksums=written.checksums)
 
-    def _place(self, version: WeightVersion) -> Path:
+    def prune(self) -> None:
+        """See Transport."""
+        for path in self._folder.iterdir():
+            if path != self._newest:
+                shutil.rmtree(path)
+
+    def close(self) -> None:
+        """Keeps the newest folder: an engine may be started from it."""
+
+    def _version_folder(self, version: WeightVersion) -> Path:
         return self._folder / f"v{version:08d}"
-
-    def _load(self, folder: Path, version: WeightVersion, checksums: Mapping[str, str]) -> None:
-        self._calls.on_all(lambda engine: engine.update_from_disk(folder, version=version, checksums=checksums))
-
-    def _shut(self) -> None:
-        """The newest folder stays: an engine may be started from it."""

@@ -1,17 +1,18 @@
-"""Tensors sent over gloo as they lie in memory, block by block, straight to where they belong (`tensor_blocks`).
+"""Weights over gloo straight from the trainer's tensors into the engine's, block by block (`tensor_blocks`).
 
     trainer                                       engine
-      piece i+1 leaves    ══ gloo ═══════════>    piece i+1 arrives in the live tensor
+      sends piece i+1     ══ gloo ═══════════>    receives piece i+1 in the live tensor
       digests of piece i                          digests of piece i
-      all digests         ══ gloo ═══════════>    compared
+      all digests         ══ gloo ═══════════>    compares
 
-Neither side copies but small tensors, which travel together, and both compute digests while bytes travel. What arrived
-changed has been written by then: the engine must not be used until it is sent again.
+Neither side copies anything but small tensors, which share a piece, and both compute digests during the transfer. A
+tensor that arrived changed is already written by then: the engine must not be used until it is sent again.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,20 +21,68 @@ from torch import Tensor
 
 from rlscale.algo.checksum import BLOCK_BYTES, DIGEST_BYTES, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket
-from rlscale.weights.buckets import sizes_of
-from rlscale.weights.readers import changed, landing
+from rlscale.types import WeightBucket, WeightVersion
+from rlscale.weights.buckets import Named, describe_bucket, split_into_buckets, tensor_sizes
+from rlscale.weights.engine_groups import EngineGroups, GroupOptions, PendingBroadcast, ReadyBucket
+from rlscale.weights.engine_rpc import EngineRpc, run_in_thread
+from rlscale.weights.readers import checksum_error, open_target
 from rlscale.weights.torch_groups import Group, start_broadcast
+from rlscale.weights.transport import SendReport, Transport, Weights
 
 LOAD_FORMAT = "tensor_blocks"
+NUM_LINKS = 4
+
 PIECE_BYTES = 16 * BLOCK_BYTES
 """Of one broadcast. Large enough that starting one costs little, small enough to be in cache when it is hashed."""
 
 SMALL_BYTES = BLOCK_BYTES
-"""A tensor of at most so many is copied into a piece with others: a broadcast of its own takes longer than the copy."""
+"""Max size of a tensor that is copied into a piece with others: its own broadcast would take longer than the copy."""
 
-IN_FLIGHT = 12
-"""Broadcasts under way at once: more than the links of a group, so that none waits for a digest."""
+MAX_IN_FLIGHT = 12
+"""Broadcasts in transfer at once: more than the links of a group, so that no link waits for a digest."""
+
+
+class BlockTransport(Transport):
+    """Broadcasts tensors from their own memory. Every engine must read `tensor_blocks`, and has its own group.
+
+    See PackedTransport for the reason that each engine has its own group.
+    """
+
+    def __init__(self, options: GroupOptions) -> None:
+        self.groups = EngineGroups(options, backend="gloo", num_links=NUM_LINKS)
+        self._bucket_bytes = options.bucket_bytes
+        self._senders: list[BlockSender] = []
+
+    def open(self, rpc: EngineRpc) -> None:
+        """See Transport."""
+        self.groups.open(rpc)
+        self._senders = [self._make_sender(group) for group in self.groups.process_groups]
+
+    def send(self, weights: Weights, version: WeightVersion) -> SendReport:
+        """See Transport."""
+        return self.groups.send(split_into_buckets(weights, self._bucket_bytes), self._prepare, version)
+
+    def close(self) -> None:
+        """See Transport."""
+        self._senders = []
+        self.groups.close()
+
+    def abort(self) -> None:
+        """See Transport."""
+        self._senders = []
+        self.groups.abort()
+
+    def _make_sender(self, group: Group) -> "BlockSender":
+        return BlockSender(group)
+
+    def _prepare(self, named: Sequence[Named]) -> ReadyBucket:
+        bucket = replace(describe_bucket(named), load_format=LOAD_FORMAT)
+        tensors = [tensor for _, tensor in named]
+        return ReadyBucket(bucket=bucket, send=lambda: self._broadcast(tensors))
+
+    def _broadcast(self, tensors: Sequence[Tensor]) -> PendingBroadcast:
+        # One thread for each engine, so that no engine waits for another.
+        return PendingBroadcast(threads=[run_in_thread(partial(sender.send, tensors)) for sender in self._senders])
 
 
 class BlockSender:
@@ -56,20 +105,22 @@ class BlockSender:
         works: deque[dist.Work] = deque()
         digests: list[list[bytes]] = [[] for _ in tensors]
         number, flat = -1, torch.empty(0)
-        for piece in pieces_of([tensor.nbytes for tensor in tensors]):
+        for piece in split_into_pieces([tensor.nbytes for tensor in tensors]):
             views = []
             for part in piece:
-                if part.number != number:  # of a tensor elsewhere, or in another order, this is a copy
+                if part.number != number:
+                    # A view of the tensor's memory, or a copy if the tensor is on a GPU or not contiguous.
                     number, flat = part.number, torch.from_numpy(bytes_of(tensors[part.number].cpu()))
                 views.append(flat[part.span])
-            works.append(self._start(views[0] if len(views) == 1 else _joined(views)))
+            works.append(self._start(views[0] if len(views) == 1 else _concatenate(views)))
+            # Hashed while the broadcast runs.
             for part, view in zip(piece, views, strict=True):
                 digests[part.number] += _digests(view)
-            if len(works) >= IN_FLIGHT:
+            if len(works) >= MAX_IN_FLIGHT:
                 works.popleft().wait()
-        joined = b"".join(digest for of_tensor in digests for digest in of_tensor)
-        if joined:
-            works.append(self._start(torch.frombuffer(bytearray(joined), dtype=torch.uint8)))
+        all_digests = b"".join(digest for of_tensor in digests for digest in of_tensor)
+        if all_digests:
+            works.append(self._start(torch.frombuffer(bytearray(all_digests), dtype=torch.uint8)))
         for work in works:
             work.wait()
 
@@ -78,7 +129,7 @@ class BlockSender:
 
 
 class BlockWeights:
-    """One bucket on its way in."""
+    """One bucket of `tensor_blocks` in transfer, as the engine reads it."""
 
     def __init__(self, layout: WeightBucket, group: Group, *, group_name: str) -> None:
         self.layout, self._group, self._group_name = layout, group, group_name
@@ -86,43 +137,45 @@ class BlockWeights:
     def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
         """See IncomingWeights."""
         layout = self.layout
-        places = targets if targets is not None else [None] * len(layout.names)
+        all_targets = targets if targets is not None else [None] * len(layout.names)
         arriving = [
-            _Arriving.at(*place) for place in zip(layout.names, places, layout.dtypes, layout.shapes, strict=True)
+            _ArrivingTensor.from_target(*each)
+            for each in zip(layout.names, all_targets, layout.dtypes, layout.shapes, strict=True)
         ]
         try:
             sent = self._receive(arriving)
         except RuntimeError as e:
             raise WeightSyncError(f"weight group {self._group_name!r} failed at {layout.names[0]}: {e}") from e
         checksums = {}
-        for tensor, size in zip(arriving, sizes_of(layout), strict=True):
+        for tensor, size in zip(arriving, tensor_sizes(layout), strict=True):
             expected = [next(sent) for _ in tensor.digests]
             checksums[tensor.name] = digest_of(tensor.digests, size)
             if tensor.digests != expected:
-                raise changed(tensor.name, digest_of(expected, size), checksums[tensor.name])
+                raise checksum_error(tensor.name, digest_of(expected, size), checksums[tensor.name])
             tensor.finish()
         return checksums
 
-    def _receive(self, arriving: Sequence["_Arriving"]) -> Iterator[bytes]:
-        """Fills the tensors and their digests; returns those that were sent."""
-        under_way: deque[tuple[dist.Work, Piece, Tensor]] = deque()
+    def _receive(self, arriving: Sequence["_ArrivingTensor"]) -> Iterator[bytes]:
+        """Fills the tensors and their digests; returns the digests that were sent."""
+        in_flight: deque[tuple[dist.Work, Piece, Tensor]] = deque()
 
-        def land() -> None:
-            work, piece, data = under_way.popleft()
+        def complete_oldest() -> None:
+            work, piece, data = in_flight.popleft()
             work.wait()
             for part, view in zip(piece, torch.split(data, [part.size for part in piece]), strict=True):
                 arriving[part.number].digests += _digests(view)
+                # A piece of one part arrived in the tensor itself; the parts of a shared piece are copied there.
                 if len(piece) > 1:
                     bytes_of(arriving[part.number].flat)[part.span] = bytes_of(view)
 
-        for piece in pieces_of([tensor.flat.numel() for tensor in arriving]):
-            only = arriving[piece[0].number].flat[piece[0].span]
-            data = only if len(piece) == 1 else torch.empty(sum(part.size for part in piece), dtype=torch.uint8)
-            under_way.append((start_broadcast(self._group, data), piece, data))
-            if len(under_way) > IN_FLIGHT:
-                land()
-        while under_way:
-            land()
+        for piece in split_into_pieces([tensor.flat.numel() for tensor in arriving]):
+            first = arriving[piece[0].number].flat[piece[0].span]
+            data = first if len(piece) == 1 else torch.empty(sum(part.size for part in piece), dtype=torch.uint8)
+            in_flight.append((start_broadcast(self._group, data), piece, data))
+            if len(in_flight) > MAX_IN_FLIGHT:
+                complete_oldest()
+        while in_flight:
+            complete_oldest()
         sent = torch.empty(DIGEST_BYTES * sum(len(tensor.digests) for tensor in arriving), dtype=torch.uint8)
         if sent.numel():
             start_broadcast(self._group, sent).wait()
@@ -150,42 +203,42 @@ class Part:
 Piece = list[Part]
 
 
-def pieces_of(sizes: Sequence[int]) -> list[Piece]:
-    """What each broadcast carries of tensors of so many bytes: part of a large one, or several small ones whole.
+def split_into_pieces(sizes: Sequence[int]) -> list[Piece]:
+    """Returns the content of each broadcast for tensors of these sizes: part of a large one, or several small ones.
 
-    A tensor's parts are in their order. Both sides compute this from the layout.
+    The parts of a tensor are in their order. Both sides compute this from the layout.
     """
     large: list[Piece] = []
     small: list[Piece] = []
-    room = 0
+    free_bytes = 0  # of the last piece of small tensors
     for number, size in enumerate(sizes):
         if size > SMALL_BYTES:
             starts = range(0, size, PIECE_BYTES)
             large += [[Part(number, start, min(start + PIECE_BYTES, size))] for start in starts]
         elif size:
-            if size > room:
+            if size > free_bytes:
                 small.append([])
-                room = PIECE_BYTES
+                free_bytes = PIECE_BYTES
             small[-1].append(Part(number, 0, size))
-            room -= size
+            free_bytes -= size
     return large + small
 
 
 @dataclass(kw_only=True, slots=True)
-class _Arriving:
+class _ArrivingTensor:
     name: str
-    flat: Tensor  # [bytes] where the bytes land
+    flat: Tensor  # [bytes] the buffer that the bytes arrive in
     finish: Callable[[], None]
     digests: list[bytes]
 
     @classmethod
-    def at(cls, name: str, target: Tensor | None, dtype: str, shape: Sequence[int]) -> "_Arriving":
-        into, finish = landing(target, dtype, shape)
-        return cls(name=name, flat=torch.from_numpy(into), finish=finish, digests=[])
+    def from_target(cls, name: str, target: Tensor | None, dtype: str, shape: Sequence[int]) -> "_ArrivingTensor":
+        buffer, finish = open_target(target, dtype, shape)
+        return cls(name=name, flat=torch.from_numpy(buffer), finish=finish, digests=[])
 
 
-def _joined(views: Sequence[Tensor]) -> Tensor:
-    # Not by torch, whose threads would take the cores from those that send.
+def _concatenate(views: Sequence[Tensor]) -> Tensor:
+    # Not by torch, whose threads would occupy the cores of the threads that send.
     return torch.from_numpy(np.concatenate([bytes_of(view) for view in views]))
 
 

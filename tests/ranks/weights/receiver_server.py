@@ -1,7 +1,7 @@
 """A fake engine with a real weight receiver, as a process: prints its URL, then serves until its stdin closes.
 
 Usage: python receiver_server.py [fault]
-with fault one of: stale_version, refuse_buckets, dies_on_bucket, deaf, packed
+with fault one of: stale_version, refuse_buckets, dies_on_bucket, hangs_on_bucket, packed
 """
 
 import os
@@ -15,7 +15,7 @@ from rlscale.weights.receiver import EngineReceiver
 
 
 class DyingReceiver(EngineReceiver):
-    """Ends its process when the first bucket comes."""
+    """Exits its process at the first bucket."""
 
     def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         os._exit(9)
@@ -25,8 +25,8 @@ class DyingReceiver(EngineReceiver):
         os._exit(9)
 
 
-class DeafReceiver(EngineReceiver):
-    """Never joins the broadcast, and never says so."""
+class HangingReceiver(EngineReceiver):
+    """Never joins the broadcast and never answers."""
 
     def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
         time.sleep(3600)
@@ -34,7 +34,7 @@ class DeafReceiver(EngineReceiver):
 
 
 class PackedReceiver(EngineReceiver):
-    """Reads SGLang's form alone."""
+    """Reads SGLang's formats only."""
 
     @property
     def formats(self) -> list[str]:
@@ -43,14 +43,15 @@ class PackedReceiver(EngineReceiver):
 
 def main() -> None:
     fault = sys.argv[1] if len(sys.argv) > 1 else ""
-    kinds = {"dies_on_bucket": DyingReceiver, "deaf": DeafReceiver, "packed": PackedReceiver}
-    with FakeServer(receiver=kinds.get(fault, EngineReceiver)()) as fake:
+    receivers = {"dies_on_bucket": DyingReceiver, "hangs_on_bucket": HangingReceiver, "packed": PackedReceiver}
+    with FakeServer(receiver=receivers.get(fault, EngineReceiver)()) as fake:
         fake.faults.stale_version = fault == "stale_version"
         fake.faults.refuse_buckets = fault == "refuse_buckets"
         sys.stdout.write(fake.url + "\n")
         sys.stdout.flush()
         sys.stdin.read()
-        os._exit(0)  # a deaf receiver's thread would keep the process
+        # Not sys.exit: the thread of a hanging receiver would keep the process alive.
+        os._exit(0)
 
 
 if __name__ == "__main__":

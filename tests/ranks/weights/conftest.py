@@ -1,4 +1,4 @@
-"""Engines in processes of their own, for the tests of the trainer's ends."""
+"""Engines as processes, for the tests of weight transports."""
 
 import asyncio
 import subprocess
@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.types import EngineAddress
 
 SERVER = Path(__file__).with_name("receiver_server.py")
-TIMEOUT_S = 200.0  # half of it is `at once`, also on a busy machine
+TIMEOUT_S = 200.0  # tests count half of it as at once, also on a busy machine
 
 StartEngine = Callable[..., EngineAddress]
 
@@ -52,7 +50,7 @@ def healthy() -> Iterator[EngineAddress]:
 
 @pytest.fixture(scope="module")
 def second() -> Iterator[EngineAddress]:
-    """Another one."""
+    """A second engine without faults."""
     with engine_processes() as start:
         yield start("engine 1")
 
@@ -64,20 +62,12 @@ def stale() -> Iterator[EngineAddress]:
         yield start("engine 1", "stale_version")
 
 
-def some_weights(seed: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    weights = {f"model.layers.{i}.weight": torch.randn(30, 31, generator=generator) for i in range(3)}
-    weights["model.norm.weight"] = torch.randn(7, generator=generator).bfloat16()
-    weights["lm_head.weight"] = torch.randn(100, 33, generator=generator)  # larger than a bucket
-    return weights
-
-
 def checksums_of(address: EngineAddress) -> dict[str, str]:
-    async def ask() -> dict[str, str]:
+    async def request() -> dict[str, str]:
         engine = HttpEngine(address, timeout_s=TIMEOUT_S)
         try:
             return await engine.checksums()
         finally:
             await engine.close()
 
-    return asyncio.run(ask())
+    return asyncio.run(request())

@@ -1,6 +1,6 @@
-"""Every weight channel against engines in processes of their own: what arrives, and what stops a run."""
+"""Every weight channel against engines in other processes: the weights that arrive, and the faults that stop a run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,23 +12,25 @@ from rlscale.config import WeightChannelName
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.types import EngineAddress, WeightVersion
+from rlscale.weights.delta_files import DeltaReader, delta_path
+from rlscale.weights.engine_groups import GroupOptions
 from rlscale.weights.factory import ChannelSpec, make_channel
+from rlscale.weights.ring_buffer import RingWriter
 from rlscale.weights.sender_group import SenderGroup
-from rlscale.weights.sync import EngineChannel
+from rlscale.weights.sync import WeightSync
 from rlscale.weights.torch_groups import Group
-from rlscale.weights.transports.delta import DeltaReader, delta_path
-from rlscale.weights.transports.gloo_blocks import BlockSender
-from rlscale.weights.transports.gloo_packed import BlockTransport, ProcessGroupChannel
-from rlscale.weights.transports.shared_memory import SharedMemoryChannel
-from rlscale.weights.transports.shm_ring import RingWriter
-from tests.unit.weights.conftest import TIMEOUT_S, StartEngine, checksums_of, some_weights
+from rlscale.weights.transport import Transport
+from rlscale.weights.transports.gloo_blocks import BlockSender, BlockTransport
+from rlscale.weights.transports.shm_ring import ShmRingTransport
+from tests.ranks.weights.conftest import TIMEOUT_S, StartEngine, checksums_of
+from tests.tiny_weights import make_weights
 
 NAMES = list(WeightChannelName)
 VICTIM = "model.layers.1.weight"
 
 
 class TamperingEngine(HttpEngine):
-    """Changes a file before the engine is told to read it."""
+    """Changes a file before it asks the engine to read it."""
 
     def __init__(self, address: EngineAddress, tamper: Callable[[Path, WeightVersion], None]) -> None:
         super().__init__(address, timeout_s=TIMEOUT_S)
@@ -42,7 +44,7 @@ class TamperingEngine(HttpEngine):
 
 
 class FlippingRing(RingWriter):
-    """Changes one bit of a block after its digest was taken."""
+    """Changes one bit of a block after its digest was computed."""
 
     is_at_victim = False
 
@@ -53,12 +55,11 @@ class FlippingRing(RingWriter):
         return digest
 
 
-class FlippingMemory(SharedMemoryChannel):
-    def _open(self) -> None:
-        super()._open()
-        assert self._ring is not None
-        self._ring.close()
-        self._ring = FlippingRing(1, timeout_s=TIMEOUT_S)
+class FlippingShmRing(ShmRingTransport):
+    """Changes one bit of the victim in the ring."""
+
+    def _make_ring(self, num_readers: int) -> RingWriter:
+        return FlippingRing(num_readers, timeout_s=TIMEOUT_S)
 
     def _write(self, ring: RingWriter, name: str, data: Bytes) -> None:
         assert isinstance(ring, FlippingRing)
@@ -66,50 +67,50 @@ class FlippingMemory(SharedMemoryChannel):
         super()._write(ring, name, data)
 
 
-class FlippingGroup(ProcessGroupChannel):
-    """Changes one bit of a tensor after its checksum was taken."""
+class FlippingBlocks(BlockTransport):
+    """Changes one bit of a tensor after its digest was computed."""
 
-    def _make_way(self, process_groups: Sequence[Group]) -> BlockTransport:
-        return BlockTransport([FlippingSender(group) for group in process_groups])
+    def _make_sender(self, group: Group) -> BlockSender:
+        return FlippingSender(group)
 
 
 class FlippingSender(BlockSender):
-    """Sends another tensor than it computes the digests of."""
+    """Sends a changed copy of the victim, and the digests of the original."""
 
     def _start(self, piece: Tensor) -> dist.Work:
-        if bytes(piece.numpy()) == some_weights()[VICTIM].numpy().tobytes():
+        if bytes(piece.numpy()) == make_weights()[VICTIM].numpy().tobytes():
             piece = piece.clone()
             piece[5] ^= 16
         return super()._start(piece)
 
 
-def flip_in_file(path: Path, place: int) -> None:
+def flip_in_file(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 16
+    data[offset] ^= 16
     path.write_bytes(data)
 
 
 def flip_tensor(folder: Path, version: WeightVersion) -> None:
-    """One bit of the victim in a full folder."""
+    """Changes one bit of the victim in a full folder."""
     for path in folder.glob("*.safetensors"):
-        at = some_weights()[VICTIM].numpy().tobytes()
-        place = path.read_bytes().find(at)
-        if place >= 0:
-            flip_in_file(path, place + 5)
+        offset = path.read_bytes().find(make_weights()[VICTIM].numpy().tobytes())
+        if offset >= 0:
+            flip_in_file(path, offset + 5)
 
 
 def flip_delta(root: Path, version: WeightVersion) -> None:
-    """One bit of the victim's change; the first, full folder stays as it is."""
+    """Changes one bit of the victim in a delta; the first version, a full folder, is not changed."""
     path = delta_path(root, version)
     if path.exists():
         reader = DeltaReader(path)
         victim = next(tensor for tensor in reader.tensors if tensor.name == VICTIM)
+        # The middle of the first compressed piece.
         flip_in_file(path, reader.payload_start + victim.pieces[0][1] + victim.pieces[0][2] // 2)
 
 
-def make(
+def make_sync(
     name: WeightChannelName, folder: Path, make_engine: Callable[[EngineAddress], HttpEngine] | None = None
-) -> EngineChannel:
+) -> WeightSync:
     spec = ChannelSpec(
         name=name,
         backend="gloo",
@@ -122,43 +123,42 @@ def make(
     return make_channel(spec, make_engine=make_engine or (lambda a: HttpEngine(a, timeout_s=TIMEOUT_S)), rank=0)
 
 
-def make_flipping(name: WeightChannelName, folder: Path) -> EngineChannel:
+def make_flipping(name: WeightChannelName, folder: Path) -> WeightSync:
+    if name in (WeightChannelName.disk, WeightChannelName.delta):
+        tamper = flip_tensor if name == WeightChannelName.disk else flip_delta
+        return make_sync(name, folder, lambda address: TamperingEngine(address, tamper))
     if name == WeightChannelName.process_group:
-        return FlippingGroup(
-            make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
-            team=SenderGroup(rank=0),
-            bucket_bytes=4096,
-            backend="gloo",
-            timeout_s=TIMEOUT_S,
-        )
-    if name == WeightChannelName.shared_memory:
-        return FlippingMemory(
-            make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S), rank=0, bucket_bytes=4096, timeout_s=TIMEOUT_S
-        )
-    tamper = flip_tensor if name == WeightChannelName.disk else flip_delta
-    return make(name, folder, lambda address: TamperingEngine(address, tamper))
+        transport: Transport = FlippingBlocks(GroupOptions(bucket_bytes=4096, timeout_s=TIMEOUT_S))
+    else:
+        transport = FlippingShmRing(bucket_bytes=4096, timeout_s=TIMEOUT_S)
+    return WeightSync(
+        transport,
+        make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S),
+        group=SenderGroup(rank=0),
+        timeout_s=TIMEOUT_S,
+    )
 
 
 def sums(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: checksum(tensor) for name, tensor in weights.items()}
 
 
-def held(address: EngineAddress) -> dict[str, str]:
-    answer = checksums_of(address)
-    return {name: answer.get(name, "") for name in some_weights()}
+def held_sums(address: EngineAddress) -> dict[str, str]:
+    held = checksums_of(address)
+    return {name: held.get(name, "") for name in make_weights()}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_arrive_on_every_engine(
     name: WeightChannelName, tmp_path: Path, healthy: EngineAddress, second: EngineAddress
 ) -> None:
-    channel = make(name, tmp_path)
+    channel = make_sync(name, tmp_path)
     channel.connect([healthy, second])
     for version in (1, 2, 3):
-        weights = some_weights(seed=version)
+        weights = make_weights(seed=version)
         report = channel.push(iter(weights.items()), version)
         assert report.version == version and report.num_bytes > 0 and report.num_buckets > 0
-        assert held(healthy) == held(second) == sums(weights)
+        assert held_sums(healthy) == held_sums(second) == sums(weights)
     channel.close()
 
 
@@ -169,10 +169,10 @@ def test_a_flipped_bit_stops_the_run_and_names_the_tensor(
     channel = make_flipping(name, tmp_path)
     channel.connect([healthy])
     with pytest.raises(WeightSyncError, match=rf"engine 0 .*{VICTIM.replace('.', '[.]')} must arrive"):
-        channel.push(iter(some_weights().items()), 1)
-        channel.push(iter(some_weights(seed=1).items()), 2)  # of a delta channel the first with a delta
+        channel.push(iter(make_weights().items()), 1)
+        channel.push(iter(make_weights(seed=1).items()), 2)  # with delta the first version that is a delta
     with pytest.raises(WeightSyncError, match="must be connected"):
-        channel.push(iter(some_weights().items()), 3)
+        channel.push(iter(make_weights().items()), 3)
     channel.close()
 
 
@@ -180,10 +180,10 @@ def test_a_flipped_bit_stops_the_run_and_names_the_tensor(
 def test_a_stale_version_stops_the_run_and_names_the_engine(
     name: WeightChannelName, tmp_path: Path, healthy: EngineAddress, stale: EngineAddress
 ) -> None:
-    channel = make(name, tmp_path)
+    channel = make_sync(name, tmp_path)
     channel.connect([healthy, stale])
     with pytest.raises(WeightSyncError, match="engine 1 must hold weight version 3 after the sync, got 0"):
-        channel.push(iter(some_weights().items()), 3)
+        channel.push(iter(make_weights().items()), 3)
     channel.close()
 
 
@@ -191,13 +191,13 @@ def test_a_stale_version_stops_the_run_and_names_the_engine(
 def test_a_channel_connects_again_after_a_failure(
     name: WeightChannelName, tmp_path: Path, healthy: EngineAddress, stale: EngineAddress
 ) -> None:
-    channel = make(name, tmp_path)
+    channel = make_sync(name, tmp_path)
     channel.connect([stale])
     with pytest.raises(WeightSyncError):
-        channel.push(iter(some_weights().items()), 4)
+        channel.push(iter(make_weights().items()), 4)
     channel.connect([healthy])
-    channel.push(iter(some_weights(seed=5).items()), 5)
-    assert held(healthy) == sums(some_weights(seed=5))
+    channel.push(iter(make_weights(seed=5).items()), 5)
+    assert held_sums(healthy) == sums(make_weights(seed=5))
     channel.close()
 
 
@@ -209,20 +209,20 @@ def test_a_channel_connects_again_after_a_failure(
 def test_an_engine_that_fails_is_named(
     name: WeightChannelName, fault: str, message: str, tmp_path: Path, start_engine: StartEngine
 ) -> None:
-    channel = make(name, tmp_path)
+    channel = make_sync(name, tmp_path)
     channel.connect([start_engine("engine 0", fault)])
     with pytest.raises((EngineError, WeightSyncError), match=message):
-        channel.push(iter(some_weights().items()), 1)
+        channel.push(iter(make_weights().items()), 1)
     channel.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_ranks_only_gather(name: WeightChannelName, tmp_path: Path) -> None:
-    taken: list[str] = []
+    gathered: list[str] = []
 
     def weights() -> Iterator[tuple[str, Tensor]]:
-        for each, tensor in some_weights().items():
-            taken.append(each)
+        for each, tensor in make_weights().items():
+            gathered.append(each)
             yield each, tensor
 
     spec = ChannelSpec(
@@ -237,6 +237,6 @@ def test_other_ranks_only_gather(name: WeightChannelName, tmp_path: Path) -> Non
     other = make_channel(spec, make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S), rank=1)
     other.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:9")])
     assert other.push(weights(), 1).num_bytes == 0
-    assert taken == list(some_weights())
+    assert gathered == list(make_weights())
     other.close()
     assert not (tmp_path / "weights").exists()

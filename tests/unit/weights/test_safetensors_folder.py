@@ -1,4 +1,4 @@
-"""Weights as a folder: the files are safetensors, and what is not what was sent is named."""
+"""Weights as a folder: the files are safetensors, and the error for a changed tensor names it."""
 
 import json
 from pathlib import Path
@@ -10,33 +10,33 @@ from safetensors.torch import load_file, save_file
 from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
 from rlscale.weights.safetensors_folder import FolderWeights, map_file, read_checksums, write_file, write_folder
-from tests.unit.weights.conftest import some_weights
+from tests.tiny_weights import make_weights
 
 
-def written(folder: Path) -> Path:
+def write_version(folder: Path) -> Path:
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    write_folder(folder / "v1", some_weights().items(), bucket_bytes=4096, model_folder=model)
+    write_folder(folder / "v1", make_weights().items(), bucket_bytes=4096, model_folder=model)
     return folder / "v1"
 
 
-def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_safetensors_reads_the_files(tmp_path: Path) -> None:
+    folder = write_version(tmp_path)
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    assert index.keys() == some_weights().keys()
-    for name, tensor in some_weights().items():
+    assert index.keys() == make_weights().keys()
+    for name, tensor in make_weights().items():
         read = load_file(folder / index[name])[name]
         assert read.dtype == tensor.dtype and torch.equal(read, tensor)
-    assert read_checksums(folder) == {name: checksum(tensor) for name, tensor in some_weights().items()}
+    assert read_checksums(folder) == {name: checksum(tensor) for name, tensor in make_weights().items()}
     assert (folder / "config.json").exists() and not list(tmp_path.glob("*.writing"))
 
 
-def test_tensors_of_every_dtype_and_none_or_no_dimension(tmp_path: Path) -> None:
+def test_tensors_of_every_dtype_without_dimensions_or_elements(tmp_path: Path) -> None:
     dtypes = (torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn)
     tensors = {str(dtype): torch.ones(3, 2).to(dtype) for dtype in dtypes} | {
-        "s": torch.tensor(2.0),
-        "e": torch.ones(0),
+        "scalar": torch.tensor(2.0),
+        "empty": torch.ones(0),
     }
     for name, tensor in tensors.items():
         write_file(tmp_path / "f.safetensors", [(name, tensor)])
@@ -47,26 +47,26 @@ def test_tensors_of_every_dtype_and_none_or_no_dimension(tmp_path: Path) -> None
 
 def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
     def broken() -> object:
-        yield from list(some_weights().items())[:2]
+        yield from list(make_weights().items())[:2]
         raise RuntimeError("gather failed")
 
     with pytest.raises(RuntimeError):
         write_folder(tmp_path / "v1", broken(), bucket_bytes=100, model_folder=None)  # type: ignore[arg-type]
     assert not (tmp_path / "v1").exists()
-    write_folder(tmp_path / "v1", some_weights().items(), bucket_bytes=100, model_folder=None)
+    write_folder(tmp_path / "v1", make_weights().items(), bucket_bytes=100, model_folder=None)
     assert not (tmp_path / "v1.writing").exists()
 
 
-def test_it_is_written_into_targets_of_any_dtype(tmp_path: Path) -> None:
-    incoming = FolderWeights(written(tmp_path), {})
+def test_weights_are_written_into_targets_of_any_dtype(tmp_path: Path) -> None:
+    incoming = FolderWeights(write_version(tmp_path), {})
     targets = [torch.zeros(shape, dtype=torch.float64) for shape in incoming.layout.shapes]
-    assert incoming.write(targets) == {name: checksum(tensor) for name, tensor in some_weights().items()}
+    assert incoming.write(targets) == {name: checksum(tensor) for name, tensor in make_weights().items()}
     for name, target in zip(incoming.layout.names, targets, strict=True):
-        assert torch.equal(target, some_weights()[name].double())
+        assert torch.equal(target, make_weights()[name].double())
 
 
-def test_a_flipped_bit_and_a_file_from_elsewhere_are_named(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_the_error_for_a_flipped_bit_or_a_missing_file_names_the_tensor(tmp_path: Path) -> None:
+    folder = write_version(tmp_path)
     file = next(f for f in folder.glob("*.safetensors") if "model.norm.weight" in load_file(f))
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -78,13 +78,13 @@ def test_a_flipped_bit_and_a_file_from_elsewhere_are_named(tmp_path: Path) -> No
         FolderWeights(folder, {})
 
 
-def test_a_folder_that_somebody_else_wrote_needs_no_checksums(tmp_path: Path) -> None:
+def test_a_folder_of_another_program_needs_no_checksums(tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
     assert FolderWeights(tmp_path, {}).write(None) == {"w": checksum(torch.ones(3))}
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "garbage"])
-def test_what_is_no_folder_of_weights_is_a_value_error(tmp_path: Path, kind: str) -> None:
+def test_a_folder_without_weights_is_a_value_error(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "f"
     if kind != "missing":
         folder.mkdir()

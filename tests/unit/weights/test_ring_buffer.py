@@ -1,4 +1,4 @@
-"""The ring of shared memory: what goes in comes out, and nobody waits for the dead."""
+"""The ring of shared memory: bytes arrive unchanged, and no side waits for one that has exited."""
 
 import threading
 from collections.abc import Iterator
@@ -6,13 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 
-from rlscale.algo.checksum import BLOCK_BYTES, checksum
+from rlscale.algo.checksum import BLOCK_BYTES
 from rlscale.errors import WeightSyncError
-from rlscale.weights.buckets import layout_of
-from rlscale.weights.readers import RingWeights, decode_payload, encode_payload
-from rlscale.weights.transports.shm_ring import NUM_BLOCKS, RingReader, RingWriter
+from rlscale.weights.ring_buffer import NUM_BLOCKS, RingReader, RingWriter
 
 TIMEOUT_S = 20.0
 
@@ -59,7 +56,7 @@ def test_every_reader_gets_everything() -> None:
     writer.close()
 
 
-def test_a_block_that_was_changed_is_not_written(ring: tuple[RingWriter, RingReader]) -> None:
+def test_a_changed_block_is_not_copied(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
     writer.write(np.ones(10, dtype=np.uint8))
     writer._blocks[0, 3] = 9
@@ -68,27 +65,9 @@ def test_a_block_that_was_changed_is_not_written(ring: tuple[RingWriter, RingRea
     assert found != sent and not into.any()
 
 
-def test_weights_are_written_and_a_changed_one_is_named(ring: tuple[RingWriter, RingReader]) -> None:
+def test_each_side_notices_at_once_that_the_other_closed(ring: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ring
-    named = [("a", torch.randn(100, 3)), ("b", torch.arange(7).bfloat16()), ("c", torch.ones(4))]
-    targets = [torch.zeros(100, 3), torch.zeros(7), torch.zeros(4)]  # b is kept in another dtype
-    for _, tensor in named:
-        writer.write(tensor.view(-1).view(torch.uint8).numpy())
-    content, layout = decode_payload(encode_payload({"ring": "x"}, layout_of(named)))
-    assert content == {"ring": "x"} and layout == layout_of(named)
-    assert RingWeights(reader, layout).write(targets) == {name: checksum(tensor) for name, tensor in named}
-    for (_, tensor), target in zip(named, targets, strict=True):
-        assert torch.equal(tensor.to(target.dtype), target)
-    for _, tensor in named:
-        writer.write(tensor.view(-1).view(torch.uint8).numpy())
-    writer._blocks[(len(named) + 1) % NUM_BLOCKS, 2] ^= 1
-    with pytest.raises(WeightSyncError, match="b must arrive with checksum"):
-        RingWeights(reader, layout).write(None)
-    assert reader.is_broken
-
-
-def test_the_end_of_either_side_is_noticed_at_once(ring: tuple[RingWriter, RingReader]) -> None:
-    writer, reader = ring
+    # The writer is then waiting for a free block.
     threading.Timer(0.1, reader.close).start()
     with pytest.raises(WeightSyncError, match="an engine must"):
         writer.write(np.zeros((NUM_BLOCKS + 2) * BLOCK_BYTES, dtype=np.uint8))
@@ -102,19 +81,10 @@ def test_the_end_of_either_side_is_noticed_at_once(ring: tuple[RingWriter, RingR
     opened.result().close()
 
 
-def test_a_reader_that_does_not_come_is_not_waited_for() -> None:
+def test_the_writer_does_not_wait_for_an_unwanted_reader() -> None:
     writer = RingWriter(1, timeout_s=TIMEOUT_S)
     with pytest.raises(WeightSyncError, match="must open its shared memory"):
         writer.accept(lambda: False)
     writer.close()
     with pytest.raises(WeightSyncError, match="could not be opened"):
-        RingReader("rlscale-nobody", timeout_s=TIMEOUT_S)
-
-
-BAD_PAYLOADS = ["no base64!", "bm8ganNvbg==", encode_payload({}, layout_of([]))[:-8]]
-
-
-@pytest.mark.parametrize("payload", BAD_PAYLOADS)
-def test_a_payload_that_cannot_be_read_is_a_value_error(payload: str) -> None:
-    with pytest.raises(ValueError, match="must"):
-        decode_payload(payload)
+        RingReader("rlscale-unknown", timeout_s=TIMEOUT_S)

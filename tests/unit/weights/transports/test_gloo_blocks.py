@@ -1,4 +1,4 @@
-"""Tensors over gloo as they lie in memory: what a broadcast carries, and that all of it arrives where it belongs."""
+"""Tensor blocks over gloo: the content of each broadcast, and the tensors that arrive."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +10,23 @@ from torch import Tensor
 
 from rlscale.errors import WeightSyncError
 from rlscale.types import WeightGroup
-from rlscale.weights.buckets import layout_of
+from rlscale.weights.buckets import describe_bucket
 from rlscale.weights.torch_groups import Group, join_group, leave_group, open_store
-from rlscale.weights.transports import gloo_blocks as blocks
-from rlscale.weights.transports.gloo_blocks import PIECE_BYTES, SMALL_BYTES, BlockSender, BlockWeights, pieces_of
+from rlscale.weights.transports.gloo_blocks import (
+    PIECE_BYTES,
+    SMALL_BYTES,
+    BlockSender,
+    BlockWeights,
+    Part,
+    split_into_pieces,
+)
 
 SIZES = [12, SMALL_BYTES + 4, 0, SMALL_BYTES, 2 * PIECE_BYTES + 8, *[SMALL_BYTES - 4] * 40, 4]
 
 
 def test_pieces_hold_every_byte_once_and_none_is_too_large() -> None:
-    pieces = pieces_of(SIZES)
+    pieces = split_into_pieces(SIZES)
+    # The parts of a tensor must cover its bytes in order, without a gap.
     parts = [part for piece in pieces for part in piece]
     for number, size in enumerate(SIZES):
         of_tensor = [part for part in parts if part.number == number]
@@ -28,10 +35,10 @@ def test_pieces_hold_every_byte_once_and_none_is_too_large() -> None:
     assert max(sum(part.size for part in piece) for piece in pieces) <= PIECE_BYTES
 
 
-def test_small_tensors_travel_together() -> None:
-    pieces = pieces_of(SIZES)
-    assert len(pieces) == 1 + 3 + 3  # of the two large ones, and 42 small ones of 21 MB
-    assert pieces_of([8] * 1000) == [[blocks.Part(i, 0, 8) for i in range(1000)]]
+def test_small_tensors_share_a_piece() -> None:
+    pieces = split_into_pieces(SIZES)
+    assert len(pieces) == 1 + 3 + 3  # of the two large tensors, and of 42 small ones with 21 MB
+    assert split_into_pieces([8] * 1000) == [[Part(i, 0, 8) for i in range(1000)]]
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Group, Group]]:
 
 
 def transfer(sender: BlockSender, receiver: Group, tensors: list[Tensor], targets: list[Tensor]) -> dict[str, str]:
-    layout = layout_of([(f"weight {i}", tensor) for i, tensor in enumerate(tensors)])
+    layout = describe_bucket([(f"weight {i}", tensor) for i, tensor in enumerate(tensors)])
     with ThreadPoolExecutor() as pool:
         sending = pool.submit(sender.send, tensors)
         try:
@@ -68,19 +75,20 @@ def transfer(sender: BlockSender, receiver: Group, tensors: list[Tensor], target
 
 def test_tensors_of_all_sizes_arrive(groups: tuple[Group, Group]) -> None:
     tensors = [torch.randn(size // 4) for size in SIZES]
-    tensors[1] = torch.randn(2, tensors[1].numel() // 2 + 1).T  # not as it lies in memory
+    tensors[1] = torch.randn(2, tensors[1].numel() // 2 + 1).T  # not contiguous
     targets = [torch.zeros(tensor.shape) for tensor in tensors]
     checksums = transfer(BlockSender(groups[0]), groups[1], tensors, targets)
     assert all(torch.equal(tensor, target) for tensor, target in zip(tensors, targets, strict=True))
     assert len(checksums) == len(SIZES)
 
 
-@pytest.mark.parametrize("victim", [3, 4])  # a small one, which travels with others, and a large one
-def test_a_flipped_bit_is_told_by_its_tensor(groups: tuple[Group, Group], victim: int) -> None:
+@pytest.mark.parametrize("victim", [3, 4])  # a small one in a shared piece, and a large one
+def test_the_error_for_a_flipped_bit_names_the_tensor(groups: tuple[Group, Group], victim: int) -> None:
     tensors = [torch.full((size // 4,), float(i)) for i, size in enumerate(SIZES)]
 
     class Flipping(BlockSender):
         def _start(self, piece: Tensor) -> dist.Work:
+            # Some broadcasts do not contain the victim.
             at = bytes(piece.numpy()).find(tensors[victim][:9].numpy().tobytes())
             if at >= 0:
                 piece = piece.clone()

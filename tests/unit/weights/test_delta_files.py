@@ -1,4 +1,4 @@
-"""Deltas: what they hold, how an engine catches up, and what is found out when a link is missing or broken."""
+"""Deltas: their content, an engine that applies them, and the errors for a missing or broken link."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from rlscale.algo.checksum import Bytes, bytes_of, checksum
 from rlscale.errors import WeightSyncError
-from rlscale.weights.receiver import EngineReceiver
-from rlscale.weights.safetensors_folder import map_file, write_folder
-from rlscale.weights.transports.delta import (
+from rlscale.weights.delta_files import (
     PIECE_BYTES,
     DeltaIndex,
     DeltaReader,
     DeltaWeights,
     DeltaWriter,
     base_path,
-    catch_up,
     delta_path,
+    update_mirror,
 )
+from rlscale.weights.receiver import EngineReceiver
+from rlscale.weights.safetensors_folder import map_file, write_folder
 
 Weights = dict[str, Tensor]
 
@@ -36,7 +36,7 @@ def weights_at(version: int) -> Weights:
 
 
 def write_chain(root: Path, *, base: int, newest: int) -> None:
-    """What a trainer leaves after `newest - base` updates."""
+    """Writes the files that a trainer leaves after `newest - base` updates."""
     root.mkdir()
     write_folder(base_path(root, base), weights_at(base).items(), bucket_bytes=1000, model_folder=None)
     old: dict[str, Bytes] = {name: bytes_of(tensor).copy() for name, tensor in weights_at(base).items()}
@@ -49,7 +49,7 @@ def write_chain(root: Path, *, base: int, newest: int) -> None:
 
 
 def targets_of(root: Path, weights: Weights) -> list[Tensor]:
-    return [weights[name] for name in DeltaWeights(root, held=None).layout.names]
+    return [weights[name] for name in DeltaWeights(root, applied=None).layout.names]
 
 
 def equal(one: Weights, other: Weights) -> bool:
@@ -66,20 +66,20 @@ def test_applying_a_delta_gives_the_new_bytes(data: st.DataObject, tmp_path_fact
     for i in data.draw(st.lists(st.integers(0, numel - 1), max_size=20)):
         new[i] += 1
     path = tmp_path_factory.mktemp("delta") / "d"
-    held = bytes_of(old).copy()
+    kept = bytes_of(old).copy()
     writer = DeltaWriter(path, before=1, after=2)
-    writer.add("w", new, held)
+    writer.add("w", new, kept)
     checksums, _ = writer.finish()
     reader = DeltaReader(path)
     assert (reader.before, reader.after) == (1, 2)
     (tensor,) = reader.tensors
     assert bool(tensor.pieces) == (not torch.equal(old, new))
     reader.apply(tensor, bytes_of(old))
-    assert torch.equal(old, new) and bytes_of(new).tolist() == held.tolist()
+    assert torch.equal(old, new) and bytes_of(new).tolist() == kept.tolist()
     assert checksums == {"w": checksum(new)}
 
 
-def test_only_changed_blocks_are_in_it_and_few_changes_take_few_bytes(tmp_path: Path) -> None:
+def test_only_changed_blocks_are_written_and_few_changes_take_few_bytes(tmp_path: Path) -> None:
     old = torch.zeros(3 * PIECE_BYTES // 4)
     old += 0.1
     new = old.clone()
@@ -92,54 +92,54 @@ def test_only_changed_blocks_are_in_it_and_few_changes_take_few_bytes(tmp_path: 
     assert num_bytes < old.nbytes / 1000
 
 
-def test_an_engine_takes_only_the_deltas_it_lacks(tmp_path: Path) -> None:
+def test_an_engine_reads_only_the_deltas_it_lacks(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=6)
     live = weights_at(5)
     # Without the full folder and the older deltas this can only come from the last one.
     for path in (delta_path(root, 4), delta_path(root, 5)):
         path.unlink()
-    targets = targets_of_held(root, live, held=5)
-    DeltaWeights(root, held=5).write(targets)
+    targets = targets_after(root, live, applied=5)
+    DeltaWeights(root, applied=5).write(targets)
     assert equal(live, weights_at(6))
 
 
-def targets_of_held(root: Path, weights: Weights, *, held: int) -> list[Tensor]:
-    return [weights[name] for name in DeltaWeights(root, held=held).layout.names]
+def targets_after(root: Path, weights: Weights, *, applied: int) -> list[Tensor]:
+    return [weights[name] for name in DeltaWeights(root, applied=applied).layout.names]
 
 
-@pytest.mark.parametrize("held", [None, 1, 99])
-def test_an_engine_that_missed_versions_begins_with_the_full_folder(tmp_path: Path, held: int | None) -> None:
+@pytest.mark.parametrize("applied", [None, 1, 99])
+def test_an_engine_that_missed_versions_starts_from_the_full_folder(tmp_path: Path, applied: int | None) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=6)
     live = {name: torch.zeros_like(tensor) for name, tensor in weights_at(0).items()}
-    sums = DeltaWeights(root, held=held).write(targets_of(root, live))
+    sums = DeltaWeights(root, applied=applied).write(targets_of(root, live))
     assert equal(live, weights_at(6))
     assert sums == {name: checksum(tensor) for name, tensor in weights_at(6).items()}
 
 
-def test_a_missing_link_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_link_names_it(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=6)
     delta_path(root, 5).unlink()
     with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must be a delta"):
-        DeltaWeights(root, held=None)
+        DeltaWeights(root, applied=None)
     delta_path(root, 6).replace(delta_path(root, 5))
     DeltaIndex(id="one", base=3, deltas=[4, 5]).write(root)
     with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must begin at weight version 4, got 5"):
-        DeltaWeights(root, held=None)
+        DeltaWeights(root, applied=None)
 
 
-def test_another_old_version_than_believed_is_found_out(tmp_path: Path) -> None:
+def test_a_wrong_assumed_version_is_detected(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=5)
     live = weights_at(3)
     with pytest.raises(WeightSyncError, match="a must arrive with checksum"):
-        DeltaWeights(root, held=4).write(targets_of_held(root, live, held=4))
+        DeltaWeights(root, applied=4).write(targets_after(root, live, applied=4))
 
 
 @pytest.mark.parametrize("part", ["header", "payload", "end"])
-def test_a_broken_file_is_found_out(tmp_path: Path, part: str) -> None:
+def test_a_broken_file_is_detected(tmp_path: Path, part: str) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=4)
     path = delta_path(root, 4)
@@ -151,19 +151,19 @@ def test_a_broken_file_is_found_out(tmp_path: Path, part: str) -> None:
     path.write_bytes(data)
     live = weights_at(3)
     with pytest.raises(WeightSyncError, match=r"delta_00000004\.rlsd|must arrive"):
-        DeltaWeights(root, held=3).write(targets_of_held(root, live, held=3))
+        DeltaWeights(root, applied=3).write(targets_after(root, live, applied=3))
 
 
-def test_checksums_that_the_trainer_announced_are_compared(tmp_path: Path) -> None:
+def test_announced_checksums_are_compared(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=4)
     announced = {name: checksum(tensor) for name, tensor in weights_at(4).items()}
-    DeltaWeights(root, held=3, announced=announced)
+    DeltaWeights(root, applied=3, announced=announced)
     with pytest.raises(WeightSyncError, match="c must arrive with checksum"):
-        DeltaWeights(root, held=3, announced={**announced, "c": "xxh3:0"})
+        DeltaWeights(root, applied=3, announced={**announced, "c": "xxh3:0"})
 
 
-def test_a_receiver_remembers_what_it_holds_until_something_else_is_written(tmp_path: Path) -> None:
+def test_a_receiver_remembers_its_version_until_other_weights_are_written(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=4)
     receiver, live = EngineReceiver(), weights_at(0)
@@ -173,7 +173,7 @@ def test_a_receiver_remembers_what_it_holds_until_something_else_is_written(tmp_
     base = base_path(root, 3)
     base_files = {file: file.read_bytes() for file in base.glob("*.safetensors")}
     for file in base_files:
-        file.write_bytes(base_files[file][:-1] + b"\0")  # is not read again
+        file.write_bytes(base_files[file][:-1] + b"\0")  # broken, but not read again
     incoming = receiver.open_folder(root, **arguments)  # type: ignore[arg-type]
     incoming.write(targets_of(root, live))
     receiver.open_folder(base, load_format=None, version=None, checksums={})
@@ -183,20 +183,20 @@ def test_a_receiver_remembers_what_it_holds_until_something_else_is_written(tmp_
         receiver.open_folder(root, load_format="delta", version=9, checksums={})
 
 
-def test_a_mirror_is_changed_in_place_and_made_anew_after_a_break(tmp_path: Path) -> None:
+def test_a_mirror_is_updated_in_place_and_copied_again_after_an_interruption(tmp_path: Path) -> None:
     root, mirror = tmp_path / "root", tmp_path / "mirror"
     write_chain(root, base=3, newest=5)
-    assert catch_up(root, mirror) == {name: checksum(tensor) for name, tensor in weights_at(5).items()}
+    assert update_mirror(root, mirror) == {name: checksum(tensor) for name, tensor in weights_at(5).items()}
     inodes = {path: path.stat().st_ino for path in mirror.glob("*.safetensors")}
     write_next(root, after=6)
-    catch_up(root, mirror)
+    update_mirror(root, mirror)
     assert {path: path.stat().st_ino for path in mirror.glob("*.safetensors")} == inodes
     assert equal(read(mirror), weights_at(6))
-    # A process that was killed while it changed the files leaves no state file.
+    # A process that is killed while it changes the files leaves no state file.
     mirror.with_name("mirror.json").unlink()
     for tensor in read(mirror).values():
         tensor.zero_()
-    catch_up(root, mirror)
+    update_mirror(root, mirror)
     assert equal(read(mirror), weights_at(6))
 
 

@@ -1,0 +1,147 @@
+"""The order of a weight sync over a transport that records its calls, with engines in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlscale.errors import EngineError, WeightSyncError
+from rlscale.protocols import Engine
+from rlscale.types import EngineAddress, WeightVersion
+from rlscale.weights.engine_rpc import EngineRpc
+from rlscale.weights.sender_group import SenderGroup
+from rlscale.weights.sync import WeightSync
+from rlscale.weights.transport import EngineCall, SendReport, Transport, Weights
+
+ADDRESS = EngineAddress(name="engine 0", url="http://127.0.0.1:9")
+NAMES = ["a", "b", "c"]
+
+
+class RecordingEngine:
+    """An engine that records the calls of a sync in a common list."""
+
+    def __init__(self, address: EngineAddress, calls: list[str], *, refuses: str = "") -> None:
+        self.address, self._calls, self._refuses, self._version = address, calls, refuses, 0
+
+    async def info(self) -> dict[str, Any]:
+        return {"weight_version": 0, "compares_checksums": True}
+
+    async def weight_version(self) -> WeightVersion:
+        self._record("weight_version")
+        return self._version
+
+    async def pause(self, mode: str) -> None:
+        self._record(f"pause {mode}")
+
+    async def begin_weight_update(self) -> None:
+        self._record("begin_weight_update")
+
+    async def end_weight_update(self, version: WeightVersion) -> None:
+        self._record("end_weight_update")
+        self._version = version
+
+    async def resume(self) -> None:
+        self._record("resume")
+
+    async def close(self) -> None:
+        pass
+
+    def _record(self, call: str) -> None:
+        self._calls.append(call)
+        if call == self._refuses:
+            raise EngineError(f"{self.address.name} refused {call}")
+
+
+class RecordingTransport(Transport):
+    """Counts the tensors it is given."""
+
+    def __init__(self, calls: list[str], *, streams: bool, fails_after: int = 100) -> None:
+        self._calls, self.streams, self._fails_after = calls, streams, fails_after
+
+    def open(self, rpc: EngineRpc) -> None:
+        self._calls.append("open")
+
+    def send(self, weights: Weights, version: WeightVersion) -> SendReport:
+        for i, _ in enumerate(weights):
+            if i == self._fails_after:
+                raise RuntimeError("no memory left")
+        self._calls.append("send")
+        return SendReport(num_buckets=1, num_bytes=12)
+
+    def close(self) -> None:
+        self._calls.append("close")
+
+    def abort(self) -> None:
+        self._calls.append("abort")
+
+    def prepare(self, version: WeightVersion) -> None:
+        self._calls.append("prepare")
+
+    def publish(self, version: WeightVersion, reports: Sequence[SendReport]) -> EngineCall:
+        self._calls.append("publish")
+        return super().publish(version, reports)
+
+    def prune(self) -> None:
+        self._calls.append("prune")
+
+
+def open_sync(
+    calls: list[str], *, streams: bool = True, rank: int = 0, refuses: str = "", fails_after: int = 100
+) -> WeightSync:
+    make_engine: Callable[[EngineAddress], Engine] = lambda a: RecordingEngine(a, calls, refuses=refuses)  # type: ignore[assignment, return-value]  # noqa: E731
+    sync = WeightSync(
+        RecordingTransport(calls, streams=streams, fails_after=fails_after),
+        make_engine=make_engine,
+        group=SenderGroup(rank=rank),
+        timeout_s=20,
+    )
+    sync.connect([ADDRESS])
+    calls.clear()
+    return sync
+
+
+def weights(gathered: list[str]) -> Iterator[tuple[str, Tensor]]:
+    for name in NAMES:
+        gathered.append(name)
+        yield name, torch.ones(1)
+
+
+def test_a_streaming_transport_sends_to_paused_engines() -> None:
+    calls: list[str] = []
+    report = open_sync(calls).push(weights([]), 3)
+    assert (report.version, report.num_buckets, report.num_bytes) == (3, 1, 12)
+    before, after = calls[: calls.index("send")], calls[calls.index("send") + 1 :]
+    assert before == ["prepare", "pause retract", "begin_weight_update"]
+    assert after == ["publish", "end_weight_update", "weight_version", "resume", "prune"]
+
+
+def test_engines_decode_while_any_other_transport_sends() -> None:
+    calls: list[str] = []
+    open_sync(calls, streams=False).push(weights([]), 3)
+    paused = ["pause retract", "end_weight_update", "weight_version", "resume"]
+    assert calls == ["prepare", "send", "publish", *paused, "prune"]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "fails_after"), [("begin_weight_update", 100), ("", 1), ("end_weight_update", 100)]
+)
+def test_after_a_failure_the_link_is_dropped_and_all_weights_are_gathered(refuses: str, fails_after: int) -> None:
+    calls: list[str] = []
+    sync = open_sync(calls, refuses=refuses, fails_after=fails_after)
+    gathered: list[str] = []
+    with pytest.raises((EngineError, RuntimeError)):
+        sync.push(weights(gathered), 3)
+    assert calls[-1] == "abort" and "resume" not in calls
+    # The other ranks gather all weights and wait for the shards of this one.
+    assert gathered == NAMES
+    with pytest.raises(WeightSyncError, match="must be connected"):
+        sync.push(weights([]), 4)
+
+
+def test_other_ranks_only_gather() -> None:
+    calls: list[str] = []
+    gathered: list[str] = []
+    assert open_sync(calls, rank=1).push(weights(gathered), 3).num_bytes == 0
+    assert gathered == NAMES and calls == []
