@@ -1,1 +1,1 @@
-"""Checkpoints: saving, resuming, retention."""
+"""Checkpoints and run folders: saving, resuming, retention."""

@@ -1,10 +1,11 @@
-"""The folder of one run: who owns it, whether it is new, unfinished or done.
+"""The folder of one run: its lock, and its state (new, unfinished or finished).
 
 runs/quickstart-1a2b3c4d/
-  config.yaml provenance.json   what was run
-  run.lock                      held by the driver while it lives
-  metrics.jsonl logs/           what happened
-  checkpoints/ hf/              what was made
+  config.yaml provenance.json   config and origin of the run
+  identity.json                 config that a later start is compared with
+  run.lock                      locked by the driver until it exits
+  metrics.jsonl logs/           record of the run
+  checkpoints/ hf/              results of the run
   finished.json                 written last
 """
 
@@ -26,31 +27,31 @@ _FINISHED, _IDENTITY, _LOCK = "finished.json", "identity.json", "run.lock"
 
 @dataclass(kw_only=True)
 class RunFolder:
-    """A run folder that this process holds the lock of, until `close`.
+    """A run folder whose lock this process holds until `close`.
 
-    `resumed` is true when an unfinished run was found in it.
+    `resumed` is true when the folder contains an unfinished run.
     """
 
     path: Path
     resumed: bool
-    changed: tuple[str, ...]  # keys whose values are others than when the unfinished run was started
-    skipped: Path | None  # the finished run that had the wanted name
+    changed: tuple[str, ...]  # keys whose values differ from those of the unfinished run
+    skipped: Path | None  # the finished run that has the wanted name
     _lock: IO[str]
 
     @classmethod
     def open(cls, wanted: Path, *, config_yaml: str, resume_changed: bool = False) -> "RunFolder":
-        """Takes `wanted` when it is new or unfinished; behind a finished run the next free `wanted-2`, `wanted-3`, ...
+        """Opens `wanted` if it is new or unfinished; after a finished run the next free `wanted-2`, `wanted-3`, ...
 
         Args:
-            config_yaml: the resolved config without its secrets; what an unfinished run has to agree with.
-            resume_changed: go on with an unfinished run of another config.
+            config_yaml: the resolved config without its secrets; an unfinished run must have the same.
+            resume_changed: resume an unfinished run of another config.
 
         Raises:
-            ConfigError: another process runs in it, or it holds an unfinished run of another config.
+            ConfigError: another process runs in it, or it contains an unfinished run of another config.
         """
-        path, lock = _take_unfinished(wanted)
+        path, lock = _lock_unfinished(wanted)
         try:
-            resumed, changed = _compare(path, config_yaml, resume_changed=resume_changed)
+            resumed, changed = _compare_identity(path, config_yaml, resume_changed=resume_changed)
         except BaseException:
             lock.close()
             raise
@@ -69,36 +70,37 @@ class RunFolder:
     def hf(self) -> Path:
         return self.path / "hf"
 
-    def place_of_checkpoints(self, config: CheckpointConfig) -> Path:
-        """`checkpoint.save`. Behind a finished run it gets the number that the run folder has got.
+    def checkpoint_folder(self, config: CheckpointConfig) -> Path:
+        """Returns `checkpoint.save`, after a finished run with the number of the run folder appended.
 
         Raises:
-            ConfigError: a new run would find checkpoints of another one there, and take them for its own when resumed.
+            ConfigError: the folder of a new run has checkpoints of another run, from which it would resume later.
         """
         assert config.save is not None, "set by the resolve step"
-        place, wanted = Path(config.save), self.skipped or self.path
-        if place == wanted / "checkpoints":
-            place = self.path / "checkpoints"
+        folder, wanted = Path(config.save), self.skipped or self.path
+        if folder == wanted / "checkpoints":
+            folder = self.path / "checkpoints"
         else:
-            place = place.with_name(place.name + self.path.name.removeprefix(wanted.name))
-        begins_there = config.load is not None and place.resolve() in _self_and_parent(Path(config.load).expanduser())
-        if self.resumed or begins_there or not CheckpointStore.is_one(place):
-            return place
-        (self.path / _IDENTITY).unlink()  # else the next start would find a run to go on with
-        go_on = f"checkpoint.load={shlex.quote(str(place))}"
+            folder = folder.with_name(folder.name + self.path.name.removeprefix(wanted.name))
+        starts_there = config.load is not None and folder.resolve() in _self_and_parent(Path(config.load).expanduser())
+        if self.resumed or starts_there or not CheckpointStore.has_checkpoint(folder):
+            return folder
+        # Otherwise the next start would find an unfinished run and resume it.
+        (self.path / _IDENTITY).unlink()
+        load = f"checkpoint.load={shlex.quote(str(folder))}"
         raise ConfigError(
             [
                 Problem(
                     path="checkpoint.save",
                     rule="be a folder without checkpoints of another run",
-                    value=str(place),
-                    fix=f"choose another folder, or go on from what is in it with {go_on}",
+                    value=str(folder),
+                    fix=f"choose another folder, or start from its checkpoints with {load}",
                 )
             ]
         )
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Marks the run as done; a later start with the same config gets a new folder."""
+        """Marks the run as finished; a later start with the same config gets a new folder."""
         write_json(self.path / _FINISHED, result)
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ def _self_and_parent(path: Path) -> tuple[Path, Path]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replaces a JSON file in one step, so that a reader never sees half of it."""
+    """Replaces a JSON file in one step, so that a reader never sees an incomplete file."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w") as file:
         json.dump(value, file, indent=2)
@@ -127,20 +129,21 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def _take_unfinished(wanted: Path) -> tuple[Path, IO[str]]:
-    """The first of `wanted`, `wanted-2`, ... that holds no finished run, and its lock."""
+def _lock_unfinished(wanted: Path) -> tuple[Path, IO[str]]:
+    """Locks the first of `wanted`, `wanted-2`, ... without a finished run; returns it and its lock."""
     path, number = wanted, 1
     while True:
         if not (path / _FINISHED).exists():
-            lock = _take_lock(path)
-            if not (path / _FINISHED).exists():  # a run that ended meanwhile is finished before it lets go of the lock
+            lock = _acquire_lock(path)
+            # Checked again under the lock: a run writes the file before it releases its lock.
+            if not (path / _FINISHED).exists():
                 return path, lock
             lock.close()
         number += 1
         path = wanted.with_name(f"{wanted.name}-{number}")
 
 
-def _take_lock(path: Path) -> IO[str]:
+def _acquire_lock(path: Path) -> IO[str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / _LOCK).open("a+")
@@ -148,6 +151,7 @@ def _take_lock(path: Path) -> IO[str]:
         rule, fix = "name a folder that can be written", f"{error.strerror or error}; choose another run.dir"
         raise ConfigError([Problem(path="run.dir", rule=rule, value=str(path), fix=fix)]) from error
     try:
+        # The kernel releases the lock when its process exits, however that happens.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
@@ -169,8 +173,8 @@ def _take_lock(path: Path) -> IO[str]:
     return lock
 
 
-def _compare(path: Path, config_yaml: str, *, resume_changed: bool) -> tuple[bool, tuple[str, ...]]:
-    """Whether there is a run to go on with, and in which keys it was another one; takes down this run's config."""
+def _compare_identity(path: Path, config_yaml: str, *, resume_changed: bool) -> tuple[bool, tuple[str, ...]]:
+    """Returns whether the folder contains a run, and the keys that differ in its config; records this run's config."""
     identity = path / _IDENTITY
     resumed = identity.exists()
     before = json.loads(identity.read_text())["config"] if resumed else config_yaml
@@ -182,10 +186,11 @@ def _compare(path: Path, config_yaml: str, *, resume_changed: bool) -> tuple[boo
                     path="run.dir",
                     rule="be new or hold an unfinished run of the same config",
                     value=f"{path}, whose run differs in {'; '.join(changed)}",
-                    fix="choose another run.dir, or go on all the same with run.resume_changed=true",
+                    fix="choose another run.dir, or resume it with run.resume_changed=true",
                 )
             ]
         )
     if changed or not resumed:
+        # A resumed run with accepted changes is compared with its new config from now on.
         write_json(identity, {"config": config_yaml})
     return resumed, changed

@@ -157,7 +157,7 @@ def _check_start(config: RunConfig) -> list[Problem]:
     if is_weights_alone(load):
         return _check_weights_alone("checkpoint.load", load, config.train.backend)
     folder = Path(load).expanduser()
-    if not CheckpointStore.is_one(folder) and not CheckpointStore.is_leftover(folder):
+    if not CheckpointStore.has_checkpoint(folder) and not CheckpointStore.is_leftover(folder):
         rule = "name a Hugging Face folder, a checkpoint of a run or a folder in Megatron-core's format (torch_dist)"
         fix = "it has no config.json, no checkpoint.json and no torch_dist/metadata.json; check the path"
         return [Problem(path="checkpoint.load", rule=rule, value=repr(load), fix=fix)]

@@ -117,9 +117,9 @@ def _open_folder(config: RunConfig) -> RunFolder:
 
 def _train(plan: PreparedRun, folder: RunFolder, console: Console) -> RunResult:
     config = plan.config
-    place = folder.place_of_checkpoints(config.checkpoint)
+    place = folder.checkpoint_folder(config.checkpoint)
     written = [folder.metrics, folder.path / SAMPLES_FILE, folder.path / DISTRIBUTIONS_FILE]
-    store = CheckpointStore(place, keep_last=config.checkpoint.keep_last, beside=written)
+    store = CheckpointStore(place, keep_last=config.checkpoint.keep_last, flush_with=written)
     start = _find_start(config, folder, store, console)
     observer = _open_observer(plan, folder, console, resume_at_step=start.progress.next_rollout)
     began, tokens_before, rollouts_before = (

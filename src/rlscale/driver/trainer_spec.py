@@ -88,7 +88,9 @@ def is_checkpoint(path: str) -> bool:
 def is_weights_alone(path: str) -> bool:
     """Whether a path names weights in Megatron-core's format that are no checkpoint of a run."""
     folder = Path(path).expanduser()
-    return not CheckpointStore.is_one(folder) and not is_hf_folder(path) and torch_dist_folder(folder) is not None
+    return (
+        not CheckpointStore.has_checkpoint(folder) and not is_hf_folder(path) and torch_dist_folder(folder) is not None
+    )
 
 
 def starting_weights(config: RunConfig) -> Path | None:

@@ -1,16 +1,16 @@
-"""Finished groups survive a checkpoint unchanged."""
+"""Finished groups are the same after they are saved and loaded."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlscale.checkpoint.pending_groups import ABOUT_FILE, COLUMNS_FILE, load_groups, save_groups
+from rlscale.checkpoint.pending_groups import COLUMNS_FILE, GROUPS_FILE, load_groups, save_groups
 from rlscale.errors import DataError
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 
-def groups() -> list[Group]:
+def make_groups() -> list[Group]:
     made = []
     for index in (6, 9):
         prompt = Prompt(index=index, text="a+b=", token_ids=(1, 2, 3), label="c", metadata={"level": [1, "x"]})
@@ -27,6 +27,7 @@ def groups() -> list[Group]:
             )
             for j in range(2)
         ]
+        # Trainable tokens of two versions, a masked token, and a sample without response.
         samples[0].append([4, 5], logprobs=[-0.1234567890123, -2.0], weight_versions=[7, 8])
         samples[0].append([6], logprobs=[0.0], weight_versions=[8], trainable=False)
         samples[1].append([], logprobs=[], weight_versions=[])
@@ -34,14 +35,14 @@ def groups() -> list[Group]:
     return made
 
 
-def test_groups_come_back_equal(tmp_path: Path) -> None:
-    save_groups(tmp_path, groups())
-    assert load_groups(tmp_path) == groups()
+def test_loaded_groups_equal_the_saved_ones(tmp_path: Path) -> None:
+    save_groups(tmp_path, make_groups())
+    assert load_groups(tmp_path) == make_groups()
     assert all(sample.prompt is group.prompt for group in load_groups(tmp_path) for sample in group.samples)
 
 
-def test_routes_come_back_with_their_type(tmp_path: Path) -> None:
-    made = groups()
+def test_loaded_routes_keep_their_dtype(tmp_path: Path) -> None:
+    made = make_groups()
     routes = np.arange(6 * 2 * 3, dtype=np.uint16).reshape(6, 2, 3)
     made[1].samples[0].routes = routes
     save_groups(tmp_path, made)
@@ -51,38 +52,38 @@ def test_routes_come_back_with_their_type(tmp_path: Path) -> None:
     assert read is not None and read.dtype == np.uint16 and (read == routes).all()
 
 
-def test_nothing_is_written_for_no_groups(tmp_path: Path) -> None:
+def test_no_file_is_written_without_groups(tmp_path: Path) -> None:
     save_groups(tmp_path, [])
     assert list(tmp_path.iterdir()) == []
     assert load_groups(tmp_path) == []
 
 
-@pytest.mark.parametrize("broken", [ABOUT_FILE, COLUMNS_FILE])
-def test_a_broken_file_is_named(tmp_path: Path, broken: str) -> None:
-    save_groups(tmp_path, groups())
+@pytest.mark.parametrize("broken", [GROUPS_FILE, COLUMNS_FILE])
+def test_the_error_for_a_broken_file_names_it(tmp_path: Path, broken: str) -> None:
+    save_groups(tmp_path, make_groups())
     (tmp_path / broken).write_bytes(b"[{")
     with pytest.raises(DataError, match=r"groups\.json and groups\.safetensors must hold the finished groups"):
         load_groups(tmp_path)
 
 
 def test_columns_of_fewer_samples_are_refused(tmp_path: Path) -> None:
-    save_groups(tmp_path, groups())
-    about = (tmp_path / ABOUT_FILE).read_text()
-    save_groups(tmp_path, groups()[:1])
-    (tmp_path / ABOUT_FILE).write_text(about)
+    save_groups(tmp_path, make_groups())
+    entries = (tmp_path / GROUPS_FILE).read_text()
+    save_groups(tmp_path, make_groups()[:1])
+    (tmp_path / GROUPS_FILE).write_text(entries)
     with pytest.raises(DataError):
         load_groups(tmp_path)
 
 
-def test_metadata_of_numpy_become_plain_numbers(tmp_path: Path) -> None:
-    made = groups()
+def test_numpy_metadata_are_converted_to_python_numbers(tmp_path: Path) -> None:
+    made = make_groups()
     made[0].samples[0].metadata = {"score": np.float32(0.5), "parts": np.array([1, 2])}
     save_groups(tmp_path, made)
     assert load_groups(tmp_path)[0].samples[0].metadata == {"score": 0.5, "parts": [1, 2]}
 
 
-def test_metadata_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
-    made = groups()
+def test_metadata_that_are_no_json_values_are_an_error(tmp_path: Path) -> None:
+    made = make_groups()
     made[0].samples[0].metadata = {"set": {1}}
     with pytest.raises(TypeError, match="metadata of a sample must be JSON values to be kept in a checkpoint, got set"):
         save_groups(tmp_path, made)

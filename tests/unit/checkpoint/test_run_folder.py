@@ -1,4 +1,4 @@
-"""A run folder is new, goes on, or makes way; a changed config is named."""
+"""A run folder is new, resumed or replaced by a numbered one; the error for a changed config names its keys."""
 
 from pathlib import Path
 from typing import IO
@@ -16,7 +16,7 @@ def config(*overrides: str) -> str:
     return to_yaml(load_config(["+experiment=quickstart", *overrides]))
 
 
-def test_an_unfinished_run_goes_on(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_resumed(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
         assert not folder.resumed
     with RunFolder.open(tmp_path / "run", config_yaml=config("logging.interval=3", "run.name=other")) as folder:
@@ -25,7 +25,7 @@ def test_an_unfinished_run_goes_on(tmp_path: Path) -> None:
         assert folder.skipped is None
 
 
-def test_a_finished_run_makes_the_next_one_take_a_number(tmp_path: Path) -> None:
+def test_after_a_finished_run_the_next_folder_gets_a_number(tmp_path: Path) -> None:
     for number in ("run", "run-2", "run-3"):
         with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
             assert folder.path.name == number
@@ -36,21 +36,21 @@ def test_a_finished_run_makes_the_next_one_take_a_number(tmp_path: Path) -> None
 def test_a_run_that_ends_while_its_folder_is_opened_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between a look for `finished.json` and the lock the other driver may write the one and let go of the other."""
-    take_lock = run_folder._take_lock
+    """Another driver may write `finished.json` and release its lock between the check and the lock of this one."""
+    acquire_lock = run_folder._acquire_lock
 
-    def take_lock_late(path: Path) -> IO[str]:
+    def acquire_lock_late(path: Path) -> IO[str]:
         if path.name == "run":
             (path / "finished.json").write_text("{}")
-        return take_lock(path)
+        return acquire_lock(path)
 
     RunFolder.open(tmp_path / "run", config_yaml=config()).close()
-    monkeypatch.setattr(run_folder, "_take_lock", take_lock_late)
+    monkeypatch.setattr(run_folder, "_acquire_lock", acquire_lock_late)
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
         assert folder.path.name == "run-2" and not folder.resumed
 
 
-def test_a_changed_config_is_named_and_resumed_only_when_told(tmp_path: Path) -> None:
+def test_a_changed_config_is_an_error_unless_resume_changed(tmp_path: Path) -> None:
     RunFolder.open(tmp_path / "run", config_yaml=config()).close()
     changed = config("optim.lr=1e-5", "batch.rollout_batch_size=24")
     with pytest.raises(ConfigError) as caught:
@@ -66,31 +66,33 @@ def test_a_changed_config_is_named_and_resumed_only_when_told(tmp_path: Path) ->
         assert folder.changed == ()
 
 
-def test_checkpoints_lie_in_the_run_folder_or_where_they_are_told(tmp_path: Path) -> None:
+def test_checkpoints_are_in_the_run_folder_or_in_checkpoint_save(tmp_path: Path) -> None:
     inside, outside = CheckpointConfig(save=str(tmp_path / "run/checkpoints")), CheckpointConfig(save="/saved/here")
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
-        assert folder.place_of_checkpoints(inside) == tmp_path / "run/checkpoints"
-        assert folder.place_of_checkpoints(outside) == Path("/saved/here")
+        assert folder.checkpoint_folder(inside) == tmp_path / "run/checkpoints"
+        assert folder.checkpoint_folder(outside) == Path("/saved/here")
+        # A finished run keeps its checkpoints; the next one appends its number.
         folder.finish({})
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
-        assert folder.place_of_checkpoints(inside) == tmp_path / "run-2/checkpoints"
-        assert folder.place_of_checkpoints(outside) == Path("/saved/here-2")
+        assert folder.checkpoint_folder(inside) == tmp_path / "run-2/checkpoints"
+        assert folder.checkpoint_folder(outside) == Path("/saved/here-2")
 
 
-def test_a_new_run_does_not_take_the_checkpoints_of_another_one(tmp_path: Path) -> None:
-    place = tmp_path / "saved"
-    store = CheckpointStore(place, keep_last=2)
+def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    store = CheckpointStore(saved, keep_last=2)
     store.begin(7)
     newest = store.commit(7, {}).folder
-    for _ in range(2):  # the second start is told the same
+    for _ in range(2):  # the second start raises the same error
         with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder, pytest.raises(ConfigError) as caught:
-            folder.place_of_checkpoints(CheckpointConfig(save=str(place)))
+            folder.checkpoint_folder(CheckpointConfig(save=str(saved)))
         assert "checkpoint.save must be a folder without checkpoints of another run, got" in str(caught.value)
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
-        for load in (place, newest):
-            assert folder.place_of_checkpoints(CheckpointConfig(save=str(place), load=str(load))) == place
+        for load in (saved, newest):
+            assert folder.checkpoint_folder(CheckpointConfig(save=str(saved), load=str(load))) == saved
+    # By now they are its own checkpoints.
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
-        assert folder.place_of_checkpoints(CheckpointConfig(save=str(place))) == place  # they are its own by now
+        assert folder.checkpoint_folder(CheckpointConfig(save=str(saved))) == saved
 
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_one_driver_at_a_time(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "run", config_yaml=config())
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"run\.dir must name a folder that can be written, got .*choose another run"):
         RunFolder.open(tmp_path / "file" / "run", config_yaml=config())

@@ -1,7 +1,7 @@
+"""Checkpoints of a run: complete or absent, the newest ones kept, and found by path."""
+
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,23 +41,24 @@ def test_the_last_n_are_kept(tmp_path: Path) -> None:
     assert latest.rollout_id == 10
 
 
-def test_all_of_it_is_on_disk_before_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_are_flushed_before_a_checkpoint_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, absent = tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl"
     metrics.write_text("{}\n")
-    store = CheckpointStore(tmp_path / "checkpoints", keep_last=1, beside=[metrics, absent])
-    flushed: dict[str, bool] = {}  # file -> whether there was a checkpoint by then
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=1, flush_with=[metrics, absent])
+    flushed: dict[str, bool] = {}  # file -> whether there was a checkpoint at its flush
 
-    def note(descriptor: int) -> None:
+    def record(descriptor: int) -> None:
         flushed[Path(f"/proc/self/fd/{descriptor}").readlink().name] = store.latest() is not None
 
-    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "fsync", record)
     save(store, 1)
-    before = [name for name, was_there in flushed.items() if not was_there]
+    before = [name for name, was_complete in flushed.items() if not was_complete]
+    # Only the parent folder is flushed after the rename.
     assert sorted(before) == ["checkpoint.json", "metrics.jsonl", "model.bin", "rollout_00000001.saving", "tensors"]
     assert flushed["checkpoints"]
 
 
-def test_older_ones_stay_until_the_newer_is_complete(tmp_path: Path) -> None:
+def test_older_checkpoints_are_kept_until_the_newer_is_complete(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 1)
     store.begin(2)
@@ -66,7 +67,7 @@ def test_older_ones_stay_until_the_newer_is_complete(tmp_path: Path) -> None:
     assert latest.rollout_id == 1
 
 
-def test_a_save_that_was_begun_twice_starts_empty(tmp_path: Path) -> None:
+def test_a_repeated_begin_returns_an_empty_folder(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     (store.begin(1) / "half").write_text("")
     assert names(store.begin(1)) == []
@@ -80,7 +81,7 @@ def test_a_checkpoint_of_the_same_rollout_is_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["rollout_00000005"]
 
 
-def test_a_replacement_that_was_killed_midway_gives_the_old_one_back(tmp_path: Path) -> None:
+def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     save(store, 5, "old").rename(tmp_path / "rollout_00000005.replaced")
     store.begin(5)
@@ -90,7 +91,7 @@ def test_a_replacement_that_was_killed_midway_gives_the_old_one_back(tmp_path: P
     assert names(tmp_path) == ["rollout_00000005"]
 
 
-def test_only_own_leftovers_are_cleaned(tmp_path: Path) -> None:
+def test_only_unfinished_saves_are_deleted(tmp_path: Path) -> None:
     for name in ("rollout_00000007.saving", "rollout_00000001.deleting", "rollout_00000002.replaced.deleting", "mine"):
         (tmp_path / name / "inner").mkdir(parents=True)
     (tmp_path / "notes.txt").write_text("")
@@ -98,31 +99,7 @@ def test_only_own_leftovers_are_cleaned(tmp_path: Path) -> None:
     assert names(tmp_path) == ["mine", "notes.txt"]
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from rlscale.checkpoint.store import CheckpointStore
-
-store = CheckpointStore(Path(sys.argv[1]), keep_last=1)
-(store.begin(1) / "model.bin").write_text("one")
-store.commit(1, {"n": 1})
-(store.begin(2) / "model.bin").write_text("half of tw")
-os.fsync = lambda descriptor: os._exit(9)  # everything is written, nothing is renamed
-store.commit(2, {"n": 2})
-"""
-
-
-def test_a_process_killed_in_a_save_leaves_the_one_before(tmp_path: Path) -> None:
-    code = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode
-    assert code == 9
-    assert names(tmp_path) == ["rollout_00000001", "rollout_00000002.saving"]
-    latest = CheckpointStore(tmp_path, keep_last=1).latest()
-    assert latest is not None
-    assert latest.state == {"n": 1}
-    assert names(tmp_path) == ["rollout_00000001"]
-
-
-def test_resolve_takes_a_checkpoint_a_folder_of_them_or_a_run(tmp_path: Path) -> None:
+def test_resolve_accepts_a_checkpoint_a_folder_of_them_or_a_run(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
     older, newer = save(store, 1), save(store, 2)
     assert CheckpointStore.resolve(str(older)).rollout_id == 1
@@ -130,7 +107,7 @@ def test_resolve_takes_a_checkpoint_a_folder_of_them_or_a_run(tmp_path: Path) ->
     assert CheckpointStore.resolve(tmp_path).folder == newer
 
 
-def test_a_missing_checkpoint_is_a_mistake_of_the_config(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint\.load must name a complete checkpoint, got '.*nowhere'"):
         CheckpointStore.resolve(tmp_path / "nowhere")
     half = CheckpointStore(tmp_path, keep_last=1).begin(3)
@@ -139,7 +116,7 @@ def test_a_missing_checkpoint_is_a_mistake_of_the_config(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1, "rollout_id": "x", "state": {}}'])
-def test_a_broken_checkpoint_is_named(tmp_path: Path, content: str) -> None:
+def test_the_error_for_a_broken_checkpoint_names_its_file(tmp_path: Path, content: str) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     (save(store, 1) / "checkpoint.json").write_text(content)
     with pytest.raises(DataError, match=r"rollout_00000001/checkpoint\.json must be the state of a checkpoint"):
