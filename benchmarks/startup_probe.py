@@ -69,10 +69,10 @@ def main() -> None:
     from rlscale.cli import train
     from rlscale.cli.app import main_train
 
-    note("Python, and the command's front", 0.0)
+    note("Python and the command line", 0.0)
     composed = since()
 
-    def run(config):
+    def make_job(config):
         note("compose and check the config", composed)
         began = since()
         importlib.import_module("rlscale.driver.trainer")
@@ -80,9 +80,9 @@ def main() -> None:
         for entry in CALLS:
             with contextlib.suppress(AttributeError, ImportError):  # a part that this version does not have
                 watch(*entry)
-        return train.run_training(config)
+        return train.make_trainer(config)
 
-    sys.exit(main_train(sys.argv[1:], run_job=run, report=lambda config, result: None))
+    sys.exit(main_train(sys.argv[1:], make_job=make_job, report=lambda config, result: None))
 
 
 if __name__ == "__main__":

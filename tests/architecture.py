@@ -38,13 +38,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OWNERS: dict[str, str] = {
     "ray": "cluster",
-    "hydra": "config",
+    "hydra": "config/hydra",
     "omegaconf": "config",
     "sglang": "engines",
     "sglang_router": "engines",
     "megatron": "training",
 }
-"""Library -> the one part that may import it."""
+"""Library -> the one folder or module, below the package, that may import it."""
 
 BUNDLED: dict[str, str] = {"pydantic_core": "pydantic"}
 """Modules that only come with another distribution, which pins them exactly."""
@@ -160,7 +160,7 @@ def _direction(module: Module) -> Iterator[str]:
 def _owners(module: Module) -> Iterator[str]:
     for name in _imports(module):
         owner = OWNERS.get(name.split(".")[0])
-        if owner is not None and module.part != owner:
+        if owner is not None and not f"{module.path.removesuffix('.py')}/".startswith(f"{owner}/"):
             yield f"{name}: imported outside of {owner}"
 
 

@@ -48,11 +48,11 @@ def test_every_command_is_accepted(argv: list[str], tmp_path: Path, monkeypatch:
     argv = [word.replace("/opt/sglang/bin/python", python) for word in argv]
     jobs: list[RunConfig] = []
 
-    def run_job(config: RunConfig) -> Any:
+    def make_job(config: RunConfig) -> Any:
         jobs.append(config)
-        return SimpleNamespace(objective=0.5, run_dir=tmp_path)
+        return SimpleNamespace(run=lambda: SimpleNamespace(objective=0.5, run_dir=tmp_path))
 
-    assert main_train(argv, run_job=run_job) == 0
+    assert main_train(argv, make_job=make_job) == 0
     if "-m" in argv:  # its jobs may run in other processes
         (results,) = tmp_path.glob("runs/sweeps/*/results.json")
         assert len(json.loads(results.read_text())) > 3

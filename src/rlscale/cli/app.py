@@ -1,24 +1,24 @@
-"""The front of `rlscale-train`: from the words of a command line to jobs that run, and what a user sees of it.
+"""Implementation of `rlscale-train`: parses the command line, runs one job or a sweep, reports errors.
 
-Imports neither torch nor Ray: a mistake, `--help` and `--cfg job` answer at once.
+Imports neither torch nor Ray: config errors, `--help` and `--cfg job` are answered at once.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import rlscale
-from rlscale.cli.arguments import Arguments, parse_arguments
-from rlscale.cli.mistakes import mistakes_text
-from rlscale.cli.usage import usage
+from rlscale.cli.arguments import CommandArguments, parse_arguments
 from rlscale.config import LoadedConfig, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.errors import show
 from rlscale.config.hydra.config_folders import ConfigFolders
-from rlscale.config.hydra.overrides import ONE_VALUE
+from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
+from rlscale.config.keys import keys
 from rlscale.config.load import with_origin
 from rlscale.errors import (
     CheckError,
@@ -35,11 +35,40 @@ from rlscale.secrets import redact_yaml
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 RUN_FAILURES = (WorkerError, EngineError, WeightSyncError, RewardError, CheckError)
-"""Failures that name their cause; anything else is a defect of ours and shows its traceback."""
+"""Failures whose message names the cause; any other exception is a defect of rlscale and keeps its traceback."""
+
+_USAGE = """\
+Trains a language model with reinforcement learning.
+
+usage: rlscale-train [flags] [group=option ...] [group.key=value ...]
+
+examples:
+  rlscale-train                                            train a small model to add, on a CPU
+  rlscale-train experiment=qwen3_4b_grpo                   Qwen3-4B on one node of 8 GPUs
+  rlscale-train experiment=qwen3_4b_grpo on=cpu            the same experiment on this machine, small
+  rlscale-train algo=gspo optim.lr=1e-4                    change an option and a value
+  rlscale-train -m algo.eps_clip=0.1,0.2 optim.lr=1e-5,3e-5   four jobs, a table and a plot
+
+flags:
+  -h, --help          print this text
+  --version           print the version
+  --cfg job           print the complete config and start nothing
+  -m, --multirun      run one job for each combination of values given as a,b,c; in parallel with
+                      hydra/launcher=joblib; hydra/sweeper=optuna lets optuna choose the values
+  --config-dir DIR    also use experiments and options from DIR, which has the layout of conf/
+  -sc install=SHELL   completion for bash, zsh or fish: eval "$(rlscale-train -sc install=bash)"
+
+groups and their options:
+{groups}
+
+groups and their number of keys (rlscale-config help <group> documents them,
+rlscale-config explain <key> prints the value of a key and where it was set):
+{keys}
+"""
 
 
 class JobResult(Protocol):
-    """What a job returns."""
+    """The result of a job."""
 
     @property
     def objective(self) -> float | None: ...
@@ -48,37 +77,63 @@ class JobResult(Protocol):
     def run_dir(self) -> Path: ...
 
 
-RunJob = Callable[[RunConfig], JobResult]
+class RunnableJob(Protocol):
+    """One run of a config; `rlscale.Trainer` is one."""
+
+    def run(self) -> JobResult: ...
+
+
+MakeJob = Callable[[RunConfig], RunnableJob]
 Report = Callable[[RunConfig, Any], None]
 CheckJob = Callable[[RunConfig], Sequence[Problem]]
 
 
 def check_nothing(config: RunConfig) -> Sequence[Problem]:
-    """Finds everything right."""
+    """Reports no problem."""
     return ()
 
 
 def no_report(config: RunConfig, result: Any) -> None:
-    """Shows nothing."""
+    """Prints nothing."""
 
 
 def main_train(
-    argv: Sequence[str], *, run_job: RunJob, report: Report = no_report, check_job: CheckJob = check_nothing
+    argv: Sequence[str], *, make_job: MakeJob, report: Report = no_report, check_job: CheckJob = check_nothing
 ) -> int:
     """Runs the command `rlscale-train`.
 
     Args:
-        argv: the words after the command's name.
-        run_job: runs one config; called only once every config of the command is right.
-        report: shows the result of a single run; a sweep ends in a table instead.
-        check_job: tells what is wrong with a config that loads, before anything starts: with the user code it names.
+        argv: the arguments after the command's name.
+        make_job: creates the job of one config; called only when every config of the command is valid.
+        report: prints the result of a single run; a sweep prints a table instead.
+        check_job: problems of a config that loads, e.g. of the user code it names; called before anything starts.
 
     Returns: the exit code. 0: done. 1: the run, or a job of a sweep, failed. 2: the input is wrong. 130: interrupted.
     """
     try:
-        return _run(parse_arguments(argv), run_job, report, check_job)
+        arguments = parse_arguments(argv)
+        if _print_information(arguments):
+            return OK
+        if arguments.problems:
+            raise ConfigError([*arguments.problems, *_override_problems(arguments)])
+        if arguments.multirun:
+            return _run_sweep(arguments, make_job, check_job)
+        loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
+        if arguments.show_config:
+            sys.stdout.write(redact_yaml(to_yaml(loaded.config)))
+            return OK
+        if problems := check_job(loaded.config):
+            raise ConfigError([with_origin(problem, loaded.composed) for problem in problems])
+        _print_notes(loaded)
+        try:
+            # Called from here, not from a helper: few frames lie between the command and the training loop.
+            result = make_job(loaded.config).run()
+        except ConfigError as error:  # files, folders or a cluster do not match the config
+            raise ConfigError([with_origin(problem, loaded.composed) for problem in error.problems]) from error
+        report(loaded.config, result)
+        return OK
     except ConfigError as error:
-        sys.stderr.write(mistakes_text("rlscale-train", error))
+        sys.stderr.write(format_errors("rlscale-train", error))
         return WRONG_INPUT
     except DataError as error:
         sys.stderr.write(f"rlscale-train: {error}\n")
@@ -91,64 +146,72 @@ def main_train(
         return INTERRUPTED
 
 
-def _run(arguments: Arguments, run_job: RunJob, report: Report, check_job: CheckJob) -> int:
+def format_errors(command: str, error: ConfigError) -> str:
+    """A heading and one line for each problem, as every command prints them."""
+    number = len(error.problems)
+    heading = "1 error" if number == 1 else f"{number} errors"
+    lines = "".join(f"  {problem}\n" for problem in error.problems)
+    return f"{command}: {heading}, nothing was started\n{lines}"
+
+
+def usage(groups: Mapping[str, Sequence[str]]) -> str:
+    """The text of `--help`, with all options and the number of keys per group."""
+    options = "\n".join(
+        textwrap.fill(", ".join(names), width=100, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
+        for group, names in groups.items()
+    )
+    num_keys: dict[str, int] = {}
+    for key in keys().values():
+        if key.group:
+            num_keys[key.group] = num_keys.get(key.group, 0) + 1
+    # Break lines between the entries "group number" only.
+    entries = [f"{group} {number}".replace(" ", "\0") for group, number in num_keys.items()]
+    counts = textwrap.fill(", ".join(entries), width=100, initial_indent="  ", subsequent_indent="  ")
+    return _USAGE.format(groups=options, keys=counts.replace("\0", " "))
+
+
+def _print_information(arguments: CommandArguments) -> bool:
+    """Handles the flags that print something and need no config; returns whether there was one."""
     if arguments.help:
         sys.stdout.write(usage(ConfigFolders.find(arguments.config_dir).groups()))
-        return OK
-    if arguments.completion is not None:
-        # Only here, and likewise what sweeps need: everything else answers a tenth of a second sooner.
+    elif arguments.completion is not None:
+        # Imported here, like the modules of a sweep: the import takes a tenth of a second.
         from rlscale.config.hydra.completion import run_completion
 
         run_completion(arguments.completion, ConfigFolders.find(arguments.config_dir))
-        return OK
-    if arguments.version:
+    elif arguments.version:
         sys.stdout.write(f"rlscale {rlscale.__version__}\n")
-        return OK
-    if arguments.problems:
-        raise ConfigError([*arguments.problems, *_problems_of(arguments)])
-    if arguments.multirun:
-        return _run_sweep(arguments, run_job, check_job)
-    loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
-    if arguments.show_config:
-        sys.stdout.write(redact_yaml(to_yaml(loaded.config)))
-        return OK
-    if problems := check_job(loaded.config):
-        raise ConfigError([with_origin(problem, loaded.composed) for problem in problems])
-    _tell_notes(loaded)
-    try:
-        result = run_job(loaded.config)
-    except ConfigError as error:  # files, folders and clusters that are not as the config says
-        raise ConfigError([with_origin(problem, loaded.composed) for problem in error.problems]) from error
-    report(loaded.config, result)
-    return OK
+    else:
+        return False
+    return True
 
 
 def _failure_text(error: BaseException) -> str:
-    """One line for the cause; behind a failed reward the traceback of the user's own code."""
+    """One line with the cause; for a failed reward also the traceback of the user's code."""
     text = f"rlscale-train: the run failed: {error}\n"
     if isinstance(error, RewardError) and error.__cause__ is not None:
         text += "".join(traceback.format_exception(error.__cause__))
     return text
 
 
-def _problems_of(arguments: Arguments) -> tuple[Problem, ...]:
-    """What is wrong with the overrides, beside the flags."""
+def _override_problems(arguments: CommandArguments) -> tuple[Problem, ...]:
+    """Problems of the overrides, to be reported with those of the flags."""
     try:
         load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
     except ConfigError as error:
-        # That a sweep is none is told of -m itself.
-        return tuple(each for each in error.problems if not (arguments.multirun and each.rule == ONE_VALUE))
+        # The overrides of a sweep may have several values.
+        return tuple(each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE))
     return ()
 
 
-def _tell_notes(loaded: LoadedConfig) -> None:
-    """Warnings, and values that were replaced by others."""
+def _print_notes(loaded: LoadedConfig) -> None:
+    """Prints replaced values and warnings."""
     replaced = (f"{derived} (was {show(derived.was)})" for derived in loaded.derived if derived.is_notable)
     sys.stderr.writelines(f"note: {line}\n" for line in replaced)
     sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
 
 
-def _run_sweep(arguments: Arguments, run_job: RunJob, check_job: CheckJob) -> int:
+def _run_sweep(arguments: CommandArguments, make_job: MakeJob, check_job: CheckJob) -> int:
     from rich.console import Console
 
     from rlscale.config.hydra.sweep import run_sweep
@@ -156,9 +219,9 @@ def _run_sweep(arguments: Arguments, run_job: RunJob, check_job: CheckJob) -> in
 
     def run_loaded(index: int, loaded: LoadedConfig) -> float | None:
         sys.stderr.write(f"\njob {index + 1}: {' '.join(loaded.overrides)}\n")
-        _tell_notes(loaded)
+        _print_notes(loaded)
         try:
-            return run_job(loaded.config).objective
+            return make_job(loaded.config).run().objective
         except (ConfigError, DataError) as error:
             sys.stderr.write(f"job {index + 1} failed: {error}\n")
             raise

@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 
 import rlscale
-from rlscale.cli.app import OK, WRONG_INPUT
+from rlscale.cli.app import OK, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import parse_arguments
-from rlscale.cli.mistakes import mistakes_text
 from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_notes
 from rlscale.config.errors import nearest
-from rlscale.config.hydra.overrides import ONE_VALUE
+from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.errors import ConfigError, Problem
 from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan, parts_not_built
 from rlscale.plan.tables import print_plan
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     except ConfigError as error:
-        sys.stderr.write(mistakes_text("rlscale-plan", error))
+        sys.stderr.write(format_errors("rlscale-plan", error))
         return WRONG_INPUT
 
 
@@ -84,7 +83,7 @@ def _run(argv: list[str]) -> int:
     try:
         loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     except ConfigError as error:
-        others = [each for each in error.problems if not (arguments.multirun and each.rule == ONE_VALUE)]
+        others = [each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE)]
         raise ConfigError([*problems, *others]) from None
     if problems:
         raise ConfigError(problems)

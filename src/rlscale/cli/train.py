@@ -14,26 +14,26 @@ from rlscale.secrets import redact_override
 
 if TYPE_CHECKING:
     from rlscale.config import RunConfig
-    from rlscale.driver.trainer import RunResult
+    from rlscale.driver.trainer import RunResult, Trainer
 
 
 def main() -> None:
     """Entry point of the package."""
     hide_secrets()
-    sys.exit(main_train(sys.argv[1:], run_job=run_training, report=report, check_job=check_hooks))
+    sys.exit(main_train(sys.argv[1:], make_job=make_trainer, report=report, check_job=check_hooks))
 
 
-def run_training(config: RunConfig) -> RunResult:
-    """Trains what `config` says."""
-    # Only now, when the config is known to be right: this import takes seconds (torch, transformers, Ray).
+def make_trainer(config: RunConfig) -> Trainer:
+    """Creates the trainer of a valid config."""
+    # Imported here because it takes seconds (torch, transformers, Ray): config errors are reported before it.
     from rlscale.driver.trainer import Trainer
 
-    return Trainer(config, overrides=config.run.overrides).run()
+    return Trainer(config, overrides=config.run.overrides)
 
 
 def report(config: RunConfig, result: RunResult) -> None:
-    """Shows what the run gave, where everything is, and what to try next."""
-    # As above: the front itself answers mistakes at once.
+    """Prints the results of a run, its folders, and commands to try next."""
+    # Imported here so that config errors are reported at once.
     from rlscale.observe.jsonl import read_records
     from rlscale.observe.metrics import PHASES
     from rlscale.observe.summary import RunSummary, phase_seconds, print_summary
@@ -59,10 +59,11 @@ def report(config: RunConfig, result: RunResult) -> None:
 
 
 def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]:
-    """Commands to try next, each with what it does; they begin with the words of this run."""
-    typed = [word for word in config.run.overrides if redact_override(word) == word]
-    own = [word for word in typed if not word.startswith("run.") and word.lstrip("+") != "experiment=quickstart"]
-    same = " ".join(["rlscale-train", *map(shlex.quote, own)])
+    """Commands to try next, each with its purpose; they start with the overrides of this run."""
+    # An override with a secret must not be printed; names and folders of this run must not be used twice.
+    typed = [override for override in config.run.overrides if redact_override(override) == override]
+    kept = [each for each in typed if not each.startswith("run.") and each.lstrip("+") != "experiment=quickstart"]
+    same = " ".join(["rlscale-train", *map(shlex.quote, kept)])
     other, swept = "gspo", "algo.eps_clip=0.1,0.2"
     if config.algo.loss_type == LossType.sft_loss:
         other, swept = "sft_per_token", "optim.lr=1e-4,1e-3"
@@ -73,7 +74,7 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     ]
     if result.hf_folder is not None:
         served = f"rlscale-serve --model-path {shlex.quote(str(result.hf_folder))}"
-        commands.append((served, "ask the trained model over HTTP"))
+        commands.append((served, "query the trained model over HTTP"))
     return commands
 
 

@@ -125,7 +125,7 @@ def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
 
 def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     monkeypatch.setenv("COMP_LINE", f"rlscale-train {line}")
-    assert main_train(["-sc", "query=bash"], run_job=lambda config: pytest.fail("a run was started")) == 0
+    assert main_train(["-sc", "query=bash"], make_job=lambda config: pytest.fail("a run was started")) == 0
     return capsys.readouterr().out.split()
 
 
@@ -162,5 +162,5 @@ def test_completion_in_a_shell(tmp_path: Path) -> None:
 
 
 def test_a_wrong_request_for_completion(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_train(["-sc", "install=cmd"], run_job=lambda config: pytest.fail("a run was started")) == 2
+    assert main_train(["-sc", "install=cmd"], make_job=lambda config: pytest.fail("a run was started")) == 2
     assert "-sc must be install|uninstall|query=<bash|fish|zsh>, got install=cmd" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
     words = ["--hardware=h1000", "--prompt-tokens", "many", "algo.eps_clp=1", "optim.lr=fast", "-m"]
     assert main(words) == 2
     text = capsys.readouterr().err
-    assert text.startswith("rlscale-plan: 5 mistakes, nothing was started\n")
+    assert text.startswith("rlscale-plan: 5 errors, nothing was started\n")
     assert "--hardware must be one of h100, h200, b200, a100, cpu, got h1000" in text
     assert "did you mean algo.eps_clip?" in text
 
@@ -103,7 +103,7 @@ def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
 def test_one_job_is_planned_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "algo.eps_clip=0.1,0.2", "--hardwre=h100"]) == 2
     text = capsys.readouterr().err
-    assert text.startswith("rlscale-plan: 2 mistakes, nothing was started\n") and "add -m" not in text
+    assert text.startswith("rlscale-plan: 2 errors, nothing was started\n") and "add -m" not in text
     assert (
         "-m must be left out" in text and "--hardwre must be a known flag, got --hardwre; did you mean --hard" in text
     )

@@ -127,8 +127,8 @@ def test_every_key_with_a_dotted_path_has_a_hook_or_waits_for_its_part() -> None
 def test_the_command_tells_it_before_a_run_and_before_any_job_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     ran: list[Any] = []
     path = "reward.custom_path=code_for_test:two"
-    assert main_train([path], run_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
-    assert main_train(["-m", f"{path},code_for_test:score"], run_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
+    assert main_train([path], make_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
+    assert main_train(["-m", f"{path},code_for_test:score"], make_job=ran.append, check_job=check_hooks) == 2  # type: ignore[arg-type]
     err = capsys.readouterr().err
     assert err.count("reward.custom_path must be callable with (sample), got code_for_test:two") == 2
     assert err.count(" (command line)") == 2

@@ -24,7 +24,7 @@ from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
 
-ONE_VALUE = "have one value in a single run"
+SINGLE_VALUE_RULE = "have one value in a single run"
 """The rule that a sweep's words break elsewhere."""
 
 # Groups that are in no defaults list, in the order in which Hydra must see them: a later one wins.
@@ -138,7 +138,7 @@ def _not_a_sweep(override: Override) -> Problem:
         fix += f", or write {quoted}"
     elif key is not None and get_origin(key.type) is list:
         fix += f", or write {path}=[{value}]"
-    return Problem(path=path, rule=ONE_VALUE, value=value, fix=fix, origin=COMMAND_LINE)
+    return Problem(path=path, rule=SINGLE_VALUE_RULE, value=value, fix=fix, origin=COMMAND_LINE)
 
 
 def _group_word(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
