@@ -1,10 +1,10 @@
-"""Every seam of rlscale on one page.
+"""Protocols between the packages of rlscale.
 
     PromptSource ─ prompts ─> RolloutSource ─ groups ─> TrainBatch ─> Trainers ─ (one TrainBackend a rank)
                                  │    ▲                                  │
                               Reward  Engine <─ WeightReceiver ═ weights ═ WeightChannel
 
-Parts meet here and nowhere else: `rollout`, `engines`, `training`, `weights` and `checkpoint` do not import each other.
+`rollout`, `engines`, `training`, `weights` and `checkpoint` do not import each other; they share these protocols only.
 `control` calls the asynchronous protocols; a worker process implements the synchronous ones, called on every rank.
 """
 
@@ -42,31 +42,31 @@ Metrics = Mapping[str, float]
 
 
 class PromptSource(Protocol):
-    """Prompts in a reproducible order, with a position that can be saved."""
+    """Source of prompts in a reproducible order, with a position that can be saved."""
 
     def __len__(self) -> int:
-        """Prompts in one epoch."""
+        """Number of prompts in one epoch."""
         ...
 
     def take(self, num_prompts: int) -> list[Prompt]:
-        """The next prompts; goes on into the next epoch where one ends."""
+        """Returns the next prompts; continues with the next epoch at the end of one."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON values."""
+        """Returns the position, as JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position from `state_dict`."""
+        """Restores a position from `state_dict`."""
         ...
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores one finished sample. May be a plain or an async function; runs off the event loop.
+    """Scores one finished sample. A plain or an async function; runs off the event loop.
 
-    With `reward.key` it gives several numbers by name, of which that one is trained on and the others are metrics. A
-    parameter `custom` is filled with the config's node of that name.
+    With `reward.key` it returns several numbers by name: that one is trained on, the others are metrics. A parameter
+    `custom` receives the config's node of that name.
 
     Raises: anything; the run then stops and names the sample (a failure never becomes a zero reward).
     """
@@ -75,29 +75,31 @@ class Reward(Protocol):
 
 
 class LossFunction(Protocol):
-    """`algo.custom_loss_function_path`: a loss that takes the place of `policy_loss`. Called by position.
+    """`algo.custom_loss_function_path`: a loss that replaces `policy_loss`. Called by position.
 
-    A parameter `custom`, here and in the four functions below, is filled with the config's node of that name.
+    A parameter `custom`, here and in the four functions below, receives the config's node of that name.
 
-    Gives the loss at every token, of which the trainer makes the loss of the step, so that no cut into micro-batches
-    and ranks can change it. What it gives where the mask is false is not used.
+    Returns the loss at every token; the trainer reduces it to the loss of the step, so that the result does not depend
+    on micro-batches and ranks. Values where the mask is false are ignored.
 
     Args:
-        lp: logprobs of the policy, with gradient. [T]
-        tokens: what else is known of the tokens.
+        logprobs: of the policy, with gradient. [T]
+        tokens: the other columns of the tokens.
 
     Returns:
         The loss at each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
     """
 
-    def __call__(self, lp: Tensor, tokens: TokenColumns, /) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
+    def __call__(
+        self, logprobs: Tensor, tokens: TokenColumns, /
+    ) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
 
 
 class AdvantageFunction(Protocol):
     """`algo.custom_advantage_function_path`: rewards to advantages. Runs on every rank, on the whole rollout.
 
-    `tokens.old_logprobs` and `tokens.ref_logprobs` are there where the run makes those passes
-    (`train.reuse_logprobs=false`, `algo.use_kl_loss`). Must be deterministic, as every rank computes it for itself.
+    `tokens.old_logprobs` and `tokens.ref_logprobs` are set if the run makes those passes (`train.reuse_logprobs=false`,
+    `algo.use_kl_loss`). Must be deterministic, since every rank computes it separately.
 
     Returns:
         The advantage at each token. [T]
@@ -107,23 +109,23 @@ class AdvantageFunction(Protocol):
 
 
 class WeightFunction(Protocol):
-    """`algo.custom_tis_function_path`: factors of the policy loss, from both columns of logprobs.
+    """`algo.custom_tis_function_path`: weights of the policy loss, from `tokens.old_logprobs` and `rollout_logprobs`.
 
-    Masking a token means a factor of 0: the denominators of the loss stay. No gradient flows through the factors.
+    A weight of 0 masks a token: the denominators of the loss stay. No gradient flows through the weights.
 
     Returns:
-        The factor of each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
+        The weight of each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
     """
 
     def __call__(self, tokens: TokenColumns, /) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
 
 
 class ReducerFunction(Protocol):
-    """`algo.custom_reducer_function_path`: what a token of each sample weighs in the loss of an optimiser step.
+    """`algo.custom_reducer_function_path`: weight of each sample's tokens in the loss of an optimiser step.
 
     The loss of the step is the sum over its samples of weight * (sum of the sample's losses by token), KL loss and
-    entropy bonus included. So the weights hold the denominators, and no cut into micro-batches and ranks can change the
-    result. Must be deterministic, as every rank computes it for itself. The loss of a critic is averaged as without it.
+    entropy bonus included. So the weights contain the denominators, and the result does not depend on micro-batches and
+    ranks. Must be deterministic, since every rank computes it separately. It does not apply to the loss of a critic.
 
     Returns:
         The weight of each sample, finite. [S]
@@ -133,11 +135,12 @@ class ReducerFunction(Protocol):
 
 
 class PostprocessFunction(Protocol):
-    """`train.rollout_data_postprocess_path`: a last look at a rollout before training, and a chance to change it.
+    """`train.rollout_data_postprocess_path`: changes the columns of a rollout right before training.
 
-    Called once a rollout on every rank, after advantages, with the samples that this rank trains on (maybe none). What
-    it gives takes the place of `old`, `gen`, `ref` and `advantages`; mask and sample ids stay, since denominators
-    were made of them, and so does a None: to take a token out of the policy loss, give it the advantage 0.
+    Called once per rollout on every rank, after advantages, with the samples that this rank trains on (maybe none). The
+    result replaces `old_logprobs`, `rollout_logprobs`, `ref_logprobs` and `advantages`. Mask and sample ids must stay,
+    since the denominators depend on them, and None must stay None: to remove a token from the policy loss, set its
+    advantage to 0.
 
     Returns:
         The columns to train with, and {metric: (sum, count)}: the same names on every rank.
@@ -147,7 +150,7 @@ class PostprocessFunction(Protocol):
 
 
 class MegatronInit(Protocol):
-    """`megatron.init_hook_path`: called once on each rank, when Megatron-core has its groups and no model is made yet.
+    """`megatron.init_hook_path`: called once on each rank, after Megatron-core's groups and before any model is built.
 
     Args:
         megatron: the config group, resolved.
@@ -160,8 +163,8 @@ class BeforeLogprobs(Protocol):
     """`megatron.before_log_prob_hook_path`: called on each rank before each forward pass without gradient.
 
     Args:
-        model: the pipeline chunks of this rank, holding the weights that the pass computes with.
-        role: whose weights those are: `policy`, `old_policy`, `reference`, `teacher` or `critic`.
+        model: the pipeline chunks of this rank, with the weights of the pass.
+        role: owner of these weights: `policy`, `old_policy`, `reference`, `teacher` or `critic`.
     """
 
     def __call__(self, model: Sequence[Any], role: str, /) -> None: ...
@@ -171,9 +174,9 @@ class BeforeTrainStep(Protocol):
     """`megatron.before_train_step_hook_path`: called on each rank before each optimiser step, gradients still unset.
 
     Args:
-        rollout_id: of the rollout that is trained on.
-        step_id: optimiser steps that the model has made.
-        model: the pipeline chunks of this rank in their buffers for gradients; of the policy or of the critic.
+        rollout_id: the rollout that is trained on.
+        step_id: optimiser steps done so far.
+        model: the pipeline chunks of this rank, wrapped in their gradient buffers; of the policy or of the critic.
         optimizer: Megatron-core's, of these chunks.
     """
 
@@ -181,16 +184,16 @@ class BeforeTrainStep(Protocol):
 
 
 class ModelProvider(Protocol):
-    """`model.custom_model_provider_path`: makes one pipeline chunk of a model of Megatron-core.
+    """`model.custom_model_provider_path`: builds one pipeline chunk of a model of Megatron-core.
 
     Called for policy and critic. Weights are loaded afterwards, by their names.
 
     Args:
-        build: makes the chunk that would be made without the function; arguments by name take the place of what it
-            gives to its class (`build.arguments`), a subclass of GPTModel (`build.kind`).
-        pre_process: it has the embedding.
-        post_process: it has the final norm, and the output layer or value head.
-        vp_stage: which chunk of this rank, with an interleaved pipeline.
+        build: builds the default chunk; keyword arguments override those that it passes (`build.arguments`) to its
+            class, a subclass of GPTModel (`build.kind`).
+        pre_process: the chunk has the embedding.
+        post_process: the chunk has the final norm, and the output layer or value head.
+        vp_stage: index of the chunk on this rank, with an interleaved pipeline.
 
     Returns:
         An object of `build.kind` or of a subclass of it.
@@ -200,50 +203,50 @@ class ModelProvider(Protocol):
 
 
 class Engine(Protocol):
-    """The client of one inference engine. The wire is SGLang's HTTP API.
+    """Client of one inference engine over SGLang's HTTP API.
 
-    Every method raises EngineError, naming the engine, when the engine refuses or cannot be reached.
+    Every method raises EngineError, naming the engine, if the engine rejects the request or cannot be reached.
     """
 
     @property
     def address(self) -> EngineAddress: ...
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
-        """True when the engine answers within the time; never raises."""
+        """Returns True if the engine responds within the time; never raises."""
         ...
 
     async def info(self) -> dict[str, Any]:
-        """`/model_info` and `/server_info` in one; has at least `weight_version` (int) and `vocab_size` (int)."""
+        """Merges `/model_info` and `/server_info`; has at least `weight_version` (int) and `vocab_size` (int)."""
         ...
 
     async def weight_version(self) -> WeightVersion:
-        """Of the weights it holds; a part of `info` that is quick to ask for."""
+        """Version of the engine's weights; a part of `info` that is cheap to request."""
         ...
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     ) -> list[Generation]:
-        """`n` answers to one prompt. Sample j of n uses `sampling_seed + j`."""
+        """Generates `n` responses to one prompt. Sample j of n uses `sampling_seed + j`."""
         ...
 
     def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
     ) -> AsyncIterator[Generation]:
-        """The answer as it grows: each item holds all of it so far, the last one has a finish reason.
+        """Streams a response: each item is cumulative, the last one has a finish reason.
 
-        Closing the iterator ends the request.
+        Closing the iterator aborts the request.
         """
         ...
 
     async def abort(self, rid: str | None = None) -> None:
-        """Ends one request, or all; partial answers are returned to their callers with finish reason `abort`."""
+        """Aborts one request, or all; their callers get partial responses with finish reason `abort`."""
         ...
 
     async def pause(self, mode: str = "retract") -> None:
         """Stops decoding until `resume`; new requests wait.
 
-        `abort` ends what runs with partial answers; `retract` queues it again and recomputes its cache on resuming;
-        `in_place` leaves it with its cache, so that an update of the weights must not flush.
+        `abort` ends running requests with partial responses; `retract` queues them again and recomputes their KV cache
+        on resume; `in_place` keeps them with their KV cache, so that an update of the weights must not flush it.
         """
         ...
 
@@ -252,11 +255,11 @@ class Engine(Protocol):
     async def flush_cache(self) -> None: ...
 
     async def release_memory(self, tags: Collection[str] = ()) -> None:
-        """Frees `weights`, `kv_cache` or (no tags) both. Nothing may run; pause before it."""
+        """Frees `weights`, `kv_cache` or (no tags) both. No request may run; pause first."""
         ...
 
     async def resume_memory(self, tags: Collection[str] = ()) -> None:
-        """Takes memory back. The weights then have no content until all of them have been sent."""
+        """Allocates the memory again. The weights are undefined until all of them have been sent."""
         ...
 
     async def join_weight_group(self, group: WeightGroup, rank_offset: int) -> None: ...
@@ -266,86 +269,86 @@ class Engine(Protocol):
     async def begin_weight_update(self) -> None: ...
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, version: WeightVersion) -> None:
-        """Takes part in the broadcast of one bucket. Raises WeightSyncError naming a tensor that arrived changed."""
+        """Receives one bucket of a broadcast. Raises WeightSyncError naming a tensor whose checksum differs."""
         ...
 
     async def end_weight_update(self, version: WeightVersion) -> None: ...
 
     async def update_from_tensor(self, payloads: Sequence[str], *, load_format: str | None) -> None:
-        """Takes weights that lie in memory of this machine, one payload for each rank of the engine.
+        """Loads weights from shared memory of this machine, one payload per rank of the engine.
 
-        Raises WeightSyncError naming a tensor that arrived changed.
+        Raises WeightSyncError naming a tensor whose checksum differs.
         """
         ...
 
     async def update_from_disk(
         self, folder: Path, *, version: WeightVersion, checksums: Mapping[str, str], load_format: str | None = None
     ) -> None:
-        """Loads all weights from a folder the engine can see, which then are `version`. Needs no begin and end.
+        """Loads all weights from a folder that the engine can read, as `version`. Needs no begin and end.
 
-        Raises WeightSyncError naming a tensor whose checksum is another.
+        Raises WeightSyncError naming a tensor whose checksum differs.
         """
         ...
 
     async def checksums(self) -> dict[str, str]:
-        """Checksum of every weight the engine holds, by Hugging Face name."""
+        """Checksum of every weight of the engine, by Hugging Face name."""
         ...
 
     async def close(self) -> None: ...
 
 
 class WeightReceiver(Protocol):
-    """The engine's end of the weight channels (inside the engine process)."""
+    """Engine side of weight sync, inside the engine process."""
 
     @property
     def formats(self) -> list[str]:
-        """The forms of weights it reads beyond SGLang's own."""
+        """Load formats that it reads in addition to SGLang's own."""
         ...
 
     def join(self, group: WeightGroup, rank: int) -> None: ...
 
     def open_bucket(self, bucket: WeightBucket, group_name: str) -> IncomingWeights:
-        """One bucket of a broadcast that this joins at once. Raises WeightSyncError for a group it is not in."""
+        """Joins the broadcast of one bucket. Raises WeightSyncError for a group that it has not joined."""
         ...
 
     def leave(self, name: str) -> None: ...
 
     def open_tensors(self, payload: str, load_format: str) -> IncomingWeights:
-        """What one entry of `serialized_named_tensors` announces. Raises ValueError for one that cannot be read."""
+        """Opens one entry of `serialized_named_tensors`. Raises ValueError if it cannot be read."""
         ...
 
     def open_folder(
         self, folder: Path, *, load_format: str | None, version: WeightVersion | None, checksums: Mapping[str, str]
     ) -> IncomingWeights:
-        """The weights in a folder. Raises ValueError when there are none, WeightSyncError naming what is broken."""
+        """Opens a folder of weights. Raises ValueError if it has none, WeightSyncError naming a damaged file."""
         ...
 
 
 class IncomingWeights(Protocol):
-    """Weights that have been announced to an engine and not been read yet."""
+    """Weights that an engine has been notified of and has not read yet."""
 
     @property
     def layout(self) -> WeightBucket:
-        """What they are; checksums only where they are known beforehand."""
+        """Names, types and shapes; checksums only if known beforehand."""
         ...
 
     def write(self, targets: Sequence[Tensor] | None) -> dict[str, str]:
         """Reads each tensor, verifies it and writes it into its target (in the target's dtype); returns checksums.
 
-        Without targets they are only verified. Raises WeightSyncError naming the tensor; targets may then be a mixture.
+        Without targets it only verifies. Raises WeightSyncError naming the tensor; targets may then be partly written.
         """
         ...
 
 
 class WeightChannel(Protocol):
-    """The trainer's end: carries weights to all engines and verifies them. Called on every trainer rank alike."""
+    """Trainer side of weight sync: sends weights to all engines and verifies them. Called on every trainer rank."""
 
     def connect(self, engines: Sequence[EngineAddress]) -> None: ...
 
     def push(self, weights: Iterator[tuple[str, Tensor]], version: WeightVersion) -> WeightSyncReport:
         """Sends all weights (Hugging Face names, full tensors) and then the version.
 
-        Raises WeightSyncError, naming the tensor or the engine, when an engine ends with anything else.
+        Raises WeightSyncError, naming the tensor or the engine, if an engine has other weights afterwards.
         """
         ...
 
@@ -356,19 +359,19 @@ class TrainBackend(Protocol):
     """One trainer rank, a plain SPMD object: every method is called on every rank with the same arguments."""
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        """Advantages, loss and one optimiser step for each plan."""
+        """Computes advantages and loss, and makes one optimiser step per plan."""
         ...
 
     @property
     def senders(self) -> Sequence[int]:
-        """The ranks that bring the weights to the engines: together they get all of them, each on one of them."""
+        """The ranks that send the weights to the engines; each weight is on exactly one of them."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters in full under their Hugging Face names, in a fixed order (a collective).
+        """Yields full parameters by Hugging Face name, in a fixed order (a collective).
 
-        Each comes on one of the `senders`; ranks beside them may get none. What it gives may be the memory of the model
-        itself: it is good until the next call of any method.
+        Each is yielded on one of the `senders`; other ranks may get none. A tensor may share memory with the model: it
+        is valid until the next call of any method.
         """
         ...
 
@@ -380,32 +383,32 @@ class TrainBackend(Protocol):
     def save(self, folder: Path) -> None:
         """Writes model, optimiser, schedule and random states of all ranks into an existing folder (a collective).
 
-        With `megatron.async_save` it may return before, when training can go on: `finish_saving` says the rest.
+        With `megatron.async_save` it may return earlier, once training can continue: see `finish_saving`.
         """
         ...
 
     def finish_saving(self) -> None:
-        """Returns when all of what was saved is on disk. Not a collective; called beside any other method."""
+        """Waits until every save is on disk. Not a collective; may run concurrently with any other method."""
         ...
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`; the number of ranks may differ (random states are then seeded anew)."""
+        """Inverse of `save`; the number of ranks may differ (random states are then seeded again)."""
         ...
 
     def export_hf(self, folder: Path) -> None:
-        """Writes a folder that `transformers` loads (a collective)."""
+        """Writes a folder that `transformers` can load (a collective)."""
         ...
 
     def close(self) -> None: ...
 
 
 class Trainers(Protocol):
-    """All trainer ranks as the controller sees them."""
+    """All trainer ranks, as seen by the controller."""
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult: ...
 
     async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
-        """Mean of -logprob over the trainable tokens of all steps; changes nothing."""
+        """Mean of -logprob over the trainable tokens of all steps; updates nothing."""
         ...
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None: ...
@@ -415,7 +418,7 @@ class Trainers(Protocol):
     async def save(self, folder: Path) -> None: ...
 
     async def finish_saving(self) -> None:
-        """Returns when all of what was saved is on disk, which may be later than `save` (`megatron.async_save`)."""
+        """Waits until every save is on disk, which may be later than `save` (`megatron.async_save`)."""
         ...
 
     async def load(self, folder: Path) -> None: ...
@@ -424,44 +427,44 @@ class Trainers(Protocol):
 
 
 class RolloutSource(Protocol):
-    """Prompts by rollout, and finished groups: generated by engines and rewarded, or read from data (SFT)."""
+    """Source of prompts by rollout and of finished groups: generated and rewarded, or read from data (SFT)."""
 
     @property
     def has_rewards(self) -> bool:
-        """Whether the samples carry rewards."""
+        """True if the samples have rewards."""
         ...
 
     def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
-        """The prompts of the next rollout, each with the index of its group; moves the position on."""
+        """Returns the prompts of the next rollout, each with the index of its group, and advances the position."""
         ...
 
     async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
-        """One finished group. A sample that an engine aborted is in it, unrewarded.
+        """Generates one group. Samples that an engine aborted are included, without reward.
 
         Args:
-            index: of the group, from `take`.
-            prompt: likewise.
-            oldest: weights that the engines are known to hold; an older token is an engine's fault.
-            newest: likewise the newest; None: weights may be updated while the group is generated.
+            index: index of the group, from `take`.
+            prompt: its prompt, from `take`.
+            oldest: oldest version that the engines may have; a token of an older one is an error of the engine.
+            newest: newest version that they may have; None: weights may be updated during generation.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON values: what `take` gives next."""
+        """Returns the position, as JSON values: the next result of `take`."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position from `state_dict`."""
+        """Restores a position from `state_dict`."""
         ...
 
 
 class MetricSink(Protocol):
-    """Receives every metric of a run."""
+    """Destination of all metrics of a run."""
 
     def log(self, metrics: Metrics, *, step: int) -> None: ...
 
     def rewind(self, step: int) -> None:
-        """Forgets what was logged at this step and later: the run went back to a checkpoint and logs it again."""
+        """Deletes what was logged at this step and later: the run resumed from a checkpoint and logs it again."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What is a secret in settings, command lines and URLs, and how it is left out of what is stored."""
+"""Detection and redaction of secrets in settings, command lines and URLs before they are stored."""
 
 import re
 from collections.abc import Callable
@@ -11,42 +11,43 @@ REDACTED = "<redacted>"
 _ALWAYS_SECRET = frozenset(
     {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey", "authorization"}
 )
-_KEY_OWNERS = frozenset({"api", "access", "auth", "private", "wandb", "ssh"})
-_TOKEN_OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end", "per"})
+_SECRET_KEY_PREFIXES = frozenset({"api", "access", "auth", "private", "wandb", "ssh"})
+_TEXT_TOKENS = frozenset({"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end", "per"})
 _INNER_VALUE = re.compile(
     r"""([\w.]+)(\s*[:=]\s*)(\$\{[^}]*\}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?:\\.|[^\s,{}\[\]\\"'])(?:\\.|[^,{}\[\]\\"'])*)"""
 )
-"""Name, separator and value inside of a mapping in Hydra's grammar; a value may be quoted, refer, or hold spaces."""
+"""Name, separator and value within a mapping of Hydra's grammar; a value may be quoted, a reference, or have spaces."""
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """True when a setting of this dotted name holds a secret: a key, a token or a password.
+    """Returns True if a setting of this dotted name holds a secret: a key, a token or a password.
 
-    Names of columns and tokens of text (`data.input_key`, `eos_token`) are none.
+    Names of columns and of text tokens (`data.input_key`, `eos_token`) are no secrets.
     """
     words = re.findall(r"[a-z0-9]+", name.rsplit(".", 1)[-1].lower())
     if not words:
         return False
     *before, last = words
-    owner = before[-1] if before else ""
+    # `api_key` is secret, `input_key` is a column; `hf_token` is secret, `eos_token` is text.
+    prefix = before[-1] if before else ""
     if last == "key":
-        return not before or owner in _KEY_OWNERS
+        return not before or prefix in _SECRET_KEY_PREFIXES
     if last == "token":
-        return owner not in _TOKEN_OF_TEXT
+        return prefix not in _TEXT_TOKENS
     return not _ALWAYS_SECRET.isdisjoint(words)
 
 
 def redact_override(text: str) -> str:
-    """One `name=value` with the value of a secret left out, also inside of a mapping: `custom={api_key: ...}`."""
+    """Redacts the secrets of one `name=value`, also within a mapping: `custom={api_key: ...}`."""
     return replace_secrets(text, lambda _: REDACTED)
 
 
 def replace_secrets(text: str, replacement: Callable[[str], str]) -> str:
-    """One `name=value` with each secret in it, also the login in a URL, replaced by what `replacement` makes of it.
+    """Replaces each secret in one `name=value`, also the login in a URL, by `replacement(value)`.
 
     Args:
-        replacement: gets the value as it stands, with its quotes.
+        replacement: called with the value as written, quotes included.
     """
     name, equals, value = text.partition("=")
     if equals and is_secret(name):
@@ -61,14 +62,14 @@ def replace_secrets(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def redact_yaml(text: str) -> str:
-    """The same YAML with the values of secrets left out; untouched when it holds none."""
+    """Redacts the values of secrets in YAML; returns the same text if there are none."""
     config = yaml.safe_load(text)
     redacted = redact(config)
     return text if redacted == config else yaml.safe_dump(redacted, sort_keys=False)
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """A tree of JSON values with the values of secrets left out, also inside of command lines (`run.overrides`)."""
+    """Redacts the values of secrets in a tree of JSON values, also within command lines (`run.overrides`)."""
     if value is not None and is_secret(name):
         return REDACTED
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Values that cross a process or a package.
 
-Shape legend: S samples, T tokens of all samples laid end to end, R response tokens of one sample.
-Columns are numpy arrays, so that Ray's object store hands them to every rank without a copy.
+Shape legend: S samples, T packed tokens of all samples, R response tokens of one sample.
+Columns are numpy arrays, which Ray's object store passes to every rank without a copy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WeightVersion: TypeAlias = int
-"""Number of weight updates the trainer had made; 0 is the starting checkpoint."""
+"""Number of weight updates that the trainer has made; 0 is the initial checkpoint."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 RouteIds: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-"""Experts by token and layer, counted from 0; the largest number of the type stands where none is known."""
+"""Expert ids by token and layer, from 0; the largest value of the type marks an unknown one."""
 
 
 class SampleStatus(StrEnum):
-    """Where a sample stands. Only `completed` and `truncated` samples may be trained on."""
+    """State of a sample. Only `completed` and `truncated` samples may be trained on."""
 
     pending = "pending"
     completed = "completed"
@@ -35,10 +35,10 @@ class SampleStatus(StrEnum):
 
 
 class Turn(NamedTuple):
-    """A part of a conversation that is trained on as a whole."""
+    """A part of a conversation for supervised training."""
 
     text: str
-    is_learned: bool  # an answer; else it is only read
+    is_learned: bool  # an answer, in the loss; False: context only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,20 +54,20 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    turns: tuple[Turn, ...] = ()  # what follows it, where supervised training learns whole conversations
+    turns: tuple[Turn, ...] = ()  # the rest of the conversation, for supervised training on whole conversations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouteShape:
-    """What the routes of a model with experts look like."""
+    """Shape of the routes (expert ids per token and layer) of a mixture-of-experts model."""
 
-    num_layers: int  # of the model; those without experts are counted, and their entries mean nothing
-    num_chosen: int  # experts of a token in a layer
-    num_experts: int  # in a layer
+    num_layers: int  # all layers of the model; entries of layers without experts have no meaning
+    num_chosen: int  # experts per token in a layer (top k)
+    num_experts: int  # per layer
 
     @property
     def dtype(self) -> "np.dtype[np.unsignedinteger[Any]]":
-        """The smallest type that has room for all experts and for the mark of an unknown one."""
+        """The smallest type that fits all expert ids and the mark of an unknown one."""
         return np.dtype(np.uint8 if self.num_experts <= np.iinfo(np.uint8).max else np.uint16)
 
     @property
@@ -77,22 +77,22 @@ class RouteShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How an engine samples, by the names of SGLang's `sampling_params`, and whether answers bring routes."""
+    """Sampling parameters by the names of SGLang's `sampling_params`, and whether the engine returns routes."""
 
     max_new_tokens: int
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = -1  # -1 is off
-    min_p: float = 0.0  # least probability of a token, as a share of the likeliest one's; 0 is off
-    stop: tuple[str, ...] = ()  # strings that end an answer; its text ends before the string
+    min_p: float = 0.0  # minimum probability of a token relative to the most likely one; 0 is off
+    stop: tuple[str, ...] = ()  # strings that end a response; its text ends before the string
     stop_token_ids: tuple[int, ...] = ()
-    min_new_tokens: int = 0  # tokens that end an answer are not drawn before so many others
-    ignore_eos: bool = False  # no token ends the answer, `stop_token_ids` included; strings still do
+    min_new_tokens: int = 0  # tokens that end a response are not sampled before this many others
+    ignore_eos: bool = False  # no token ends the response, `stop_token_ids` included; strings still do
     skip_special_tokens: bool = True  # in the text
-    spaces_between_special_tokens: bool = True  # in the text of the few tokenizers that have them
+    spaces_between_special_tokens: bool = True  # in the text, for tokenizers that support it
     no_stop_trim: bool = False  # the text keeps the string or token that ended it
-    sampling_seed: int | None = None  # None: the engine draws one
-    routes: RouteShape | None = None  # those that answers are to bring; None: none. Not among `sampling_params`
+    sampling_seed: int | None = None  # None: the engine chooses one
+    routes: RouteShape | None = None  # routes to return; None: no routes. Not part of `sampling_params`
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of `/generate`."""
@@ -107,7 +107,7 @@ class SamplingParams:
             wire["stop_token_ids"] = list(self.stop_token_ids)
         if self.stop:
             wire["stop"] = list(self.stop)
-        # What is at SGLang's own default is left out: some of its samplers refuse keys they do not need.
+        # Values at SGLang's own default are omitted: some of its samplers reject keys that they do not need.
         for key, neutral in _WIRE_DEFAULTS.items():
             if getattr(self, key) != neutral:
                 wire[key] = getattr(self, key)
@@ -126,24 +126,24 @@ _WIRE_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """What an engine answered to one request, or to one of its `n` samples. Lists are [R]."""
+    """Response of an engine to one request, or one of its `n` samples. Lists are [R]."""
 
     output_ids: list[int]
-    logprobs: list[float]  # under the full temperature-scaled distribution, whatever top_p, top_k and min_p leave of it
-    weight_versions: list[WeightVersion]  # empty while the answer grows
-    finish_reason: str  # "stop" | "length" | "abort"; "" while the answer grows
+    logprobs: list[float]  # under the full temperature-scaled distribution, before top_p, top_k and min_p
+    weight_versions: list[WeightVersion]  # empty in partial responses of a stream
+    finish_reason: str  # "stop" | "length" | "abort"; "" in partial responses of a stream
     text: str
-    engine: str  # name of the engine that answered
-    # Where they were asked for, of prompt and answer but for the last token: [tokens - 1, layers, chosen]
+    engine: str  # name of the engine that responded
+    # If requested, of prompt and response except the last token: [tokens - 1, layers, chosen]
     routes: RouteIds | None = field(default=None, compare=False)
 
 
 @dataclass(kw_only=True, slots=True)
 class Sample:
-    """One trajectory: a prompt and what the policy made of it.
+    """A root-to-leaf path of a trajectory, as trained: a prompt and its response.
 
-    Invariant: `loss_mask`, `rollout_logprobs`, `weight_versions` are as long as the response, and `routes` as `tokens`
-    where there are any; only `append` grows them.
+    Invariant: `loss_mask`, `rollout_logprobs`, `weight_versions` are as long as the response, and `routes`, if not
+    None, as long as `tokens`; only `append` extends them.
 
     Example:
         sample = Sample(index=0, group_index=0, prompt=prompt, seed=42)
@@ -189,15 +189,15 @@ class Sample:
         trainable: bool = True,
         routes: RouteIds | None = None,
     ) -> None:
-        """Grows the response.
+        """Extends the response.
 
         Args:
             token_ids: [N]
             logprobs: [N]
             weight_versions: [N]
-            trainable: false for tokens the policy did not choose (a tool's answer).
-            routes: of all tokens so far but the last, [tokens - 1, layers, chosen]. A token that has one keeps it, as
-                it was drawn with it; those without one have none until another call brings it.
+            trainable: false for tokens that the policy did not generate (tool output).
+            routes: of all tokens so far except the last, [tokens - 1, layers, chosen]. A token keeps the first route
+                it gets, which it was generated with; the route of the others stays unknown until a later call.
         """
         assert len(token_ids) == len(logprobs) == len(weight_versions), "columns of a sample must grow together"
         self.tokens.extend(token_ids)
@@ -205,27 +205,28 @@ class Sample:
         self.rollout_logprobs.extend(logprobs)
         self.weight_versions.extend(weight_versions)
         if routes is not None or self.routes is not None:
-            self.routes = _grown(self.routes, routes, num_tokens=len(self.tokens))
+            self.routes = _merge_routes(self.routes, routes, num_tokens=len(self.tokens))
 
 
-def _grown(known: RouteIds | None, given: RouteIds | None, *, num_tokens: int) -> RouteIds:
-    """Routes of so many tokens: the known ones, what is given for others, and the mark of an unknown one elsewhere."""
-    like = given if given is not None else known
-    assert like is not None, "one of them is there"
-    assert given is None or len(given) == num_tokens - 1, f"{len(given)} routes are not those of {num_tokens} tokens"
+def _merge_routes(known: RouteIds | None, new: RouteIds | None, *, num_tokens: int) -> RouteIds:
+    """Routes of `num_tokens` tokens: the known ones, else the new ones, else the mark of an unknown one."""
+    like = new if new is not None else known
+    assert like is not None, "at least one of known and new is given"
+    assert new is None or len(new) == num_tokens - 1, f"expected {num_tokens - 1} routes, got {len(new)}"
     unknown = np.iinfo(like.dtype).max
-    grown = np.full((num_tokens, *like.shape[1:]), unknown, dtype=like.dtype)
-    if given is not None:
-        grown[:-1] = given
+    merged = np.full((num_tokens, *like.shape[1:]), unknown, dtype=like.dtype)
+    # The last token has no route yet: the engine computes it only when it generates the next one.
+    if new is not None:
+        merged[:-1] = new
     if known is not None:
-        has_one = (known != unknown).all(axis=(1, 2))
-        grown[: len(known)][has_one] = known[has_one]
-    return grown
+        is_known = (known != unknown).all(axis=(1, 2))
+        merged[: len(known)][is_known] = known[is_known]
+    return merged
 
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """The samples of one prompt, which group-centred estimators compare with each other."""
+    """The samples of one prompt; group-centred estimators normalise rewards within it."""
 
     index: int  # unique in the run
     prompt: Prompt
@@ -236,8 +237,8 @@ class Group:
 class TrainBatch:
     """A rollout as ragged columns: sample i owns `tokens[offsets[i]:offsets[i + 1]]`.
 
-    Token columns are aligned with `tokens`; their values on prompt tokens are 0 (`weight_versions`: -1), but `routes`
-    has those of prompts, too.
+    Token columns are aligned with `tokens`; their values at prompt tokens are 0 (`weight_versions`: -1), except for
+    `routes`, which covers prompts too.
     """
 
     tokens: Int32  # [T]
@@ -249,9 +250,9 @@ class TrainBatch:
     rewards: Float32  # [S]
     group_ids: Int64  # [S]
     trajectory_ids: Int64  # [S] samples of one trajectory (a fan-out) share one and count once in the loss
-    version: WeightVersion  # weights current when the rollout was handed to the trainer
+    version: WeightVersion  # current weights when the rollout was passed to the trainer
     logprob_samples: tuple[int, ...] = ()  # samples whose logprobs the trainer returns
-    routes: RouteIds | None = field(default=None, compare=False)  # [T, layers, chosen] by engines; None: not asked for
+    routes: RouteIds | None = field(default=None, compare=False)  # [T, layers, chosen] by engines; None: not requested
 
     @property
     def num_samples(self) -> int:
@@ -265,48 +266,48 @@ class TrainBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenColumns:
-    """The trainable tokens of a micro-batch, or of a rollout, as a user's function of `algo` sees them.
+    """The response tokens of a micro-batch or a rollout, as passed to a user's function of `algo`.
 
-    [T] each, on one device, logprobs and entropy in float32. A column is None where the run does not compute it. Where
-    `mask` is false there is a placeholder: the columns may hold anything there. `TokenLayout.from_columns` of
+    [T] each, on one device, logprobs and entropy in float32. A column is None if the run does not compute it. Values
+    where `mask` is false are undefined. `TokenLayout.from_columns` of
     `rlscale.algo` sums them by sample.
     """
 
     mask: "Tensor"  # bool
     sample_ids: "Tensor"  # int64, 0-based: of the micro-batch, or of the rollout
     num_samples: int
-    old_logprobs: "Tensor | None" = None  # logprobs of the policy that is improved
-    rollout_logprobs: "Tensor | None" = None  # logprobs the engine reported
-    ref_logprobs: "Tensor | None" = None  # logprobs of the reference model
+    old_logprobs: "Tensor | None" = None  # by the trainer, of the policy that is improved
+    rollout_logprobs: "Tensor | None" = None  # reported by the engine
+    ref_logprobs: "Tensor | None" = None  # of the reference model
     advantages: "Tensor | None" = None
-    entropy: "Tensor | None" = None  # of the policy; with a gradient where algo.entropy_coef is not 0
+    entropy: "Tensor | None" = None  # of the policy; with gradient if algo.entropy_coef is not 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutColumns:
-    """Samples of a rollout as a user's function sees them: all of them on every rank, or those of a rank. S samples."""
+    """Samples of a rollout as passed to a user's function: all of them on every rank, or those of a rank. S samples."""
 
     rewards: "Tensor"  # [S]
-    group_ids: "Tensor"  # [S] int64; samples with the same one belong to one prompt
+    group_ids: "Tensor"  # [S] int64; samples of one prompt share one
     tokens: TokenColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSamples:
-    """The samples of one optimiser step over all ranks, as a user's reducer sees them, the same on every rank."""
+    """The samples of one optimiser step over all ranks, as passed to a user's reducer; the same on every rank."""
 
     num_trainable: "Tensor"  # [S] int64: trainable tokens
-    trajectory_ids: "Tensor"  # [S] int64; samples of one trajectory (a fan-out) have the same one
-    group_ids: "Tensor"  # [S] int64; samples with the same one belong to one prompt
+    trajectory_ids: "Tensor"  # [S] int64; samples of one trajectory (a fan-out) share one
+    group_ids: "Tensor"  # [S] int64; samples of one prompt share one
     rewards: "Tensor"  # [S]
-    max_response_len: int  # tokens that a response may have at most
+    max_response_len: int  # in tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """One optimiser step: which rank computes which samples in which micro-batch, and the loss denominators.
+    """One optimiser step: samples by rank and micro-batch, and the loss denominators.
 
-    Every rank has the same number of micro-batches; an empty one (no samples) still takes part in collectives.
+    Every rank has the same number of micro-batches; an empty one (no samples) still joins the collectives.
     """
 
     microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
@@ -322,18 +323,18 @@ class StepPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """What training on one rollout gave; every number is already reduced over all ranks."""
+    """Result of training on one rollout; every number is already reduced over all ranks."""
 
     steps: list[dict[str, float]]  # metrics of each optimiser step, e.g. "loss", "grad_norm", "lr"
     metrics: dict[str, float]  # metrics of the whole rollout, e.g. "logprob_diff/mean"
     seconds: dict[str, float] = field(default_factory=dict)  # duration by phase
-    # Of the samples in `TrainBatch.logprob_samples`, by the weights the rollout began with. [R]; NaN: not computed
+    # Of the samples in `TrainBatch.logprob_samples`, by the weights before this rollout's steps. [R]; NaN: not computed
     logprobs: dict[int, Float32] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineAddress:
-    """How to reach an engine. `name` is used in messages, e.g. `engine 0`."""
+    """Address of an engine. `name` is used in messages, e.g. `engine 0`."""
 
     name: str
     url: str
@@ -343,7 +344,7 @@ class EngineAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightGroup:
-    """A process group over which a trainer rank, rank 0 of the group, sends weights to engines."""
+    """Process group in which a trainer rank, rank 0 of the group, sends weights to engines."""
 
     name: str  # unique for the life of every member
     master_address: str
@@ -351,17 +352,17 @@ class WeightGroup:
     world_size: int
     backend: str  # "gloo" | "nccl"
     timeout_s: float
-    num_links: int = 1  # connections between two members, used in turn; more than one: gloo, between our own servers
+    num_links: int = 1  # connections between two members, used round-robin; above 1: gloo and our own servers only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightBucket:
-    """What travels beside the bytes of one bucket. Lists are aligned; `checksums` are of the tensors as sent."""
+    """Metadata of one bucket of weights. Lists are aligned; `checksums` are of the tensors as sent."""
 
     names: list[str]
     dtypes: list[str]  # "float32", "bfloat16"
     shapes: list[list[int]]
-    checksums: list[str]  # empty where they travel with the bytes
+    checksums: list[str]  # empty if they are sent with the bytes
     load_format: str = "flattened_bucket"  # | "tensor_blocks"
 
 

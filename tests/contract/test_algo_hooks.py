@@ -30,14 +30,14 @@ from dataclasses import replace
 
 import torch
 
-def shifted(lp, tokens):
-    return lp[1:], {}
+def shifted(logprobs, tokens):
+    return logprobs[1:], {}
 
-def raw(lp, tokens):
+def raw(logprobs, tokens):
     assert tokens.advantages is None and tokens.old_logprobs is None and tokens.ref_logprobs is None
-    return -lp, {"seen": (lp.detach().sum(), torch.tensor(1.0))}
+    return -logprobs, {"seen": (logprobs.detach().sum(), torch.tensor(1.0))}
 
-def of_entropy(lp, tokens):
+def of_entropy(logprobs, tokens):
     return tokens.entropy, {}
 
 def nan_where_masked(tokens):
@@ -72,8 +72,8 @@ def unmasked(rollout):
 def cut_off(rollout):
     return replace(rollout.tokens, rollout_logprobs=rollout.tokens.rollout_logprobs[:-1]), {}
 
-def scaled_loss(lp, tokens, custom):
-    return -custom["scale"] * lp, {}
+def scaled_loss(logprobs, tokens, custom):
+    return -custom["scale"] * logprobs, {}
 
 def scaled_advantages(rollout, custom):
     return custom["scale"] * rollout.tokens.rollout_logprobs
@@ -88,7 +88,7 @@ def from_old(rollout):
     assert rollout.tokens.ref_logprobs is None
     return rollout.tokens.old_logprobs
 
-def two(lp, tokens, more): ...
+def two(logprobs, tokens, more): ...
 
 number = 2
 
@@ -114,14 +114,14 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def losses(lp: Tensor, *, entropy: Tensor | None = None, **algo: Any) -> tuple[Tensor, dict[str, float]]:
+def losses(logprobs: Tensor, *, entropy: Tensor | None = None, **algo: Any) -> tuple[Tensor, dict[str, float]]:
     inputs = TokenInputs(
         old_logprobs=vector(-1, NAN, -1, -2),
         rollout_logprobs=vector(-1, NAN, -3, -1),
         ref_logprobs=vector(-1, NAN, -1, -1) if algo.get("use_kl_loss") else None,
         advantages=vector(1, NAN, 1, -2) if algo.pop("advantages", True) else None,
     )
-    found, sums = token_losses(AlgoConfig(**algo), lp=lp, entropy=entropy, inputs=inputs, layout=LAYOUT)
+    found, sums = token_losses(AlgoConfig(**algo), lp=logprobs, entropy=entropy, inputs=inputs, layout=LAYOUT)
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
@@ -130,18 +130,18 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "my_loss:squa
 
 def test_the_loss_of_the_page() -> None:
     # drift 0.5, 0 and -1 with A = 1, 1 and -2: -0.5 + 0.125, 0, -2 + 0.5.
-    lp = vector(-0.5, NAN, -1, -3).requires_grad_()
-    found, metrics = losses(lp, **CUSTOM)
+    logprobs = vector(-0.5, NAN, -1, -3).requires_grad_()
+    found, metrics = losses(logprobs, **CUSTOM)
     assert found.tolist() == [-0.375, 0.0, 0.0, -1.5]
     assert metrics == {"drift": pytest.approx(-0.5 / 3)}
     found.sum().backward()
-    assert lp.grad is not None and lp.grad.tolist() == [-0.5, 0.0, -1.0, 1.0]
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [-0.5, 0.0, -1.0, 1.0]
 
 
 def test_kl_loss_and_entropy_bonus_are_added_to_it() -> None:
-    lp, entropy = vector(-0.5, NAN, -1, -3), vector(1, NAN, 2, 3)
+    logprobs, entropy = vector(-0.5, NAN, -1, -3), vector(1, NAN, 2, 3)
     found, metrics = losses(
-        lp, entropy=entropy, **CUSTOM, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k2", entropy_coef=0.01
+        logprobs, entropy=entropy, **CUSTOM, use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k2", entropy_coef=0.01
     )
     kept = found[LAYOUT.mask_T]
     torch.testing.assert_close(kept, vector(-0.375 + 0.0125 - 0.01, -0.02, -1.5 + 0.2 - 0.03))
@@ -168,10 +168,10 @@ def test_the_weights_of_the_page() -> None:
 
 
 def test_weights_carry_no_gradient_and_matter_at_no_placeholder() -> None:
-    lp = vector(-1, NAN, -1, -2).requires_grad_()
-    found, _ = losses(lp, use_tis=True, custom_tis_function_path="other_hooks_for_test:nan_where_masked")
+    logprobs = vector(-1, NAN, -1, -2).requires_grad_()
+    found, _ = losses(logprobs, use_tis=True, custom_tis_function_path="other_hooks_for_test:nan_where_masked")
     found.sum().backward()
-    assert lp.grad is not None and lp.grad.tolist() == [-0.5, 0.0, -0.5, 1.0]
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [-0.5, 0.0, -0.5, 1.0]
 
 
 def rollout(**changes: Any) -> RolloutInputs:
@@ -317,12 +317,12 @@ def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
     inputs = TokenInputs(
         old_logprobs=vector(-1, 0, -1, -2), rollout_logprobs=vector(-1, 0, -3, -1), advantages=vector(1, 0, 1, -2)
     )
-    lp = vector(-1, 0, -1, -2)
+    logprobs = vector(-1, 0, -1, -2)
     loss = AlgoConfig(loss_type="custom_loss", custom_loss_function_path=f"{module}:scaled_loss")
-    losses, _ = token_losses(loss, lp=lp, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    losses, _ = token_losses(loss, lp=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
     assert losses.tolist() == [2.0, 0.0, 2.0, 4.0]
     weights = AlgoConfig(use_tis=True, custom_tis_function_path=f"{module}:scaled_weights")
-    losses, _ = token_losses(weights, lp=lp, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    losses, _ = token_losses(weights, lp=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
     assert losses.tolist() == [-2.0, 0.0, -2.0, 4.0]
     algo = AlgoConfig(custom_advantage_function_path=f"{module}:scaled_advantages")
     advantages = advantages_of_rollout(algo, rollout(rollout_logprobs_T=vector(1, NAN, 2, 3)), custom=custom)
@@ -339,11 +339,11 @@ def config_of(**algo: Any) -> RunConfig:
     [
         (
             "other_hooks_for_test:two",
-            "must be callable with (lp, tokens), got other_hooks_for_test:two; its parameters are",
+            "must be callable with (logprobs, tokens), got other_hooks_for_test:two; its parameters are",
         ),
-        ("other_hooks_for_test:number", "must name something that can be called"),
-        ("other_hooks_for_test:Loss", "must name a function or an object"),
-        ("other_hooks_for_test:gone", "must name something that can be imported"),
+        ("other_hooks_for_test:number", "must be callable"),
+        ("other_hooks_for_test:Loss", "must be a function or an object"),
+        ("other_hooks_for_test:gone", "must be importable"),
         ("no_such_module_for_test:f", "No module named 'no_such_module_for_test'"),
     ],
 )

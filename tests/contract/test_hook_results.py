@@ -25,11 +25,11 @@ def vector(*values: float) -> Tensor:
     return torch.tensor(values)
 
 
-def losses(lp: Tensor, layout: TokenLayout = LAYOUT, **algo: Any) -> tuple[Tensor, dict[str, float]]:
+def losses(logprobs: Tensor, layout: TokenLayout = LAYOUT, **algo: Any) -> tuple[Tensor, dict[str, float]]:
     inputs = TokenInputs(
         old_logprobs=vector(-1, NAN, -1, -2), rollout_logprobs=vector(-1, NAN, -3, -1), advantages=vector(1, NAN, 1, -2)
     )
-    found, sums = token_losses(AlgoConfig(**algo), lp=lp, entropy=None, inputs=inputs, layout=layout)
+    found, sums = token_losses(AlgoConfig(**algo), lp=logprobs, entropy=None, inputs=inputs, layout=layout)
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
@@ -39,8 +39,8 @@ def own_loss(name: str, layout: TokenLayout = LAYOUT) -> tuple[Tensor, dict[str,
 
 
 def own_weights(name: str) -> tuple[Tensor, dict[str, float]]:
-    lp = vector(-0.5, NAN, -1, -3).requires_grad_()
-    return losses(lp, use_tis=True, custom_tis_function_path=f"{HERE}:{name}")
+    logprobs = vector(-0.5, NAN, -1, -3).requires_grad_()
+    return losses(logprobs, use_tis=True, custom_tis_function_path=f"{HERE}:{name}")
 
 
 def own_advantages(name: str) -> Tensor:
@@ -102,7 +102,7 @@ LOSS, WEIGHTS, COLUMNS = (f"the {what} of {HERE}:" for what in ("loss", "weights
         ("listed", f"{LOSS}listed must be a tensor, got list"),
         ("complex_numbers", f"{LOSS}complex_numbers must be of a real type, got torch.complex64"),
         ("elsewhere", f"{LOSS}elsewhere must be on cpu, got meta"),
-        ("detached", f"{LOSS}detached must depend on lp, got one without gradient"),
+        ("detached", f"{LOSS}detached must depend on logprobs, got one without gradient"),
         (
             "infinite",
             f"{LOSS}infinite must be finite at trainable tokens, got -inf in sample 1, the first of 1 among 3",
@@ -133,7 +133,7 @@ def test_a_constant_loss_is_right_where_there_is_nothing_to_learn() -> None:
     nothing = TokenLayout.from_lengths(torch.zeros(4, dtype=torch.bool), lengths_S=torch.tensor([3, 1]))
     found, _ = own_loss("nothing_to_learn", nothing)
     assert found.tolist() == [0.0] * 4 and found.requires_grad
-    with pytest.raises(ValueError, match="must depend on lp"):
+    with pytest.raises(ValueError, match="must depend on logprobs"):
         own_loss("nothing_to_learn")
 
 

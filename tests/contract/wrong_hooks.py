@@ -11,65 +11,65 @@ from torch import Tensor
 from rlscale.types import RolloutColumns, StepSamples, TokenColumns
 
 
-def alone(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp
+def alone(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs
 
 
-def of_three(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, {}, {}
+def of_three(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, {}, {}
 
 
-def listed(lp: Tensor, tokens: TokenColumns) -> Any:
-    return (-lp).tolist(), {}
+def listed(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return (-logprobs).tolist(), {}
 
 
-def complex_numbers(lp: Tensor, tokens: TokenColumns) -> Any:
-    return torch.complex(lp, lp), {}
+def complex_numbers(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return torch.complex(logprobs, logprobs), {}
 
 
-def elsewhere(lp: Tensor, tokens: TokenColumns) -> Any:
-    return lp.to("meta"), {}
+def elsewhere(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return logprobs.to("meta"), {}
 
 
-def detached(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp.detach(), {}
+def detached(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs.detach(), {}
 
 
-def nothing_to_learn(lp: Tensor, tokens: TokenColumns) -> Any:
-    return torch.zeros_like(lp).detach(), {}
+def nothing_to_learn(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return torch.zeros_like(logprobs).detach(), {}
 
 
-def infinite(lp: Tensor, tokens: TokenColumns) -> Any:
-    return torch.where(tokens.sample_ids == 1, lp / 0, lp), {}
+def infinite(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return torch.where(tokens.sample_ids == 1, logprobs / 0, logprobs), {}
 
 
-def without_metrics(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, None
+def without_metrics(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, None
 
 
-def unnamed(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, {3: (lp.sum(), 1)}
+def unnamed(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, {3: (logprobs.sum(), 1)}
 
 
-def plain_number(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, {"mean": 0.5}
+def plain_number(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, {"mean": 0.5}
 
 
-def by_token(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, {"lp": (lp, tokens.mask)}
+def by_token(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, {"logprobs": (logprobs, tokens.mask)}
 
 
-def unmasked_sum(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, {"lp": (lp.sum(), len(lp))}
+def unmasked_sum(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, {"logprobs": (logprobs.sum(), len(logprobs))}
 
 
-def named_loss(lp: Tensor, tokens: TokenColumns) -> Any:
-    return -lp, {"loss": (1.0, 1)}
+def named_loss(logprobs: Tensor, tokens: TokenColumns) -> Any:
+    return -logprobs, {"loss": (1.0, 1)}
 
 
-def numbers(lp: Tensor, tokens: TokenColumns) -> Any:
+def numbers(logprobs: Tensor, tokens: TokenColumns) -> Any:
     """Right: plain numbers, and tensors of one element, are sums as well."""
-    return -lp, {"three": (3, 1.0), "two": (torch.tensor([4]), 2)}
+    return -logprobs, {"three": (3, 1.0), "two": (torch.tensor([4]), 2)}
 
 
 def weights_alone(tokens: TokenColumns) -> Any:

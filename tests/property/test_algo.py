@@ -193,3 +193,43 @@ def test_group_advantages_are_centred_and_ignore_shift_and_scale(
         assert abs(float(result[ids == group].sum())) < 1e-9
     # Equal up to the 1e-6 beside the standard deviation.
     torch.testing.assert_close(advantages(scale * rewards + shift), result, rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(shape=st.tuples(st.integers(0, 5), st.integers(0, 7)), density=st.sampled_from([0.0, 0.5, 1.0]), data=st.data())
+def test_padded_batches_survive_a_round_trip(shape: tuple[int, int], density: float, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    valid = torch.rand(shape, generator=generator) <= density
+    mask = valid & (torch.rand(shape, generator=generator) < 0.7)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    layout = TokenLayout.from_padded(mask, valid_BL=valid)
+    packed = layout.pack(values)
+    assert torch.equal(layout.unpack(packed), torch.where(valid, values, 0.0))
+    assert torch.equal(layout.pack(layout.unpack(packed)), packed)
+    torch.testing.assert_close(layout.sum_per_sample(packed), (values * mask).sum(dim=1))
+    # The same tokens as runs of a ragged batch.
+    ragged = TokenLayout.from_lengths(mask[valid], lengths_S=valid.sum(dim=1))
+    assert torch.equal(ragged.sample_ids_T, layout.sample_ids_T) and torch.equal(ragged.mask_T, layout.mask_T)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+@settings(max_examples=25, deadline=None)
+@given(rollout=rollouts())
+def test_packing_only_the_trainable_tokens_changes_no_loss(name: str, rollout: Rollout) -> None:
+    longest = max(rollout.lengths)
+    valid = torch.arange(longest)[None] < torch.tensor(rollout.lengths)[:, None]
+    padded = {key: torch.zeros(valid.shape, dtype=torch.float64) for key in ("lp", "old", "advantages", "mask")}
+    for key, column in padded.items():
+        column[valid] = getattr(rollout, key).double()
+    found = []
+    for kept in (None, valid):
+        layout = TokenLayout.from_padded(padded["mask"], valid_BL=kept)
+        losses, _ = POLICY_LOSSES[name](
+            layout.pack(padded["lp"]),
+            old_logprobs_T=layout.pack(padded["old"]),
+            advantages_T=layout.pack(padded["advantages"]),
+            layout=layout,
+            clip=CLIP,
+        )
+        found.append(layout.unpack(losses))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)

@@ -52,7 +52,7 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
             Hook(key="reward.custom_path", arguments=("sample",), is_called=uses_engines, by_name=True),
             Hook(
                 key="algo.custom_loss_function_path",
-                arguments=("lp", "tokens"),
+                arguments=("logprobs", "tokens"),
                 is_called=lambda config: config.algo.loss_type == LossType.custom_loss,
             ),
             Hook(

@@ -83,7 +83,7 @@ def test_what_can_be_called_is_right(key: str, name: str, others: dict[str, Any]
         ),
         ("reward.custom_path", "code_for_test:two", {}, "be callable with (sample), got code_for_test:two; its"),
         ("reward.custom_path", "code_for_test:Source", {}, "be a function or an object, got code_for_test:Source"),
-        ("algo.custom_loss_function_path", "code_for_test:one", LOSS, "be callable with (lp, tokens), got"),
+        ("algo.custom_loss_function_path", "code_for_test:one", LOSS, "be callable with (logprobs, tokens), got"),
         ("algo.custom_loss_function_path", "code_for_test:number", LOSS, "be callable, got"),
         ("algo.custom_reducer_function_path", "code_for_test:two", {}, "be callable with (step), got"),
         ("train.rollout_data_postprocess_path", "code_for_test:two", {}, "be callable with (rollout), got"),

@@ -97,8 +97,8 @@ def test_without_one_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBa
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("nothing", "data.data_source_path must name something that can be imported"),
-        ("number", "data.data_source_path must name a class, or a function that makes a source"),
+        ("nothing", "data.data_source_path must be importable"),
+        ("number", "data.data_source_path must be a class or a function that returns a data source"),
         ("no_arguments", "data.data_source_path must be callable with (config, tokenizer)"),
     ],
 )

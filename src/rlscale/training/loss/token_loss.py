@@ -201,7 +201,9 @@ def _custom_loss(
     sums = check_sums(metrics, path=path, like=lp, taken=OF_THE_TRAINER)
     if lp.requires_grad and not losses.requires_grad:
         if layout.mask_T.any():
-            raise ValueError(f"the loss of {path} must depend on lp, got one without gradient; use lp without detach()")
+            raise ValueError(
+                f"the loss of {path} must depend on logprobs, got one without gradient; use logprobs without detach()"
+            )
         losses = losses + lp  # 0 everywhere in what follows, and part of the backward pass as on every other rank
     return zero_masked(losses, mask_T=layout.mask_T), sums
 
