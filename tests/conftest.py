@@ -36,7 +36,7 @@ LONGEST_FIRST = (
     f"{RUNS}parts.py",
     f"{RUNS}presets.py",
     f"{RUNS}sglang.py",
-    "tests/unit/training/test_megatron.py",
+    "tests/ranks/training/test_megatron_backend.py",
     f"{RUNS}algorithms.py",
     "tests/packaging/test_wheel.py",
     f"{RUNS}tutorial.py",

@@ -56,7 +56,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("hooks")
     write_examples(folder)
     model = tiny_model(folder / "models", num_layers=2, tied=False)
-    run_ranks("tests.unit.training.megatron_hook_ranks", model, str(folder))
+    run_ranks("tests.ranks.training.megatron_hook_ranks", model, str(folder))
     return [report(folder, rank) for rank in range(2)]
 
 

@@ -18,7 +18,7 @@ import torch
 from rlscale.architectures.megatron_fields import BRIDGED
 from rlscale.cli.convert import main as convert
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
-from tests.unit.training.megatron_families import CONFIGS
+from tests.ranks.training.megatron_families import CONFIGS
 
 BRIDGED_FAMILIES = [
     name for name, config in CONFIGS.items() if config.model_type in BRIDGED and name != "qwen3_moe_mixed"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from rlscale.cli.convert import main, make_parser
 from rlscale.engines.ports import free_port
 from tests.unit.cli.convert_ranks import ALONE, CASES, same_bytes
-from tests.unit.training.megatron_families import write_families
+from tests.ranks.training.megatron_families import write_families
 from tests.unit.training.rollouts import tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ from safetensors.torch import save_file
 from rlscale.config import ComputeDtype, MegatronConfig
 from rlscale.training.distributed import join_world
 from rlscale.training.megatron.backend import MegatronBackend
-from tests.unit.training.megatron_ranks import BATCHES, megatron_spec, train
+from tests.ranks.training.megatron_ranks import BATCHES, megatron_spec, train
 
 model, folder = sys.argv[1], Path(sys.argv[2])
 join_world(0, 1, "127.0.0.1", 0, "gloo", 60.0)

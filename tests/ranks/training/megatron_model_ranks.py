@@ -1,6 +1,6 @@
 """What one of two ranks does for `test_megatron_model.py`, which starts this file as a program.
 
-python -m tests.unit.training.megatron_model_ranks <rank> <port> <folder of the models> <folder for reports>
+python -m tests.ranks.training.megatron_model_ranks <rank> <port> <folder of the models> <folder for reports>
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from rlscale.training.megatron.model.megatron_model import MegatronDecoder, Mega
 from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel_dims
 from rlscale.training.modules.vocab_parallel import vocab_shard
 from rlscale.training.spec import WeightOwners
-from tests.unit.training.megatron_families import CONFIGS
-from tests.unit.training.megatron_ranks import megatron_spec
+from tests.ranks.training.megatron_families import CONFIGS
+from tests.ranks.training.megatron_ranks import megatron_spec
 
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"

@@ -1,6 +1,6 @@
 """What each trainer rank does for `test_megatron.py`, which starts this file as a program: both backends, side by side.
 
-python -m tests.unit.training.megatron_ranks <rank> <port> <dense> <with experts> <other dense> <deeper> <latent>
+python -m tests.ranks.training.megatron_ranks <rank> <port> <dense> <with experts> <other dense> <deeper> <latent>
     <folder> <kind>
 """
 
@@ -28,7 +28,7 @@ from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
-from tests.unit.training import megatron_roles
+from tests.ranks.training import megatron_roles
 from tests.unit.training.ranks import BATCHES as RANDOM
 from tests.unit.training.ranks import full_spec, whole_rollout_spec
 from tests.unit.training.rollouts import plan

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.property.shards import PARTS, own_tokens, rollout
+from tests.ranks.training.loss_shards import PARTS, own_tokens, rollout
 from tests.property.test_objective import ALGORITHMS, loss_and_gradient
 from tests.unit.training.launch import run_ranks
 
@@ -16,7 +16,7 @@ from tests.unit.training.launch import run_ranks
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     """What each rank computed; they run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("shards")
-    run_ranks("tests.property.shards", str(folder))
+    run_ranks("tests.ranks.training.loss_shards", str(folder))
     return [load_file(Path(folder) / f"rank_{rank}.safetensors") for rank in range(2)]
 
 

@@ -1,6 +1,6 @@
 """What one of four ranks does for `test_megatron_transfer.py`, which starts this file as a program.
 
-python -m tests.unit.training.megatron_transfer_ranks <rank> <port> <folder of the models> <for reports> <engines>
+python -m tests.ranks.training.megatron_transfer_ranks <rank> <port> <folder of the models> <for reports> <engines>
 
 Engines are URLs: two that read every form of weights, one that reads packed buckets alone, one that ends with its first
 bucket.
@@ -31,8 +31,8 @@ from rlscale.training.megatron.parallel_dims import build_parallel_dims
 from rlscale.training.megatron.transfer.exchange import P2P
 from rlscale.training.spec import WeightOwners
 from rlscale.types import EngineAddress
-from tests.unit.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
-from tests.unit.training.megatron_push_ranks import (
+from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
+from tests.ranks.training.megatron_push_ranks import (
     DISK,
     GROUP,
     arrives,

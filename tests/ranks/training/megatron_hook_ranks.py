@@ -1,6 +1,6 @@
 """What one of two ranks does for `tests/contract/test_megatron_hooks.py`, which starts this file as a program.
 
-python -m tests.unit.training.megatron_hook_ranks <rank> <port> <model> <folder with the functions, for reports>
+python -m tests.ranks.training.megatron_hook_ranks <rank> <port> <model> <folder with the functions, for reports>
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from rlscale.training.spec import TrainerSpec
-from tests.unit.training.megatron_ranks import BATCHES, megatron_spec, train
+from tests.ranks.training.megatron_ranks import BATCHES, megatron_spec, train
 
 CODE = "recorded_megatron_hooks"
 TIMEOUT_MINUTES = 3.5

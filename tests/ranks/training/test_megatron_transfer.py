@@ -8,8 +8,8 @@ import pytest
 from rlscale.training.spec import WeightOwners
 from tests.ranks.weights.conftest import engine_processes
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_families import write_families
-from tests.unit.training.megatron_transfer_ranks import CASES, NUM_RANKS, PUSHED
+from tests.ranks.training.megatron_families import write_families
+from tests.ranks.training.megatron_transfer_ranks import CASES, NUM_RANKS, PUSHED
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with engine_processes() as start:
         urls = [start(fault=fault).url for fault in ("", "", "packed", "dies_on_bucket")]
         words = (str(models), str(folder), json.dumps(urls))
-        run_ranks("tests.unit.training.megatron_transfer_ranks", *words, num_ranks=NUM_RANKS, timeout_s=300)
+        run_ranks("tests.ranks.training.megatron_transfer_ranks", *words, num_ranks=NUM_RANKS, timeout_s=300)
     return [report(folder, rank) for rank in range(NUM_RANKS)]
 
 

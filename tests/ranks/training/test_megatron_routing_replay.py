@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_model import write_tiny_qwen3_moe
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_route_ranks import CUTS, DIVISIONS
+from tests.ranks.training.megatron_routing_ranks import CUTS, DIVISIONS
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gates = {name: weight for name, weight in weights.items() if name.endswith("mlp.gate.weight")}
     undecided = {name: (weight[:1] + 0.03 * weight).contiguous() for name, weight in gates.items()}
     save_file(weights | undecided, model / "model.safetensors", metadata={"format": "pt"})
-    run_ranks("tests.unit.training.megatron_route_ranks", str(model), str(folder), timeout_s=240)
+    run_ranks("tests.ranks.training.megatron_routing_ranks", str(model), str(folder), timeout_s=240)
     return report(folder, 0)
 
 

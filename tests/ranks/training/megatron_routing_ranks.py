@@ -1,6 +1,6 @@
 """What each of two ranks does for `test_megatron_routes.py`, which starts this file as a program.
 
-python -m tests.unit.training.megatron_route_ranks <rank> <port> <model with experts> <folder>
+python -m tests.ranks.training.megatron_routing_ranks <rank> <port> <model with experts> <folder>
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Group, Prompt, Sample, SampleStatus, SamplingParams, TrainBatch
-from tests.unit.training.megatron_ranks import megatron_spec
+from tests.ranks.training.megatron_ranks import megatron_spec
 from tests.unit.training.rollouts import plan
 
 NUM_EXPERTS = 4

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_ranks import (
+from tests.ranks.training.megatron_ranks import (
     BIAS,
     LATENT_REPLAYS,
     MODES,
@@ -19,10 +19,10 @@ from tests.unit.training.megatron_ranks import (
     RESHARDED,
     ROLES,
 )
-from tests.unit.training.megatron_ranks import RESUMED as SAVED
+from tests.ranks.training.megatron_ranks import RESUMED as SAVED
 from tests.unit.training.rollouts import tiny_latent, tiny_model, tiny_moe
 
-PROGRAM = "tests.unit.training.megatron_ranks"
+PROGRAM = "tests.ranks.training.megatron_ranks"
 SHORT = [name for name, mode in MODES.items() if not mode.is_slow]
 RESUMED = [name for name in SAVED if not MODES[name].is_slow]
 LONG = [name for name, mode in MODES.items() if mode.is_slow]

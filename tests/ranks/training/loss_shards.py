@@ -1,6 +1,6 @@
 """What one of two ranks does for `test_shards.py`, which starts this file as a program.
 
-python -m tests.property.shards <rank> <port> <folder>
+python -m tests.ranks.training.loss_shards <rank> <port> <folder>
 """
 
 from __future__ import annotations

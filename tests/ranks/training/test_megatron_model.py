@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.unit.training.launch import report, run_ranks
-from tests.unit.training.megatron_families import CONFIGS, write_families
-from tests.unit.training.megatron_model_ranks import BRIDGED_CASES, CASES, LENGTHS
+from tests.ranks.training.megatron_families import CONFIGS, write_families
+from tests.ranks.training.megatron_model_ranks import BRIDGED_CASES, CASES, LENGTHS
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks found; they run once for all tests of this module."""
     models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("reports")
     write_families(models)
-    run_ranks("tests.unit.training.megatron_model_ranks", str(models), str(folder), timeout_s=300)
+    run_ranks("tests.ranks.training.megatron_model_ranks", str(models), str(folder), timeout_s=300)
     return [report(folder, rank) for rank in range(2)]
 
 
