@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.ranks.training.loss_shards import PARTS, own_tokens, rollout
 from tests.property.test_objective import ALGORITHMS, loss_and_gradient
+from tests.ranks.training.loss_shards import PARTS, own_tokens, rollout
 from tests.unit.training.launch import run_ranks
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from rlscale.cli.convert import main, make_parser
 from rlscale.engines.ports import free_port
-from tests.unit.cli.convert_ranks import ALONE, CASES, same_bytes
 from tests.ranks.training.megatron_families import write_families
+from tests.unit.cli.convert_ranks import ALONE, CASES, same_bytes
 from tests.unit.training.rollouts import tiny_model
 
 ROOT = Path(__file__).parents[3]
