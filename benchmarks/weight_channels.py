@@ -1,8 +1,8 @@
-"""How fast are the weight channels, beside what the machine can do at all?
+"""Speed of the weight channels, compared with the raw speed of the machine.
 
-For models of 1M, 100M and 400M parameters in float32 (random Qwen3s), weights go from this process into a served
-embedded engine by every channel, verified as in a run. In turn with them, in the same run: a memcpy of as many bytes,
-and a gloo broadcast of as many to another process. Writes `benchmarks/results/weight_channels.md` and `.json`.
+For models of 1M, 100M and 400M parameters in float32 (random Qwen3s), every channel sends the weights of this process
+to a served embedded engine, verified as in a run. Interleaved with them: a memcpy of the same number of bytes, and a
+gloo broadcast of it to another process. Writes `benchmarks/results/weight_channels.md` and `.json`.
 
     python benchmarks/weight_channels.py [--millions 1 100 400] [--repeats 9]
 """
@@ -38,7 +38,8 @@ from rlscale.weights.sync import WeightSync
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("rlscale", "torch", "xxhash", "zstandard", "aiohttp")
-REST_S = 0.1  # before each, in which the last one ends: a sync comes after a step of the trainer
+# Before each measurement, so that the last one has ended: a sync comes after a step of the trainer.
+PAUSE_S = 0.1
 BUCKET_BYTES = 512 * 2**20  # the default of train.update_weight_buffer_size
 # layers, hidden size, of the MLP, vocabulary
 SHAPES = {1: (2, 128, 384, 4096), 100: (12, 768, 2304, 16384), 400: (24, 1024, 3072, 49152)}
@@ -47,7 +48,7 @@ Weights = dict[str, Tensor]
 
 
 def write_model(folder: Path, millions: int) -> Weights:
-    """A random Qwen3 of about that size, on disk and in memory."""
+    """Writes a random Qwen3 of about that size and returns its weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     layers, hidden, mlp, vocabulary = SHAPES[millions]
@@ -69,7 +70,7 @@ def write_model(folder: Path, millions: int) -> Weights:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[EngineAddress]:
+def serve_model(folder: Path) -> Iterator[EngineAddress]:
     port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "rlscale.cli.serve", f"--model-path={folder / 'model'}", f"--port={port}"]
@@ -97,65 +98,66 @@ def open_channel(name: WeightChannelName, folder: Path, address: EngineAddress) 
     return channel
 
 
-def use(address: EngineAddress) -> None:
-    """One token by the weights just sent, as in a run: an engine prepares new weights for use after the sync."""
+def generate_token(address: EngineAddress) -> None:
+    """Generates one token with the weights just sent: an engine prepares new weights for use after the sync."""
 
-    async def ask() -> None:
+    async def request() -> None:
         engine = HttpEngine(address, timeout_s=TIMEOUT_S)
         await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=1))
         await engine.close()
 
-    asyncio.run(ask())
+    asyncio.run(request())
 
 
-def updated(weights: Weights) -> Weights:
-    """After a step: every element moved by about a thousandth of its size."""
+def perturb(weights: Weights) -> Weights:
+    """Returns weights as after a step: every element changed by about a thousandth of its size."""
     torch.manual_seed(1)
     return {name: tensor + 1e-3 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
 
 
-def seconds_of(run: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def time_call(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
     run()
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def measure(millions: int, repeats: int) -> list[dict[str, Any]]:
-    """Seconds of everything at one size, each in turn, `repeats` times after one time unmeasured."""
+    """Measures everything at one size, interleaved, `repeats` times after one time that is not counted."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         states = [write_model(folder / "model", millions)]
-        states.append(updated(states[0]))
+        states.append(perturb(states[0]))
         num_bytes = sum(tensor.nbytes for tensor in states[0].values())
-        address = stack.enter_context(served(folder))
+        address = stack.enter_context(serve_model(folder))
         channels = {each: open_channel(each, folder, address) for each in WeightChannelName}
         for channel in channels.values():
             stack.callback(channel.close)
-        runs: dict[str, Callable[[int], float]] = {"memcpy": _plain(memcpy(num_bytes, num_threads=1))}
-        runs["memcpy, 2 threads"] = _plain(memcpy(num_bytes, num_threads=2))
-        runs["gloo broadcast"] = _plain(stack.enter_context(gloo_broadcast(num_bytes)))
+        runs: dict[str, Callable[[int], float]] = {"memcpy": _without_round(memcpy(num_bytes, num_threads=1))}
+        runs["memcpy, 2 threads"] = _without_round(memcpy(num_bytes, num_threads=2))
+        runs["gloo broadcast"] = _without_round(stack.enter_context(gloo_broadcast(num_bytes)))
         sizes: dict[str, int] = {}
         versions = iter(range(1, 10_000))
 
-        def push(kind: WeightChannelName, turn: int) -> float:
-            channel, state = channels[kind], states[turn % 2]
-            if kind == WeightChannelName.delta:  # the others have written what this channel's engine held
-                channel.push(iter(states[(turn + 1) % 2].items()), next(versions))
+        def push(kind: WeightChannelName, round_index: int) -> float:
+            channel, state = channels[kind], states[round_index % 2]
+            if kind == WeightChannelName.delta:
+                # Not measured: the other channels have overwritten the weights that the delta starts from.
+                channel.push(iter(states[(round_index + 1) % 2].items()), next(versions))
             report = channel.push(iter(state.items()), next(versions))
             sizes[kind] = report.num_bytes
-            use(address)
+            generate_token(address)
             return report.seconds
 
         for kind in WeightChannelName:
-            runs[kind] = lambda turn, kind=kind: push(kind, turn)
-        taken: dict[str, list[float]] = {each: [] for each in runs}
-        # What a channel writes to files goes on to the disk in the background: those channels come last.
-        by_file = [WeightChannelName.disk, WeightChannelName.delta]
-        for turn_of in ([each for each in runs if each not in by_file], by_file):
-            for turn in range(repeats + 1):
-                for each in turn_of:
-                    time.sleep(REST_S)
-                    taken[each].append(runs[each](turn))
+            runs[kind] = lambda round_index, kind=kind: push(kind, round_index)
+        seconds: dict[str, list[float]] = {each: [] for each in runs}
+        # The kernel writes the files of a channel to disk in the background, so channels with files come last.
+        with_files = [WeightChannelName.disk, WeightChannelName.delta]
+        for interleaved in ([each for each in runs if each not in with_files], with_files):
+            for round_index in range(repeats + 1):
+                for each in interleaved:
+                    time.sleep(PAUSE_S)
+                    seconds[each].append(runs[each](round_index))
         rows = [
             {
                 "millions": millions,
@@ -166,18 +168,18 @@ def measure(millions: int, repeats: int) -> list[dict[str, Any]]:
                 "min_s": min(values[-repeats:]),
                 "max_s": max(values[-repeats:]),
             }
-            for each, values in taken.items()
+            for each, values in seconds.items()
         ]
-        began = time.perf_counter()
+        started = time.perf_counter()
         for tensor in states[0].values():
             checksum(tensor)
         rows.append({"millions": millions, "what": "checksum alone", "bytes": num_bytes, "sent_bytes": num_bytes})
-        rows[-1] |= dict.fromkeys(("median_s", "min_s", "max_s"), time.perf_counter() - began)
+        rows[-1] |= dict.fromkeys(("median_s", "min_s", "max_s"), time.perf_counter() - started)
         return rows
 
 
-def _plain(run: Callable[[], None]) -> Callable[[int], float]:
-    return lambda turn: seconds_of(run)
+def _without_round(run: Callable[[], None]) -> Callable[[int], float]:
+    return lambda round_index: time_call(run)
 
 
 RAW_OF = {
@@ -207,21 +209,22 @@ def write(rows: list[dict[str, Any]], repeats: int, load: tuple[float, float]) -
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, {versions}"
     text = (
-        "# Weight channels beside gloo and memcpy\n\n"
-        f"{datetime.date.today()}, {where}. Load average before and after: {load[0]:.1f}, {load[1]:.1f}; on a machine "
-        "that does other things too (above about 1) channels lose more than the raw rates, as two processes must run "
-        f"at once. float32 weights into one served embedded engine, both on this machine; medians of {repeats}, "
-        "everything in turn, files last. The time of a channel is that of the whole sync: pause, transfer, checksums "
-        "on both sides, version read back, resume. GB/s count the bytes of the model. `disk` writes to a file system "
-        "and reads it back (from the page cache); `delta` after an update that changed every element by about 0.1 %. "
-        "Made by "
+        "# Weight channels compared with gloo and memcpy\n\n"
+        f"{datetime.date.today()}, {where}. Load average before and after: {load[0]:.1f}, {load[1]:.1f}; on a busy "
+        "machine (above about 1) channels lose more than the raw rates, because two processes must run "
+        f"at the same time. float32 weights into one served embedded engine, both on this machine; medians of "
+        f"{repeats}, interleaved, channels with files last. The time of a channel includes the whole sync: pause, "
+        "transfer, checksums on both sides, version read back, resume. GB/s counts the bytes of the model. "
+        "`disk` writes to a file system and reads it back (from the page cache); "
+        "`delta` after an update that changed every element by about 0.1 %. "
+        "Written by "
         "`python benchmarks/weight_channels.py`.\n\n"
         f"{table(rows)}\n\n"
-        "Where the time goes: a sync makes seven or more HTTP calls whatever its size, some 5 ms. `process_group` "
-        "takes tensors as they lie in memory, over four connections; the raw broadcast is one tensor over one. "
-        "`shared_memory` copies every byte twice, into the ring and out of it, and both sides hash it, by one core "
-        "each. A memcpy is libc's, within one process; where two threads are hardly faster than one, it takes all of "
-        "the memory's bandwidth.\n"
+        "Cost: a sync of any size makes at least seven HTTP calls, about 5 ms. `process_group` sends tensors from "
+        "their own memory over four connections; the raw broadcast sends one tensor over one connection. "
+        "`shared_memory` copies every byte twice, into the ring and out of it, and both sides hash it with one core "
+        "each. A memcpy is libc's, within one process; if two threads are hardly faster than one, it uses the whole "
+        "memory bandwidth.\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "weight_channels.md").write_text(text)

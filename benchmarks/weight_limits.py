@@ -1,4 +1,4 @@
-"""The raw rates beside those of `weight_channels.py`: a memcpy, and a gloo broadcast to another process."""
+"""Raw rates to compare `weight_channels.py` with: a memcpy, and a gloo broadcast to another process."""
 
 import argparse
 import ctypes
@@ -19,8 +19,9 @@ TIMEOUT_S = 300.0
 
 
 def memcpy(num_bytes: int, *, num_threads: int) -> Callable[[], None]:
-    """One call of libc's memcpy a thread, all at once, within this process."""
+    """Returns a function that calls libc's memcpy once in each thread of this process, in parallel."""
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    # Bytes of one thread, rounded up; the last thread copies the rest.
     share = -(-num_bytes // num_threads)
     pool = ThreadPoolExecutor(num_threads)
 
@@ -36,7 +37,7 @@ def memcpy(num_bytes: int, *, num_threads: int) -> Callable[[], None]:
 
 @contextmanager
 def gloo_broadcast(num_bytes: int) -> Iterator[Callable[[], None]]:
-    """A broadcast to a process that only receives, through the same construction of a group as the channel's."""
+    """Yields a broadcast to a process that only receives, over a group that is built as the channel builds it."""
     store = open_store("127.0.0.1", timeout_s=TIMEOUT_S)
     with _peer(store.port, num_bytes):
         group = join_group(_group_at(store.port), 0, store=store)
@@ -45,7 +46,8 @@ def gloo_broadcast(num_bytes: int) -> Iterator[Callable[[], None]]:
         def run() -> None:
             for piece in flat.split(RAW_BYTES):
                 start_broadcast(group, piece).wait()
-            group.barrier().wait()  # until the other side has it all
+            # A broadcast ends on the sender when its bytes have left; the barrier waits for the receiver.
+            group.barrier().wait()
 
         try:
             yield run
@@ -83,5 +85,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Receives raw broadcasts until it is killed.")
     parser.add_argument("port", type=int)
     parser.add_argument("num_bytes", type=int)
-    asked = parser.parse_args()
-    _receive(asked.port, asked.num_bytes)
+    arguments = parser.parse_args()
+    _receive(arguments.port, arguments.num_bytes)

@@ -1,8 +1,9 @@
-"""What it saves that experts go to the engines from their owners: time of a sync, and memory of the first trainer rank.
+"""Savings when experts are sent to the engines by their owners: time of a sync, and memory of the first trainer rank.
 
-A random Qwen3 with experts is divided over 2 and over 4 ranks of one thread by `expert_model_parallel_size`. First all
-weights go through rank 0, then each from a rank that owns it, to one served embedded engine over gloo, verified as in
-a run. Memory is what the resident set of a rank grows by during a sync. Writes `results/weight_owners.md` and `.json`.
+A random Qwen3 with experts is divided over 2 and over 4 ranks of one thread by `expert_model_parallel_size`. First rank
+0 sends all weights, then each weight is sent by a rank that owns it, to one served embedded engine over gloo, verified
+as in a run. Memory is the growth of the resident set of a rank during a sync.
+Writes `results/weight_owners.md` and `.json`.
 
     python benchmarks/weight_owners.py [--repeats 5]
 """
@@ -28,7 +29,7 @@ TIMEOUT_S = 300.0
 
 
 def write_model(folder: Path) -> int:
-    """A random Qwen3-MoE whose experts are most of it; returns its bytes."""
+    """Writes a random Qwen3-MoE that consists mostly of experts; returns its bytes."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -52,9 +53,10 @@ def write_model(folder: Path) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def grown(run: Any) -> tuple[float, int]:
-    """Seconds of a call, and the bytes by which the resident set was larger at its largest than before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+def measure_call(run: Any) -> tuple[float, int]:
+    """Returns the seconds of a call, and the bytes by which the peak of the resident set exceeds the size before."""
+    # 5 resets VmHWM, the peak, to the current size.
+    Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     started = time.perf_counter()
     run()
@@ -110,13 +112,15 @@ def run_rank(rank: int, size: int, port: int, folder: Path, url: str, repeats: i
                 senders=exporter.senders,
             )
             channel.connect([EngineAddress(name="engine 0", url=url)])
-            taken = []
+            measured = []
             for _ in range(repeats + 1):
                 version += 1
+                # All ranks start the sync together.
                 dist.barrier()
-                taken.append(grown(lambda e=exporter, c=channel, v=version: c.push(e.weights(), v)))
+                measured.append(measure_call(lambda e=exporter, c=channel, v=version: c.push(e.weights(), v)))
             channel.close()
-            seconds, memory = zip(*taken[1:], strict=True)
+            # The first sync is not counted.
+            seconds, memory = zip(*measured[1:], strict=True)
             found[to] = {
                 "median_s": statistics.median(seconds),
                 "min_s": min(seconds),
@@ -140,14 +144,14 @@ def measure(size: int, folder: Path, repeats: int) -> dict[str, Any]:
     engine.start()
     try:
         engine.wait_ready(timeout_s=TIMEOUT_S)
-        words = [str(each) for each in (size, port, folder, url, repeats)]
+        arguments = [str(each) for each in (size, port, folder, url, repeats)]
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, "--rank", str(rank), *words], env=environment, cwd=ROOT
+                [sys.executable, "-W", "ignore", __file__, "--rank", str(rank), *arguments], env=environment, cwd=ROOT
             )
             for rank in range(size)
         ]
-        assert [rank.wait() for rank in ranks] == [0] * size, "a rank failed; it has told why"
+        assert [rank.wait() for rank in ranks] == [0] * size, "a rank failed; its error is above"
     finally:
         engine.stop()
     return {str(rank): json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(size)}
@@ -155,25 +159,25 @@ def measure(size: int, folder: Path, repeats: int) -> dict[str, Any]:
 
 def report(found: dict[str, Any], num_bytes: int, load: float, repeats: int) -> str:
     lines = [
-        "| ranks | weights go | sync, s | fastest - slowest | between trainers, MB | rank 0 grows by, MB "
-        "| others at most, MB |",
+        "| ranks | sent by | sync, s | fastest - slowest | between trainers, MB | growth of rank 0, MB "
+        "| max growth of others, MB |",
         "|---|---|---|---|---|---|---|",
     ]
     for size, ranks in found.items():
-        for to, words in (("first", "through rank 0"), ("owners", "from their owners")):
+        for to, label in (("first", "rank 0"), ("owners", "owners")):
             one = ranks["0"][to]
             others = max(ranks[rank][to]["peak_bytes"] for rank in ranks if rank != "0")
             lines.append(
-                f"| {size} | {words} | {one['median_s']:.3f} | {one['min_s']:.3f} - {one['max_s']:.3f} "
+                f"| {size} | {label} | {one['median_s']:.3f} | {one['min_s']:.3f} - {one['max_s']:.3f} "
                 f"| {one['sent_between_trainers'] / 1e6:.0f} | {one['peak_bytes'] / 1e6:.0f} | {others / 1e6:.0f} |"
             )
-    about = (
+    description = (
         f"{sentence([load])} Qwen3 with 16 experts in each of 4 layers, float32, {num_bytes / 1e6:.0f} MB, divided "
-        f"by experts over ranks of one thread; buckets of {BUCKET_BYTES // 2**20} MiB to one embedded engine by gloo, "
-        f"all on this machine. Medians of {repeats} syncs after one that is not counted. Memory is the growth of a "
-        "rank's resident set during a sync. Made by `python benchmarks/weight_owners.py`."
+        f"by experts over ranks of one thread; buckets of {BUCKET_BYTES // 2**20} MiB to one embedded engine over "
+        f"gloo, all on this machine. Medians of {repeats} syncs after one that is not counted. Memory is the growth "
+        "of a rank's resident set during a sync. Written by `python benchmarks/weight_owners.py`."
     )
-    return "\n".join(["# Weights from their owners", "", about, "", *lines, ""])
+    return "\n".join(["# Weights sent by their owners", "", description, "", *lines, ""])
 
 
 def main() -> None:
@@ -185,7 +189,7 @@ def main() -> None:
         rank, size, port, folder, url, repeats = args.rank
         run_rank(int(rank), int(size), int(port), Path(folder), url, int(repeats))
         sys.stdout.flush()
-        os._exit(0)  # threads of torch.distributed now and then abort an interpreter that winds down
+        os._exit(0)  # threads of torch.distributed sometimes abort an interpreter that shuts down
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
