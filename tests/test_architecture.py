@@ -27,6 +27,7 @@ def test_every_exception_has_a_reason() -> None:
         ("errors", {"torch", "ray", "transformers", "pydantic"}),
         ("types", {"torch", "ray", "transformers", "pydantic"}),
         ("secrets", {"torch", "ray", "transformers", "pydantic"}),
+        ("architectures", {"torch", "ray", "transformers", "pydantic", "numpy"}),
         ("protocols", {"torch", "ray", "transformers"}),
         ("config", {"torch", "ray", "transformers"}),
         ("plan", {"torch", "ray", "transformers"}),

@@ -13,9 +13,15 @@ Exception
     └── CheckError       an assertion of `ci.*` does not hold; names the assertion and the value found
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+
+def show(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Architectures in the keys of the group `model`: of a checkpoint's `config.json`, and of models made on the spot."""
+"""Architecture fields (keys of the config group `model`) from a checkpoint's `config.json` or a tiny model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.groups.model import ModelBuild, ModelConfig
+from rlscale.architectures.family import find_family
 
 CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -43,39 +43,24 @@ CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "num_nextn_predict_layers": ("num_nextn_predict_layers",),
     }
 )
-"""Key of the group `model` -> the names that families give it in `config.json`, the first that is there counts."""
-
-IMPLIED: Mapping[str, Mapping[str, bool | int]] = MappingProxyType(
-    {
-        "llama": {"use_qk_norm": False},
-        "qwen2": {"attention_bias": True, "use_qk_norm": False},
-        "qwen3": {"use_qk_norm": True},
-        "qwen3_moe": {"use_qk_norm": True, "num_shared_experts": 0, "first_k_dense_replace": 0},
-        "glm4": {"use_qk_norm": False},
-        "deepseek_v3": {},
-    }
-)
-"""What the code of a family fixes, so that its `config.json` does not say it."""
+"""Key of the group `model` -> its names in `config.json`, which differ between families. The first one found counts."""
 
 
-EMBEDDED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Values of `model_type` that the embedded engine runs."""
-
-
-def figures_of(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures that a `config.json` gives, by key of the group `model`; those it leaves open are absent.
+def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """The architecture fields of a `config.json`, by key of the group `model`. Fields that it does not set are absent.
 
     Args:
-        config_json: its content. Newer versions of transformers keep the RoPE theta in `rope_parameters`.
+        config_json: its content.
     """
+    # transformers 5 writes the RoPE theta into `rope_parameters`; earlier versions wrote it at the top level.
     rope = config_json.get("rope_parameters")
     values = {**(rope if isinstance(rope, Mapping) else {}), **config_json}
-    figures = dict(IMPLIED.get(str(values.get("model_type")), {}))
+    fields: dict[str, Any] = dict(find_family(values.get("model_type")).implied)
     for key, names in CONFIG_NAMES.items():
         found = next((values[name] for name in names if values.get(name) is not None), None)
         if found is not None:
-            figures[key] = found
-    return figures
+            fields[key] = found
+    return fields
 
 
 _TINY: Mapping[str, int | bool] = MappingProxyType(
@@ -93,10 +78,10 @@ _TINY: Mapping[str, int | bool] = MappingProxyType(
     }
 )
 
-TINY_MODELS: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingProxyType(
+TINY_MODELS: Mapping[str, Mapping[str, int | float | bool]] = MappingProxyType(
     {
-        ModelBuild.tiny_qwen3: _TINY,
-        ModelBuild.tiny_qwen3_moe: MappingProxyType(
+        "tiny_qwen3": _TINY,
+        "tiny_qwen3_moe": MappingProxyType(
             {
                 **{name: value for name, value in _TINY.items() if name != "intermediate_size"},
                 "num_experts": 8,
@@ -105,7 +90,7 @@ TINY_MODELS: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingProx
                 "norm_topk_prob": True,
             }
         ),
-        ModelBuild.tiny_deepseek_v3: MappingProxyType(
+        "tiny_deepseek_v3": MappingProxyType(
             {
                 **{name: value for name, value in _TINY.items() if name not in ("num_key_value_heads", "head_dim")},
                 "q_lora_rank": 64,
@@ -126,34 +111,40 @@ TINY_MODELS: Mapping[ModelBuild, Mapping[str, int | float | bool]] = MappingProx
         ),
     }
 )
-"""What shapes a model of `model.build`, and what holds for a key that is not set. Other figures do not reach it."""
+"""`model.build` -> the fields that shape the model, with their defaults. Other fields have no effect on it."""
 
 
-def figures_of_build(build: ModelBuild) -> dict[str, Any]:
-    """The figures of a model made on the spot, with those that its family fixes, where the config sets none."""
-    kind = str(build).removeprefix("tiny_")
-    return {"model_type": kind, "attention_bias": False, **IMPLIED[kind], **TINY_MODELS[build]}
+def tiny_model_fields(build: str) -> dict[str, Any]:
+    """The architecture fields of a model built by `model.build`, with those that its family implies."""
+    family = find_family(str(build).removeprefix("tiny_"))
+    return {"model_type": family.name, "attention_bias": False, **family.implied, **TINY_MODELS[build]}
 
 
-def architecture_fields(model: ModelConfig) -> dict[str, Any]:
-    """What the config says, and where it says nothing the model made on the spot or the checkpoint's `config.json`."""
-    found = figures_of_build(model.build) if model.build is not None else read_figures(model.hf_checkpoint)
-    return {**found, **{name: value for name, value in vars(model).items() if value is not None}}
+def architecture_fields(given: Mapping[str, Any], *, build: str | None, hf_checkpoint: str | None) -> dict[str, Any]:
+    """The architecture fields of a run: those of the config, else those of the tiny model or of the checkpoint.
+
+    Args:
+        given: values of the config group `model`. None: not set.
+        build: `model.build`.
+        hf_checkpoint: `model.hf_checkpoint`, which is read if `build` is None.
+    """
+    found = tiny_model_fields(build) if build is not None else read_hf_fields(hf_checkpoint)
+    return {**found, **{name: value for name, value in given.items() if value is not None}}
 
 
-def read_figures(checkpoint: str | None) -> dict[str, Any]:
-    """The figures in `config.json` of a folder, or of a hub id that is in the local cache; empty without one."""
-    return figures_of(read_config_json(checkpoint))
+def read_hf_fields(checkpoint: str | None) -> dict[str, Any]:
+    """The architecture fields in the `config.json` of a checkpoint, as `read_config_json` finds it."""
+    return hf_fields(read_config_json(checkpoint))
 
 
 def read_config_json(checkpoint: str | None) -> dict[str, Any]:
-    """The content of `config.json` of a folder, or of a hub id that is in the local cache; empty without one."""
+    """The content of `config.json` of a folder, or of a hub id in the local cache. Empty if there is none."""
     for file in _config_files(checkpoint):
         if file.is_file():
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
             except ValueError:
-                return {}  # who loads the model says what is wrong with the file
+                return {}  # the code that loads the model reports the broken file
             return content if isinstance(content, dict) else {}
     return {}
 
@@ -161,6 +152,7 @@ def read_config_json(checkpoint: str | None) -> dict[str, Any]:
 def _config_files(checkpoint: str | None) -> list[Path]:
     if checkpoint is None:
         return []
+    # The same places as in huggingface_hub, which takes too long to import here.
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
     cached = Path(hub).expanduser() / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
     return [Path(checkpoint).expanduser() / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]

@@ -1,29 +1,21 @@
-"""What a checkpoint's `config.json` says of the fields of Megatron-core's TransformerConfig, and whether keys agree."""
+"""Fields of Megatron-core's TransformerConfig from a `config.json`, and a check that config keys agree with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.architectures.hf_config import figures_of
-from rlscale.architectures.mla_fields import LATENT_FAMILIES, latent_fields, latent_problems
-from rlscale.config.errors import show
-from rlscale.config.groups.megatron import MegatronConfig, RopeType
-from rlscale.config.groups.model import MegatronToHf, ModelConfig
-from rlscale.errors import Problem
-
-FAMILIES = ("qwen3", "qwen2", "llama", "glm4", "qwen3_moe", *LATENT_FAMILIES)
-"""Values of `model_type` whose weights are converted for Megatron-core."""
-
-BRIDGED = ("qwen3", "qwen2", "llama", "qwen3_moe")
-"""Those of them that mbridge converts, too."""
+from rlscale.architectures.family import find_family, names_with
+from rlscale.architectures.hf_config import hf_fields
+from rlscale.architectures.mla_fields import check_mla, mla_fields
+from rlscale.errors import Problem, show
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_ELSEWHERE = "train it with train=fsdp"
+_USE_FSDP = "train it with train=fsdp"
 
-ASSUMED: Mapping[str, Any] = MappingProxyType(
+MEGATRON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "normalization": "LayerNorm",
         "layernorm_epsilon": 1e-5,
@@ -45,150 +37,171 @@ ASSUMED: Mapping[str, Any] = MappingProxyType(
         "moe_router_topk_scaling_factor": None,
     }
 )
-"""Fields that describe an architecture without a key of their own, and what Megatron-core takes where none is given."""
+"""TransformerConfig fields that describe an architecture and have no config key, with Megatron-core's defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MegatronKeys:
+    """Values of the config groups `model` and `megatron` that must agree with a `config.json`. None: not set."""
+
+    family: str | None = None  # `model.name`
+    fields: Mapping[str, Any] = field(default_factory=dict)  # architecture fields, by key of the group `model`
+    core_args: Mapping[str, Any] = field(default_factory=dict)  # `megatron.core_args`
+    rope_type: str = "rope"
+    max_position_embeddings: int | None = None  # of the group `megatron`
+    uses_bridge: bool = False  # `model.megatron_to_hf_mode=bridge`
+    uses_hf_config: bool = False  # `model.use_hf_config_for_megatron`
 
 
 def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `ASSUMED` as a model of this config has them; those of experts only where it has some.
+    """The fields of `MEGATRON_DEFAULTS` of a model, those of experts only if it has experts.
 
     Args:
-        config_json: of a family in `FAMILIES`.
+        config_json: of a family that Megatron-core trains.
     """
-    figures = figures_of(config_json)
-    fields = {
+    fields = hf_fields(config_json)
+    found = {
         "normalization": "RMSNorm",
         "layernorm_epsilon": float(config_json.get("rms_norm_eps", 1e-6)),
         "gated_linear_unit": True,
         "add_bias_linear": False,
-        "add_qkv_bias": bool(figures.get("attention_bias", False)),
-        "qk_layernorm": bool(figures.get("use_qk_norm", False)),
-        "rotary_interleaved": figures.get("model_type") == "glm4",
-        # Logprobs before and after a step must be those of one function of the tokens.
+        "add_qkv_bias": bool(fields.get("attention_bias", False)),
+        "qk_layernorm": bool(fields.get("use_qk_norm", False)),
+        "rotary_interleaved": False,
+        # With dropout the logprobs before and after a step would not be comparable.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    if is_latent(config_json):
-        return fields | latent_fields(config_json)
-    if not figures.get("num_experts"):
-        return fields
-    return fields | {
-        "moe_layer_freq": _layers_with_experts(config_json, int(figures["num_layers"])),
-        # The softmax over the chosen experts is that over all of them, made to sum to one.
-        "moe_router_pre_softmax": not figures.get("norm_topk_prob", False),
-        "moe_router_score_function": "softmax",
-        "moe_shared_expert_intermediate_size": None,
-    }
+    if has_latent_attention(config_json):
+        found |= mla_fields(config_json)
+    elif fields.get("num_experts"):
+        found |= {
+            "moe_layer_freq": _expert_layers(config_json, int(fields["num_layers"])),
+            # A softmax over the chosen experts equals one over all experts that is normalised over the chosen ones.
+            "moe_router_pre_softmax": not fields.get("norm_topk_prob", False),
+            "moe_router_score_function": "softmax",
+            "moe_shared_expert_intermediate_size": None,
+        }
+    return found | dict(find_family(config_json.get("model_type")).megatron_fields)
 
 
-def is_latent(config_json: Mapping[str, Any]) -> bool:
-    """Whether a model of this config has latent attention."""
-    return config_json.get("model_type") in LATENT_FAMILIES
+def has_latent_attention(config_json: Mapping[str, Any]) -> bool:
+    """Whether a model has multi-head latent attention."""
+    return find_family(config_json.get("model_type")).latent_attention
 
 
-def architecture_problems(
-    config_json: Mapping[str, Any], *, model: ModelConfig, megatron: MegatronConfig
-) -> list[Problem]:
-    """All that Megatron-core cannot compute of a model, and every key that contradicts its `config.json`."""
-    family = model.name or str(config_json.get("model_type"))
-    if family not in FAMILIES:
-        path = "model.name" if model.name is not None else "model.model_type"
-        rule = f"be one of {', '.join(FAMILIES)} with train.backend=megatron"
-        return [Problem(path=path, rule=rule, value=family, fix=_ELSEWHERE)]
-    figures, fields = figures_of(config_json), megatron_fields(config_json)
-    problems = _unknown(config_json)
-    if is_latent(config_json):
-        problems += latent_problems(config_json, fix=_ELSEWHERE)
-    for name, found in figures.items():
-        given = getattr(model, name)
-        if given is not None and given != found:
-            problems.append(_contradiction(f"model.{name}", given=given, found=found))
-    for name, found in fields.items():
-        if name in megatron.core_args and megatron.core_args[name] != found:
-            problems.append(_contradiction(f"megatron.{name}", given=megatron.core_args[name], found=found))
-    # `rope` is also what stands there where nothing is given, and the model's own config is to count.
-    if megatron.rope_type == RopeType.yarn or not model.use_hf_config_for_megatron:
-        problems += rope_type_problems(config_json, megatron)
-    problems += _positions(config_json, megatron)
-    open_fields = {
-        name: found for name, found in fields.items() if name not in megatron.core_args and ASSUMED[name] != found
-    }
-    problems += _bridge(family, fields, model)
-    if open_fields and not model.use_hf_config_for_megatron:
-        words = " ".join(f"megatron.{name}={show(found)}" for name, found in open_fields.items())
-        rule = "be true where megatron leaves open in what the model differs from Megatron-core's defaults"
-        path = "model.use_hf_config_for_megatron"
-        problems.append(Problem(path=path, rule=rule, value="false", fix=f"set it to true, or add {words}"))
+def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
+    """Reports everything that Megatron-core cannot compute of a model, and keys that contradict its `config.json`."""
+    family = keys.family or str(config_json.get("model_type"))
+    if not find_family(family).megatron:
+        path = "model.name" if keys.family is not None else "model.model_type"
+        rule = f"be one of {', '.join(names_with('megatron'))} with train.backend=megatron"
+        return [Problem(path=path, rule=rule, value=family, fix=_USE_FSDP)]
+    problems = _check_layers(config_json)
+    if has_latent_attention(config_json):
+        problems += check_mla(config_json, fix=_USE_FSDP)
+    problems += [
+        _contradiction(f"model.{name}", given=keys.fields[name], found=found)
+        for name, found in hf_fields(config_json).items()
+        if keys.fields.get(name) is not None and keys.fields[name] != found
+    ]
+    fields = megatron_fields(config_json)
+    problems += [
+        _contradiction(f"megatron.{name}", given=keys.core_args[name], found=found)
+        for name, found in fields.items()
+        if name in keys.core_args and keys.core_args[name] != found
+    ]
+    # `rope` is also the default; with `use_hf_config_for_megatron` the checkpoint decides, so only `yarn` can be wrong.
+    if keys.rope_type == "yarn" or not keys.uses_hf_config:
+        problems += check_rope_type(config_json, keys.rope_type)
+    problems += _check_positions(config_json, keys)
+    problems += _check_bridge(family, fields, keys)
+    problems += _check_unset_fields(fields, keys)
     return problems
 
 
-def rope_type_problems(config_json: Mapping[str, Any], megatron: MegatronConfig) -> list[Problem]:
-    """Whether `megatron.rope_type`, where it is given, is what the model's positions are."""
-    found = rope_type_of(config_json)
-    if megatron.rope_type == found:
+def _check_unset_fields(fields: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
+    """Reports fields that would get a wrong default, where `config.json` does not set them."""
+    unset = {
+        name: found for name, found in fields.items() if name not in keys.core_args and MEGATRON_DEFAULTS[name] != found
+    }
+    if not unset or keys.uses_hf_config:
         return []
-    contradiction = _contradiction("megatron.rope_type", given=megatron.rope_type, found=found)
-    return [replace(contradiction, fix=f"set it to {found}")]
+    overrides = " ".join(f"megatron.{name}={show(found)}" for name, found in unset.items())
+    rule = "be true where megatron leaves fields unset in which the model differs from Megatron-core's defaults"
+    path = "model.use_hf_config_for_megatron"
+    return [Problem(path=path, rule=rule, value="false", fix=f"set it to true, or add {overrides}")]
 
 
-def rope_type_of(config_json: Mapping[str, Any]) -> RopeType:
-    """What `megatron.rope_type` is for a model of this config."""
-    return RopeType.yarn if _rope(config_json)["rope_type"] == "yarn" else RopeType.rope
+def check_rope_type(config_json: Mapping[str, Any], given: str) -> list[Problem]:
+    """Reports a `megatron.rope_type` that is not the model's."""
+    found = read_rope_type(config_json)
+    if given == found:
+        return []
+    return [replace(_contradiction("megatron.rope_type", given=given, found=found), fix=f"set it to {found}")]
 
 
-def _bridge(family: str, fields: Mapping[str, Any], model: ModelConfig) -> list[Problem]:
-    """mbridge has no maps for GLM-4, nor for dense layers among those with experts."""
-    if model.megatron_to_hf_mode != MegatronToHf.bridge:
+def read_rope_type(config_json: Mapping[str, Any]) -> str:
+    """The value of `megatron.rope_type` for a model: `rope` or `yarn`."""
+    return "yarn" if _rope_parameters(config_json)["rope_type"] == "yarn" else "rope"
+
+
+def _check_bridge(family: str, fields: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
+    """Reports models that mbridge does not convert: some families, and models with both dense and expert layers."""
+    if not keys.uses_bridge:
         return []
     is_mixed = isinstance(fields.get("moe_layer_freq"), list)
-    if family in BRIDGED and not is_mixed:
+    if find_family(family).bridge and not is_mixed:
         return []
-    what = "dense layers among those with experts" if is_mixed else f"a {family} model"
-    rule = f"be raw for {what}; mbridge has maps for {', '.join(BRIDGED)}"
+    model = "a model with both dense and expert layers" if is_mixed else f"a {family} model"
+    rule = f"be raw for {model}; mbridge converts {', '.join(names_with('bridge'))}"
     return [Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix="leave it out")]
 
 
-def _positions(config_json: Mapping[str, Any], megatron: MegatronConfig) -> list[Problem]:
-    """`megatron.max_position_embeddings` may also be the length that YaRN started from."""
-    given, found = megatron.max_position_embeddings, config_json.get("max_position_embeddings")
-    if given is None or found is None or given in (found, _rope(config_json).get("original_max_position_embeddings")):
+def _check_positions(config_json: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
+    """Reports a wrong `megatron.max_position_embeddings`. With YaRN the original length is right, too."""
+    given, found = keys.max_position_embeddings, config_json.get("max_position_embeddings")
+    original = _rope_parameters(config_json).get("original_max_position_embeddings")
+    if given is None or found is None or given in (found, original):
         return []
     return [_contradiction("megatron.max_position_embeddings", given=given, found=found)]
 
 
 def _contradiction(path: str, *, given: object, found: object) -> Problem:
-    return Problem(path=path, rule=f"be {show(found)}, as config.json says", value=show(given), fix="leave it out")
+    return Problem(path=path, rule=f"be {show(found)}, as in config.json", value=show(given), fix="leave it out")
 
 
-def _unknown(config_json: Mapping[str, Any]) -> list[Problem]:
-    """What the layers for Megatron-core do not have."""
+def _check_layers(config_json: Mapping[str, Any]) -> list[Problem]:
+    """Reports features that the layers for Megatron-core do not have."""
     problems = []
-    rope = _rope(config_json)["rope_type"]
-    wanted = {
+    rope = _rope_parameters(config_json)
+    supported = {
         "hidden_act": (config_json.get("hidden_act", "silu"), ("silu",)),
-        "rope_type": (rope, _ROPE_TYPES),
+        "rope_type": (rope["rope_type"], _ROPE_TYPES),
         "use_sliding_window": (bool(config_json.get("use_sliding_window", False)), (False,)),
         "mlp_bias": (bool(config_json.get("mlp_bias", False)), (False,)),
     }
-    for name, (value, known) in wanted.items():
+    for name, (value, known) in supported.items():
         if value not in known:
             rule = f"have {name}={' or '.join(show(each) for each in known)} in its config.json with Megatron-core"
-            problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(value), fix=_ELSEWHERE))
-    scale = _rope(config_json).get("attention_factor")
-    if rope == "yarn" and scale is not None and float(scale) < 1:
+            problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(value), fix=_USE_FSDP))
+    scale = rope.get("attention_factor")
+    if rope["rope_type"] == "yarn" and scale is not None and float(scale) < 1:
         rule = "have no attention_factor below 1 in its rope_parameters with Megatron-core"
-        problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(scale), fix=_ELSEWHERE))
+        problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(scale), fix=_USE_FSDP))
     return problems
 
 
-def _rope(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`rope_parameters`; older files have `rope_scaling`, whose kind some name `type`."""
+def _rope_parameters(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`rope_parameters`, with `rope_type`. Older files have `rope_scaling`, some of them with the key `type`."""
     rope = dict(config_json.get("rope_parameters") or config_json.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.get("type", "default"))
     return rope
 
 
-def _layers_with_experts(config_json: Mapping[str, Any], num_layers: int) -> int | list[int]:
-    """1 where every layer has experts; else 1 or 0 for each layer."""
-    dense, every = set(config_json.get("mlp_only_layers") or ()), int(config_json.get("decoder_sparse_step", 1))
-    found = [int(i not in dense and (i + 1) % every == 0) for i in range(num_layers)]
+def _expert_layers(config_json: Mapping[str, Any], num_layers: int) -> int | list[int]:
+    """1 if every layer has experts; else 1 or 0 for each layer."""
+    dense, step = set(config_json.get("mlp_only_layers") or ()), int(config_json.get("decoder_sparse_step", 1))
+    # As in transformers: layer i has experts if (i + 1) is a multiple of the step and i is not listed as dense.
+    found = [int(i not in dense and (i + 1) % step == 0) for i in range(num_layers)]
     return 1 if all(found) else found

@@ -134,14 +134,14 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         checksum=checksum,
         version=args.weight_version,
     )
-    architecture = decoder.architecture
+    config = decoder.config
     options = SchedulerOptions(
         num_slots=args.num_slots,
         max_cached_tokens=args.max_cached_tokens,
         deterministic=args.deterministic,
         num_threads=useful_threads(decoder.weights.values(), most=most_threads),
         seed=args.seed,
-        eos_ids=eos_ids(args.model_path, architecture.raw),
+        eos_ids=eos_ids(args.model_path, config.raw),
     )
     deaths = _Deaths()
     codec = open_codec(Path(args.model_path))
@@ -150,7 +150,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
     facts = {
         "model_path": args.model_path,
         "served_model_name": args.served_model_name or args.model_path,
-        "model_type": architecture.raw["model_type"],
+        "model_type": config.raw["model_type"],
         "dtype": args.dtype,
         "device": kind,
         "compares_checksums": True,
@@ -159,7 +159,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         "deterministic": args.deterministic,
     }
     limits = Limits(
-        vocab_size=architecture.vocab_size, max_context_len=limit, has_experts=architecture.routing is not None
+        vocab_size=config.architecture.vocab_size, max_context_len=limit, has_experts=config.routing is not None
     )
     return EmbeddedService(scheduler, limits, codec=codec, facts=facts), scheduler, deaths
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
@@ -13,17 +12,13 @@ from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import Key, keys, nodes
 from rlscale.errors import Problem
+from rlscale.errors import show as show
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 DERIVED = "derived"
 ALL_KEYS = ""
 """Entry of a set of broken keys and groups that stands for all of them."""
-
-
-def show(value: Any) -> str:
-    """A value as it is written in YAML."""
-    return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 
 def nearest(word: str, candidates: Iterable[str], *, limit: int | None = None) -> str | None:

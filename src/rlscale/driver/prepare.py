@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rlscale.architectures.hf_config import read_figures
+from rlscale.architectures.hf_config import read_hf_fields
 from rlscale.config import LossType, RunConfig
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import uses_engines
@@ -81,7 +81,7 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     is_sft = config.algo.loss_type == LossType.sft_loss
     # Where nothing is generated, and no answer is learned, prompts may have any length.
     has_answers = is_sft or uses_engines(config)
-    positions = read_figures(model_path).get("max_position_embeddings") if has_answers else None
+    positions = read_hf_fields(model_path).get("max_position_embeddings") if has_answers else None
     prompts = open_prompts(config, tokenizer, positions=positions)
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return PreparedRun(
@@ -111,7 +111,7 @@ def _route_shape(config: RunConfig, model_path: str) -> RouteShape | None:
     algo = config.algo
     if not algo.use_rollout_routing_replay or algo.loss_type == LossType.sft_loss or config.debug.rollout_only:
         return None
-    figures = read_figures(model_path)
+    figures = read_hf_fields(model_path)
     sizes = [figures.get(name) for name in ("num_layers", "num_experts_per_tok", "num_experts")]
     if None in sizes:
         rule, fix = "be false with a model that has no experts", f"leave it out, or look into {model_path}/config.json"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlscale.models.architecture import Architecture
+from rlscale.models.decoder_config import DecoderConfig
 
 
 def normed(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -29,22 +29,23 @@ def normed(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 def heads_of(
-    qkv: Tensor, a: Architecture, *, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor
+    qkv: Tensor, config: DecoderConfig, *, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [N, H, D], keys and values [N, K, D] of the product [N, (H + 2K) D], normed and rotated.
 
     Args:
         qkv: queries, keys and values side by side.
-        a: figures of the model.
+        config: of the model.
         norms: weights of the norms of queries and keys, for models that have them. [D] each
         cos, sin: of each token's position. [N, 1, D]
     """
+    a = config.architecture
     qkv = qkv.view(-1, a.num_heads + 2 * a.num_kv_heads, a.head_dim)
     qk, v = torch.split(qkv, [a.num_heads + a.num_kv_heads, a.num_kv_heads], dim=1)
     if norms is not None:
         # Queries and keys in one go: a kernel's start costs more than its work on few rows.
         weights = (norms[0].expand(a.num_heads, -1), norms[1].expand(a.num_kv_heads, -1))
-        qk = normed(qk, torch.cat(weights), eps=a.norm_eps)
+        qk = normed(qk, torch.cat(weights), eps=config.norm_eps)
     q, k = torch.split(_rotate(qk, cos, sin), [a.num_heads, a.num_kv_heads], dim=1)
     return q, k, v
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.kimi import register_kimi
+from rlscale.models.transformers_aliases import register_aliases
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    register_kimi()
+    register_aliases()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal belongs to the run's own display
     info: dict[str, Any]
     model: PreTrainedModel

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlscale.architectures.hf_config import figures_of, read_figures
+from rlscale.architectures.hf_config import hf_fields, read_hf_fields
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.tiny import build_model
@@ -41,7 +41,7 @@ def resolve_model(config: ModelConfig) -> str:
             [_problem("name an existing folder or a hub id", repr(config.hf_checkpoint), "e.g. Qwen/Qwen3-4B")]
         )
     # What was downloaded before can be compared now; of the rest nothing is known before the run.
-    problems = _figure_problems(config.hf_checkpoint, read_figures(config.hf_checkpoint), config)
+    problems = _figure_problems(config.hf_checkpoint, read_hf_fields(config.hf_checkpoint), config)
     if problems:
         raise ConfigError(problems)
     return config.hf_checkpoint
@@ -68,7 +68,7 @@ def check_checkpoint(folder: Path, config: ModelConfig) -> None:
         fix = f"it has neither {' nor '.join(WEIGHT_FILES)}; save the model with safetensors"
         problems.append(_problem("be a folder with weights", repr(str(folder)), fix))
     problems += _architecture_problems(folder, figures)
-    problems += _figure_problems(str(folder), figures_of(figures), config)
+    problems += _figure_problems(str(folder), hf_fields(figures), config)
     if problems:
         raise ConfigError(problems)
 

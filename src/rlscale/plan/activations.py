@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlscale.plan.model_size import Architecture
+from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.family import find_family
 
 FLOAT32 = 4
 
 TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
 """Logits that exist at a time where the output layer works by tiles (training/modules/logprob_head.py)."""
 MIN_CHUNKED_VOCABULARY = 4096
-JOINED_MODELS = frozenset({None, "llama", "mistral", "qwen3"})
-"""Whose dense layers are two functions on a CPU in float32 (`training.cpu`); None: models made on the spot."""
-CHUNKED_MODELS = frozenset({None, "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 
 
 class Kernel(StrEnum):
@@ -49,11 +47,17 @@ class Pass:
         return 1.0 if self.context_ranks == 1 else self.context_ranks + 0.5
 
 
-def is_joined(a: Architecture, layer: int, work: Pass) -> bool:
+def is_fused_layer(a: Architecture, layer: int, work: Pass) -> bool:
     """Whether a layer is two functions, which keep less."""
-    plain = a.model_type in JOINED_MODELS and not a.has_experts(layer) and work.context_ranks == 1
+    plain = _is_fused(a) and not a.has_experts(layer) and work.context_ranks == 1
     fits = work.device == "cpu" and work.dtype_bytes == FLOAT32 and work.kernel == Kernel.fused
     return plain and fits and work.may_join
+
+
+def _is_fused(a: Architecture) -> bool:
+    """Whether `training.cpu.fused_layers` computes the layers of this family, which it does without biases only."""
+    family = find_family(a.model_type)
+    return a.model_type is None or (family.fused_cpu and not family.implied.get("attention_bias", False))
 
 
 def norm(width: float, b: int) -> float:
@@ -106,7 +110,7 @@ def mlp(a: Architecture, layer: int, b: int) -> float:
 def layer_kept(a: Architecture, layer: int, work: Pass) -> float:
     """What one decoder layer keeps for its backward pass."""
     b = work.dtype_bytes
-    if is_joined(a, layer, work):
+    if is_fused_layer(a, layer, work):
         return work.tokens * _joined_kept(a)
     return work.tokens * (a.num_norms * norm(a.hidden_size, b) + attention(a, work) + mlp(a, layer, b))
 
@@ -147,7 +151,7 @@ def stem(a: Architecture, work: Pass) -> float:
 def is_chunked(a: Architecture, work: Pass) -> bool:
     """Whether only a tile of the logits exists at a time."""
     is_large = a.vocab_size >= MIN_CHUNKED_VOCABULARY or work.chunk_tokens > 0
-    return is_large and a.model_type in CHUNKED_MODELS
+    return is_large and (a.model_type is None or find_family(a.model_type).chunked_logits)
 
 
 def head_forward(a: Architecture, work: Pass) -> float:

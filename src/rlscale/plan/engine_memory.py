@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import Device, EngineKind, RunConfig
 from rlscale.plan.batches import Lengths
 from rlscale.plan.hardware import Hardware
-from rlscale.plan.model_size import Architecture, count
 
 SGLANG_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 """`mem_fraction_static` where nothing is set: rlscale's own on a CPU, about SGLang's own choice on GPUs."""
@@ -84,7 +84,7 @@ def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hard
     parties = int(arguments.get("dp_size") or 1) if arguments.get("enable_dp_attention") else 1
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
-    attention = a.num_layers * count(tuple(a.attention_shapes()))
+    attention = a.num_layers * count_elements(tuple(a.attention_shapes()))
     weights = (a.parameters + (parties - 1) * attention) * dtype_bytes / gpus
     per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // parties) / stages / parties
     cache = max(0.0, fraction * hardware.memory_bytes - weights)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from rlscale.architectures.architecture import Architecture, Shape, count_elements
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.plan.activations import (
     FLOAT32,
@@ -24,7 +25,6 @@ from rlscale.plan.activations import (
     layer_kept,
     stem,
 )
-from rlscale.plan.model_size import Architecture, Shape, count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, f
     micro, b, above = work.largest, work.largest.dtype_bytes, layer + 1
     gathered = a.root_parameters + sum(a.layer_parameters(j) for j in (layer, layer - 1) if j >= 0)
     # Of this layer only the last product of the MLP has its gradient while the MLP's activations are still there.
-    gradients = b * count(tuple(a.mlp_shapes(layer))) / 3
+    gradients = b * count_elements(tuple(a.mlp_shapes(layer))) / 3
     gradients += 0 if work.has_values else b * a.vocab_size * a.hidden_size
     if work.num_microbatches == 1 and above < a.num_layers:
         counts = {start: number - min(max(above - start, 0), number) for start, number in a.kinds.items()}

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
 from rlscale.plan.activations import FLOAT32, Pass
-from rlscale.plan.model_size import Architecture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import FLOAT32, TILE_ELEMENTS, Pass, head_backward, head_forward
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.megatron_activations import Parallel, last_stage_kept, layer_backward, layer_input, layer_kept, share
-from rlscale.plan.model_size import Architecture, count
 
 BUCKET_BYTES = 2**28
 """Of the weights that a rank receives at once (training/megatron/hf_mapping/export_hf.py)."""
@@ -128,7 +128,7 @@ def _parameters(a: Architecture, parallel: Parallel) -> tuple[float, float]:
     """Of a rank of the fullest stage: dense ones, and those of experts."""
     layers = math.ceil(a.num_layers / parallel.pipeline)
     expert = 3 * a.hidden_size * a.expert_size * a.num_experts
-    whole = {j: count(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
+    whole = {j: count_elements(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
     num_with_experts = min(layers, a.num_layers - a.num_dense_layers) if a.num_experts else 0
     root = a.root_parameters if parallel.pipeline == 1 else a.vocab_size * a.hidden_size
     if parallel.pipeline == 1:

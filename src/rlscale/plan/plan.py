@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import (
     AttnImplementation,
     Derived,
@@ -30,7 +31,7 @@ from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron_activations import Parallel
 from rlscale.plan.megatron_memory import Ranks, megatron_memory
-from rlscale.plan.model_size import Architecture, architecture_of, reference_of, route_bytes_per_token
+from rlscale.plan.model_size import policy_architecture, reference_architecture, route_bytes_per_token
 from rlscale.plan.placement import Layout, Place, layout_of, places
 from rlscale.plan.roofline import Roofline, Setting, least_times
 
@@ -152,8 +153,8 @@ def make_plan(
     Raises:
         ConfigError: the model's architecture is not known.
     """
-    a = architecture_of(config.model)
-    reference = reference_of(config.model, a) if uses_reference(config.algo) else None
+    a = policy_architecture(config.model)
+    reference = reference_architecture(config.model, a) if uses_reference(config.algo) else None
     lengths = assumed_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
     layout = layout_of(config)
     batches = _batches(config, lengths, layout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import (
     ComputeDtype,
     EngineKind,
@@ -23,7 +24,6 @@ from rlscale.plan.batches import Batches, Lengths
 from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron_activations import Parallel
-from rlscale.plan.model_size import Architecture
 from rlscale.plan.placement import Layout
 
 ADAM_TRAFFIC = 28

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from rlscale.architectures.megatron_fields import BRIDGED
+from rlscale.architectures.family import find_family
 from rlscale.cli.convert import main as convert
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from tests.ranks.training.megatron_families import CONFIGS
 
 BRIDGED_FAMILIES = [
-    name for name, config in CONFIGS.items() if config.model_type in BRIDGED and name != "qwen3_moe_mixed"
+    name for name, config in CONFIGS.items() if find_family(config.model_type).bridge and name != "qwen3_moe_mixed"
 ]
 CASES = [*(("raw", family) for family in CONFIGS), *(("bridge", family) for family in BRIDGED_FAMILIES)]
 """Ways to convert, and families that are converted so: mbridge has no maps for some."""

@@ -125,7 +125,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     (
         "megatron_has_the_architecture",
         {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 3},
-        "model.num_layers must be 2, as config.json says, got 3; leave it out",
+        "model.num_layers must be 2, as in config.json, got 3; leave it out",
         {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 2},
     ),
     (

@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlscale.architectures.hf_config import EMBEDDED_FAMILIES
 from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, useful_threads
-from rlscale.models.architecture import MODEL_TYPES, read_architecture
+from rlscale.models.decoder_config import DecoderConfig
 from tests.tiny_model import EOS_ID
 from tests.unit.engines.conftest import no_transformers
 
@@ -82,7 +81,7 @@ def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any
 )
 def test_models_it_cannot_run_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_architecture({"model_type": "llama", **FIGURES, **change})
+        DecoderConfig.from_config_json({"model_type": "llama", **FIGURES, **change})
 
 
 def test_weights_of_experts_are_what_is_multiplied(tmp_path: Path) -> None:
@@ -108,11 +107,6 @@ def test_weights_of_experts_are_what_is_multiplied(tmp_path: Path) -> None:
         assert torch.allclose(logits[0], model(ids).logits[0, -1], atol=1e-5)
 
 
-def test_the_configuration_knows_which_families_it_runs() -> None:
-    # Two lists, because the server starts without the configuration, whose import takes longer than its own.
-    assert MODEL_TYPES == EMBEDDED_FAMILIES
-
-
 def test_unknown_weights_are_refused(model_path: Path) -> None:
     from rlscale.engines.embedded.decoder import Decoder
     from rlscale.engines.embedded.load_decoder import read_folder
@@ -120,9 +114,10 @@ def test_unknown_weights_are_refused(model_path: Path) -> None:
     read = read_folder(str(model_path))
     assert read is not None
     config, weights = read
+    known = DecoderConfig.from_config_json(config)
     more = {**weights, "model.layers.0.extra.weight": torch.zeros(1)}
     with pytest.raises(ValueError, match=r"layers\.0\.extra"):
-        Decoder(read_architecture(config), more, dtype=torch.float32, device=torch.device("cpu"), num_positions=64)
+        Decoder(known, more, dtype=torch.float32, device=torch.device("cpu"), num_positions=64)
 
 
 def test_context_beyond_the_model_is_refused(model_path: Path) -> None:

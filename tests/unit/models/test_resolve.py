@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlscale.architectures.hf_config import figures_of, figures_of_build
+from rlscale.architectures.hf_config import hf_fields, tiny_model_fields
 from rlscale.config import ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
 from rlscale.models.hf_models import load_causal_lm
@@ -99,7 +99,7 @@ def test_a_token_cannot_choose_more_experts_than_there_are(tmp_path: Path) -> No
 def test_figures_of_a_build_are_those_of_its_config(build: ModelBuild, tmp_path: Path) -> None:
     """Whoever plans a run without making its model counts with the right figures."""
     folder = Path(resolve_model(ModelConfig(build=build, cache_dir=str(tmp_path))))
-    figures, found = figures_of_build(build), figures_of(json.loads((folder / "config.json").read_text()))
+    figures, found = tiny_model_fields(build), hf_fields(json.loads((folder / "config.json").read_text()))
     assert {name: found[name] for name in figures} == figures
 
 
@@ -122,7 +122,7 @@ def test_every_figure_of_experts_and_latent_attention_is_compared(copy: Path) ->
     config = json.loads((copy / "config.json").read_text())
     del config["rope_parameters"]
     (copy / "config.json").write_text(json.dumps(config | published))
-    figures = figures_of(published)
+    figures = hf_fields(published)
     assert resolve_model(ModelConfig(hf_checkpoint=str(copy), **figures)) == str(copy)
     others = {name: value + 1 for name, value in figures.items() if name != "model_type"}
     with pytest.raises(ConfigError) as caught:

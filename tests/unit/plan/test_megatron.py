@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import Pass
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.megatron_memory import BUCKET_BYTES, Ranks, megatron_memory
-from rlscale.plan.model_size import Architecture
 
 DENSE = Architecture(
     num_layers=8,

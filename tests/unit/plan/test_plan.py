@@ -314,7 +314,6 @@ def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
 
     assert activations.TILE_ELEMENTS == head.TILE_ELEMENTS
     assert activations.MIN_CHUNKED_VOCABULARY == head.MIN_VOCABULARY
-    assert activations.CHUNKED_MODELS - {None} == head.MODEL_TYPES
     assert plan.LONGEST_MATRIX == attention._MAX_SHORT
     assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_LANE, engine.MAX_CACHED_TOKENS)
     assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rlscale.architectures.hf_config import read_config_json
-from rlscale.architectures.megatron_fields import rope_type_of
+from rlscale.architectures.megatron_fields import read_rope_type
 from rlscale.config.groups.algo import LossType, uses_critic
 from rlscale.config.groups.cluster import Device, OffloadMode
+from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import ComputeDtype, TrainBackendName
 from rlscale.config.resolve.draft import Draft
@@ -62,7 +63,7 @@ def derive_megatron(draft: Draft) -> None:
         draft.replace("model.use_hf_config_for_megatron", True, "model.build creates the model from that config")
     config_json = read_config_json(draft.config.model.hf_checkpoint)
     if config_json:
-        draft.replace("megatron.rope_type", rope_type_of(config_json), "the checkpoint's config.json")
+        draft.replace("megatron.rope_type", RopeType(read_rope_type(config_json)), "the checkpoint's config.json")
     positions = draft.config.model.max_position_embeddings
     draft.fill("megatron.max_position_embeddings", positions, "model.max_position_embeddings")
     vocab_size, tp_size = draft.config.model.vocab_size, draft.config.megatron.tensor_model_parallel_size

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from rlscale.architectures.hf_config import architecture_fields
+from rlscale.architectures.family import find_family
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.passthrough.sglang_python import check_python
+from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.placement import USES_ROUTER, uses_router
 from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
-
-ALWAYS_UNTIED = ("qwen3_moe", "glm4_moe")
-"""Families to which SGLang 0.5.23 gives an output layer of its own, whatever their `config.json` says."""
 
 
 @rule(
@@ -57,9 +55,8 @@ def sglang_has_the_output_layer(config: RunConfig) -> list[Problem]:
     """A table that is embedding and output layer in one is sent once: such an output layer is never filled."""
     if config.rollout.engine != EngineKind.sglang or not uses_engines(config):
         return []
-    figures = architecture_fields(config.model)
-    family = figures.get("model_type")
-    if family not in ALWAYS_UNTIED or not figures.get("tie_word_embeddings"):
+    family = architecture_field(config.model, "model_type")
+    if not find_family(family).sglang_unties or not architecture_field(config.model, "tie_word_embeddings"):
         return []
     rule = f"be false with rollout.engine=sglang and model.model_type={family}"
     fix = "SGLang does not share the table in this family, and would draw from an empty output layer"

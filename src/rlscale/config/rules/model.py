@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from rlscale.architectures.hf_config import CONFIG_NAMES, EMBEDDED_FAMILIES, architecture_fields, read_config_json
-from rlscale.architectures.megatron_fields import architecture_problems, rope_type_problems
+from rlscale.architectures.family import find_family, names_with
+from rlscale.architectures.hf_config import CONFIG_NAMES, architecture_fields, read_config_json
+from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture, check_rope_type
 from rlscale.config.errors import show
-from rlscale.config.groups.megatron import RopeType
+from rlscale.config.groups.megatron import MegatronConfig, RopeType
+from rlscale.config.groups.model import MegatronToHf, ModelConfig
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
+
+
+def architecture_field(model: ModelConfig, name: str) -> Any:
+    """One architecture field: set in the config, or else of the tiny model or the checkpoint. None: unknown."""
+    given = {name: getattr(model, name)}
+    return architecture_fields(given, build=model.build, hf_checkpoint=model.hf_checkpoint).get(name)
+
+
+def megatron_keys(model: ModelConfig, megatron: MegatronConfig) -> MegatronKeys:
+    """The keys of both groups that must agree with a `config.json`."""
+    return MegatronKeys(
+        family=model.name,
+        fields={name: getattr(model, name) for name in CONFIG_NAMES},
+        core_args=megatron.core_args,
+        rope_type=megatron.rope_type,
+        max_position_embeddings=megatron.max_position_embeddings,
+        uses_bridge=model.megatron_to_hf_mode == MegatronToHf.bridge,
+        uses_hf_config=model.use_hf_config_for_megatron,
+    )
 
 
 @rule("model.hf_checkpoint", "model.build")
@@ -43,11 +65,11 @@ def engine_runs_the_model(config: RunConfig) -> list[Problem]:
     model = config.model
     if config.rollout.engine != EngineKind.embedded or not uses_engines(config):
         return []
-    family = architecture_fields(model).get("model_type")
-    if family is None or family in EMBEDDED_FAMILIES:
+    family = architecture_field(model, "model_type")
+    if family is None or find_family(family).embedded:
         return []  # what is not known is told by the engine, when it reads the checkpoint
     rule = f"be sglang or external with model.model_type={family}"
-    fix = f"choose rollout=sglang; the embedded engine runs {', '.join(EMBEDDED_FAMILIES)}"
+    fix = f"choose rollout=sglang; the embedded engine runs {', '.join(names_with('embedded'))}"
     return [Problem(path="rollout.engine", rule=rule, value=show(config.rollout.engine), fix=fix)]
 
 
@@ -79,7 +101,7 @@ def experts_can_be_chosen(config: RunConfig) -> list[Problem]:
 )
 def lengths_fit(config: RunConfig) -> list[Problem]:
     """The longest prompt with the longest response fits the context, and the context fits the model."""
-    rollout, positions = config.rollout, architecture_fields(config.model).get("max_position_embeddings")
+    rollout, positions = config.rollout, architecture_field(config.model, "max_position_embeddings")
     limits = {"rollout.max_context_len": rollout.max_context_len, "model.max_position_embeddings": positions}
     responses = {
         "rollout.max_response_len": rollout.max_response_len,
@@ -135,7 +157,7 @@ def megatron_has_the_architecture(config: RunConfig) -> list[Problem]:
     config_json = read_config_json(model.hf_checkpoint)
     if not config_json:
         return []  # the trainer looks again when it has the checkpoint
-    return architecture_problems(config_json, model=model, megatron=config.megatron)
+    return check_architecture(config_json, megatron_keys(model, config.megatron))
 
 
 def rope_type_is_meant(config: RunConfig, given: Collection[str]) -> list[Problem]:
@@ -150,4 +172,4 @@ def rope_type_is_meant(config: RunConfig, given: Collection[str]) -> list[Proble
     if "megatron.rope_type" not in given or not is_theirs or megatron.rope_type != RopeType.rope:
         return []
     config_json = read_config_json(model.hf_checkpoint)
-    return rope_type_problems(config_json, megatron) if config_json else []
+    return check_rope_type(config_json, megatron.rope_type) if config_json else []

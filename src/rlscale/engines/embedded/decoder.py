@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
 from rlscale.engines.embedded.kv_cache import Cache
-from rlscale.models.architecture import ELSEWHERE, Architecture, rotary_tables
+from rlscale.models.decoder_config import USE_SGLANG, DecoderConfig, rotary_tables
 from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, heads_of, normed
 from rlscale.models.packed_linear import Product
 
@@ -61,27 +61,26 @@ class Decoder:
 
     def __init__(
         self,
-        architecture: Architecture,
+        config: DecoderConfig,
         weights: Mapping[str, Tensor],
         *,
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
     ) -> None:
-        self.architecture, self.dtype, self.device = architecture, dtype, device
+        self.config, self.architecture, self.dtype, self.device = config, config.architecture, dtype, device
         self.weights: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self._source = dict(weights)
-        a = architecture
         self._embedding = self._take("model.embed_tokens.weight")
-        self._layers = [self._layer(f"model.layers.{i}.") for i in range(a.num_layers)]
+        self._layers = [self._layer(f"model.layers.{i}.") for i in range(config.architecture.num_layers)]
         self._norm = self._take("model.norm.weight")
         self._head = Product(self._take_head(), None)
         left = [name for name in self._source if not name.endswith("rotary_emb.inv_freq")]
         if left:
-            raise ValueError(f"weights must be those of {a.raw.get('model_type')}, got {left[:3]}; {ELSEWHERE}")
+            raise ValueError(f"weights must be those of {config.raw.get('model_type')}, got {left[:3]}; {USE_SGLANG}")
         self._source = {}
-        cos, sin = rotary_tables(a, num_positions)
+        cos, sin = rotary_tables(config, num_positions)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
 
     def new_cache(self, num_rows: int, limit: int, length: int) -> Cache:
@@ -138,19 +137,18 @@ class Decoder:
     # -- the blocks
 
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a = self.architecture
-        qkv = layer.qkv(normed(x, layer.input_norm, eps=a.norm_eps))
+        qkv = layer.qkv(normed(x, layer.input_norm, eps=self.config.norm_eps))
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = layer.query_norm, layer.key_norm
-        return heads_of(qkv, a, norms=norms, cos=cos, sin=sin)
+        return heads_of(qkv, self.config, norms=norms, cos=cos, sin=sin)
 
     def _mix_and_mlp(self, layer: _Layer, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + layer.output(mixed)
-        return x + layer.mlp(normed(x, layer.mlp_norm, eps=self.architecture.norm_eps))
+        return x + layer.mlp(normed(x, layer.mlp_norm, eps=self.config.norm_eps))
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._head(normed(x, self._norm, eps=self.architecture.norm_eps))
+        return self._head(normed(x, self._norm, eps=self.config.norm_eps))
 
     def chosen(self) -> Tensor:
         """Experts of each token of the last pass, 0 in layers without experts. [N, L, K] int16, on the CPU
@@ -197,7 +195,7 @@ class Decoder:
         )
 
     def _mlp(self, prefix: str) -> DenseMlp | ExpertMlp:
-        routing = self.architecture.routing
+        routing = self.config.routing
         # A model may have experts in some layers only.
         if routing is None or f"{prefix}gate.weight" not in self._source:
             gate_up = self._product([f"{prefix}{part}_proj" for part in ("gate", "up")])

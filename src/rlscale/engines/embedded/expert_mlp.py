@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlscale.models.architecture import Routing
+from rlscale.models.decoder_config import Routing
 from rlscale.models.packed_linear import Product
 
 

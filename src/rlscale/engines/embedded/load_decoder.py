@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.models.architecture import read_architecture
 from rlscale.models.batch_shapes import lane_length
+from rlscale.models.decoder_config import DecoderConfig
 
 BYTES_PER_THREAD = 4 << 20
 LoadModel = Callable[[str], tuple[Mapping[str, Any], Mapping[str, Tensor]]]
@@ -57,14 +57,14 @@ def load_decoder(
 
     Raises ValueError naming what this engine does not run.
     """
-    config, weights = read_folder(model_path) or load_model(model_path)
-    architecture = read_architecture(config)
-    limit = architecture.max_positions if max_context_len is None else max_context_len
-    if limit > architecture.max_positions:
+    config_json, weights = read_folder(model_path) or load_model(model_path)
+    config = DecoderConfig.from_config_json(config_json)
+    limit = config.max_positions if max_context_len is None else max_context_len
+    if limit > config.max_positions:
         raise ValueError(
-            f"max_context_len must be at most {architecture.max_positions}, the positions of {model_path}, got {limit}"
+            f"max_context_len must be at most {config.max_positions}, the positions of {model_path}, got {limit}"
         )
-    decoder = Decoder(architecture, weights, dtype=dtype, device=device, num_positions=lane_length(limit))
+    decoder = Decoder(config, weights, dtype=dtype, device=device, num_positions=lane_length(limit))
     return decoder, limit
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.architecture import Architecture, read_architecture, rotary_tables
+from rlscale.models.decoder_config import DecoderConfig, rotary_tables
 from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, heads_of, normed
 from rlscale.models.packed_linear import Product
 from rlscale.training.attention.packed import PackedLayout, packed_attention
@@ -46,7 +46,7 @@ class _Parts:
 
     model: PreTrainedModel
     layers: Sequence[nn.Module]
-    architecture: Architecture
+    config: DecoderConfig
 
 
 def use_engine_kernels(model: PreTrainedModel, layers: Sequence[nn.Module]) -> None:
@@ -60,15 +60,15 @@ def use_engine_kernels(model: PreTrainedModel, layers: Sequence[nn.Module]) -> N
         ConfigError: the embedded engine, or this copy of it, does not run such a model.
     """
     try:
-        a = read_architecture(model.config.to_dict())
+        config = DecoderConfig.from_config_json(model.config.to_dict())
     except ValueError as error:
         raise _refusal(model.config.model_type, str(error)) from error
-    if a.routing is not None:
+    if config.routing is not None:
         raise _refusal(model.config.model_type, "models with experts compute in other shapes in each of them")
     for layer in layers:
         # On the object: sharding changes its class, and calls this one after it has gathered the weights.
-        layer.forward = partial(_layer_forward, layer, a)
-    model.forward = partial(_forward, _Parts(model=model, layers=layers, architecture=a))
+        layer.forward = partial(_layer_forward, layer, config)
+    model.forward = partial(_forward, _Parts(model=model, layers=layers, config=config))
 
 
 def computes_as_engine(model: nn.Module) -> bool:
@@ -109,35 +109,34 @@ def _forward(
     engine_rows: EngineRows,
     **_: Any,
 ) -> CausalLMOutput:
-    model, a = parts.model, parts.architecture
+    model, config = parts.model, parts.config
     embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     x = F.embedding(input_ids.squeeze(0), embedding)
     positions = position_ids.squeeze(0)
-    tables = [
-        table.to(x.device, x.dtype)[positions].unsqueeze(1) for table in rotary_tables(a, engine_rows.num_positions)
-    ]
-    context = _Pass(rows=engine_rows, packing=packing, cos=tables[0], sin=tables[1])
+    tables = rotary_tables(config, engine_rows.num_positions)
+    cos, sin = (table.to(x.device, x.dtype)[positions].unsqueeze(1) for table in tables)
+    context = _Pass(rows=engine_rows, packing=packing, cos=cos, sin=sin)
     for layer in parts.layers:
         x = layer(x, context)
-    x = normed(x[logits_to_keep], _weight(model.base_model, "norm"), eps=a.norm_eps)
+    x = normed(x[logits_to_keep], _weight(model.base_model, "norm"), eps=config.norm_eps)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits = _product(x, [head], engine_rows.head)
     # Not a view: FSDP warns of those.
     return CausalLMOutput(logits=torch.ops.aten._unsafe_view(logits, (1, *logits.shape)))
 
 
-def _layer_forward(layer: nn.Module, a: Architecture, x: Tensor, context: _Pass) -> Tensor:
+def _layer_forward(layer: nn.Module, config: DecoderConfig, x: Tensor, context: _Pass) -> Tensor:
     blocks = context.rows.layers
     attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
     norms = None
     if hasattr(attention, "q_norm"):
         norms = _weight(attention, "q_norm"), _weight(attention, "k_norm")
-    h = normed(x, _weight(layer, "input_layernorm"), eps=a.norm_eps)
+    h = normed(x, _weight(layer, "input_layernorm"), eps=config.norm_eps)
     qkv = _product(h, [attention.get_submodule(f"{name}_proj") for name in "qkv"], blocks)
-    q, k, v = heads_of(qkv, a, norms=norms, cos=context.cos, sin=context.sin)
+    q, k, v = heads_of(qkv, config, norms=norms, cos=context.cos, sin=context.sin)
     mixed = _attend(q, k, v, context)
     x = x + _product(mixed, [attention.get_submodule("o_proj")], blocks)
-    h = normed(x, _weight(layer, "post_attention_layernorm"), eps=a.norm_eps)
+    h = normed(x, _weight(layer, "post_attention_layernorm"), eps=config.norm_eps)
     inner = gated(_product(h, [mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")], blocks))
     return x + _product(inner, [mlp.get_submodule("down_proj")], blocks)
 

@@ -20,11 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlscale.architectures.family import find_family
 from rlscale.training.attention.packed import PACKED_ATTENTION, PackedLayout, attend_joined
 from rlscale.training.cpu.onednn_linear import OneDnnLinear, product, weight_gradient
-
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Architectures whose layers compute what is written here, if their linear layers have no bias."""
 
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -53,7 +51,7 @@ def use_fused_layers(model: PreTrainedModel, layers: Sequence[nn.Module]) -> int
         layers: its decoder layers.
     """
     config = model.config
-    if config.model_type not in MODEL_TYPES or config._attn_implementation != PACKED_ATTENTION:
+    if not find_family(config.model_type).fused_cpu or config._attn_implementation != PACKED_ATTENTION:
         return 0
     if getattr(config, "hidden_act", None) != "silu":
         return 0

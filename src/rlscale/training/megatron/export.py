@@ -10,7 +10,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from rlscale.models.hf_models import load_tokenizer
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter, make_exporter
-from rlscale.training.megatron.hf_mapping.hf_writer import MAX_FILE_BYTES, HfWriter, Written, name_files
+from rlscale.training.megatron.hf_mapping.hf_writer import MAX_FILE_BYTES, HfWriter, WrittenFiles, name_files
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.spec import WeightOwners
 
@@ -35,7 +35,7 @@ def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dt
     write_weights(model, folder)
 
 
-def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> list[Written]:
+def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> list[WrittenFiles]:
     """Writes the weights into a folder that rank 0 has made; a collective. Returns what each rank has written.
 
     Each rank writes weights of which it holds a part, about as many bytes as the others, and has one file in memory.
@@ -48,7 +48,7 @@ def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = M
     writer = HfWriter(folder=folder, rank=dist.get_rank(), max_file_bytes=max_file_bytes)
     for name, weight in exporter.weights():
         writer.add(name, weight)
-    by_rank = [Written(files=(), num_bytes=0)] * dist.get_world_size()
+    by_rank = [WrittenFiles(files=(), num_bytes=0)] * dist.get_world_size()
     dist.all_gather_object(by_rank, writer.finish())
     if dist.get_rank() == 0:
         name_files(folder, by_rank)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlscale.architectures.megatron_fields import ASSUMED
+from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS
 from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
 from rlscale.config.groups.megatron import RopeType
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
@@ -155,7 +155,7 @@ def is_like(path: str, other: str) -> bool:
 
 def own_model_config(megatron: MegatronConfig) -> MegatronConfig:
     """The same sizes, for a model whose architecture its own config.json says."""
-    given = {name: value for name, value in megatron.core_args.items() if name not in ASSUMED}
+    given = {name: value for name, value in megatron.core_args.items() if name not in MEGATRON_DEFAULTS}
     return replace(megatron, core_args=given, rope_type=RopeType.rope, max_position_embeddings=None)
 
 

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
+from rlscale.architectures.family import find_family
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
-
-MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Architectures whose logits are what the output layer returns, not scaled or capped afterwards."""
 
 MIN_VOCABULARY = 4096
 """Below it the logits of a micro-batch are small, and the plain way is the faster one."""
@@ -90,7 +88,7 @@ def use_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
     """
     head, is_asked = output_layer(model), chunk_tokens > 0
     plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None
-    if not plain or model.config.model_type not in MODEL_TYPES:
+    if not plain or not find_family(model.config.model_type).chunked_logits:
         if is_asked:
             rule = f"be -1 with a model of the type {model.config.model_type}"
             fix = "its logits are more than the product of its output layer; lower batch.max_tokens_per_gpu instead"

@@ -24,7 +24,7 @@ from rlscale.models.megatron_folder import STATE, torch_dist_folder
 from rlscale.training.megatron.checkpoint.dist_checkpoint import InProcessSave, load_weights
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.export import write_weights
-from rlscale.training.megatron.hf_mapping.hf_writer import copy_beside
+from rlscale.training.megatron.hf_mapping.hf_writer import copy_model_files
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
@@ -78,7 +78,7 @@ def convert_to_megatron(
         if dist.get_rank() == 0:
             (target / STATE).mkdir(parents=True)
             (target / HF_FOLDER).mkdir()
-            copy_beside(source, target / HF_FOLDER)
+            copy_model_files(source, target / HF_FOLDER)
         dist.barrier()
         dist_checkpointing.save(_sharded_weights(model), str(target / STATE), sharded_strategy=InProcessSave())
     return _report_files(checkpoint)
@@ -118,7 +118,7 @@ def convert_to_hf(
         load_weights(source, model=built)
         if dist.get_rank() == 0:
             target.mkdir(parents=True)
-            copy_beside(hf_source, target)
+            copy_model_files(hf_source, target)
             _set_config_dtype(target / "config.json", dtype)
         written = write_weights(built, target)
     return ConversionReport(

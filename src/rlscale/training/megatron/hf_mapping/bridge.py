@@ -1,7 +1,7 @@
-"""Weights by the maps of mbridge, in the place of our own (`model.megatron_to_hf_mode=bridge`).
+"""Conversion of weights by mbridge instead of our own tables (`model.megatron_to_hf_mode=bridge`).
 
-The model is the same; mbridge reads Hugging Face folders into it and gathers full weights from it, one by one on every
-rank of a group. There is no plan, and no checksum on the way.
+The model is the same. mbridge loads Hugging Face folders into it and gathers full weights from it, one by one on every
+rank of a group, without a transfer plan and without checksums.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _EXPERT = re.compile(r"(.+\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.weig
 def load_by_bridge(model: MegatronModel, path: str) -> None:
     """Fills every parameter of this rank from a Hugging Face folder or hub id; a collective.
 
-    Raises as `make_bridge`.
+    Raises:
+        ConfigError: as `make_bridge`.
     """
     make_bridge(model).load_weights([_Renamed(chunk) for chunk in model.chunks], path)
 
 
 class BridgeExporter:
-    """Full weights under Hugging Face names, as `Exporter` gives them: on rank 0, or on every rank."""
+    """Full weights under Hugging Face names, like `Exporter`, on rank 0 or on every rank."""
 
     senders = (0,)
 
@@ -42,21 +43,21 @@ class BridgeExporter:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight in full; a collective on each item."""
+        """Every weight in full; each item is a collective."""
         for name, tensor in self._bridge.export_weights(self._chunks):
             if self._is_for_all or dist.get_rank() == 0:
                 yield name, tensor.detach().contiguous()
 
 
 def make_bridge(model: MegatronModel) -> Any:
-    """mbridge's maps for a model.
+    """The mbridge converter of a model.
 
     Raises:
         ConfigError: mbridge is not installed, or does not know the family.
     """
     try:
-        # Imported here: an extra, which is seldom used.
-        import mbridge  # noqa: F401  # fills the registry
+        # Imported here: mbridge is an optional extra.
+        import mbridge  # noqa: F401  # its import fills the registry
         from mbridge.core.bridge import _MODEL_REGISTRY
     except ModuleNotFoundError as error:
         rule, fix = f"be raw without {error.name}", "pip install 'rlscale[bridge]', or leave it out"
@@ -66,9 +67,9 @@ def make_bridge(model: MegatronModel) -> Any:
     if kind is None:
         rule = f"be raw for a model of type {architecture.hf_config.model_type}, which mbridge does not know"
         raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix="leave it out")])
-    # A model with tied weights changes the maps of its class, of which the next model is made.
+    # mbridge changes the mappings of its class for a model with tied weights; a copy keeps the next model correct.
     own = {name: deepcopy(getattr(kind, name)) for name in dir(kind) if name.endswith("_MAPPING")}
-    # Any number has it fill up the vocabulary to what is set below, and take off again what was filled in.
+    # With any divisor set, mbridge pads the vocabulary to the size assigned below, and removes the padding on export.
     options = {"dtype": model.config.params_dtype, "make_vocab_size_divisible_by": 1}
     bridge = type(kind.__name__, (kind,), own)(architecture.hf_config, **options)
     bridge.vocab_size, bridge.padded_vocab_size = architecture.vocab_size, architecture.padded_vocab_size
@@ -76,7 +77,7 @@ def make_bridge(model: MegatronModel) -> Any:
 
 
 class _Renamed:
-    """A chunk whose experts are named as where one module has all of them."""
+    """A chunk that names its experts as Megatron-core's grouped experts do, which is what mbridge expects."""
 
     def __init__(self, chunk: MegatronDecoder) -> None:
         self._chunk, self.decoder = chunk, chunk.decoder

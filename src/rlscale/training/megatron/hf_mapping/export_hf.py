@@ -1,9 +1,9 @@
-"""Full weights under Hugging Face names, from the parts that all ranks hold.
+"""Full weights under Hugging Face names, from the shards of all ranks.
 
-    parts ─ transfer plan: from a rank that holds one to the rank that needs it ─ joined and renamed ─ full
+    shards ─ transfer plan: from a rank that holds one to the rank that needs it ─ joined and renamed ─ full
 
-No rank gets what it does not need: with one receiver all others only send, each part once; with several, experts stay
-with their owners. Only where every rank wants all weights are they sent on from the first one to the others.
+No rank receives a weight that it does not need: with one receiver all other ranks only send, each shard once; with
+several receivers experts stay with their owners. Only if every rank needs all weights are they broadcast.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.architectures.weight_names import TensorLayout
 from rlscale.errors import WeightSyncError
 from rlscale.training.megatron.hf_mapping.bridge import BridgeExporter
-from rlscale.training.megatron.hf_mapping.families import entries_of, figures_of_model, part_of_rank
-from rlscale.training.megatron.hf_mapping.mapping import Layout
-from rlscale.training.megatron.hf_mapping.sharding import give
+from rlscale.training.megatron.hf_mapping.mapping import head_sizes, map_weights, shard_of_rank
+from rlscale.training.megatron.hf_mapping.sharding import hf_from_shards
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.transfer.exchange import P2P, ReceivedWeight, exchange
 from rlscale.training.megatron.transfer.transfer_plan import (
@@ -34,9 +34,10 @@ from rlscale.training.megatron.transfer.transfer_plan import (
 from rlscale.training.spec import WeightOwners
 
 BUCKET_BYTES = 2**28
-"""Of the weights that a rank receives at once."""
+"""Size of the buckets in which a rank receives weights."""
 
 Named = tuple[str, Tensor]
+_ShardInfo = tuple[int, int, torch.Size, torch.dtype]  # index, count, shape and dtype of a shard
 _CHOICES = {WeightOwners.owners: fewest_owners, WeightOwners.holders: balanced_owners}
 
 
@@ -46,17 +47,17 @@ def export_hf(model: MegatronModel, *, to: WeightOwners = WeightOwners.first) ->
 
 
 def make_exporter(model: MegatronModel, *, to: WeightOwners = WeightOwners.first) -> Exporter | BridgeExporter:
-    """What gathers the weights of a model, by the maps that it is to be converted with; a collective."""
+    """The exporter of a model's converter, `raw` or `bridge`; a collective."""
     return BridgeExporter(model, to=to) if model.uses_bridge else Exporter(model, to=to)
 
 
 class Exporter:
-    """Gathers the weights of one model, as often as needed. Making it, which plans the transfer, is a collective.
+    """Gathers the weights of one model, as often as needed. The constructor plans the transfer and is a collective.
 
     Args:
-        model: whose weights are given.
-        to: the ranks that weights come on, layer by layer.
-        bucket_bytes: most bytes that a rank receives at once, a larger weight aside.
+        model: model to export.
+        to: ranks that receive weights, layer by layer.
+        bucket_bytes: limit of a rank's receive buffer; a single larger weight may exceed it.
         p2p: sends messages. None: the default process group.
 
     Example:
@@ -74,8 +75,8 @@ class Exporter:
         p2p: P2P | None = None,
     ) -> None:
         self._weights = dict(model.named_weights())
-        self._figures = figures_of_model(model.architecture)
-        self._entries = list(entries_of(model.architecture))
+        self._sizes = head_sizes(model.architecture)
+        self._mapped = list(map_weights(model.architecture))
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self._p2p = p2p
         self._is_for_all = to == WeightOwners.every
@@ -83,42 +84,45 @@ class Exporter:
 
     @property
     def num_bytes(self) -> int:
-        """Of all weights, with the rows that fill up the vocabulary."""
+        """Bytes of all weights, including the padding of the vocabulary."""
         return sum(weight.num_bytes for weight in self.plan.weights)
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """The ranks that have all weights between them, each on one of them."""
+        """The ranks that receive weights here and pass them on. Each weight is on exactly one of them."""
         return self.plan.receivers
 
     @torch.no_grad()
     def weights(self) -> Iterator[Named]:
-        """The weights that this rank receives; a collective. A tensor is good until the next one is asked for.
+        """The weights that this rank receives; a collective. A tensor is valid until the next one is requested.
 
-        A tied output layer comes once, as the embedding. Raises WeightSyncError for one that does not arrive as it was
-        sent.
+        A tied output layer is yielded once, as the embedding.
+
+        Raises:
+            WeightSyncError: a weight arrives with another checksum than it was sent with.
         """
-        parts = {name: weight.detach().contiguous() for name, weight in self._weights.items()}
-        device = next(iter(parts.values())).device
+        shards = {name: weight.detach().contiguous() for name, weight in self._weights.items()}
+        device = next(iter(shards.values())).device
         if self._is_for_all:
-            yield from self._on_all(parts, device)
+            yield from self._broadcast(shards, device)
             return
-        for arrived in exchange(self.plan, parts, rank=dist.get_rank(), device=device, p2p=self._p2p):
+        for arrived in exchange(self.plan, shards, rank=dist.get_rank(), device=device, p2p=self._p2p):
             yield from self._joined(arrived)
 
-    def _on_all(self, parts: Mapping[str, Tensor], device: torch.device) -> Iterator[Named]:
-        """Bucket by bucket: first on rank 0, then from there on all. What went wrong is raised on all, too."""
+    def _broadcast(self, shards: Mapping[str, Tensor], device: torch.device) -> Iterator[Named]:
+        """Gathers bucket by bucket on one rank and broadcasts from there. An error is raised on all ranks."""
         for buckets in self.plan.rounds():
             (bucket,), found, problem = buckets, deque[ReceivedWeight](), ""
             plan = replace(self.plan, buckets=buckets)
             try:
-                found.extend(exchange(plan, parts, rank=dist.get_rank(), device=device, p2p=self._p2p))
+                found.extend(exchange(plan, shards, rank=dist.get_rank(), device=device, p2p=self._p2p))
             except WeightSyncError as error:
                 problem = str(error)
-            told = [problem]
-            dist.broadcast_object_list(told, src=bucket.receiver)
-            if told[0]:
-                raise WeightSyncError(told[0])
+            # All ranks learn of an error before the broadcast, which would hang without the receiver.
+            problems = [problem]
+            dist.broadcast_object_list(problems, src=bucket.receiver)
+            if problems[0]:
+                raise WeightSyncError(problems[0])
             for i in bucket.weight_indices:
                 weight = self.plan.weights[i]
                 full = torch.empty((weight.num_shards, weight.shard_bytes), dtype=torch.uint8, device=device)
@@ -128,31 +132,35 @@ class Exporter:
                 yield from self._joined(ReceivedWeight(weight_index=i, shards=list(full)))
 
     def _joined(self, arrived: ReceivedWeight) -> Iterator[Named]:
-        """The tensors of Hugging Face that a weight is made of."""
-        weight = self._entries[arrived.weight_index].weight
+        """The Hugging Face tensors of a weight, from its shards as bytes."""
+        weight = self._mapped[arrived.weight_index].weight
         shape, dtype = self._shapes[weight.megatron]
-        tensors = give(weight.layout, [part.view(dtype).view(shape) for part in arrived.shards], figures=self._figures)
-        for name, tensor in zip(weight.hf, tensors, strict=True):
+        shards = [part.view(dtype).view(shape) for part in arrived.shards]
+        for name, tensor in zip(weight.hf, hf_from_shards(weight.layout, shards, sizes=self._sizes), strict=True):
             yield name, tensor.contiguous()
 
     def _make_plan(self, *, to: WeightOwners, bucket_bytes: int) -> TransferPlan:
-        own: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
-        for entry in self._entries:
-            weight = self._weights.get(entry.weight.megatron)
-            if weight is not None:
-                # All ranks hold the only part of a weight that is not divided.
-                part = part_of_rank(entry)
-                index, count = (0, 1) if entry.weight.layout == Layout.whole else (part.index, part.count)
-                own[entry.weight.megatron] = (index, count, weight.shape, weight.dtype)
-        by_rank: list[dict[str, tuple[int, int, torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(by_rank, own)
-        known = {name: about for rank in by_rank for name, about in rank.items()}
+        """The transfer plan from the shards of all ranks; a collective."""
+        gathered: list[dict[str, _ShardInfo]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(gathered, self._own_shards())
+        known = {name: info for rank in gathered for name, info in rank.items()}
         self._shapes = {name: (shape, dtype) for name, (_, _, shape, dtype) in known.items()}
         wanted = []
-        for entry in self._entries:
-            _, count, shape, dtype = known[entry.weight.megatron]
+        for mapped in self._mapped:
+            _, count, shape, dtype = known[mapped.weight.megatron]
             size = prod(shape) * dtype.itemsize
-            wanted.append(WeightSpec(name=entry.weight.megatron, num_shards=count, shard_bytes=size))
-        held = [{name: about[0] for name, about in rank.items()} for rank in by_rank]
+            wanted.append(WeightSpec(name=mapped.weight.megatron, num_shards=count, shard_bytes=size))
+        held = [{name: info[0] for name, info in rank.items()} for rank in gathered]
         receivers = _CHOICES[to](wanted, held) if to in _CHOICES else [0] * len(wanted)
         return plan_transfer(wanted, held, receivers=receivers, bucket_bytes=bucket_bytes)
+
+    def _own_shards(self) -> dict[str, _ShardInfo]:
+        own: dict[str, _ShardInfo] = {}
+        for mapped in self._mapped:
+            tensor = self._weights.get(mapped.weight.megatron)
+            if tensor is not None:
+                shard, is_whole = shard_of_rank(mapped), mapped.weight.layout == TensorLayout.whole
+                # A replicated weight has one part, which every rank holds.
+                index, count = (0, 1) if is_whole else (shard.index, shard.count)
+                own[mapped.weight.megatron] = (index, count, tensor.shape, tensor.dtype)
+        return own

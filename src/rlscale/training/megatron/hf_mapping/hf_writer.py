@@ -1,4 +1,4 @@
-"""A Hugging Face folder, written tensor by tensor: a rank holds one file in memory, never the whole model."""
+"""Writes a Hugging Face folder tensor by tensor: a rank holds one file in memory, never the whole model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.utils.hub import cached_file
 from rlscale.errors import DataError
 
 MAX_FILE_BYTES = 5 * 10**9
-BESIDE = (
+MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -27,14 +27,14 @@ BESIDE = (
     "added_tokens.json",
     "tokenizer.model",
 )
-"""What belongs to a model beside its weights, where there is such a file."""
+"""Files of a model in addition to its weights; some models lack some of them."""
 
 
 @dataclass(kw_only=True, slots=True)
 class HfWriter:
-    """Writes weights into an existing folder, as many to a file as fit. `close` gives the files their names.
+    """Writes weights into an existing folder, in files of limited size. `close` gives the files their final names.
 
-    Several ranks may write into one folder, each its own tensors: one of them then names all files with `name_files`.
+    Several ranks may write different tensors into one folder: one of them then calls `name_files` for all.
 
     Example:
         writer = HfWriter(folder=folder)
@@ -45,43 +45,44 @@ class HfWriter:
 
     folder: Path
     max_file_bytes: int = MAX_FILE_BYTES
-    rank: int = 0  # of those that write into the folder
-    num_bytes: int = 0  # of all tensors
-    _files: list[list[str]] = field(default_factory=list)  # tensors by file
-    _held: dict[str, Tensor] = field(default_factory=dict)
-    _held_bytes: int = 0
+    rank: int = 0  # among the ranks that write into the folder
+    num_bytes: int = 0  # written so far
+    _files: list[list[str]] = field(default_factory=list)  # tensor names by file
+    _buffer: dict[str, Tensor] = field(default_factory=dict)  # tensors of the next file
+    _buffer_bytes: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Keeps a copy, and writes a file when it is full."""
+        """Copies a tensor into the buffer; writes a file first if the buffer is full."""
         size = tensor.numel() * tensor.element_size()
-        if self._held and self._held_bytes + size > self.max_file_bytes:
+        if self._buffer and self._buffer_bytes + size > self.max_file_bytes:
             self._flush()
-        self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        self._held_bytes += size
+        # A copy: the caller may reuse the memory of the tensor for the next one.
+        self._buffer[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        self._buffer_bytes += size
         self.num_bytes += size
 
-    def finish(self) -> Written:
-        """Writes the last file. The files are then named by `name_files`."""
+    def finish(self) -> WrittenFiles:
+        """Writes the last file under a temporary name; `name_files` gives the final names."""
         self._flush()
         files = tuple((_part(self.rank, i), tuple(names)) for i, names in enumerate(self._files))
-        return Written(files=files, num_bytes=self.num_bytes)
+        return WrittenFiles(files=files, num_bytes=self.num_bytes)
 
     def close(self) -> None:
-        """Writes the last file, and the index where there are several."""
+        """Writes the last file, and the index if there are several files."""
         name_files(self.folder, [self.finish()])
 
     def _flush(self) -> None:
-        if self._held:
-            save_file(self._held, self.folder / _part(self.rank, len(self._files)), metadata={"format": "pt"})
-            self._files.append(list(self._held))
-            self._held, self._held_bytes = {}, 0
+        if self._buffer:
+            save_file(self._buffer, self.folder / _part(self.rank, len(self._files)), metadata={"format": "pt"})
+            self._files.append(list(self._buffer))
+            self._buffer, self._buffer_bytes = {}, 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """What one rank has written."""
+class WrittenFiles:
+    """Files that one rank has written, under temporary names."""
 
-    files: tuple[tuple[str, tuple[str, ...]], ...]  # name, and the tensors in it
+    files: tuple[tuple[str, tuple[str, ...]], ...]  # file name, names of its tensors
     num_bytes: int
 
     @property
@@ -89,8 +90,8 @@ class Written:
         return sum(len(names) for _, names in self.files)
 
 
-def name_files(folder: Path, written: Sequence[Written]) -> None:
-    """Gives the files of all ranks the names under which transformers looks for them, and writes their index."""
+def name_files(folder: Path, written: Sequence[WrittenFiles]) -> None:
+    """Renames the files of all ranks to the names that transformers expects, and writes their index."""
     files = [each for rank in written for each in rank.files]
     if len(files) == 1:
         (folder / files[0][0]).rename(folder / "model.safetensors")
@@ -109,13 +110,13 @@ def _part(rank: int, number: int) -> str:
     return f".part-{rank}-{number}"
 
 
-def copy_beside(source: str, target: Path) -> None:
+def copy_model_files(source: str, target: Path) -> None:
     """Copies configuration and tokenizer of a folder or hub id into an existing folder.
 
     Raises:
-        DataError: there is no config.json.
+        DataError: config.json is missing.
     """
-    for name in BESIDE:
+    for name in MODEL_FILES:
         folder = Path(source)
         found = folder / name if folder.is_dir() else _from_hub(source, name)
         if found is not None and found.is_file():

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder into this rank's part of a model, tensor by tensor."""
+"""Loads the weights of a Hugging Face folder into this rank's shard of a model, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlscale.errors import DataError
 from rlscale.training.megatron.hf_mapping.bridge import load_by_bridge
-from rlscale.training.megatron.hf_mapping.families import (
+from rlscale.training.megatron.hf_mapping.mapping import (
     OUTPUT_LAYER,
     OWN_PREFIX,
-    Entry,
-    entries_of,
-    figures_of_model,
-    part_of_rank,
+    MappedWeight,
+    head_sizes,
+    map_weights,
+    shard_of_rank,
 )
-from rlscale.training.megatron.hf_mapping.sharding import Source, take
+from rlscale.training.megatron.hf_mapping.sharding import SliceReader, shard_from_hf
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _EXPERT_BIAS = ".e_score_correction_bias"
-"""How the name of a tensor ends that is in float32 whatever the others are."""
+"""Suffix of tensors that are float32 whatever the dtype of the others is."""
 _EXPERT = re.compile(r"(?P<experts>.+\.mlp\.experts)\.(?P<j>\d+)\.(?P<matrix>gate|up|down)_proj\.weight")
 
 
 @torch.no_grad()
 def load_hf(model: MegatronModel, path: str) -> None:
-    """Fills every weight of this rank. Each reads the slices that it holds; none waits for another, but by mbridge.
+    """Fills every weight of this rank. Each rank reads its own slices; a collective with mbridge only.
 
     Args:
         model: from `build_model`.
@@ -47,26 +47,27 @@ def load_hf(model: MegatronModel, path: str) -> None:
         load_by_bridge(model, path)
         return
     checkpoint = HfCheckpoint(path)
-    entries = {entry.weight.megatron: entry for entry in entries_of(model.architecture)}
-    figures = figures_of_model(model.architecture)
+    by_name = {mapped.weight.megatron: mapped for mapped in map_weights(model.architecture)}
+    sizes = head_sizes(model.architecture)
     if model.architecture.is_tied:
-        first = next(iter(entries.values()))  # the embedding; the last stage has a copy of it
-        entries[OUTPUT_LAYER] = Entry(weight=first.weight)
+        # The last pipeline stage holds a copy of the embedding, which is the first weight, as its output layer.
+        embedding = next(iter(by_name.values()))
+        by_name[OUTPUT_LAYER] = MappedWeight(weight=embedding.weight)
     for name, weight in model.named_weights():
         if name.startswith(OWN_PREFIX):
             continue
-        assert name in entries, f"{model.architecture.family} names no weight {name}"
-        entry = entries[name]
-        sources = [checkpoint.source(each) for each in entry.weight.hf]
-        found = take(entry.weight.layout, sources, part=part_of_rank(entry), figures=figures)
+        assert name in by_name, f"the table of {model.architecture.family} has no weight {name}"
+        mapped = by_name[name]
+        sources = [checkpoint.source(each) for each in mapped.weight.hf]
+        found = shard_from_hf(mapped.weight.layout, sources, shard=shard_of_rank(mapped), sizes=sizes)
         if found.shape != weight.shape:
             shapes = f"{tuple(found.shape)} instead of {tuple(weight.shape)} for {name}"
-            raise DataError(f"{path} must hold {entry.weight.hf[0]} of this model, got {shapes}; check config.json")
+            raise DataError(f"{path} must hold {mapped.weight.hf[0]} of this model, got {shapes}; check config.json")
         weight.copy_(found)
 
 
 class HfCheckpoint:
-    """The safetensors of a folder or hub id, read where they are asked for."""
+    """The safetensors of a folder or hub id, read on request."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -88,22 +89,22 @@ class HfCheckpoint:
             )
         return dict.fromkeys(self._open(str(folder / _SINGLE)).keys(), str(folder / _SINGLE))
 
-    def source(self, name: str) -> Source:
-        """One tensor. Matrices of an expert may lie in one tensor for all experts, too.
+    def source(self, name: str) -> SliceReader:
+        """A reader of one tensor. A matrix of an expert may also be a part of one tensor for all experts.
 
         Raises:
-            DataError: it is not there.
+            DataError: the tensor is missing.
         """
         if name in self.files:
-            piece = self._open(self.files[name]).get_slice(name)
-            return Source(
-                shape=tuple(piece.get_shape()), rows=lambda some: piece[some], columns=lambda some: piece[:, some]
+            tensor = self._open(self.files[name]).get_slice(name)
+            return SliceReader(
+                shape=tuple(tensor.get_shape()), rows=lambda some: tensor[some], columns=lambda some: tensor[:, some]
             )
         expert = _EXPERT.fullmatch(name)
         fused = expert and f"{expert['experts']}.{'down' if expert['matrix'] == 'down' else 'gate_up'}_proj"
         if not expert or fused not in self.files:
             raise DataError(
-                f"{self.path} must hold {name}, got no such tensor; check that config.json is of this model"
+                f"{self.path} must hold {name}, got no such tensor; check that config.json belongs to this model"
             )
         return _one_expert(self._open(self.files[fused]).get_slice(fused), j=int(expert["j"]), matrix=expert["matrix"])
 
@@ -113,7 +114,7 @@ class HfCheckpoint:
         return found
 
     def dtypes(self) -> set[str]:
-        """The types of all tensors that have the type of the model, as safetensors names them, e.g. `F32`."""
+        """The dtypes of all tensors as safetensors names them, e.g. `F32`, without those that are always float32."""
         return {
             str(self._open(file).get_slice(name).get_dtype())
             for name, file in self.files.items()
@@ -126,33 +127,34 @@ class HfCheckpoint:
         return self._handles[file]
 
 
-def _one_expert(piece: Any, *, j: int, matrix: str) -> Source:
-    """A matrix of expert `j`, out of [experts, rows, columns]; of the first matrices two lie one above the other."""
-    _, rows, columns = piece.get_shape()
+def _one_expert(stacked: Any, *, j: int, matrix: str) -> SliceReader:
+    """A reader of a matrix of expert `j` in [experts, rows, columns]. Gate and up projection are stacked by rows."""
+    _, rows, columns = stacked.get_shape()
     first = 0
     if matrix != "down":
         rows //= 2
         first = rows if matrix == "up" else 0
 
+    # A slice of length 1 instead of an index: safetensors slices an axis, it does not drop it.
     def some_rows(some: slice) -> Tensor:
         start, stop, _ = some.indices(rows)
-        found: Tensor = piece[j : j + 1, first + start : first + stop]
+        found: Tensor = stacked[j : j + 1, first + start : first + stop]
         return found[0]
 
     def some_columns(some: slice) -> Tensor:
-        found: Tensor = piece[j : j + 1, first : first + rows, some]
+        found: Tensor = stacked[j : j + 1, first : first + rows, some]
         return found[0]
 
-    return Source(shape=(rows, columns), rows=some_rows, columns=some_columns)
+    return SliceReader(shape=(rows, columns), rows=some_rows, columns=some_columns)
 
 
 def _files_of_hub(path: str) -> dict[str, str]:
-    """Downloads what is not in the local cache yet."""
+    """Tensor -> file of a hub id. Downloads files that are not in the local cache."""
     index = cached_file(path, _INDEX, _raise_exceptions_for_missing_entries=False)
     if index is None:
         single = cached_file(path, _SINGLE)
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), str(single))
-    files, about = get_checkpoint_shard_files(path, index)  # type: ignore[no-untyped-call]
+    files, metadata = get_checkpoint_shard_files(path, index)  # type: ignore[no-untyped-call]
     by_name = {Path(file).name: str(file) for file in files}
-    return {name: by_name[file] for name, file in about["weight_map"].items()}
+    return {name: by_name[file] for name, file in metadata["weight_map"].items()}

@@ -1,70 +1,71 @@
-"""One weight under both names, and the lists that a family is made of.
-
-In names `{i}` is the layer, counted over the whole model, and `{j}` the expert.
-"""
+"""The weights of a Megatron-core model under both names, and the shard of each that a rank holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
+from megatron.core import parallel_state
 
-class Layout(StrEnum):
-    """How the tensors of Hugging Face make up one of Megatron-core, and what of it a tensor-parallel rank holds."""
+from rlscale.architectures.family import find_family
+from rlscale.architectures.weight_names import Weight
+from rlscale.training.megatron.hf_mapping.sharding import HeadSizes, Shard
+from rlscale.training.megatron.model.transformer_config import MegatronArchitecture
 
-    whole = "whole"  # all of it, on every rank
-    rows = "rows"  # a share of the rows
-    columns = "columns"  # a share of the columns
-    vocabulary = "vocabulary"  # a share of the rows, after zeros were added to make them enough
-    qkv = "qkv"  # of each group of heads queries, then key, then value; a share of the groups
-    gated = "gated"  # a share of the gate's rows, then the same share of the other matrix's
-    gated_fused = "gated_fused"  # the same, from one tensor with both
+OUTPUT_LAYER = "output_layer.weight"
+OWN_PREFIX = "value_head."
+"""Prefix of parameters that Hugging Face does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weight:
-    """A parameter of Megatron-core and the tensors of Hugging Face that it is made of."""
+class MappedWeight:
+    """A weight of a model with its layer and expert. None: it belongs to no layer or expert."""
 
-    megatron: str
-    hf: tuple[str, ...]
-    layout: Layout = Layout.whole
+    weight: Weight
+    layer: int | None = None
+    expert: int | None = None
 
-    def at(self, *, layer: int | str = "", expert: int | str = "") -> Weight:
-        """The same with the numbers put in."""
-        numbers = {"i": layer, "j": expert}
-        return Weight(
-            megatron=self.megatron.format(**numbers),
-            hf=tuple(name.format(**numbers) for name in self.hf),
-            layout=self.layout,
+
+def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
+    """Every weight in the order of the Hugging Face model, without an output layer that is tied to the embedding."""
+    family, config = find_family(architecture.family), architecture.transformer
+    names = family.hf_names
+    if config.multi_latent_attention and config.q_lora_rank is None:
+        names = family.plain_query_names
+    assert names is not None, f"{family.name} has no table of weight names"
+    frequency = config.moe_layer_freq
+    for weight in names.before:
+        yield MappedWeight(weight=weight)
+    for i in range(config.num_layers):
+        # An int means that every layer has experts: other steps arrive as a list with one entry per layer.
+        has_experts = config.num_moe_experts is not None and (isinstance(frequency, int) or bool(frequency[i]))
+        num_experts = int(config.num_moe_experts) if has_experts else 0
+        for weight, expert in names.layer_weights(i, num_experts=num_experts):
+            yield MappedWeight(weight=weight, layer=i, expert=expert)
+    for weight in names.after:
+        if weight.megatron != OUTPUT_LAYER or not architecture.is_tied:
+            yield MappedWeight(weight=weight)
+
+
+def head_sizes(architecture: MegatronArchitecture) -> HeadSizes:
+    """The sizes that tensor layouts depend on."""
+    config = architecture.transformer
+    return HeadSizes(
+        num_groups=config.num_query_groups,
+        queries_per_group=config.num_attention_heads // config.num_query_groups,
+        vocab_size=architecture.vocab_size,
+        padded_vocab_size=architecture.padded_vocab_size,
+    )
+
+
+def shard_of_rank(mapped: MappedWeight) -> Shard:
+    """The shard of a weight that this tensor-parallel rank holds. Experts have a separate tensor-parallel group."""
+    if mapped.expert is None:
+        return Shard(
+            index=parallel_state.get_tensor_model_parallel_rank(),
+            count=parallel_state.get_tensor_model_parallel_world_size(),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Names:
-    """The weights of a family, in the order of its Hugging Face model."""
-
-    before: tuple[Weight, ...]
-    attention: tuple[Weight, ...]  # of every layer
-    dense: tuple[Weight, ...]  # of a layer without experts
-    router: tuple[Weight, ...] = ()  # of a layer with experts
-    expert: tuple[Weight, ...] = ()  # of each of its experts
-    norms: tuple[Weight, ...] = field(default=())  # at the end of every layer
-    after: tuple[Weight, ...]
-
-    def layer(self, index: int, *, num_experts: int) -> Iterator[tuple[Weight, int | None]]:
-        """The weights of a layer, each with its expert.
-
-        Args:
-            index: of the layer in the whole model.
-            num_experts: that the layer has; 0: it has a dense MLP.
-        """
-        for weight in self.attention:
-            yield weight.at(layer=index), None
-        for weight in self.router if num_experts else self.dense:
-            yield weight.at(layer=index), None
-        for j in range(num_experts):
-            for weight in self.expert:
-                yield weight.at(layer=index, expert=j), j
-        for weight in self.norms:
-            yield weight.at(layer=index), None
+    return Shard(
+        index=parallel_state.get_expert_tensor_parallel_rank(),
+        count=parallel_state.get_expert_tensor_parallel_world_size(),
+    )

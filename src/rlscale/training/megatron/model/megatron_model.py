@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from rlscale.architectures.family import find_family
 from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.loss.user_hooks import NO_CUSTOM
@@ -24,7 +25,7 @@ from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.layer_specs import block_spec
 from rlscale.training.megatron.model.mla import set_positions
 from rlscale.training.megatron.model.rotary import ModelRotaryEmbedding, inverse_frequencies
-from rlscale.training.megatron.model.transformer_config import Architecture, architecture_of
+from rlscale.training.megatron.model.transformer_config import MegatronArchitecture, load_architecture
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.value_head import ValueHead, squeeze_values
 
@@ -39,9 +40,6 @@ VALUE_HEAD = "value_head."
 """Prefix of the parameters of a value head."""
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
-
-POST_NORM_FAMILIES = frozenset({"glm4"})
-"""Families that also normalise the outputs of attention and MLP."""
 
 
 class MegatronDecoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
@@ -104,7 +102,7 @@ class MegatronModel:
     """The pipeline chunks of this rank: one, or several with an interleaved pipeline."""
 
     chunks: list[MegatronDecoder]
-    architecture: Architecture
+    architecture: MegatronArchitecture
     uses_bridge: bool = False  # mbridge converts its weights
 
     @property
@@ -172,9 +170,9 @@ def build_model(
         ConfigError: with every key that contradicts the config, or every feature that Megatron-core does not support.
     """
     with megatron_device():
-        architecture = architecture_of(path, model=model, megatron=megatron, dtype=dtype)
+        architecture = load_architecture(path, model=model, megatron=megatron, dtype=dtype)
         if has_value_head:
-            architecture = replace(architecture, is_tied=False)
+            architecture = architecture.untied()
         assert get_cuda_rng_tracker().get_states(), "the random generators of Megatron-core must be seeded first"
         virtual = architecture.transformer.virtual_pipeline_model_parallel_size
         stages = [None] if virtual is None else list(range(virtual))
@@ -196,10 +194,10 @@ def configure_pipeline(model: MegatronModel, dims: ParallelDims) -> MegatronMode
 
 
 def _make_builder(
-    kind: type[MegatronDecoder], architecture: Architecture, *, megatron: MegatronConfig, vp_stage: int | None
+    kind: type[MegatronDecoder], architecture: MegatronArchitecture, *, megatron: MegatronConfig, vp_stage: int | None
 ) -> ChunkBuilder:
     config, where = architecture.transformer, {"ignore_virtual": False, "vp_stage": vp_stage}
-    has_post_norms = architecture.family in POST_NORM_FAMILIES
+    has_post_norms = find_family(architecture.family).post_norms
     return ChunkBuilder(
         kind,
         {
@@ -217,7 +215,7 @@ def _make_builder(
     )
 
 
-def _set_rotary_embedding(chunk: MegatronDecoder, architecture: Architecture) -> None:
+def _set_rotary_embedding(chunk: MegatronDecoder, architecture: MegatronArchitecture) -> None:
     """Replaces the rotary embedding of a chunk by one with the frequencies of transformers."""
     config = architecture.transformer
     if config.multi_latent_attention:

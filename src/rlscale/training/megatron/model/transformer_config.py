@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -12,102 +12,112 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from rlscale.architectures.hf_config import figures_of
-from rlscale.architectures.megatron_fields import architecture_problems, is_latent, megatron_fields
+from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.hf_config import hf_fields
+from rlscale.architectures.megatron_fields import check_architecture, has_latent_attention, megatron_fields
 from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config.rules.model import megatron_keys
 from rlscale.errors import ConfigError
-from rlscale.models.kimi import register_kimi
+from rlscale.models.transformers_aliases import register_aliases
 from rlscale.training.megatron.model.mla import latent_sizes
 from rlscale.training.megatron.model.rotary import yarn_fields
 
 _FIELDS = frozenset(field.name for field in fields(MLATransformerConfig))
 
 DEFAULTS: Mapping[str, Any] = {
-    "moe_token_dispatcher_type": "alltoall",  # the only one for micro-batches that differ in length
+    "moe_token_dispatcher_type": "alltoall",  # the only one that supports micro-batches of different lengths
+    # Losses and biases that balance experts are for pre-training.
     "moe_router_load_balancing_type": "none",
     "recompute_method": "uniform",
     "recompute_num_layers": 1,
 }
-"""Ours, where `megatron` leaves a field open: losses that balance experts are for pre-training."""
+"""Defaults of rlscale for fields that `megatron` leaves unset."""
 
-LATENT_DEFAULTS: Mapping[str, Any] = {
+MLA_DEFAULTS: Mapping[str, Any] = {
+    # As in transformers and the engines.
     "moe_router_dtype": "fp32",
+    # An update would change the policy outside of its loss, between a sample's generation and its training.
     "moe_router_bias_update_rate": 0.0,
 }
-"""Likewise for a model whose experts are chosen with a bias: scores in float32, as transformers and engines have them,
-and a bias that stays. To move it balances experts in pre-training; here it would change the policy outside of its loss,
-and between the generation of a sample and the step that learns from it.
-"""
+"""The same for models that choose experts with a bias on the scores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """What of a model its layers and names depend on."""
+class MegatronArchitecture:
+    """The view of an architecture that Megatron-core builds a model from."""
 
-    family: str  # whose weights are named alike, e.g. `qwen3`
+    architecture: Architecture
+    family: str  # its table of weight names applies, e.g. `qwen3`
     hf_config: PreTrainedConfig
     transformer: TransformerConfig
-    is_tied: bool  # the output layer is the embedding
-    vocab_size: int  # tokens
-    padded_vocab_size: int  # rows of the embedding, over all tensor-parallel ranks
+    padded_vocab_size: int  # rows of the embedding over all tensor-parallel ranks
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.architecture.vocab_size
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output layer is the embedding."""
+        return self.architecture.tied
+
+    def untied(self) -> MegatronArchitecture:
+        """The same architecture with an embedding that is not the output layer."""
+        return replace(self, architecture=replace(self.architecture, tied=False))
 
 
-def architecture_of(path: str, *, model: ModelConfig, megatron: MegatronConfig, dtype: torch.dtype) -> Architecture:
-    """What Megatron-core is to build for a Hugging Face folder or hub id.
+def load_architecture(
+    path: str, *, model: ModelConfig, megatron: MegatronConfig, dtype: torch.dtype
+) -> MegatronArchitecture:
+    """The architecture of a Hugging Face folder or hub id for Megatron-core.
 
     Args:
-        path: folder or hub id; the figures of its config count.
-        model: keys that must agree with them, and the padding of the vocabulary.
-        megatron: parallel sizes, and further fields of Megatron-core.
+        path: folder or hub id; its `config.json` decides.
+        model: keys that must agree with it, and the padding of the vocabulary.
+        megatron: parallel sizes and further fields of Megatron-core.
         dtype: of parameters and activations.
 
     Raises:
-        ConfigError: with every key that contradicts the config, or what of it Megatron-core does not have.
+        ConfigError: with every key that contradicts `config.json`, and every feature that Megatron-core does not have.
     """
-    register_kimi()
+    register_aliases()
     config = AutoConfig.from_pretrained(path)
-    as_json = config.to_dict()
-    problems = architecture_problems(as_json, model=model, megatron=megatron)
+    config_json = config.to_dict()
+    problems = check_architecture(config_json, megatron_keys(model, megatron))
     if problems:
         raise ConfigError(problems)
-    figures, core = figures_of(as_json), _transformer_fields(as_json, megatron=megatron, dtype=dtype)
-    if is_latent(as_json):
-        transformer = MLATransformerConfig(**{**LATENT_DEFAULTS, **core, **latent_sizes(figures, config)})
+    core = _transformer_fields(config_json, megatron=megatron, dtype=dtype)
+    if has_latent_attention(config_json):
+        sizes = latent_sizes(hf_fields(config_json), config)
+        transformer = MLATransformerConfig(**{**MLA_DEFAULTS, **core, **sizes})
     else:
         transformer = TransformerConfig(**core)
         for name, value in yarn_fields(config).items():
-            setattr(transformer, name, value)  # no fields of it, but looked for
-    vocab_size, parts = int(figures["vocab_size"]), megatron.tensor_model_parallel_size
-    padded = model.padded_vocab_size or -(-vocab_size // parts) * parts
-    return Architecture(
+            setattr(transformer, name, value)  # not dataclass fields, but attention reads them
+    architecture, num_parts = Architecture.from_config_json(config_json), megatron.tensor_model_parallel_size
+    return MegatronArchitecture(
+        architecture=architecture,
         family=model.name or config.model_type,
         hf_config=config,
         transformer=transformer,
-        is_tied=bool(figures.get("tie_word_embeddings", False)),
-        vocab_size=vocab_size,
-        padded_vocab_size=padded,
+        # Rounded up to a multiple of the ranks.
+        padded_vocab_size=model.padded_vocab_size or -(-architecture.vocab_size // num_parts) * num_parts,
     )
 
 
 def _transformer_fields(
     config_json: Mapping[str, Any], *, megatron: MegatronConfig, dtype: torch.dtype
 ) -> dict[str, Any]:
-    figures = figures_of(config_json)
-    heads = int(figures["num_attention_heads"])
+    """Fields of a TransformerConfig. Later entries win: defaults, the model, parallel sizes, `megatron.core_args`."""
     found = {
         **DEFAULTS,
-        "num_layers": figures["num_layers"],
-        "hidden_size": figures["hidden_size"],
-        "num_attention_heads": heads,
-        "num_query_groups": figures.get("num_key_value_heads", heads),
-        "kv_channels": figures.get("head_dim") or figures["hidden_size"] // heads,
-        "ffn_hidden_size": figures.get("intermediate_size", figures["hidden_size"]),
-        "activation_func": F.silu,
+        **_layer_fields(hf_fields(config_json)),
         **megatron_fields(config_json),
-        # Every weight is loaded, so memory is left as it comes.
-        "init_method": _leave,
-        "output_layer_init_method": _leave,
-        "embedding_init_method": _leave,
+        # Every weight is loaded, so memory stays uninitialised.
+        "init_method": _no_init,
+        "output_layer_init_method": _no_init,
+        "embedding_init_method": _no_init,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
@@ -118,14 +128,8 @@ def _transformer_fields(
         "variable_seq_lengths": megatron.variable_seq_lengths,
         "recompute_granularity": megatron.recompute_granularity and str(megatron.recompute_granularity),
     }
-    if figures.get("num_experts"):
-        found |= {
-            "num_moe_experts": figures["num_experts"],
-            "moe_router_topk": figures["num_experts_per_tok"],
-            "moe_ffn_hidden_size": figures["moe_intermediate_size"],
-        }
     if megatron.core_args.get("virtual_pipeline_model_parallel_size"):
-        # Between two stages messages of both directions would else be in one batch, and be taken for each other.
+        # Batched P2P would put both directions between two stages into one batch, and the messages would be mixed up.
         found |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     found |= {name: value for name, value in megatron.core_args.items() if name in _FIELDS}
     if found["recompute_granularity"] != "full":
@@ -134,5 +138,26 @@ def _transformer_fields(
     return found
 
 
-def _leave(weight: Tensor) -> Tensor:
+def _layer_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the layers, from architecture fields."""
+    heads = int(given["num_attention_heads"])
+    found = {
+        "num_layers": given["num_layers"],
+        "hidden_size": given["hidden_size"],
+        "num_attention_heads": heads,
+        "num_query_groups": given.get("num_key_value_heads", heads),
+        "kv_channels": given.get("head_dim") or given["hidden_size"] // heads,
+        "ffn_hidden_size": given.get("intermediate_size", given["hidden_size"]),
+        "activation_func": F.silu,
+    }
+    if given.get("num_experts"):
+        found |= {
+            "num_moe_experts": given["num_experts"],
+            "moe_router_topk": given["num_experts_per_tok"],
+            "moe_ffn_hidden_size": given["moe_intermediate_size"],
+        }
+    return found
+
+
+def _no_init(weight: Tensor) -> Tensor:
     return weight

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlscale.errors import DataError
-from rlscale.training.megatron.hf_mapping.hf_writer import HfWriter, copy_beside
+from rlscale.training.megatron.hf_mapping.hf_writer import HfWriter, copy_model_files
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 
 
@@ -43,7 +43,7 @@ def test_a_tensor_is_kept_as_it_was_when_it_came(tmp_path: Path) -> None:
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"must hold config.json, got no such file"):
-        copy_beside(str(tmp_path / "empty"), tmp_path)
+        copy_model_files(str(tmp_path / "empty"), tmp_path)
     with pytest.raises(DataError, match=r"must hold model.safetensors.index.json or model.safetensors, got neither"):
         HfCheckpoint(str(tmp_path)).source("a")
     writer = HfWriter(folder=tmp_path)

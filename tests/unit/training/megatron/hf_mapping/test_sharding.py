@@ -1,64 +1,68 @@
-"""Parts of a parameter of Megatron-core from tensors of Hugging Face, and back: exact, and of the right rows."""
+"""Shards of Megatron-core tensors from Hugging Face tensors and back: exact, and of the right rows."""
 
 from itertools import product
 
 import pytest
 import torch
 
-from rlscale.training.megatron.hf_mapping.mapping import Layout
-from rlscale.training.megatron.hf_mapping.sharding import Figures, Part, Source, give, take
+from rlscale.architectures.weight_names import TensorLayout
+from rlscale.training.megatron.hf_mapping.sharding import HeadSizes, Shard, SliceReader, hf_from_shards, shard_from_hf
 from rlscale.training.megatron.model.attention import zigzag_positions
 
-FIGURES = Figures(num_groups=4, heads_of_group=3, vocab_size=10, padded_vocab_size=12)
+SIZES = HeadSizes(num_groups=4, queries_per_group=3, vocab_size=10, padded_vocab_size=12)
 SHAPES = {
-    Layout.whole: [(5,)],
-    Layout.rows: [(8, 3)],
-    Layout.columns: [(3, 8)],
-    Layout.vocabulary: [(10, 3)],
-    Layout.qkv: [(24, 3), (8, 3), (8, 3)],  # heads of two rows
-    Layout.gated: [(8, 3), (8, 3)],
-    Layout.gated_fused: [(16, 3)],
+    TensorLayout.whole: [(5,)],
+    TensorLayout.rows: [(8, 3)],
+    TensorLayout.columns: [(3, 8)],
+    TensorLayout.vocabulary: [(10, 3)],
+    TensorLayout.qkv: [(24, 3), (8, 3), (8, 3)],  # heads of two rows
+    TensorLayout.gated: [(8, 3), (8, 3)],
+    TensorLayout.gated_fused: [(16, 3)],
 }
 
 
-def tensors(layout: Layout) -> list[torch.Tensor]:
-    return [
-        torch.arange(torch.Size(shape).numel()).view(shape) + 1000 * (i + 1) for i, shape in enumerate(SHAPES[layout])
-    ]
+def tensors(layout: TensorLayout) -> list[torch.Tensor]:
+    """Hugging Face tensors in which no two elements are equal."""
+    shapes = [torch.Size(shape) for shape in SHAPES[layout]]
+    return [torch.arange(shape.numel()).view(shape) + 1000 * (i + 1) for i, shape in enumerate(shapes)]
 
 
-@pytest.mark.parametrize(("layout", "count"), [*product(Layout, (1, 2, 4)), (Layout.qkv, 8)])
-def test_all_parts_together_give_the_tensors(layout: Layout, count: int) -> None:
+def shard_of(layout: TensorLayout, sources: list[torch.Tensor], *, index: int, count: int) -> torch.Tensor:
+    readers = [SliceReader.from_tensor(each) for each in sources]
+    return shard_from_hf(layout, readers, shard=Shard(index=index, count=count), sizes=SIZES)
+
+
+@pytest.mark.parametrize(("layout", "count"), [*product(TensorLayout, (1, 2, 4)), (TensorLayout.qkv, 8)])
+def test_all_shards_together_restore_the_tensors(layout: TensorLayout, count: int) -> None:
     expected = tensors(layout)
-    sources = [Source.of(each) for each in expected]
-    parts = [take(layout, sources, part=Part(index=i, count=count), figures=FIGURES) for i in range(count)]
-    assert len({part.shape for part in parts}) == 1
-    found = give(layout, parts, figures=FIGURES)
+    shards = [shard_of(layout, expected, index=i, count=count) for i in range(count)]
+    assert len({shard.shape for shard in shards}) == 1
+    found = hf_from_shards(layout, shards, sizes=SIZES)
     assert len(found) == len(expected)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_group_of_heads_is_its_queries_then_its_key_then_its_value() -> None:
-    q, k, v = tensors(Layout.qkv)
-    part = take(Layout.qkv, [Source.of(each) for each in (q, k, v)], part=Part(index=1, count=2), figures=FIGURES)
-    assert torch.equal(part, torch.cat((q[12:18], k[4:6], v[4:6], q[18:24], k[6:8], v[6:8])))
+def test_a_group_of_heads_is_queries_then_key_then_value() -> None:
+    q, k, v = tensors(TensorLayout.qkv)
+    shard = shard_of(TensorLayout.qkv, [q, k, v], index=1, count=2)
+    assert torch.equal(shard, torch.cat((q[12:18], k[4:6], v[4:6], q[18:24], k[6:8], v[6:8])))
 
 
-def test_a_rank_has_its_rows_of_the_gate_then_those_of_the_other_matrix() -> None:
-    gate, up = tensors(Layout.gated)
-    apart = take(Layout.gated, [Source.of(gate), Source.of(up)], part=Part(index=1, count=2), figures=FIGURES)
-    fused = Source.of(torch.cat((gate, up)))
-    assert torch.equal(apart, torch.cat((gate[4:], up[4:])))
-    assert torch.equal(take(Layout.gated_fused, [fused], part=Part(index=1, count=2), figures=FIGURES), apart)
+def test_a_rank_holds_rows_of_the_gate_then_of_the_up_projection() -> None:
+    gate, up = tensors(TensorLayout.gated)
+    separate = shard_of(TensorLayout.gated, [gate, up], index=1, count=2)
+    assert torch.equal(separate, torch.cat((gate[4:], up[4:])))
+    fused = shard_of(TensorLayout.gated_fused, [torch.cat((gate, up))], index=1, count=2)
+    assert torch.equal(fused, separate)
 
 
-def test_rows_behind_the_vocabulary_are_zeros() -> None:
-    (rows,) = tensors(Layout.vocabulary)
-    part = take(Layout.vocabulary, [Source.of(rows)], part=Part(index=3, count=4), figures=FIGURES)
-    assert torch.equal(part, torch.cat((rows[9:], torch.zeros(2, 3, dtype=rows.dtype))))
+def test_padding_rows_of_the_vocabulary_are_zeros() -> None:
+    (rows,) = tensors(TensorLayout.vocabulary)
+    shard = shard_of(TensorLayout.vocabulary, [rows], index=3, count=4)
+    assert torch.equal(shard, torch.cat((rows[9:], torch.zeros(2, 3, dtype=rows.dtype))))
 
 
-def test_a_rank_has_an_early_and_a_late_chunk() -> None:
+def test_a_context_rank_holds_an_early_and_a_late_chunk() -> None:
     assert zigzag_positions(8, index=0, size=2).tolist() == [0, 1, 6, 7]
     assert zigzag_positions(8, index=1, size=2).tolist() == [2, 3, 4, 5]
     assert zigzag_positions(3, index=0, size=1).tolist() == [0, 1, 2]

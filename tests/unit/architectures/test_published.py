@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import load_config_with_notes
-from rlscale.plan.model_size import Architecture, architecture_of
+from rlscale.plan.model_size import policy_architecture
 
 FOLDER = Path(__file__).parents[3] / "conf" / "model"
 
@@ -55,7 +56,7 @@ MADE_HERE = {"tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"}
 
 def architecture(name: str) -> Architecture:
     words = [f"model={name}", "rollout=sglang", "model.warmup_experiment=null"]
-    return architecture_of(load_config_with_notes(words, to_run=False).config.model)
+    return policy_architecture(load_config_with_notes(words, to_run=False).config.model)
 
 
 def test_every_model_file_is_compared() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlscale.architectures.hf_config import figures_of, read_figures
+from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.hf_config import hf_fields, read_hf_fields
 from rlscale.config import ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
-from rlscale.plan.model_size import Architecture, architecture_of, reference_of
+from rlscale.plan.model_size import policy_architecture, reference_architecture
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -57,7 +58,7 @@ def counted(model_type: str, folder: Path, **figures: Any) -> Architecture:
     from transformers import AutoConfig
 
     AutoConfig.for_model(model_type, **{**COMMON, **figures}).save_pretrained(folder)
-    return architecture_of(ModelConfig(hf_checkpoint=str(folder)))
+    return policy_architecture(ModelConfig(hf_checkpoint=str(folder)))
 
 
 @pytest.mark.parametrize("model_type", SMALL)
@@ -103,19 +104,19 @@ def test_operations_are_two_for_each_weight_and_four_for_each_pair_of_head_width
 def test_the_config_wins_over_the_checkpoint(tmp_path: Path) -> None:
     counted("qwen3", tmp_path)
     model = ModelConfig(hf_checkpoint=str(tmp_path), num_layers=7)
-    assert architecture_of(model).num_layers == 7
+    assert policy_architecture(model).num_layers == 7
 
 
 def test_a_hub_id_is_read_from_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     counted("qwen3", tmp_path / "models--someone--model" / "snapshots" / "abc")
-    assert architecture_of(ModelConfig(hf_checkpoint="someone/model")).vocab_size == 111
+    assert policy_architecture(ModelConfig(hf_checkpoint="someone/model")).vocab_size == 111
 
 
 def test_every_figure_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        architecture_of(ModelConfig(hf_checkpoint="someone/unknown", hidden_size=64))
+        policy_architecture(ModelConfig(hf_checkpoint="someone/unknown", hidden_size=64))
     paths = [problem.path for problem in caught.value.problems]
     assert paths == ["model.num_layers", "model.num_attention_heads", "model.vocab_size"]
 
@@ -124,13 +125,13 @@ def test_a_reference_of_another_shape_is_counted_as_it_is(tmp_path: Path) -> Non
     policy = counted("qwen3", tmp_path / "policy")
     counted("qwen3", tmp_path / "reference", num_hidden_layers=2)
     model = ModelConfig(ref_load=str(tmp_path / "reference"))
-    assert reference_of(model, policy).num_layers == 2
-    assert reference_of(replace(model, ref_load=str(tmp_path / "nowhere")), policy) == policy
+    assert reference_architecture(model, policy).num_layers == 2
+    assert reference_architecture(replace(model, ref_load=str(tmp_path / "nowhere")), policy) == policy
 
 
 def test_a_config_json_without_an_object_gives_no_figures(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps([1]))
-    assert read_figures(str(tmp_path)) == {}
+    assert read_hf_fields(str(tmp_path)) == {}
 
 
 @pytest.mark.parametrize("build", list(ModelBuild))
@@ -142,11 +143,11 @@ def test_a_model_made_on_the_spot_has_the_parameters_counted(build: ModelBuild, 
 
     config = ModelConfig(build=build, cache_dir=str(tmp_path))
     model = load_causal_lm(resolve_model(config), dtype=torch.float32)
-    assert architecture_of(config).parameters == sum(p.numel() for p in model.parameters())
+    assert policy_architecture(config).parameters == sum(p.numel() for p in model.parameters())
 
 
 def test_figures_of_a_config_json_are_those_of_the_group(tmp_path: Path) -> None:
     a = counted("glm4_moe", tmp_path, **SMALL["glm4_moe"])
-    figures = figures_of(json.loads((tmp_path / "config.json").read_text()))
+    figures = hf_fields(json.loads((tmp_path / "config.json").read_text()))
     assert (a.num_experts, a.num_shared_experts, a.num_dense_layers) == (6, 1, 1)
     assert figures["first_k_dense_replace"] == 1

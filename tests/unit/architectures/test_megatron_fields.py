@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rlscale.architectures.megatron_fields import ASSUMED, architecture_problems, megatron_fields
+from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS, check_architecture, megatron_fields
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.load import load_config
+from rlscale.config.rules.model import megatron_keys
 from tests.unit.config.mistakes import mistakes
 
 QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())
@@ -21,12 +22,12 @@ MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_to
 
 def told(config_json: dict[str, Any], *, megatron: MegatronConfig | None = None, **model: Any) -> list[str]:
     keys = ModelConfig(**{"use_hf_config_for_megatron": True, **model})
-    return [str(each) for each in architecture_problems(config_json, model=keys, megatron=megatron or MegatronConfig())]
+    return [str(each) for each in check_architecture(config_json, megatron_keys(keys, megatron or MegatronConfig()))]
 
 
 def test_what_megatron_core_is_thought_to_assume_is_what_it_assumes() -> None:
     defaults = {field.name: field.default for field in fields(TransformerConfig)}
-    assert {name: defaults[name] for name in ASSUMED} == ASSUMED
+    assert {name: defaults[name] for name in MEGATRON_DEFAULTS} == MEGATRON_DEFAULTS
 
 
 def test_keys_that_agree_are_no_mistake() -> None:
@@ -38,17 +39,17 @@ def test_keys_that_agree_are_no_mistake() -> None:
 def test_every_contradiction_is_told_at_once() -> None:
     megatron = MegatronConfig(core_args={"layernorm_epsilon": 1e-5, "qk_layernorm": False}, rope_type=RopeType.yarn)
     assert told(QWEN3, megatron=megatron, hidden_size=64, tie_word_embeddings=False) == [
-        "model.hidden_size must be 32, as config.json says, got 64; leave it out",
-        "model.tie_word_embeddings must be true, as config.json says, got false; leave it out",
-        "megatron.layernorm_epsilon must be 1e-06, as config.json says, got 1e-05; leave it out",
-        "megatron.qk_layernorm must be true, as config.json says, got false; leave it out",
-        "megatron.rope_type must be rope, as config.json says, got yarn; set it to rope",
+        "model.hidden_size must be 32, as in config.json, got 64; leave it out",
+        "model.tie_word_embeddings must be true, as in config.json, got false; leave it out",
+        "megatron.layernorm_epsilon must be 1e-06, as in config.json, got 1e-05; leave it out",
+        "megatron.qk_layernorm must be true, as in config.json, got false; leave it out",
+        "megatron.rope_type must be rope, as in config.json, got yarn; set it to rope",
     ]
 
 
 def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None:
     (problem,) = told(QWEN3, use_hf_config_for_megatron=False)
-    assert problem.startswith("model.use_hf_config_for_megatron must be true where megatron leaves open")
+    assert problem.startswith("model.use_hf_config_for_megatron must be true where megatron leaves fields unset")
     assert problem.endswith(
         "set it to true, or add megatron.normalization=RMSNorm megatron.layernorm_epsilon=1e-06 "
         "megatron.gated_linear_unit=true megatron.add_bias_linear=false megatron.qk_layernorm=true "
@@ -61,7 +62,7 @@ def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None
     [
         (
             {"model_type": "gpt_oss"},
-            "model.model_type must be one of qwen3, qwen2, llama, glm4, qwen3_moe, deepseek_v3,",
+            "model.model_type must be one of deepseek_v3, glm4, kimi_k2, llama, qwen2, qwen3, qwen3_moe",
         ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
@@ -123,7 +124,7 @@ def test_latent_attention_and_biased_experts_are_fields_of_megatron_core() -> No
         ({"topk_method": "greedy"}, "have topk_method=noaux_tc in its config.json with Megatron-core, got greedy"),
         ({"n_shared_experts": 0}, "have n_shared_experts of at least 1 in its config.json with Megatron-core, got 0"),
         ({"num_experts_per_tok": 8}, "num_experts_per_tok=4, with Megatron-core, got 8"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "take a copy whose weights are in bfloat16"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "use a copy with bfloat16 weights"),
     ],
 )
 def test_what_latent_layers_do_not_have_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -145,20 +146,20 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
     [
         ({"max_position_embeddings": 32}, []),  # what YaRN started from
         ({"max_position_embeddings": 128, "rope_type": RopeType.yarn}, []),
-        ({"max_position_embeddings": 64}, [f"{POSITIONS} must be 128, as config.json says, got 64"]),
+        ({"max_position_embeddings": 64}, [f"{POSITIONS} must be 128, as in config.json, got 64"]),
     ],
 )
 def test_positions_of_a_stretched_model(given: dict[str, Any], told: list[str]) -> None:
     model = ModelConfig(use_hf_config_for_megatron=True)
     config = {**QWEN3, "rope_parameters": YARN, "max_position_embeddings": 128}
-    found = [str(each) for each in architecture_problems(config, model=model, megatron=MegatronConfig(**given))]
+    found = [str(each) for each in check_architecture(config, megatron_keys(model, MegatronConfig(**given)))]
     assert [each.split(";")[0] for each in found] == told
 
 
 def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
     config = {**QWEN3, "rope_parameters": {**YARN, "attention_factor": 0.5}, "max_position_embeddings": 128}
-    found = [str(each) for each in architecture_problems(config, model=ModelConfig(), megatron=MegatronConfig())]
-    assert "megatron.rope_type must be yarn, as config.json says, got rope; set it to yarn" in found
+    found = [str(each) for each in check_architecture(config, megatron_keys(ModelConfig(), MegatronConfig()))]
+    assert "megatron.rope_type must be yarn, as in config.json, got rope; set it to yarn" in found
     assert any("must have no attention_factor below 1" in each for each in found)
 
 
@@ -167,16 +168,16 @@ def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
     [
         ({}, []),
         ({**MOE}, []),
-        ({"model_type": "glm4"}, ["be raw for a glm4 model; mbridge has maps for qwen3, qwen2, llama, qwen3_moe"]),
+        ({"model_type": "glm4"}, ["be raw for a glm4 model; mbridge converts llama, qwen2, qwen3, qwen3_moe"]),
         (
             {**MOE, "mlp_only_layers": [0]},
-            ["be raw for dense layers among those with experts; mbridge has maps for qwen3, qwen2, llama, qwen3_moe"],
+            ["be raw for a model with both dense and expert layers; mbridge converts llama, qwen2, qwen3, qwen3_moe"],
         ),
     ],
 )
 def test_what_mbridge_does_not_convert_is_refused(changes: dict[str, Any], told: list[str]) -> None:
     model = ModelConfig(use_hf_config_for_megatron=True, megatron_to_hf_mode=MegatronToHf.bridge)
-    found = architecture_problems({**QWEN3, **changes}, model=model, megatron=MegatronConfig())
+    found = check_architecture({**QWEN3, **changes}, megatron_keys(model, MegatronConfig()))
     assert [each.rule for each in found] == told
     assert all(each.path == "model.megatron_to_hf_mode" for each in found)
 
@@ -197,8 +198,8 @@ def test_plain_positions_that_are_asked_for_are_told_with_all_other_contradictio
     words = [*FROM_HF, REPLAYED, stretched, "megatron.rope_type=rope", "model.num_layers=3"]
     found = [each.split(";")[0].split(" (")[0] for each in mistakes(*words)]
     assert found == [
-        "model.num_layers must be 2, as config.json says, got 3",
-        "megatron.rope_type must be yarn, as config.json says, got rope",
+        "model.num_layers must be 2, as in config.json, got 3",
+        "megatron.rope_type must be yarn, as in config.json, got rope",
     ]
 
 

@@ -1,0 +1,232 @@
+"""The shape of a decoder, and the parameters, cache bytes and operations that follow from it.
+
+Views add what one part needs: `models.decoder_config.DecoderConfig` for the embedded engine,
+`training.megatron.model.transformer_config.MegatronArchitecture` for Megatron-core.
+
+Shape legend: H hidden width, I width of an MLP, E experts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rlscale.architectures.family import find_family
+from rlscale.architectures.hf_config import hf_fields
+
+Shape = tuple[int, ...]
+
+REQUIRED_FIELDS = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+"""Architecture fields that must be known. All others have a default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """A decoder: dense or with experts (`num_experts` > 0), with grouped-query or latent attention (`kv_rank` > 0).
+
+    Example:
+        a = Architecture.from_config_json(json.loads(Path("config.json").read_text()))
+        a.parameters, a.cache_bytes_per_token(dtype_bytes=2)
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool = False  # the output layer is the embedding
+    model_type: str | None = None
+    attention_bias: bool = False
+    qk_norm: bool = False
+    max_positions: int | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0  # width inside one expert
+    num_shared_experts: int = 0
+    num_dense_layers: int = 0  # first layers without experts, in a model that has experts
+    q_rank: int = 0  # of compressed queries; 0: queries are not compressed
+    kv_rank: int = 0  # of compressed keys and values; 0: no latent attention
+    nope_dim: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+
+    @classmethod
+    def from_fields(cls, given: Mapping[str, Any]) -> Architecture:
+        """The architecture of fields by key of the group `model`; `REQUIRED_FIELDS` must be among them."""
+        model_type = given.get("model_type")
+        fields = {**find_family(model_type).implied, **given}
+        heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
+        return cls(
+            num_layers=fields["num_layers"],
+            hidden_size=hidden,
+            intermediate_size=fields.get("intermediate_size") or 4 * hidden,
+            num_heads=heads,
+            num_kv_heads=fields.get("num_key_value_heads") or heads,
+            head_dim=fields.get("head_dim") or hidden // heads,
+            vocab_size=fields["vocab_size"],
+            tied=bool(fields.get("tie_word_embeddings", False)),
+            model_type=model_type,
+            attention_bias=bool(fields.get("attention_bias", False)),
+            qk_norm=bool(fields.get("use_qk_norm", False)),
+            max_positions=fields.get("max_position_embeddings"),
+            num_experts=fields.get("num_experts") or 0,
+            experts_per_token=fields.get("num_experts_per_tok") or 0,
+            expert_size=fields.get("moe_intermediate_size") or 0,
+            num_shared_experts=fields.get("num_shared_experts") or 0,
+            num_dense_layers=fields.get("first_k_dense_replace") or 0,
+            q_rank=fields.get("q_lora_rank") or 0,
+            kv_rank=fields.get("kv_lora_rank") or 0,
+            nope_dim=fields.get("qk_nope_head_dim") or 0,
+            rope_dim=fields.get("qk_rope_head_dim") or 0,
+            value_dim=fields.get("v_head_dim") or 0,
+        )
+
+    @classmethod
+    def from_config_json(cls, config_json: Mapping[str, Any]) -> Architecture:
+        """The architecture of the content of a `config.json`."""
+        return cls.from_fields(hf_fields(config_json))
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it has multi-head latent attention."""
+        return self.kv_rank > 0
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of one query or key head."""
+        return self.nope_dim + self.rope_dim if self.is_latent else self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of one value head."""
+        return self.value_dim if self.is_latent else self.head_dim
+
+    @property
+    def num_norms(self) -> int:
+        """Norms of a layer over the whole hidden width."""
+        return 4 if find_family(self.model_type).post_norms else 2
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts instead of a dense MLP."""
+        return self.num_experts > 0 and layer >= self.num_dense_layers
+
+    # -- parameters
+
+    def attention_shapes(self) -> Iterator[Shape]:
+        """Shapes of the weights of attention in a layer."""
+        hidden, heads = self.hidden_size, self.num_heads
+        if self.is_latent:
+            if self.q_rank:
+                yield from ((self.q_rank, hidden), (self.q_rank,), (heads * self.query_width, self.q_rank))
+            else:
+                yield (heads * self.query_width, hidden)
+            # One key part with positions for all heads, next to the compressed keys and values.
+            yield from ((self.kv_rank + self.rope_dim, hidden), (self.kv_rank,))
+            yield (heads * (self.nope_dim + self.value_dim), self.kv_rank)
+        else:
+            widths = [heads * self.head_dim, *[self.num_kv_heads * self.head_dim] * 2]
+            yield from ((width, hidden) for width in widths)
+            if self.attention_bias:
+                yield from ((width,) for width in widths)
+            if self.qk_norm:
+                yield from ((self.head_dim,), (self.head_dim,))
+        yield (hidden, heads * self.value_width)
+
+    def mlp_shapes(self, layer: int) -> Iterator[Shape]:
+        """Shapes of the weights of the MLP, or of router and experts, of a layer."""
+        hidden = self.hidden_size
+        if not self.has_experts(layer):
+            yield from _gated(hidden, self.intermediate_size)
+            return
+        yield (self.num_experts, hidden)
+        # Experts of a layer are one tensor, as in transformers.
+        yield from ((self.num_experts, 2 * self.expert_size, hidden), (self.num_experts, hidden, self.expert_size))
+        if self.num_shared_experts:
+            yield from _gated(hidden, self.num_shared_experts * self.expert_size)
+
+    def layer_shapes(self, layer: int) -> tuple[Shape, ...]:
+        """Shapes of every weight of a decoder layer."""
+        return _layer_shapes(self, self.num_dense_layers if self.has_experts(layer) else 0)
+
+    def root_shapes(self) -> tuple[Shape, ...]:
+        """Shapes of embedding, final norm and output layer."""
+        table = (self.vocab_size, self.hidden_size)
+        return (table, (self.hidden_size,), *(() if self.tied else (table,)))
+
+    def layer_parameters(self, layer: int) -> int:
+        """Parameters of a decoder layer."""
+        return count_elements(self.layer_shapes(layer))
+
+    @property
+    def kinds(self) -> Mapping[int, int]:
+        """Index of the first layer of each kind (dense, with experts) -> number of layers of that kind."""
+        if not self.num_experts or not self.num_dense_layers:
+            return {0: self.num_layers}
+        return {0: self.num_dense_layers, self.num_dense_layers: self.num_layers - self.num_dense_layers}
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters outside of the layers."""
+        return count_elements(self.root_shapes())
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        return self.root_parameters + sum(self.layer_parameters(layer) * n for layer, n in self.kinds.items())
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses, including embedding and output layer."""
+        idle = self.num_experts - self.experts_per_token
+        num_layers = self.num_layers - self.num_dense_layers if self.num_experts else 0
+        return self.parameters - num_layers * idle * 3 * self.hidden_size * self.expert_size
+
+    # -- operations and cache
+
+    def forward_flops(self, *, tokens: float, context: float, logit_rows: float) -> float:
+        """Floating-point operations of a forward pass; a multiply-add counts as two.
+
+        Args:
+            tokens: tokens to compute.
+            context: tokens that each of them attends to, on average.
+            logit_rows: tokens whose logits are computed.
+        """
+        table = self.vocab_size * self.hidden_size
+        in_layers = self.active_parameters - self.root_parameters
+        attention = 2 * self.num_layers * self.num_heads * (self.query_width + self.value_width) * context
+        return tokens * (2 * in_layers + attention) + logit_rows * 2 * table
+
+    def cache_bytes_per_token(self, *, dtype_bytes: int, ranks: int = 1) -> float:
+        """Bytes of keys and values of one token on each of `ranks` tensor-parallel ranks."""
+        if self.is_latent:
+            # Latents are shared by all heads, so every rank holds them whole.
+            return self.num_layers * (self.kv_rank + self.rope_dim) * dtype_bytes
+        # A rank holds at least one key head.
+        heads = max(1.0, self.num_kv_heads / ranks)
+        return 2 * self.num_layers * heads * self.head_dim * dtype_bytes
+
+
+@cache
+def _layer_shapes(a: Architecture, like: int) -> tuple[Shape, ...]:
+    """Shapes of a layer of the kind of layer `like`. Cached: suggestions come from hundreds of plans of one model."""
+    return (*a.attention_shapes(), *a.mlp_shapes(like), *[(a.hidden_size,)] * a.num_norms)
+
+
+@cache
+def count_elements(shapes: tuple[Shape, ...]) -> int:
+    """Number of elements in tensors of these shapes."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _gated(hidden: int, width: int) -> list[Shape]:
+    return [(width, hidden), (width, hidden), (hidden, width)]

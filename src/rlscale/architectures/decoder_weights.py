@@ -1,0 +1,66 @@
+"""Weights that Llama-like families share: the building blocks of their `HfNames`."""
+
+from __future__ import annotations
+
+from rlscale.architectures.weight_names import TensorLayout, Weight
+
+MEGATRON_LAYER, HF_LAYER = "decoder.layers.{i}", "model.layers.{i}"
+_ATTENTION, _HF_ATTENTION = f"{MEGATRON_LAYER}.self_attention", f"{HF_LAYER}.self_attn"
+_EXPERT, _HF_EXPERT = f"{MEGATRON_LAYER}.mlp.experts.local_experts.{{j}}", f"{HF_LAYER}.mlp.experts.{{j}}"
+
+EMBEDDING = Weight(
+    megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), layout=TensorLayout.vocabulary
+)
+FINAL_NORM = Weight(megatron="decoder.final_layernorm.weight", hf=("model.norm.weight",))
+HEAD = Weight(megatron="output_layer.weight", hf=("lm_head.weight",), layout=TensorLayout.vocabulary)
+
+# Megatron-core keeps queries, keys and values in one tensor, and the input norm inside the same layer.
+QKV = Weight(
+    megatron=f"{_ATTENTION}.linear_qkv.weight",
+    hf=tuple(f"{_HF_ATTENTION}.{each}_proj.weight" for each in "qkv"),
+    layout=TensorLayout.qkv,
+)
+QKV_BIAS = Weight(
+    megatron=f"{_ATTENTION}.linear_qkv.bias",
+    hf=tuple(f"{_HF_ATTENTION}.{each}_proj.bias" for each in "qkv"),
+    layout=TensorLayout.qkv,
+)
+OUTPUT = Weight(
+    megatron=f"{_ATTENTION}.linear_proj.weight", hf=(f"{_HF_ATTENTION}.o_proj.weight",), layout=TensorLayout.columns
+)
+QUERY_NORM, KEY_NORM = (
+    Weight(megatron=f"{_ATTENTION}.{each}_layernorm.weight", hf=(f"{_HF_ATTENTION}.{each}_norm.weight",))
+    for each in "qk"
+)
+INPUT_NORM = Weight(megatron=f"{_ATTENTION}.linear_qkv.layer_norm_weight", hf=(f"{HF_LAYER}.input_layernorm.weight",))
+
+GATE_UP = Weight(
+    megatron=f"{MEGATRON_LAYER}.mlp.linear_fc1.weight",
+    hf=(f"{HF_LAYER}.mlp.gate_proj.weight", f"{HF_LAYER}.mlp.up_proj.weight"),
+    layout=TensorLayout.gated,
+)
+DOWN = Weight(
+    megatron=f"{MEGATRON_LAYER}.mlp.linear_fc2.weight",
+    hf=(f"{HF_LAYER}.mlp.down_proj.weight",),
+    layout=TensorLayout.columns,
+)
+MLP_NORM = Weight(
+    megatron=f"{MEGATRON_LAYER}.mlp.linear_fc1.layer_norm_weight", hf=(f"{HF_LAYER}.post_attention_layernorm.weight",)
+)
+GATED_MLP = (GATE_UP, DOWN, MLP_NORM)
+
+ROUTER = (
+    Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.weight", hf=(f"{HF_LAYER}.mlp.gate.weight",)),
+    Weight(megatron=f"{MEGATRON_LAYER}.pre_mlp_layernorm.weight", hf=(f"{HF_LAYER}.post_attention_layernorm.weight",)),
+)
+# Published checkpoints hold one tensor per matrix and expert; transformers stacks those of a layer in memory.
+EXPERT = (
+    Weight(
+        megatron=f"{_EXPERT}.linear_fc1.weight",
+        hf=(f"{_HF_EXPERT}.gate_proj.weight", f"{_HF_EXPERT}.up_proj.weight"),
+        layout=TensorLayout.gated,
+    ),
+    Weight(
+        megatron=f"{_EXPERT}.linear_fc2.weight", hf=(f"{_HF_EXPERT}.down_proj.weight",), layout=TensorLayout.columns
+    ),
+)

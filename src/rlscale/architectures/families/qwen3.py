@@ -1,0 +1,20 @@
+"""Qwen3, dense: queries and keys are normalised, no layer has a bias."""
+
+from rlscale.architectures import decoder_weights as weights
+from rlscale.architectures.family import Family
+from rlscale.architectures.weight_names import HfNames
+
+FAMILY = Family(
+    name="qwen3",
+    implied={"use_qk_norm": True},
+    hf_names=HfNames(
+        before=(weights.EMBEDDING,),
+        attention=(weights.QKV, weights.OUTPUT, weights.QUERY_NORM, weights.KEY_NORM, weights.INPUT_NORM),
+        dense=weights.GATED_MLP,
+        after=(weights.FINAL_NORM, weights.HEAD),
+    ),
+    bridge=True,
+    embedded=True,
+    fused_cpu=True,
+    chunked_logits=True,
+)
