@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import nox
@@ -12,6 +13,17 @@ nox.options.error_on_missing_interpreters = False
 
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
+PLAIN = (
+    "tests/unit",
+    "tests/golden",
+    "tests/property",
+    "tests/test_architecture.py",
+    "tests/test_words.py",
+    "tests/test_docs.py",
+)
+PROCESSES = ("tests/ranks", "tests/contract", "tests/integration", "tests/packaging", "tests/browser")
+NO_TESTS = 5  # pytest's exit status where nothing was selected, e.g. while no test is marked nightly
+
 # One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together, and which
 # come first.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
@@ -21,18 +33,21 @@ def _python(session: nox.Session, *args: str, **options: Any) -> None:
     session.run(sys.executable, "-m", *args, external=True, **options)
 
 
-def _pytest(session: nox.Session, markers: str, *args: str) -> None:
+def _pytest(session: nox.Session, folders: tuple[str, ...], markers: str, *args: str) -> None:
+    """Runs the tests of `folders` that have `markers`; paths after `--` replace the folders."""
     # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    words = ("pytest", "-q", "-m", markers, *args, *session.posargs)
-    _python(session, *words, env=env)
+    chosen = any(Path(word.split("::")[0]).exists() for word in session.posargs if not word.startswith("-"))
+    command = ("pytest", "-q", "-m", markers, *args, *(() if chosen else folders), *session.posargs)
+    _python(session, *command, env=env, success_codes=[0, NO_TESTS])
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and formatting."""
+    """Ruff: rules and formatting; codespell."""
     _python(session, "ruff", "check", *CODE)
     _python(session, "ruff", "format", "--check", *CODE)
+    _python(session, "codespell_lib", *CODE, "conf", "docs", *sorted(map(str, Path().glob("*.md"))))
 
 
 @nox.session
@@ -43,32 +58,38 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """Everything that runs in one process: unit, golden, property, contract and architecture tests."""
-    _pytest(session, "not (integration or slow or gpu)", *SIDE_BY_SIDE)
+    """Unit, golden and property tests. They start no process."""
+    _pytest(session, PLAIN, "not (slow or nightly or gpu)", "--durations=10", *SIDE_BY_SIDE)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Runs of several processes, small."""
-    _pytest(session, "integration and not (slow or gpu)", "--durations=15", *SIDE_BY_SIDE)
+    """Tests that start processes, but for the slow ones."""
+    _pytest(session, PROCESSES, "not (slow or nightly or gpu)", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """What is slow or needs a second environment: SGLang, the wheel, the quickstart, long runs."""
-    _pytest(session, "slow and not gpu", "--durations=15", *SIDE_BY_SIDE)
+    """Slow tests, and tests that need a second environment: SGLang, the wheel, the quickstart, long runs."""
+    _pytest(session, PROCESSES, "slow and not (nightly or gpu)", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session
 def runs(session: nox.Session) -> None:
-    """Integration and slow in one: no worker waits for the other in between. What `bin/test --all` calls."""
-    _pytest(session, "(integration or slow) and not gpu", "--durations=30", *SIDE_BY_SIDE)
+    """Integration and slow in one, so that no worker waits for the other in between. Part of `bin/test --all`."""
+    _pytest(session, PROCESSES, "not (nightly or gpu)", "--durations=30", *SIDE_BY_SIDE)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Tests that take too long for CI."""
+    _pytest(session, ("tests",), "nightly and not gpu", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device."""
-    _pytest(session, "gpu", "--timeout=1800")
+    _pytest(session, ("tests/gpu",), "gpu", "--timeout=1800")
 
 
 @nox.session

@@ -130,7 +130,7 @@ JOB_KEYS = (
 
 
 def overrides(case: Case, files: Prepared, *, folder: Path) -> list[str]:
-    """rlscale's words for a case."""
+    """Rlscale's words for a case."""
     reward = "reward.type=exact_match" if case.reward == "exact" else f"reward.custom_path=trl_rewards:{case.reward}"
     return [
         # What these leave open is the quickstart's.

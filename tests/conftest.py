@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 SLOW_S = 1800  # after which a slow test has hung
-INTEGRATION = Path(__file__).parent / "integration"
-ARGUMENTS = Path(__file__).parent / "unit" / "config" / "test_arguments_csv.py"
+TESTS = Path(__file__).parent
+ARGUMENTS = TESTS / "unit" / "config" / "test_arguments_csv.py"
 
 # Their tests look at one run, which is a fixture of the module.
 OF_ONE_RUN = ("tests/integration/test_parts.py", "tests/integration/test_trackers.py")
@@ -48,6 +50,34 @@ LONGEST_FIRST = (
     f"{RUNS}staleness.py",
     f"{RUNS}megatron.py",
 )
+
+
+IN_PROCESS = tuple(TESTS / name for name in ("unit", "golden", "property"))
+"""Folders whose tests start no process. A test that does belongs to tests/ranks."""
+
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
+"""Audit events of Python at which a process starts."""
+
+_guarded: list[str] = []
+
+
+def _refuse_processes(event: str, args: tuple[Any, ...]) -> None:
+    if _guarded and event in STARTS:
+        raise RuntimeError(f"{_guarded[0]} starts a process ({event} {args[:2]}); move it to tests/ranks")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Fails a unit test that starts a process, be it in a fixture."""
+    if any(folder in item.path.parents for folder in IN_PROCESS):
+        _guarded.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _guarded.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,8 +121,6 @@ def _place(scope: str) -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if INTEGRATION in item.path.parents:
-        item.add_marker(pytest.mark.integration)
     if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
         item.add_marker(pytest.mark.timeout(SLOW_S))
 

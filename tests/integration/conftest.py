@@ -1,4 +1,8 @@
-"""Runs of the real command in a process of its own, with a cache and a run folder of the test."""
+"""Runs of the real command in a separate process, with a cache and a run folder of the test.
+
+Runs attach to one Ray per worker of pytest (`shared_ray`). A test that kills processes, or tests how Ray starts and
+ends, has the mark `own_ray`: its runs start Ray themselves.
+"""
 
 import contextlib
 import fcntl
@@ -7,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.ray_head import ray_head
+
 MARK = "RLSCALE_TEST_MARK"
+LEAVE_S = 20
 
 SMALL = (
     "data.num_rollout=3",
@@ -44,6 +52,7 @@ class Command:
     folder: Path
     cache: Path
     name: str = "run"
+    ray: str | None = None  # address of a Ray to attach to; None: the run starts one
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -53,6 +62,10 @@ class Command:
     def start(self, *overrides: str, small: bool = True) -> subprocess.Popen[str]:
         given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
         env = {**os.environ, MARK: self.mark, "RLSCALE_CACHE": str(self.cache), "RAY_DEDUP_LOGS": "0"}
+        if self.ray is not None:
+            # Workers of a Ray that runs already inherit its environment; this is how Ray's own jobs give them another.
+            marked = {"runtime_env": {"env_vars": {MARK: self.mark}}}
+            env |= {"RAY_ADDRESS": self.ray, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(marked)}
         return subprocess.Popen(
             [sys.executable, "-m", "rlscale.cli.train", *given],
             cwd=self.folder,
@@ -81,6 +94,13 @@ class Command:
                 continue  # it ended while we looked
             if marked and words:
                 found[int(folder.name)] = words
+        return found
+
+    def left_over(self) -> dict[int, str]:
+        """Processes that outlive the command. A Ray that runs on ends its workers a moment later than the command."""
+        deadline_s = time.monotonic() + (LEAVE_S if self.ray is not None else 0)
+        while (found := self.processes()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
         return found
 
     def kill(self) -> None:
@@ -112,6 +132,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     return base if worker_id == "master" else base.parent
 
 
+@pytest.fixture(scope="session")
+def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The Ray to which the runs of this worker attach."""
+    with ray_head(tmp_path_factory.mktemp("ray") / "ray.log", num_cpus=8, num_slots=64) as address:
+        yield address
+
+
 def run_once(command: Command, *overrides: str, small: bool = True) -> None:
     """Runs the command unless a worker of this session has done so; one that comes meanwhile waits for the other."""
     with command.folder.with_suffix(".lock").open("w") as lock:
@@ -124,23 +151,24 @@ def run_once(command: Command, *overrides: str, small: bool = True) -> None:
 
 
 @pytest.fixture(scope="session")
-def plain(shared: Path, cache: Path, testrun_uid: str) -> Command:
+def plain(shared: Path, cache: Path, testrun_uid: str, shared_ray: str) -> Command:
     """The small run with `REWARDED`, on one rank and one engine; what it printed is in `out.txt`. Nobody changes it."""
-    command = Command(folder=shared / "plain", cache=cache, mark=f"plain-{testrun_uid}")
+    command = Command(folder=shared / "plain", cache=cache, mark=f"plain-{testrun_uid}", ray=shared_ray)
     run_once(command, REWARDED)
     return command
 
 
 @pytest.fixture(scope="session")
-def warm(shared: Path, cache: Path) -> Path:
+def warm(shared: Path, cache: Path, shared_ray: str) -> Path:
     """The model of the quickstart after its supervised warm-up, for `checkpoint.load`."""
-    command = Command(folder=shared / "warm", cache=cache)
+    command = Command(folder=shared / "warm", cache=cache, ray=shared_ray)
     run_once(command, "+experiment=quickstart_warmup", small=False)
     return command.run_dir / "hf"
 
 
 @pytest.fixture
-def command(tmp_path: Path, cache: Path) -> Iterator[Command]:
-    command = Command(folder=tmp_path, cache=cache)
+def command(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
+    alone = request.node.get_closest_marker("own_ray") is not None
+    command = Command(folder=tmp_path, cache=cache, ray=None if alone else request.getfixturevalue("shared_ray"))
     yield command
     command.kill()

@@ -46,7 +46,10 @@ def test_the_table_is_complete(table: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_algorithm_learns(table: ModuleType, name: str, cache: Path, warm: Path, tmp_path: Path) -> None:
+def test_an_algorithm_learns(
+    table: ModuleType, name: str, cache: Path, warm: Path, tmp_path: Path, shared_ray: str
+) -> None:
     start = (f"checkpoint.load={warm}",)
-    row = table.run(name, tmp_path, num_rollouts=15, overrides=start, env={"RLSCALE_CACHE": str(cache)})
+    env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
+    row = table.run(name, tmp_path, num_rollouts=15, overrides=start, env=env)
     assert table.improves(name, row), row

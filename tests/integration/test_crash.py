@@ -11,6 +11,8 @@ import pytest
 
 from tests.integration.conftest import SMALL
 
+pytestmark = pytest.mark.own_ray
+
 
 def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[str, Any]:
     options = ["--kills", str(num_kills), "--gap", "0", "1", "--seed", "1", "--folder", str(folder / "crash")]

@@ -62,7 +62,7 @@ def test_a_run_uses_servers_that_run_already_and_leaves_them(
             [[record.get(name) for name in names] for record in each.metrics()] for each in (command, plain)
         )
         assert ours == theirs, "an engine is an engine, whoever started it"
-        again = Command(folder=tmp_path_factory.mktemp("again"), cache=cache)
+        again = Command(folder=tmp_path_factory.mktemp("again"), cache=cache, ray=command.ray)
         done = again.run("rollout.external=true", *words[2:], "debug.rollout_only=true", "eval.interval=null")
         assert done.code == 0, done.err
         assert [record["step"] for record in again.metrics()] == [0, 1, 2]

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.conftest import Command
 
+pytestmark = pytest.mark.own_ray
+
 GONE_WITHIN_S = 30
 EXACT = ("train/loss", "train/grad_norm", "reward/mean", "response_len/mean")
 

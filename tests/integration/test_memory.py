@@ -21,6 +21,8 @@ from tests.tiny_model import write_tiny_qwen3
 LOSS = """
 import torch
 
+pytestmark = pytest.mark.own_ray
+
 def loss(*arguments, **named):
     return torch.empty(2**60)
 """

@@ -17,4 +17,4 @@ def test_trainer_and_engine_agree_bit_for_bit_while_the_model_learns(command: Co
     trained = [m for m in command.metrics() if "train/loss" in m]
     assert [m["logprob_diff/max"] for m in trained] == [0.0] * 4
     assert all(m["train/grad_norm"] > 0 for m in trained)
-    assert command.processes() == {}
+    assert command.left_over() == {}

@@ -39,9 +39,9 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory, shared_ray: str) -> Command:
     """A run with every dump."""
-    command = Command(folder=tmp_path_factory.mktemp("whole"), cache=cache)
+    command = Command(folder=tmp_path_factory.mktemp("whole"), cache=cache, ray=shared_ray)
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     done = command.run(*WORDS, "debug.dump_details=details")
     assert done.code == 0, done.err
@@ -79,7 +79,7 @@ def test_a_replay_trains_on_the_same_samples_without_engines(whole: Command, com
     )
     assert ours == theirs
     assert not list((command.run_dir / "logs").glob("engine*"))
-    assert command.processes() == {}
+    assert command.left_over() == {}
 
 
 def test_a_run_that_only_generates_begins_where_it_is_told(whole: Command, command: Command) -> None:
@@ -100,7 +100,7 @@ def test_a_run_that_only_generates_begins_where_it_is_told(whole: Command, comma
         assert all(sample["version"] == 0 for sample in samples)
     assert not (command.folder / "0.jsonl").exists()
     assert not list((command.run_dir / "logs").glob("actor*"))
-    assert command.processes() == {}
+    assert command.left_over() == {}
 
 
 def test_a_run_that_begins_later_trains_the_rest(whole: Command, command: Command) -> None:

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.integration.conftest import Command
 from tests.integration.test_faults import wait_until
 
@@ -25,8 +27,8 @@ PPO = (
 )
 
 
-def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path: Path) -> None:
-    shared = Command(folder=tmp_path, cache=cache)
+def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path: Path, shared_ray: str) -> None:
+    shared = Command(folder=tmp_path, cache=cache, ray=shared_ray)
     done = shared.run(*PPO)
     assert done.code == 0, done.err
     steps = [record for record in shared.metrics() if "train/critic_loss" in record]
@@ -37,7 +39,7 @@ def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path:
     assert {path.name for path in saved.iterdir()} >= {"tensors", "critic"}
 
     (tmp_path / "apart").mkdir()
-    apart = Command(folder=tmp_path / "apart", cache=cache)
+    apart = Command(folder=tmp_path / "apart", cache=cache, ray=shared_ray)
     stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
     from_checkpoint = (f"checkpoint.load={saved}", f"model.ref_load={shared.run_dir}", "model.ref_ckpt_step=2")
     done = apart.run(*PPO, *stays, *from_checkpoint, "eval.interval=null")
@@ -94,6 +96,7 @@ def die_once(rollout):
 """
 
 
+@pytest.mark.own_ray
 def test_a_trainer_that_dies_while_engines_have_given_back_their_memory_is_restarted(command: Command) -> None:
     (command.folder / "deaths.py").write_text(DIES_ONCE)
     done = command.run(

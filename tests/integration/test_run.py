@@ -34,7 +34,7 @@ def test_a_run_leaves_config_metrics_checkpoint_and_export(plain: Command) -> No
     model = AutoModelForCausalLM.from_pretrained(run / "hf")
     assert model.config.num_hidden_layers == 2
     assert str(run) in (plain.folder / "out.txt").read_text()
-    assert plain.processes() == {}
+    assert plain.left_over() == {}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
     assert {m["weights/version"] for m in steps} == {1, 2, 3}
     # The engine multiplies in another order, and a token that two experts suit equally well may go to the other one.
     assert all(m["logprob_diff/mean"] < 1e-4 for m in steps)
-    alone = Command(folder=tmp_path / "alone", cache=command.cache)
+    alone = Command(folder=tmp_path / "alone", cache=command.cache, ray=command.ray)
     alone.folder.mkdir()
     assert alone.run(*experts).code == 0
     torch.testing.assert_close(steps_of(command), steps_of(alone), atol=1e-4, rtol=0)
@@ -88,7 +88,7 @@ def test_a_sweep_over_weight_channels_runs_job_after_job_and_changes_no_loss(com
         assert torch.equal(steps_of(replace(command, folder=run.parent, name=run.name)), steps_of(plain))
     (delta,) = command.folder.glob("runs/*/weights/delta_00000003.rlsd")
     assert (delta.parent / "base_00000000").is_dir()
-    assert command.processes() == {}
+    assert command.left_over() == {}
 
 
 def test_weights_are_brought_every_n_rollouts_and_at_the_end(command: Command) -> None:

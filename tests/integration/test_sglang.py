@@ -12,6 +12,8 @@ import pytest
 from tests.integration.conftest import Command
 from tests.integration.test_faults import GONE_WITHIN_S, wait_for_training, wait_until
 
+pytestmark = pytest.mark.own_ray
+
 FOREVER = ("data.num_rollout=100000", "eval.interval=null")
 TWO_ENGINES = ("cluster.rollout_num_gpus=2", "cluster.num_gpus_per_node=3")
 

@@ -34,9 +34,10 @@ def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact
     assert any(m["logprob_diff/stale_mean"] > 1e-3 for m in steps if "logprob_diff/stale_mean" in m)
     assert all(m["train/decoupled_mean"] > 0 for m in steps)
     assert [m["step"] for m in command.metrics() if "eval/reward_mean" in m] == [0, 2, 5]
-    assert command.processes() == {}
+    assert command.left_over() == {}
 
 
+@pytest.mark.own_ray
 def test_a_killed_run_goes_on_with_the_groups_it_had_made(command: Command) -> None:
     overrides = (*LONG, "rollout.max_staleness=2", "checkpoint.save_interval=1", "data.num_rollout=8")
     process = command.start(*overrides)
@@ -59,7 +60,7 @@ def test_a_killed_run_goes_on_with_the_groups_it_had_made(command: Command) -> N
     assert [m["step"] for m in steps] == list(range(8))
     assert max(m["staleness/max"] for m in steps) <= 2
     assert json.loads((command.run_dir / "finished.json").read_text())["num_rollouts"] == 8
-    assert command.processes() == {}
+    assert command.left_over() == {}
 
 
 def test_colocated_placement_is_refused_before_anything_starts(command: Command) -> None:

@@ -57,7 +57,7 @@ def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
     assert any("wandb-core" in words for words in started)
     assert not [words for words in started if KEY in words or TOKEN in words]
     assert holding(TOKEN, ray_logs(started)) == []
-    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+    wait_until(lambda: command.left_over() == {}, GONE_WITHIN_S, "the end of all processes")
     done = command.run(*OVERRIDES)
     assert done.code == 0, done.err
     assert "going on from" in done.out

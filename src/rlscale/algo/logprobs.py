@@ -7,7 +7,7 @@ from rlscale.algo.ragged import at_least_float32, check_shape
 
 
 def logprobs_from_logits(logits_TV: Tensor, *, targets_T: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) at the targets, in float32 (float64 stays). [T]
+    """Log softmax(logits / temperature) at the targets, in float32 (float64 stays). [T]
 
     verl: `logprobs_from_logits`. TRL: `selective_log_softmax`. slime: `calculate_log_probs_and_entropy`.
 

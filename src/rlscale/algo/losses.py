@@ -161,7 +161,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 def _log_ratio(
     logprobs_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout
 ) -> tuple[Tensor, Tensor]:
-    """logprob - old and the advantages, in float32 or better, 0 where not trainable."""
+    """Logprob - old and the advantages, in float32 or better, 0 where not trainable."""
     mask_T = layout.mask_T
     check_vectors(mask_T=mask_T, logprobs_T=logprobs_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T)
     # Masked before the subtraction: inf - inf at a masked token would give a NaN gradient.

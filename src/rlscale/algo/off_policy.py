@@ -145,7 +145,7 @@ def off_policy_mask(
 
 
 def _log_ratio(old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, layout: TokenLayout) -> Tensor:
-    """old - rollout without gradient, in float32 or better, 0 where not trainable."""
+    """Old - rollout without gradient, in float32 or better, 0 where not trainable."""
     check_vectors(mask_T=layout.mask_T, old_logprobs_T=old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T)
     old_T, rollout_T = masked_logprobs(old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T, mask_T=layout.mask_T)
     return old_T - rollout_T

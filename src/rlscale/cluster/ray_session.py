@@ -69,9 +69,8 @@ class RaySession:
     """Ray, which may still be on its way."""
 
     def __init__(self, config: ClusterConfig, layout: Layout, *, started: "Future[None] | None") -> None:
-        """
-        Args:
-            started: None: it was there.
+        """Args:
+        started: None: it was there.
         """
         self._config, self._layout, self._started = config, layout, started
 
@@ -220,9 +219,8 @@ class Bundles:
     """Bundles in an order in which neighbours share a node, so that ranks of one node are consecutive."""
 
     def __init__(self, group: PlacementGroup | None, resource: str) -> None:
-        """
-        Args:
-            group: None: a run of the driver alone, without trainers and with engines that run already.
+        """Args:
+        group: None: a run of the driver alone, without trainers and with engines that run already.
         """
         self.group, self.resource = group, resource
         nodes: dict[int, str] = {} if group is None else placement_group_table(group)["bundles_to_node_id"]

@@ -32,8 +32,7 @@ class SftSource:
         rollout_batch_size: int,
         positions: int | None = None,
     ) -> None:
-        """
-        Args:
+        """Args:
             prompts: with labels or turns.
             tokenizer: of the model.
             rollout_batch_size: prompts of a rollout.

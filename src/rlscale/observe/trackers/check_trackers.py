@@ -38,7 +38,7 @@ def _not_installed(package: str) -> Problem:
 
 
 def _check_login(config: WandbConfig) -> list[Problem]:
-    """wandb itself would ask on the terminal, when the run has already started."""
+    """Wandb itself would ask on the terminal, when the run has already started."""
     known = config.key or any(os.environ.get(name) for name in _LOGIN_VARIABLES)
     if wandb_mode(config) != WandbMode.online or known or _has_netrc_login(config.host):
         return []

@@ -222,7 +222,7 @@ class _MixAndMlp(torch.autograd.Function):
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / sqrt(mean x^2 + eps) over the last axis, and the factor [..., 1]."""
+    """X / sqrt(mean x^2 + eps) over the last axis, and the factor [..., 1]."""
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     rstd = norms.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     return x * rstd, rstd

@@ -36,7 +36,7 @@ def use_onednn(model: nn.Module) -> int:
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:
-    """x @ w.T without a gradient, through oneDNN where that is the faster way."""
+    """X @ w.T without a gradient, through oneDNN where that is the faster way."""
     return _product(x, w) if _fits(x) else F.linear(x, w)
 
 
@@ -73,7 +73,7 @@ class _OneDnnProduct(torch.autograd.Function):
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
-    """x @ w.T by the operator behind torch.compile's CPU linear layers."""
+    """X @ w.T by the operator behind torch.compile's CPU linear layers."""
     out = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
     # The operator views its result in the shape of x; nothing else holds the base, and FSDP warns of views.
     fresh: Tensor = torch.ops.aten._unsafe_view(out, out.shape)

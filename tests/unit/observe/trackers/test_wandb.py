@@ -145,7 +145,7 @@ def test_a_resumed_run_goes_on_with_its_run_and_doubles_nothing(tmp_path: Path) 
 
 
 def test_rows_that_a_kill_lost_come_from_the_metrics_file(tmp_path: Path) -> None:
-    """wandb writes its file in the background, and a kill of the driver ends that too."""
+    """Wandb writes its file in the background, and a kill of the driver ends that too."""
     code = f"""
 import os, signal
 from pathlib import Path

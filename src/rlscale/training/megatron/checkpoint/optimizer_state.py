@@ -86,7 +86,7 @@ def _matching_group(group: dict[str, Any], saved: list[dict[str, Any]]) -> dict[
 
 
 def _torch_adamw(optimizer: Any) -> Iterator[torch.optim.AdamW]:
-    """torch's AdamW of each part of a chained optimiser; none with Transformer Engine's or Apex's Adam."""
+    """Torch's AdamW of each part of a chained optimiser; none with Transformer Engine's or Apex's Adam."""
     for each in optimizer.chained_optimizers:
         if isinstance(each.optimizer, torch.optim.AdamW):
             yield each.optimizer
