@@ -21,7 +21,7 @@ from memory_probe import Case, held, make_batch, make_spec, peak_bytes
 from torch import Tensor
 
 from rlscale.data.microbatch_plan import plan_steps
-from rlscale.driver.trainer_spec import recipients
+from rlscale.driver.trainer_spec import weight_owners
 from rlscale.models.resolve_model import resolve_model
 from rlscale.plan.megatron_activations import Parallel
 from rlscale.training.distributed import join_world
@@ -49,7 +49,7 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
     """Trains twice, the second time under the profiler, then gathers the weights and saves. The world is there."""
     config = case.config()
     spec = make_spec(config, resolve_model(config.model))
-    spec = replace(spec, megatron=config.megatron, model=config.model, recipients=recipients(config))
+    spec = replace(spec, megatron=config.megatron, model=config.model, weight_owners=weight_owners(config))
     backend = MegatronBackend(spec, rank=rank, world_size=num_ranks)
     batch, parallel = make_batch(config, case), Parallel.of(config.megatron, num_ranks)
     steps = plan_steps(batch, config.batch, num_ranks=parallel.data, context_ranks=parallel.context)

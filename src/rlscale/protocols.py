@@ -375,9 +375,11 @@ class TrainBackend(Protocol):
         """
         ...
 
-    def rest(self) -> None:
-        """Leaves the device to the engines, where they share it, until the next call. Every other method but `weights`
-        ends with it."""
+    def offload(self) -> None:
+        """Moves the models off the device, where engines share it, until the next call.
+
+        Every other method but `weights` ends with it.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -16,8 +16,14 @@ from rlscale.config import AlgoConfig, BatchConfig, RunConfig
 from rlscale.config.user_functions import check_hooks
 from rlscale.errors import ConfigError
 from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, step_denominators, token_losses
-from rlscale.training.loss.user_postprocess import postprocess
+from rlscale.training.loss.token_loss import (
+    StepReduction,
+    TokenInputs,
+    compute_custom_weights,
+    step_denominators,
+    token_losses,
+)
+from rlscale.training.loss.user_postprocess import postprocess_columns
 from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"
@@ -121,7 +127,7 @@ def losses(logprobs: Tensor, *, entropy: Tensor | None = None, **algo: Any) -> t
         ref_logprobs=vector(-1, NAN, -1, -1) if algo.get("use_kl_loss") else None,
         advantages=vector(1, NAN, 1, -2) if algo.pop("advantages", True) else None,
     )
-    found, sums = token_losses(AlgoConfig(**algo), lp=logprobs, entropy=entropy, inputs=inputs, layout=LAYOUT)
+    found, sums = token_losses(AlgoConfig(**algo), logprobs=logprobs, entropy=entropy, inputs=inputs, layout=LAYOUT)
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
@@ -227,7 +233,9 @@ STEP = StepSamples(
 
 def test_the_average_of_the_page() -> None:
     # Two prompts, of 6 tokens and of 1.
-    torch.testing.assert_close(custom_weights("my_reducer:by_prompt", STEP), vector(1 / 12, 1 / 12, 1 / 12, 1 / 2))
+    torch.testing.assert_close(
+        compute_custom_weights("my_reducer:by_prompt", STEP), vector(1 / 12, 1 / 12, 1 / 12, 1 / 2)
+    )
 
 
 def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
@@ -238,9 +246,9 @@ def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
         counts_S=STEP.num_trainable, trajectory_ids_S=STEP.trajectory_ids, in_step_S=torch.arange(4)
     )
     shares, gradients = [], []
-    for weights in (None, custom_weights("other_hooks_for_test:as_the_default", STEP)):
-        reduce = reduction(AlgoConfig(), plan=plan, layout=layout, denominators_S=denominators, weights_S=weights)
-        share = reduce(values)
+    for weights in (None, compute_custom_weights("other_hooks_for_test:as_the_default", STEP)):
+        reduction = StepReduction(algo=AlgoConfig(), plan=plan, denominators_S=denominators, weights_S=weights)
+        share = reduction.reduce(values, layout=layout, samples=torch.arange(4))
         shares.append(share.detach())
         gradients.append(torch.autograd.grad(share, values)[0])
     torch.testing.assert_close(shares[1], shares[0])
@@ -256,7 +264,7 @@ def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
 )
 def test_weights_that_cannot_be_summed_are_named(name: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
-        custom_weights(f"other_hooks_for_test:{name}", STEP)
+        compute_custom_weights(f"other_hooks_for_test:{name}", STEP)
 
 
 BATCH = TrainBatch(
@@ -282,19 +290,19 @@ ROWS = np.array([1, 2, 6])  # a rank with the first and the last sample
 
 def test_the_last_look_of_the_page() -> None:
     path, custom = "my_postprocess:bounded", {"max_advantage": 2}
-    changed, sums = postprocess(path, COLUMNS, batch=BATCH, rows=ROWS, custom=custom)
+    changed, sums = postprocess_columns(path, COLUMNS, batch=BATCH, rows=ROWS, custom=custom)
     assert {name: column.tolist() for name, column in changed.items()} == {"advantages": [0, 2, -1, 0, 1, 0, -2]}
     assert [float(each) for each in sums["bounded"]] == [2.0, 3.0]
     assert COLUMNS["advantages"].tolist() == [0, 4, -1, 0, 1, 0, -9]
 
 
 def test_a_rank_without_samples_looks_too() -> None:
-    changed, sums = postprocess("my_postprocess:bounded", COLUMNS, batch=BATCH, rows=ROWS[:0])
+    changed, sums = postprocess_columns("my_postprocess:bounded", COLUMNS, batch=BATCH, rows=ROWS[:0])
     assert changed == {} and [float(each) for each in sums["bounded"]] == [0.0, 0.0]
 
 
 def test_what_is_changed_in_place_counts_as_well() -> None:
-    changed, _ = postprocess("other_hooks_for_test:in_place", COLUMNS, batch=BATCH, rows=ROWS)
+    changed, _ = postprocess_columns("other_hooks_for_test:in_place", COLUMNS, batch=BATCH, rows=ROWS)
     assert changed["advantages"].tolist() == [0, 8, -2, 0, 1, 0, -18] and changed.keys() == {"advantages"}
 
 
@@ -309,7 +317,9 @@ def test_what_is_changed_in_place_counts_as_well() -> None:
 )
 def test_columns_that_do_not_fit_are_named(name: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
-        postprocess(f"other_hooks_for_test:{name}", {**COLUMNS, "old_logprobs": torch.zeros(7)}, batch=BATCH, rows=ROWS)
+        postprocess_columns(
+            f"other_hooks_for_test:{name}", {**COLUMNS, "old_logprobs": torch.zeros(7)}, batch=BATCH, rows=ROWS
+        )
 
 
 def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
@@ -319,15 +329,15 @@ def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
     )
     logprobs = vector(-1, 0, -1, -2)
     loss = AlgoConfig(loss_type="custom_loss", custom_loss_function_path=f"{module}:scaled_loss")
-    losses, _ = token_losses(loss, lp=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    losses, _ = token_losses(loss, logprobs=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
     assert losses.tolist() == [2.0, 0.0, 2.0, 4.0]
     weights = AlgoConfig(use_tis=True, custom_tis_function_path=f"{module}:scaled_weights")
-    losses, _ = token_losses(weights, lp=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    losses, _ = token_losses(weights, logprobs=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
     assert losses.tolist() == [-2.0, 0.0, -2.0, 4.0]
     algo = AlgoConfig(custom_advantage_function_path=f"{module}:scaled_advantages")
     advantages = advantages_of_rollout(algo, rollout(rollout_logprobs_T=vector(1, NAN, 2, 3)), custom=custom)
     assert advantages.tolist() == [2.0, 0.0, 4.0, 6.0]
-    assert custom_weights(f"{module}:scaled_reducer", STEP, custom=custom).tolist() == [2.0] * 4
+    assert compute_custom_weights(f"{module}:scaled_reducer", STEP, custom=custom).tolist() == [2.0] * 4
 
 
 def config_of(**algo: Any) -> RunConfig:

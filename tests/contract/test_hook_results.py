@@ -11,8 +11,8 @@ from torch import Tensor
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
 from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.loss.token_loss import TokenInputs, custom_weights, token_losses
-from rlscale.training.loss.user_postprocess import postprocess
+from rlscale.training.loss.token_loss import TokenInputs, compute_custom_weights, token_losses
+from rlscale.training.loss.user_postprocess import postprocess_columns
 from rlscale.types import StepSamples, TrainBatch
 from tests.contract import wrong_hooks
 
@@ -29,7 +29,7 @@ def losses(logprobs: Tensor, layout: TokenLayout = LAYOUT, **algo: Any) -> tuple
     inputs = TokenInputs(
         old_logprobs=vector(-1, NAN, -1, -2), rollout_logprobs=vector(-1, NAN, -3, -1), advantages=vector(1, NAN, 1, -2)
     )
-    found, sums = token_losses(AlgoConfig(**algo), lp=logprobs, entropy=None, inputs=inputs, layout=layout)
+    found, sums = token_losses(AlgoConfig(**algo), logprobs=logprobs, entropy=None, inputs=inputs, layout=layout)
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
@@ -63,7 +63,7 @@ def own_average(name: str) -> Tensor:
         rewards=vector(1, 0),
         max_response_len=8,
     )
-    return custom_weights(f"{HERE}:{name}", step)
+    return compute_custom_weights(f"{HERE}:{name}", step)
 
 
 def apply_user_postprocess(name: str) -> Any:
@@ -85,7 +85,7 @@ def apply_user_postprocess(name: str) -> Any:
         "ref_logprobs": None,
         "advantages": torch.ones(4),
     }
-    return postprocess(f"{HERE}:{name}", columns, batch=batch, rows=np.array([1, 3]))
+    return postprocess_columns(f"{HERE}:{name}", columns, batch=batch, rows=np.array([1, 3]))
 
 
 LOSS, WEIGHTS, COLUMNS = (f"the {what} of {HERE}:" for what in ("loss", "weights", "columns"))
@@ -114,7 +114,7 @@ LOSS, WEIGHTS, COLUMNS = (f"the {what} of {HERE}:" for what in ("loss", "weights
             "the metric 'mean' of tests.contract.wrong_hooks:plain_number must be (sum, count), got float",
         ),
         ("by_token", "must hold single numbers, got a tensor of shape (4,); sum over the tokens first"),
-        ("unmasked_sum", "must be finite, got nan; leave out tokens where tokens.mask is false"),
+        ("unmasked_sum", "must be finite, got nan; exclude tokens where tokens.mask is false"),
         ("named_loss", "the metric 'loss' of tests.contract.wrong_hooks:named_loss must have another name"),
     ],
 )

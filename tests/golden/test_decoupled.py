@@ -13,7 +13,7 @@ from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.reduce import tokens_per_trajectory
 from rlscale.config import AdvantageEstimator, AlgoConfig
-from rlscale.training.loss.token_loss import TokenInputs, reduction, token_losses
+from rlscale.training.loss.token_loss import StepReduction, TokenInputs, token_losses
 from rlscale.types import StepPlan
 
 
@@ -34,7 +34,7 @@ def test_by_hand() -> None:
     policy, proximal, behaviour = [0.55, 0.4, 0.3, 0.1], [0.5, 0.8, 0.2, 0.2], [0.25, 0.1, 0.8, 0.4]
     losses, sums = token_losses(
         AlgoConfig(decoupled_loss=True, decoupled_weight_max=5.0, eps_clip=0.2),
-        lp=vector(*map(log, policy)),
+        logprobs=vector(*map(log, policy)),
         entropy=None,
         inputs=TokenInputs(
             old_logprobs=vector(*map(log, proximal)),
@@ -55,7 +55,7 @@ def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
     lp = vector(log(0.9)).requires_grad_()
     inputs = TokenInputs(old_logprobs=vector(log(0.9)), rollout_logprobs=vector(log(0.3)), advantages=vector(1.0))
     decoupled, sums = token_losses(
-        AlgoConfig(decoupled_loss=True), lp=lp, entropy=None, inputs=inputs, layout=one_sample(1)
+        AlgoConfig(decoupled_loss=True), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(1)
     )
     decoupled.sum().backward()
     assert lp.grad is not None and lp.grad.tolist() == pytest.approx([-3.0])  # -w A, w = 0.9 / 0.3
@@ -65,7 +65,7 @@ def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
     stale = TokenInputs(
         old_logprobs=inputs.rollout_logprobs, rollout_logprobs=inputs.rollout_logprobs, advantages=inputs.advantages
     )
-    plain, _ = token_losses(AlgoConfig(), lp=lp, entropy=None, inputs=stale, layout=one_sample(1))
+    plain, _ = token_losses(AlgoConfig(), logprobs=lp, entropy=None, inputs=stale, layout=one_sample(1))
     plain.sum().backward()
     assert lp.grad.tolist() == [0.0]
 
@@ -74,7 +74,9 @@ def test_one_optimiser_step_needs_no_extra_logprobs() -> None:
     # old None is the policy itself: the loss is -w A at ratio 1, with the gradient of the policy alone.
     lp = vector(log(0.5), log(0.2)).requires_grad_()
     inputs = TokenInputs(rollout_logprobs=vector(log(0.25), log(0.4)), advantages=vector(1.0, -2.0))
-    losses, _ = token_losses(AlgoConfig(decoupled_loss=True), lp=lp, entropy=None, inputs=inputs, layout=one_sample(2))
+    losses, _ = token_losses(
+        AlgoConfig(decoupled_loss=True), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2)
+    )
     losses.sum().backward()
     torch.testing.assert_close(losses.detach(), vector(-2.0, 1.0))
     assert lp.grad is not None
@@ -85,9 +87,9 @@ def test_fresh_tokens_of_an_exact_engine_are_plain_ppo() -> None:
     lp, old, advantages = vector(-1.0, -0.3), vector(-1.2, -0.4), vector(1.0, -1.0)
     inputs = TokenInputs(old_logprobs=old, rollout_logprobs=old, advantages=advantages)
     decoupled, _ = token_losses(
-        AlgoConfig(decoupled_loss=True), lp=lp, entropy=None, inputs=inputs, layout=one_sample(2)
+        AlgoConfig(decoupled_loss=True), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2)
     )
-    plain, _ = token_losses(AlgoConfig(), lp=lp, entropy=None, inputs=inputs, layout=one_sample(2))
+    plain, _ = token_losses(AlgoConfig(), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2))
     assert torch.equal(decoupled, plain)
 
 
@@ -154,8 +156,8 @@ def test_any_cut_into_microbatches_gives_the_loop_over_tokens(
         inputs = TokenInputs(
             **{name: columns[name][rows] for name in ("old_logprobs", "rollout_logprobs", "advantages")}
         )
-        losses, _ = token_losses(algo, lp=columns["lp"][rows], entropy=None, inputs=inputs, layout=layout)
-        reduce = reduction(algo, plan=plan, layout=layout, denominators_S=denominators[list(part)])
-        loss += float(reduce(losses))
+        losses, _ = token_losses(algo, logprobs=columns["lp"][rows], entropy=None, inputs=inputs, layout=layout)
+        reduction = StepReduction(algo=algo, plan=plan, denominators_S=denominators)
+        loss += float(reduction.reduce(losses, layout=layout, samples=torch.tensor(part)))
     expected = slow_loss(lengths, {k: v.tolist() for k, v in columns.items()}, mask.tolist(), high=3.0)
     assert loss == pytest.approx(expected, rel=1e-10, abs=1e-12)

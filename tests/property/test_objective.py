@@ -13,7 +13,7 @@ from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.algo.reduce import tokens_per_trajectory
 from rlscale.config import AlgoConfig, MisConfig
 from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, token_losses
+from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, token_losses
 from rlscale.types import StepPlan, StepSamples
 from tests.unit.training.user_functions import ALL as USER_FUNCTIONS
 from tests.unit.training.user_functions import HERE
@@ -115,7 +115,7 @@ def advantages(algo: AlgoConfig, rollout: Rollout) -> Tensor:
         rollout_logprobs_T=rollout.columns["rollout_logprobs"],
         old_logprobs_T=rollout.columns["old_logprobs"],
         ref_logprobs_T=rollout.columns["ref_logprobs"],
-        teacher_T=rollout.columns["teacher"],
+        teacher_logprobs_T=rollout.columns["teacher"],
         values_T=rollout.columns["values"],
     )
     return advantages_of_rollout(algo, inputs, custom={"scale": 0.5})
@@ -141,11 +141,11 @@ def share_of(
         **{key: columns[key][rows] for key in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages")}
     )
     losses, sums = token_losses(
-        algo, lp=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout, custom={"scale": 0.5}
+        algo, logprobs=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout, custom={"scale": 0.5}
     )
     weights = None
     if algo.custom_reducer_function_path is not None:
-        weights = custom_weights(
+        weights = compute_custom_weights(
             algo.custom_reducer_function_path,
             StepSamples(
                 num_trainable=counts,
@@ -154,16 +154,11 @@ def share_of(
                 rewards=rollout.rewards,
                 max_response_len=MAX_RESPONSE_LEN,
             ),
-        )[part]
-    reduce = reduction(
-        algo,
-        plan=plan,
-        layout=layout,
-        denominators_S=denominators[part],
-        max_response_len=MAX_RESPONSE_LEN,
-        weights_S=weights,
+        )
+    reduction = StepReduction(
+        algo=algo, plan=plan, denominators_S=denominators, weights_S=weights, max_response_len=MAX_RESPONSE_LEN
     )
-    return reduce(losses), sums
+    return reduction.reduce(losses, layout=layout, samples=torch.tensor(part, dtype=torch.int64)), sums
 
 
 def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) -> tuple[Tensor, Tensor, Sums]:

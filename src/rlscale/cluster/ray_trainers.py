@@ -95,10 +95,10 @@ class RayTrainers:
     def _steps_of_critic(self, batch: TrainBatch, steps: list[StepPlan]) -> list[StepPlan]:
         """The same steps, cut for as many ranks as the critic has."""
         critic = self._spec.critic
-        assert critic is not None and critic.own_ranks is not None, "a critic with ranks has them in the spec"
+        assert critic is not None and critic.dedicated_ranks is not None, "a critic with ranks has them in the spec"
         if len(self._critic.names) == len(self._policy.names):
             return steps
-        ranks, number = critic.own_ranks, critic.own_ranks.number // self._spec.ranks_per_model
+        ranks, number = critic.dedicated_ranks, critic.dedicated_ranks.number // self._spec.ranks_per_model
         return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks)
 
     async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:

@@ -34,7 +34,7 @@ def make_trainer_spec(plan: PreparedRun, *, run_folder: Path) -> TrainerSpec:
         critic=_critic(plan) if uses_critic(algo) else None,
         teacher=None if teacher is None else model_source(teacher, key="model.teacher_load", base=plan.model_path),
         offload=_offload(config),
-        recipients=recipients(config),
+        weight_owners=weight_owners(config),
         num_old_policies=config.rollout.max_staleness if config.train.keep_old_actor else 0,
         train=config.train,
         fsdp=config.fsdp,
@@ -48,12 +48,12 @@ def make_trainer_spec(plan: PreparedRun, *, run_folder: Path) -> TrainerSpec:
         device=config.cluster.device,
         timeout_minutes=config.cluster.distributed_timeout_minutes,
         engine_shapes=_engine_shapes(config),
-        watch=ProfilerSpec.of(config.debug, run_folder=run_folder),
+        profiler=ProfilerSpec.from_config(config.debug, run_folder=run_folder),
         custom=config.custom,
     )
 
 
-def recipients(config: RunConfig) -> WeightOwners:
+def weight_owners(config: RunConfig) -> WeightOwners:
     """Which ranks a channel wants to have the weights on."""
     channel = config.train.weight_channel
     if channel in (WeightChannelName.process_group, WeightChannelName.disk):
@@ -117,7 +117,7 @@ def _critic(plan: PreparedRun) -> CriticSpec:
         num_only_steps=critic.num_critic_only_steps * (config.batch.num_steps_per_rollout or 1),
         save=None if critic.save is None else Path(critic.save).absolute(),
         keep_last=config.checkpoint.keep_last,
-        own_ranks=DedicatedRanks(number=plan.layout.num_critics, batch=config.batch)
+        dedicated_ranks=DedicatedRanks(number=plan.layout.num_critics, batch=config.batch)
         if plan.layout.num_critics
         else None,
     )

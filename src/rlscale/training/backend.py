@@ -1,254 +1,271 @@
-"""RoleBackend: what a trainer rank does with a rollout, whichever backend its models are made with.
+"""Order of the passes over a rollout on one trainer rank, shared by both backends.
 
-    rollout ─> pack ─> [old logprobs] ─> [reference] ─> [teacher] ─> [values] ─> advantages ─┐
-                                                                                             ▼
-               weights <─ optimiser steps of the policy <─ optimiser steps of the critic <───┘
+    pack ─> [old logprobs] ─> [reference] ─> [teacher] ─> [values] ─> advantages ─┐
+                                                                                  ▼
+    weights to engines <─ optimiser steps of the policy <─ optimiser steps of the critic <─┘
 
-A bracketed pass is made only where the loss needs it. Each model is on the device while it has its turn.
+A pass in brackets runs only where the loss needs it. A model is on the device during its own passes; where models share
+a device, `Offloader` keeps the others on the host.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.config import LossType, compares_policies
-from rlscale.protocols import TrainBackend
-from rlscale.training.offload import Offloader
-from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.policy_snapshots import OldPolicies
-from rlscale.training.prepare import apply_user_postprocess, estimate, mean_weight_factor, needs_old_pass
-from rlscale.training.rollout_state import Rollout
+from rlscale.training.batch_invariant.equal_logprobs import check_equal_logprobs
+from rlscale.training.loss.policy_loss import add_eval_loss, add_logprob_diff
+from rlscale.training.policy_snapshots import PolicySnapshots
+from rlscale.training.prepare import (
+    apply_user_postprocess,
+    compute_advantages,
+    mean_weight_factor,
+    needs_old_pass,
+)
+from rlscale.training.roles import CriticRole, PolicyRole, RankContext, ReferenceRole, ScoringRole
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, take_microbatch
 from rlscale.training.spec import TrainerSpec
+from rlscale.training.trainer_state import TrainerProgress
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 
-class ScoringRole(Protocol):
-    """A model that only scores: reference or teacher."""
-
-    def score(self, rollout: Rollout) -> None:
-        """Fills its column of the rollout; a collective."""
-        ...
-
-
-class ReferenceRole(ScoringRole, Protocol):
-    """The reference, which may follow the policy."""
-
-    def is_due(self, num_rollouts: int) -> bool:
-        """Whether it takes the policy's weights after so many rollouts have been trained on."""
-        ...
-
-    def follow(self) -> None:
-        """Takes the policy's weights."""
-        ...
-
-
-class PolicyRole(Protocol):
-    """The model that is trained on rollouts and sent to the engines."""
-
-    num_steps: int
-
-    def score_old(self, rollout: Rollout, *, earlier: OldPolicies[Any] | None = None) -> None:
-        """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
-        ...
-
-    def measure(self, rollout: Rollout) -> None:
-        """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""
-        ...
-
-    def step(
-        self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
-    ) -> dict[str, float]:
-        """One optimiser step; its metrics. Raises WorkerError for a loss or gradient that is not finite."""
-        ...
-
-
-class CriticRole(Protocol):
-    """The value model of ppo."""
-
-    def score(self, rollout: Rollout) -> None:
-        """Fills `values`, on every rank those of all."""
-        ...
-
-    def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
-        """One optimiser step; its metrics, `critic_...`. Raises as `PolicyRole.step`."""
-        ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
-
-
-class TrainerRank(TrainBackend, Protocol):
-    """One trainer rank as a worker process holds it."""
-
-    def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None: ...
-
-    def estimate(self, values: Float32) -> Float32: ...
-
-    def improve(self) -> TrainResult: ...
-
-    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float: ...
-
-
 class RoleBackend(ABC):
-    """The roles of one rank and the order of their passes. A backend says how models are made, packed for and saved.
+    """The models of one rank and the order of their passes. A subclass builds, saves, loads and exports them.
 
-    Invariants: every method is a collective, called on all ranks alike; for the same inputs on the same ranks the
-    numbers are the same bit for bit.
+    Invariants: every method but `finish_saving` is a collective of all ranks of the default process group; for the same
+    inputs on the same number of ranks the results are bitwise equal; no method but `prepare` and its parts makes
+    `TrainColumns`.
     """
 
     policy: PolicyRole
     critic: CriticRole | None
     reference: ReferenceRole | None
     teacher: ScoringRole | None
-    _old_policies: OldPolicies[Any] | None
+    _snapshots: PolicySnapshots[Any] | None
 
-    def __init__(self, spec: TrainerSpec, *, device: torch.device, turns: Offloader) -> None:
-        self._spec, self._device, self._turns = spec, device, turns
-        self._num_rollouts = 0
-        self._current: tuple[Rollout, list[StepPlan]] | None = None  # between `score` and `improve`
+    def __init__(self, spec: TrainerSpec, rank: RankContext) -> None:
+        self._spec, self._context = spec, rank
+        self._device, self._offloader = rank.device, rank.offloader
+        self._num_rollouts = 0  # trained on
+        self._current: tuple[PackedRollout, TrainColumns] | None = None  # between `score` and `optimize`
+
+    # -- training
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
-        with self._computing():
-            return self._improve(self._prepare(batch, steps), steps)
+        with self._context.computing():
+            return self._optimize(*self.prepare(batch, steps))
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
-        """The first of three parts of `train`, where the critic has ranks of its own: all passes but the critic's."""
-        with self._computing():
-            self._current = self._score(batch, steps), list(steps)
+        """First of the three parts of `train` where the critic has dedicated ranks: all passes but the critic's."""
+        with self._context.computing():
+            self._current = self._score(batch, steps)
 
-    def estimate(self, values: Float32) -> Float32:
-        """The second: the critic's values of all tokens to advantages and the returns, by token. Both [tokens]"""
+    def compute_advantages(self, values: Float32) -> Float32:
+        """Second part: computes advantages from the critic's values [T] and returns the targets of the values. [T]"""
         assert self._current is not None, "score comes first"
-        rollout, _ = self._current
-        rollout.values = torch.tensor(values)
-        with self._computing():
-            self._estimate(rollout)
-        assert rollout.returns is not None, "there are values"
-        return rollout.returns.numpy()
+        rollout, columns = self._current
+        with self._context.computing():
+            columns = self._add_advantages(rollout, replace(columns, values=torch.tensor(values)))
+        self._current = rollout, columns
+        assert columns.returns is not None, "there are values"
+        return columns.returns.numpy()
 
-    def improve(self) -> TrainResult:
-        """The third: the optimiser steps. Gives and raises what `train` does."""
+    def optimize(self) -> TrainResult:
+        """Third part: the optimiser steps. Returns and raises as `train`."""
         assert self._current is not None, "score comes first"
-        (rollout, steps), self._current = self._current, None
-        with self._computing():
-            return self._improve(rollout, steps)
+        current, self._current = self._current, None
+        with self._context.computing():
+            return self._optimize(*current)
 
-    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
-        """Mean of -logprob over the trainable tokens of all steps, at the temperature of training; changes nothing."""
-        with self._computing():
-            rollout = self._packed(batch, steps)
-            with self._turns.of("policy"):
-                self.policy.measure(rollout)
-            self._turns.rest()
-            return self._metrics(rollout)["loss"]
+    def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+        """Mean of -logprob over the trainable tokens of all steps, at the training temperature; changes no weight."""
+        with self._context.computing():
+            rollout = self._context.pack_rollout(batch, steps, with_scoring=False)
+            with self._offloader.resident("policy"):
+                add_eval_loss(rollout, self.policy.compute_logprobs(rollout))
+            self._offloader.offload_all()
+            return self._context.gather_metrics(rollout)["loss"]
 
-    def rest(self) -> None:
-        """See TrainBackend."""
-        self._turns.rest()
-
-    @abstractmethod
-    def finish_saving(self) -> None:
-        """See TrainBackend."""
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Around whatever computes with models or communicates."""
-        yield
-
-    @abstractmethod
-    def _packed(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
-        """This rank's micro-batches of a rollout."""
-
-    @abstractmethod
-    def _pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan]) -> None:
-        """Fills `scoring` where passes without gradient have micro-batches of their own."""
-
-    @abstractmethod
-    def _metrics(self, rollout: Rollout) -> dict[str, float]:
-        """What was added to the rollout's metrics, over all ranks and on all of them; a collective."""
-
-    @abstractmethod
-    def _asked(self, rollout: Rollout) -> dict[int, Float32]:
-        """The logprobs that the controller asked for, on all ranks; a collective."""
+    def prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> tuple[PackedRollout, TrainColumns]:
+        """Packs this rank's micro-batches and computes all columns that the optimiser steps read."""
+        rollout, columns = self._score(batch, steps)
+        if self.critic is not None:
+            with self._offloader.resident("critic"):
+                columns = replace(columns, values=self.critic.compute_values(rollout))
+        return rollout, self._add_advantages(rollout, columns)
 
     @property
     def _trains_policy(self) -> bool:
         critic = self._spec.critic
         return critic is None or self._num_rollouts >= critic.num_only_rollouts
 
-    def _prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
-        """Packs this rank's micro-batches and computes the columns that the loss needs."""
-        rollout = self._score(batch, steps)
-        if self.critic is not None:
-            with self._turns.of("critic"):
-                self.critic.score(rollout)
-        self._estimate(rollout)
-        return rollout
-
-    def _score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
-        """All but the critic's values and what is made of them."""
+    def _score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> tuple[PackedRollout, TrainColumns]:
+        """Makes all passes without gradient but the critic's."""
         algo = self._spec.algo
-        rollout = self._packed(batch, steps)
+        compares = compares_policies(algo)
+        rollout = self._context.pack_rollout(batch, steps, with_scoring=compares)
         if algo.loss_type == LossType.sft_loss:
-            return rollout
-        rollout.rollout_logprobs = torch.tensor(batch.rollout_logprobs)
-        if not compares_policies(algo):
-            return rollout
-        self._pack_for_scoring(rollout, steps)
+            return rollout, TrainColumns()
+        columns = TrainColumns(rollout_logprobs=torch.tensor(batch.rollout_logprobs))
+        if not compares:
+            return rollout, columns
         if algo.use_rollout_logprobs:
-            rollout.old_logprobs = rollout.rollout_logprobs
+            # The same object: `is` tells later that there are no separate old logprobs.
+            columns = replace(columns, old_logprobs=columns.rollout_logprobs)
         if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
-            with self._turns.of("policy"):
-                self.policy.score_old(rollout, earlier=self._old_policies)
-        for name, role in {"reference": self.reference, "teacher": self.teacher}.items():
-            if role is not None:
-                with self._turns.of(name):
-                    role.score(rollout)
-        return rollout
+            with self._offloader.resident("policy"):
+                columns = self._score_old(rollout, columns)
+        if self.reference is not None:
+            with self._offloader.resident("reference"), rollout.timed("ref_logprobs"):
+                columns = replace(columns, ref_logprobs=self.reference.compute_logprobs(rollout))
+        if self.teacher is not None:
+            with self._offloader.resident("teacher"), rollout.timed("teacher_logprobs"):
+                columns = replace(columns, teacher_logprobs=self.teacher.compute_logprobs(rollout))
+        return rollout, columns
 
-    def _estimate(self, rollout: Rollout) -> None:
-        """Advantages, and what else is known before the first optimiser step."""
+    def _score_old(self, rollout: PackedRollout, columns: TrainColumns) -> TrainColumns:
+        """Runs the pass of old logprobs and adds its metrics; earlier versions score the tokens they generated."""
+        algo = self._spec.algo
+        with rollout.timed("old_logprobs"):
+            entropies = rollout.metrics if algo.use_rollout_entropy else None
+            old_logprobs = self.policy.compute_old_logprobs(rollout, entropies=entropies)
+        columns = replace(columns, has_entropy=algo.use_rollout_entropy)
+        if algo.use_rollout_logprobs:  # the pass was for the entropy only
+            return columns
+        if self._snapshots is not None:
+            with rollout.timed("old_logprobs"):
+                old_logprobs = self._snapshots.score(rollout, old_logprobs)
+        columns = replace(columns, old_logprobs=old_logprobs)
+        if self._context.computes_loss:
+            for micro in rollout.all_micros:
+                logprobs = take_microbatch(old_logprobs, micro)
+                assert logprobs is not None, "computed above"
+                add_logprob_diff(rollout, columns, micro, logprobs=logprobs)
+                rollout.logprob_collector.add(micro, logprobs)
+        return columns
+
+    def _add_advantages(self, rollout: PackedRollout, columns: TrainColumns) -> TrainColumns:
+        """Adds advantages, returns and the scale of the weights: all that is known before the first step."""
         algo = self._spec.algo
         if not compares_policies(algo):
-            return
-        estimate(rollout, self._spec, device=self._device)
-        apply_user_postprocess(rollout, self._spec)
+            return columns
+        columns = compute_advantages(rollout, columns, self._spec, device=self._device)
+        columns = apply_user_postprocess(rollout, columns, self._spec)
         if self._trains_policy:
-            rollout.mean_weight_factor = mean_weight_factor(rollout, algo, device=self._device)
+            factor = mean_weight_factor(rollout, columns, algo, device=self._device)
+            columns = replace(columns, mean_weight_factor=factor)
+        return columns
 
-    def _improve(self, rollout: Rollout, steps: Sequence[StepPlan]) -> TrainResult:
-        results: list[dict[str, float]] = [{} for _ in steps]
+    def _optimize(self, rollout: PackedRollout, columns: TrainColumns) -> TrainResult:
+        results: list[dict[str, float]] = [{} for _ in rollout.steps]
         if self._trains_policy:
-            with self._turns.of("policy", "policy.optimizer"), rollout.timed("optimize"):
-                if self._old_policies is not None:
-                    self._old_policies.keep(version=rollout.batch.version)
-                for i, plan in enumerate(steps):
-                    results[i] |= self.policy.step(rollout, plan=plan, micros=rollout.micros[i], is_first=i == 0)
+            with self._offloader.resident("policy", "policy.optimizer"), rollout.timed("optimize"):
+                if self._snapshots is not None:
+                    self._snapshots.keep(version=rollout.batch.version)
+                for step, result in enumerate(results):
+                    result |= self.policy.train_step(rollout, columns, step=step)
         if self.critic is not None:
-            with self._turns.of("critic", "critic.optimizer"), rollout.timed("optimize_critic"):
-                for i, plan in enumerate(steps):
-                    results[i] |= self.critic.step(rollout, plan=plan, micros=rollout.micros[i])
+            with self._offloader.resident("critic", "critic.optimizer"), rollout.timed("optimize_critic"):
+                for step, result in enumerate(results):
+                    result |= self.critic.train_step(rollout, columns, step=step)
         self._num_rollouts += 1
-        if self.reference is not None and self.reference.is_due(self._num_rollouts):
-            with self._turns.of("policy", "reference"):
-                self.reference.follow()
-                self._turns.changed("reference")
-        self._turns.rest()
-        metrics = self._metrics(rollout)
-        return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=self._asked(rollout))
+        self._update_reference()
+        self._offloader.offload_all()
+        metrics = self._context.gather_metrics(rollout)
+        if self._spec.engine_shapes is not None:
+            check_equal_logprobs(metrics, rank=dist.get_rank(), num_rollouts=self._num_rollouts - 1)
+        logprobs = self._context.gather_logprobs(rollout)
+        return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=logprobs)
 
+    def _update_reference(self) -> None:
+        """Copies the policy into the reference after every `algo.ref_update_interval` rollouts."""
+        interval = self._spec.algo.ref_update_interval
+        if self.reference is not None and interval is not None and self._num_rollouts % interval == 0:
+            with self._offloader.resident("policy", "reference"):
+                self.reference.copy_policy()
+                self._offloader.mark_dirty("reference")
 
-def loss_of_column(rollout: Rollout, column: Tensor) -> None:
-    """Adds the metric `loss`, the mean of -logprob, from logprobs as a column of the batch. [tokens]"""
-    for micro in rollout.flat:
-        lp = column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
-        rollout.metrics.add({"loss": micro.layout.sum_and_count(-lp)})
+    # -- weights and checkpoints
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See TrainBackend. In `train.dtype`, which is the dtype of the engines."""
+        with self._offloader.resident("policy"):
+            yield from self._published_weights()
+
+    def offload(self) -> None:
+        """See TrainBackend."""
+        self._offloader.offload_all()
+
+    def save(self, folder: Path) -> None:
+        """See TrainBackend."""
+        progress = TrainerProgress(num_steps=self.policy.num_steps, num_rollouts=self._num_rollouts)
+        with self._context.computing():
+            with self._offloader.resident("policy", "policy.optimizer", "reference"):
+                self._save_models(folder, progress)
+                if self._snapshots is not None:
+                    self._snapshots.save(folder)
+            if self.critic is not None:
+                with self._offloader.resident("critic", "critic.optimizer"):
+                    self.critic.save(folder)
+        self._offloader.offload_all()
+
+    def finish_saving(self) -> None:
+        """See TrainBackend."""
+        self._context.finish_saving()
+
+    def load(self, folder: Path) -> None:
+        """See TrainBackend. Raises DataError where `folder` is no checkpoint of this model."""
+        with self._context.computing():
+            with self._offloader.resident("policy", "policy.optimizer", "reference"):
+                progress = self._load_models(folder)
+                self._offloader.mark_dirty("reference")
+                if self._snapshots is not None:
+                    self._snapshots.load(folder)
+            self.policy.num_steps, self._num_rollouts = progress.num_steps, progress.num_rollouts
+            if self.critic is not None:
+                with self._offloader.resident("critic", "critic.optimizer"):
+                    self.critic.load(folder)
+        self._offloader.offload_all()
+
+    def export_hf(self, folder: Path) -> None:
+        """See TrainBackend. In `train.dtype`."""
+        with self._context.computing(), self._offloader.resident("policy"):
+            self._write_hf(folder)
+        self._offloader.offload_all()
+
+    def close(self) -> None:
+        """Drops models and optimisers. The process group stays: whoever made it ends it."""
+        del self.policy, self.reference, self.critic, self.teacher, self._snapshots
+
+    @abstractmethod
+    def _published_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights of the policy for `weights`."""
+
+    @abstractmethod
+    def _save_models(self, folder: Path, progress: TrainerProgress) -> None:
+        """Writes policy, optimiser, random states and a reference that is updated."""
+
+    @abstractmethod
+    def _load_models(self, folder: Path) -> TrainerProgress:
+        """The inverse of `_save_models`."""
+
+    @abstractmethod
+    def _write_hf(self, folder: Path) -> None:
+        """Writes the policy as a folder that transformers loads."""
+
+    def _register_models(self) -> None:
+        """Registers all models with the offloader and moves them off the device."""
+        roles = {"policy": self.policy, "critic": self.critic, "reference": self.reference, "teacher": self.teacher}
+        for name, role in roles.items():
+            if role is not None:
+                role.add_to(self._offloader, name=name)
+        self._offloader.offload_all()

@@ -31,7 +31,7 @@ class RankGrid:
     context: ContextGroup | None = None  # its row; None: it is alone in it
 
     @classmethod
-    def of(cls, device: torch.device, *, context_size: int) -> RankGrid:
+    def from_context_size(cls, device: torch.device, *, context_size: int) -> RankGrid:
         """A collective. Ranks that follow each other make a row: they lie on one machine, and exchange the most."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if context_size == 1:
@@ -118,7 +118,7 @@ def local_ranks() -> tuple[int, int]:
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
-def pick_device(kind: str, *, local_rank: int) -> torch.device:
+def select_device(kind: str, *, local_rank: int) -> torch.device:
     """The device of this rank, made the current one.
 
     Args:

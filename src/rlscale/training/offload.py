@@ -1,11 +1,11 @@
-"""Who of the models is on the device: those that share a GPU take turns on it, and leave it to the engines.
+"""Offloading of models that share a GPU with each other or with the engines.
 
     train:     [policy scores] [reference] [teacher] [critic scores] [policy + optimiser] [critic + optimiser]
     weights:   [policy]
-    otherwise: nobody
+    otherwise: no model is on the device
 
-`move` copies a model's storages to the host and frees them on the device, in place: parameters, moments and what FSDP
-keeps beside them go on pointing at the same storages. `tms` has torch_memory_saver unmap all memory of the process.
+`move` copies a model's storages to the host and frees them on the device, in place: parameters, moments and FSDP's own
+views keep pointing at the same storages. `tms` lets torch_memory_saver unmap all device memory of the process.
 """
 
 from __future__ import annotations
@@ -24,135 +24,136 @@ from rlscale.errors import ConfigError, Problem
 from rlscale.training.spec import OffloadSpec
 
 Tensors = Callable[[], Iterable[Tensor]]
-"""What a role has on the device at the moment; optimisers make theirs with the first step."""
+"""Tensors of a model that are on the device at the time of the call; optimisers allocate theirs in the first step."""
 
 
 class Offloader(Protocol):
-    """One for a trainer rank. Roles go by name, e.g. `policy`, `policy.optimizer`."""
+    """Decides which models of a rank are on its device. Models have names, e.g. `policy`, `policy.optimizer`."""
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None:
-        """Has a role take part; it is on the device.
+        """Registers a model that is on the device.
 
         Args:
-            name: of the role.
-            tensors: what leaves with it.
-            is_frozen: nothing changes them but who calls `changed`.
-            scratch: likewise of the role, without a content that is needed again.
+            name: of the model.
+            tensors: storages that are offloaded.
+            is_frozen: the weights change only before `mark_dirty`.
+            scratch: storages that are freed without a copy: their content is not needed again.
         """
         ...
 
     @contextmanager
-    def of(self, *names: str) -> Iterator[None]:
-        """Has these roles on the device, whoever else is on it may have to leave."""
+    def resident(self, *names: str) -> Iterator[None]:
+        """Moves these models to the device, and others off it where there is no room for both."""
         ...
 
-    def changed(self, name: str) -> None:
-        """A frozen role has other weights than before."""
+    def mark_dirty(self, name: str) -> None:
+        """Reports that the weights of a frozen model have changed."""
         ...
 
-    def rest(self) -> None:
-        """Leaves the device to the engines, until the next `of`."""
+    def offload_all(self) -> None:
+        """Moves every model off the device, until the next `resident`."""
         ...
 
 
 class NoOffload:
-    """All roles stay on the device: `cluster.offload_train` is off."""
+    """All models stay on the device: `cluster.offload_train` is off."""
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
 
     @contextmanager
-    def of(self, *names: str) -> Iterator[None]:
+    def resident(self, *names: str) -> Iterator[None]:
         yield
 
-    def changed(self, name: str) -> None: ...
+    def mark_dirty(self, name: str) -> None: ...
 
-    def rest(self) -> None: ...
+    def offload_all(self) -> None: ...
 
 
 @dataclass(kw_only=True, slots=True)
-class _Role:
+class _Model:
     tensors: Tensors
     is_frozen: bool
     scratch: Tensors
-    is_here: bool = True
-    away: list[tuple[torch.UntypedStorage, Tensor]] = field(default_factory=list)  # storage and its copy on the host
-    emptied: list[tuple[torch.UntypedStorage, int]] = field(default_factory=list)  # scratch and its bytes
-    copies: dict[int, Tensor] = field(default_factory=dict)  # kept ones, by storage
-    is_known: bool = False  # whether `copies` hold what is on the device
+    is_resident: bool = True
+    offloaded: list[tuple[torch.UntypedStorage, Tensor]] = field(default_factory=list)  # storage and its host copy
+    freed: list[tuple[torch.UntypedStorage, int]] = field(default_factory=list)  # scratch storage and its bytes
+    copies: dict[int, Tensor] = field(default_factory=dict)  # host memory that is kept, by storage
+    is_copied: bool = False  # `copies` hold the content of the device
 
 
 class CpuOffload:
-    """Roles leave for the host's memory and come back.
+    """Moves models to host memory and back.
 
-    Invariant: outside of `of` after `rest`, no storage of any role has a byte on the device.
+    Invariant: between `offload_all` and the next `resident`, no storage of any model has a byte on the device.
 
     Args:
-        keeps_copies: hold on to the memory on the host while a role is on the device: it need not be taken (and
-            pinned) again, and a role that did not change need not be copied.
+        keeps_copies: keep the host memory while a model is on the device: it need not be allocated (and pinned) again,
+            and an unchanged model need not be copied.
     """
 
     def __init__(self, device: torch.device, *, keeps_copies: bool) -> None:
         self._device, self._keeps_copies = device, keeps_copies
-        self._roles: dict[str, _Role] = {}
+        self._models: dict[str, _Model] = {}
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None:
-        assert name not in self._roles, f"{name} takes part already"
-        self._roles[name] = _Role(tensors=tensors, is_frozen=is_frozen, scratch=scratch)
+        assert name not in self._models, f"{name} is registered already"
+        self._models[name] = _Model(tensors=tensors, is_frozen=is_frozen, scratch=scratch)
 
     @contextmanager
-    def of(self, *names: str) -> Iterator[None]:
-        for name, role in self._roles.items():
+    def resident(self, *names: str) -> Iterator[None]:
+        # The others leave first: the device may have no room for both.
+        for name, model in self._models.items():
             if name not in names:
-                self._leave(role)
+                self._to_host(model)
         for name in names:
-            if name in self._roles:
-                self._come(self._roles[name])
+            if name in self._models:
+                self._to_device(self._models[name])
         yield
 
-    def changed(self, name: str) -> None:
-        if name in self._roles:
-            self._roles[name].is_known = False
+    def mark_dirty(self, name: str) -> None:
+        if name in self._models:
+            self._models[name].is_copied = False
 
-    def rest(self) -> None:
-        for role in self._roles.values():
-            self._leave(role)
+    def offload_all(self) -> None:
+        for model in self._models.values():
+            self._to_host(model)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # engines are other processes: they cannot use what the allocator keeps
 
-    def _leave(self, role: _Role) -> None:
-        if not role.is_here:
+    def _to_host(self, model: _Model) -> None:
+        if not model.is_resident:
             return
-        for storage in _storages(role.tensors()):
+        for storage in _storages(model.tensors()):
             if storage.device.type != self._device.type:
-                continue  # an optimiser may keep its moments on the host anyway
-            copy = role.copies.get(storage._cdata)
+                continue  # e.g. the moments of an optimiser that keeps them on the host
+            copy = model.copies.get(storage._cdata)
             if copy is None:
                 copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-            if not (role.is_frozen and role.is_known):
+            if not (model.is_frozen and model.is_copied):
                 copy.copy_(_bytes(storage))
             storage.resize_(0)
-            role.away.append((storage, copy))
-        for storage in _storages(role.scratch()):
-            role.emptied.append((storage, storage.nbytes()))
+            model.offloaded.append((storage, copy))
+        for storage in _storages(model.scratch()):
+            model.freed.append((storage, storage.nbytes()))
             storage.resize_(0)
-        role.is_here, role.is_known = False, True
+        model.is_resident, model.is_copied = False, True
 
-    def _come(self, role: _Role) -> None:
-        if role.is_here:
+    def _to_device(self, model: _Model) -> None:
+        if model.is_resident:
             return
-        for storage, copy in role.away:
+        for storage, copy in model.offloaded:
             storage.resize_(copy.numel())
             _bytes(storage).copy_(copy)
-        # By the identity of the storage, which outlives being emptied.
-        role.copies = {storage._cdata: copy for storage, copy in role.away} if self._keeps_copies else {}
-        role.is_known = self._keeps_copies
-        for storage, num_bytes in role.emptied:
+        # By the identity of the storage, which survives resizing to 0.
+        model.copies = {storage._cdata: copy for storage, copy in model.offloaded} if self._keeps_copies else {}
+        model.is_copied = self._keeps_copies
+        for storage, num_bytes in model.freed:
             storage.resize_(num_bytes)
-        role.away, role.emptied, role.is_here = [], [], True
+        model.offloaded, model.freed, model.is_resident = [], [], True
 
 
 class MemorySaver(Protocol):
-    """What is used of `torch_memory_saver.torch_memory_saver`."""
+    """Part of `torch_memory_saver.torch_memory_saver` that is used here."""
 
     memory_margin_bytes: int
 
@@ -162,35 +163,36 @@ class MemorySaver(Protocol):
 
 
 class MemorySaverOffload:
-    """The memory of the whole process is unmapped while the engines have the GPU; its addresses stay.
+    """Unmaps the device memory of the whole process while the engines use the GPU; its addresses stay valid.
 
-    All roles come and go together. The process was started with the saver's library, see `saver_variables`.
+    All models are offloaded and restored together. The process must start with the saver's library preloaded, see
+    `saver_variables`.
     """
 
     def __init__(self, saver: MemorySaver, *, margin_bytes: int) -> None:
-        self._saver, self._is_here = saver, True
+        self._saver, self._is_resident = saver, True
         saver.memory_margin_bytes = margin_bytes
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
 
     @contextmanager
-    def of(self, *names: str) -> Iterator[None]:
-        if not self._is_here:
+    def resident(self, *names: str) -> Iterator[None]:
+        if not self._is_resident:
             self._saver.resume()
-            self._is_here = True
+            self._is_resident = True
         yield
 
-    def changed(self, name: str) -> None: ...
+    def mark_dirty(self, name: str) -> None: ...
 
-    def rest(self) -> None:
-        if self._is_here:
-            torch.cuda.empty_cache()  # what the allocator only holds on to need not be backed up
+    def offload_all(self) -> None:
+        if self._is_resident:
+            torch.cuda.empty_cache()  # unused blocks of the allocator need no backup
             self._saver.pause()
-            self._is_here = False
+            self._is_resident = False
 
 
 def make_offloader(offload: OffloadSpec | None, *, device: torch.device) -> Offloader:
-    """Those of a spec. Raises ConfigError where the memory saver cannot be used."""
+    """Builds the offloader of a spec. Raises ConfigError where the memory saver is not installed."""
     if offload is None:
         return NoOffload()
     if offload.mode == OffloadMode.move:
@@ -199,13 +201,13 @@ def make_offloader(offload: OffloadSpec | None, *, device: torch.device) -> Offl
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors an optimiser keeps."""
+    """All tensors in the state of an optimiser."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 def _memory_saver() -> MemorySaver:
     try:
-        # Imported here: it is there, and of use, only where there are GPUs.
+        # Imported here: the package exists, and is useful, only on machines with GPUs.
         from torch_memory_saver import torch_memory_saver
     except ImportError as error:
         rule, fix = "be move without torch_memory_saver", "install it: pip install torch_memory_saver"
@@ -216,7 +218,7 @@ def _memory_saver() -> MemorySaver:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
-    """Each storage once, without empty ones."""
+    """Yields each storage once, without empty ones."""
     seen: set[int] = set()
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -227,6 +229,7 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """The whole storage as a tensor of bytes, without a copy."""
     view = torch.empty(0, dtype=torch.uint8, device=storage.device)
     view.set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
     return view

@@ -32,11 +32,11 @@ MAX_LINES = 100
 """Kinds of tensors, or operators, that are listed."""
 
 
-class Watch:
+class RankProfiler:
     """Watches one rank. Changes no number that the rank computes.
 
     Example:
-        watch = Watch(spec.watch, rank=0)
+        watch = RankProfiler(spec.watch, rank=0)
         with watch.memory(), watch.rollout(3):
             backend.train(batch, steps)
     """
@@ -49,7 +49,7 @@ class Watch:
             torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
 
     @contextmanager
-    def rollout(self, rollout_id: int) -> Iterator[None]:
+    def profile_rollout(self, rollout_id: int) -> Iterator[None]:
         """Records a profile of what happens inside, if it is one of the chosen rollouts."""
         if rollout_id not in self._spec.profile_rollouts:
             yield
@@ -67,7 +67,7 @@ class Watch:
         (folder / f"{name}.txt").write_text(table, encoding="utf-8")
 
     @contextmanager
-    def memory(self) -> Iterator[None]:
+    def report_oom(self) -> Iterator[None]:
         """Writes down what held memory when there is none left inside.
 
         Raises:

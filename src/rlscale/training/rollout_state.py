@@ -1,9 +1,15 @@
-"""A rollout while it is trained on: its micro-batches on this rank and what is known of its tokens so far."""
+"""A rollout while it is trained on: this rank's micro-batches and the token columns that the losses read.
+
+    PackedRollout   batch, micro-batches and the accumulators of metrics and times; made once by the rank
+    TrainColumns    logprobs, values, advantages; `RoleBackend` builds it, every other module only reads it
+
+Shape legend: T tokens of the batch, R trainable tokens of a micro-batch, S samples of the batch.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,46 +18,62 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.loss.token_loss import step_denominators
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.sampled_logprobs import LogprobCollector
 from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 
-@dataclass(kw_only=True, slots=True)
-class Rollout:
-    """Columns are as long as the batch's tokens and live on the CPU; each rank fills the rows of its own samples."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainColumns:
+    """Columns of a rollout, [T] each, on the CPU. None: the run does not compute the column.
+
+    A rank fills the rows of its own samples and leaves 0 in the others, until `all_reduce_column`. `rollout_logprobs`,
+    `values`, `advantages` and `returns` hold the rows of all samples.
+    """
+
+    rollout_logprobs: Tensor | None = None  # by the engine that generated the tokens
+    old_logprobs: Tensor | None = None  # by the policy before the first optimiser step of the rollout
+    ref_logprobs: Tensor | None = None  # by the reference model
+    teacher_logprobs: Tensor | None = None
+    values: Tensor | None = None  # by the critic, before each token
+    returns: Tensor | None = None  # targets of the values
+    advantages: Tensor | None = None
+    mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
+    has_entropy: bool = False  # the metric rollout/entropy is already added
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRollout:
+    """One rank's share of a rollout, packed for its model."""
 
     batch: TrainBatch
-    micros: list[list[Microbatch]]  # of this rank, by step
-    scoring: list[Microbatch] | None = None  # of this rank, for passes without gradient; None: the same
-    old_logprobs: Tensor | None = None  # logprobs of the policy that is improved
-    rollout_logprobs: Tensor | None = None  # logprobs the engine reported
-    ref_logprobs: Tensor | None = None  # logprobs of the reference model
-    teacher: Tensor | None = None  # logprobs of the teacher
-    values: Tensor | None = None  # of the critic, before each token
-    returns: Tensor | None = None  # what its values should have been
-    advantages: Tensor | None = None
-    mean_weight_factor: float = 1.0
-    has_entropy: bool = False  # whether its metric has been added
+    steps: Sequence[StepPlan]
+    micros: list[list[Microbatch]]  # by step
+    scoring: list[Microbatch] | None = None  # the same samples for passes without gradient; None: those of `micros`
     metrics: MetricSums
     logprob_collector: LogprobCollector
-    data_group: dist.ProcessGroup | None = None  # ranks that have all samples between them, each once; None: all ranks
+    data_group: dist.ProcessGroup | None = None  # ranks that hold all samples together, each once; None: all ranks
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
 
     @property
-    def flat(self) -> list[Microbatch]:
-        """This rank's micro-batches of all steps."""
+    def all_micros(self) -> list[Microbatch]:
+        """Micro-batches of all steps, with gradient."""
         return [micro for step in self.micros for micro in step]
 
     @property
-    def scored(self) -> list[Microbatch]:
-        """The same samples, as passes without gradient take them."""
-        return self.flat if self.scoring is None else self.scoring
+    def scoring_micros(self) -> list[Microbatch]:
+        """Micro-batches of all steps, for passes without gradient."""
+        return self.all_micros if self.scoring is None else self.scoring
+
+    @property
+    def num_tokens(self) -> int:
+        """Length T of a column."""
+        return len(self.batch.tokens)
 
     def denominators(self, plan: StepPlan) -> Tensor:
-        """Of every sample of the batch. [S]"""
+        """Loss denominator of each sample of the batch. [S]"""
         return step_denominators(
             counts_S=self._num_trainable(),
             trajectory_ids_S=torch.tensor(self.batch.trajectory_ids),
@@ -59,42 +81,49 @@ class Rollout:
         )
 
     def step_samples(self, plan: StepPlan, *, max_response_len: int) -> tuple[Tensor, StepSamples]:
-        """The samples of a step over all ranks: which of the batch they are [S], and what is known of them."""
-        indices_S = torch.tensor(sorted(plan.sample_indices), dtype=torch.int64)
-        return indices_S, StepSamples(
-            num_trainable=self._num_trainable()[indices_S],
-            trajectory_ids=torch.tensor(self.batch.trajectory_ids)[indices_S],
-            group_ids=torch.tensor(self.batch.group_ids)[indices_S],
-            rewards=torch.tensor(self.batch.rewards)[indices_S],
+        """Indices into the batch of the samples of a step, over all ranks, and their facts for a user's reducer."""
+        indices = torch.tensor(sorted(plan.sample_indices), dtype=torch.int64)
+        return indices, StepSamples(
+            num_trainable=self._num_trainable()[indices],
+            trajectory_ids=torch.tensor(self.batch.trajectory_ids)[indices],
+            group_ids=torch.tensor(self.batch.group_ids)[indices],
+            rewards=torch.tensor(self.batch.rewards)[indices],
             max_response_len=max_response_len,
         )
 
     def _num_trainable(self) -> Tensor:
-        """Trainable tokens of each sample of the batch. [S]"""
+        """Trainable tokens of each sample. [S]"""
+        # offsets are the sample starts: the last start at or before a row is the row's sample.
         samples = np.searchsorted(self.batch.offsets, np.flatnonzero(self.batch.loss_mask), side="right") - 1
         return torch.from_numpy(np.bincount(samples, minlength=self.batch.num_samples).astype(np.int64))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Adds to the seconds of a phase."""
+        """Adds the duration of the block to the seconds of a phase."""
         start = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
 def take_microbatch(column: Tensor | None, micro: Microbatch) -> Tensor | None:
-    """The entries of a column that belong to a micro-batch, on its device. [R]"""
+    """Entries of a column for the trainable tokens of a micro-batch, on its device. [R]"""
     if column is None:
         return None
     return column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
 
 
+def put_microbatch(column: Tensor, micro: Microbatch, entries: Tensor) -> None:
+    """Writes entries [R] into their rows of a column [T], both on the CPU; skips the placeholder of an empty one."""
+    trainable = micro.layout.mask_T.cpu()
+    column[torch.from_numpy(micro.batch_rows)[trainable]] = entries[trainable]
+
+
 def all_reduce_column(
     column: Tensor | None, *, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> Tensor | None:
-    """A column with the values of all ranks; a collective. Every sample is on one rank of `group` (None: of all)."""
+    """A column with the rows of all ranks; a collective of `group` (None: all ranks), which holds each sample once."""
     if column is None:
         return None
     column = column.to(device)
-    dist.all_reduce(column, group=group)  # the others have zeros
+    dist.all_reduce(column, group=group)  # a rank has 0 in the rows of other ranks' samples
     return column.cpu()

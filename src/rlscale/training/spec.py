@@ -58,7 +58,7 @@ class CriticSpec:
     num_only_steps: int = 0  # optimiser steps of those
     save: Path | None = None  # folder of its checkpoints; None: `critic` in each checkpoint of the run
     keep_last: int = 2  # checkpoints in `save`
-    own_ranks: DedicatedRanks | None = None  # None: it is on the policy's ranks
+    dedicated_ranks: DedicatedRanks | None = None  # None: it is on the policy's ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class ProfilerSpec:
     memory_folder: Path = Path(".")  # for what a rank leaves when it runs out of memory
 
     @classmethod
-    def of(cls, debug: DebugConfig, *, run_folder: Path) -> "ProfilerSpec":
+    def from_config(cls, debug: DebugConfig, *, run_folder: Path) -> "ProfilerSpec":
         """What the group asks for, with folders that a rank finds wherever it works."""
         return cls(
             profile_rollouts=tuple(debug.profile_rollouts or ()),
@@ -114,10 +114,10 @@ class TrainerSpec:
     critic: CriticSpec | None = None  # the value model of ppo; None: there is none
     teacher: ModelSource | None = None  # of on-policy distillation; None: there is none
     offload: OffloadSpec | None = None  # None: every model stays on the device
-    watch: ProfilerSpec = field(default_factory=ProfilerSpec)
+    profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
     megatron: MegatronConfig = field(default_factory=MegatronConfig)  # with `train.backend=megatron`
     model: ModelConfig = field(default_factory=ModelConfig)  # likewise: what must agree with the model's own config
-    recipients: WeightOwners = WeightOwners.first  # of the weights that go to the engines
+    weight_owners: WeightOwners = WeightOwners.first  # of the weights that go to the engines
     num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
     custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user
 

@@ -1,26 +1,37 @@
-"""Where a trainer is: how much it has done, and the states of its random generators, as JSON values."""
+"""Progress and random states of a trainer as JSON values, and the folders of its critic's checkpoints."""
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.errors import DataError
+from rlscale.training.spec import CriticSpec
+
+CRITIC_FOLDER = "critic"
+"""Folder of the critic in a checkpoint of the run, where `critic.save` is not set."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
-    """How much a trainer has done."""
+class TrainerProgress:
+    """Numbers of finished steps and rollouts."""
 
-    num_steps: int = 0  # optimiser steps; the place in the schedule follows from it
+    num_steps: int = 0  # optimiser steps; the position in the schedule follows from it
     num_rollouts: int = 0  # trained on
 
 
@@ -72,3 +83,41 @@ def encode(state: Tensor) -> str:
 def decode(text: str) -> Tensor:
     """The inverse of `encode`."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def critic_folder(critic: CriticSpec, folder: Path) -> Path:
+    """Folder of the critic's part of the checkpoint in `folder`: inside it, or in `critic.save`."""
+    # A checkpoint that is being written has a suffix, which it loses when it is complete.
+    name = folder.name.partition(".")[0]
+    return folder / CRITIC_FOLDER if critic.save is None else critic.save / name
+
+
+@contextmanager
+def critic_checkpoint(critic: CriticSpec, folder: Path) -> Iterator[Path]:
+    """Empty folder for the critic's part of a checkpoint; a collective of all ranks, rank 0 changes the disk.
+
+    Afterwards the oldest checkpoints in `critic.save` are deleted. The one that the run may return to, should this save
+    be interrupted, stays.
+    """
+    own = critic_folder(critic, folder)
+    if dist.get_rank() == 0:
+        if own.exists():  # left by an interrupted save
+            shutil.rmtree(own)
+        own.mkdir(parents=True)
+    dist.barrier()
+    yield own
+    if critic.save is None:
+        return
+    if dist.get_rank() == 0:
+        others = sorted(path for path in own.parent.glob("rollout_*") if path.name < own.name)
+        for old in others[: max(len(others) - critic.keep_last, 0)]:
+            shutil.rmtree(old)
+    dist.barrier()
+
+
+def has_saved_critic(critic: CriticSpec, folder: Path) -> bool:
+    """True where there is a critic to load; warns where the checkpoint is of a run without one."""
+    if critic.save is None and not critic_folder(critic, folder).is_dir():
+        log.warning("%s has no critic; the critic starts from its initial weights", folder)
+        return False
+    return True

@@ -13,7 +13,7 @@ from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 from rlscale.worker.rank import RankWorker
 
 if TYPE_CHECKING:
-    from rlscale.training.critic_backend import CriticRanks
+    from rlscale.training.critic_backend import CriticBackend
 
 
 class CriticWorker(RankWorker):
@@ -26,7 +26,7 @@ class CriticWorker(RankWorker):
     """
 
     role = "critic"
-    _backend: CriticRanks
+    _backend: CriticBackend
 
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the critic's world and loads its model (a collective)."""
@@ -34,18 +34,18 @@ class CriticWorker(RankWorker):
         # Imported here: torch and transformers take seconds, which the driver should not wait for.
         from rlscale.training.registry import make_critic
 
-        with self._watch.memory():
+        with self._profiler.report_oom():
             self._backend = make_critic(self._spec, rank=self.rank, world_size=self._world.world_size)
 
     def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32 | None:
         """Values of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
         self._rollout_id = batch.version
-        with self._watch.memory():
+        with self._profiler.report_oom():
             values = self._backend.values(batch, steps)
         return values if self.rank == 0 else None
 
     def train(self, returns: Float32) -> TrainResult:
-        with self._watch.memory(), self._watch.rollout(self._rollout_id):
+        with self._profiler.report_oom(), self._profiler.profile_rollout(self._rollout_id):
             return self._backend.train(returns)
 
     def save(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainRes
 from rlscale.worker.rank import RankWorker
 
 if TYPE_CHECKING:
-    from rlscale.training.backend import TrainerRank
+    from rlscale.training.roles import TrainerRank
     from rlscale.weights.sync import WeightSync
 
 
@@ -38,7 +38,7 @@ class TrainWorker(RankWorker):
         from rlscale.weights.factory import make_channel
 
         world = self._world
-        with self._watch.memory():
+        with self._profiler.report_oom():
             self._backend = make_backend(self._spec, rank=self.rank, world_size=world.world_size)
         self._channel = make_channel(
             world.channel,
@@ -50,35 +50,35 @@ class TrainWorker(RankWorker):
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         # The version of its weights is the number of rollouts before it.
-        with self._watch.memory(), self._watch.rollout(batch.version):
+        with self._profiler.report_oom(), self._profiler.profile_rollout(batch.version):
             return self._backend.train(batch, steps)
 
     def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
-        with self._watch.memory():
-            return self._backend.loss(batch, steps)
+        with self._profiler.report_oom():
+            return self._backend.eval_loss(batch, steps)
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         """With `estimate` and `improve` what `train` does, where the critic has ranks of its own."""
         self._rollout_id = batch.version
-        with self._watch.memory():
+        with self._profiler.report_oom():
             self._backend.score(batch, steps)
 
     def estimate(self, values: Float32) -> Float32 | None:
         """Returns of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
-        with self._watch.memory():
-            returns = self._backend.estimate(values)
+        with self._profiler.report_oom():
+            returns = self._backend.compute_advantages(values)
         return returns if self.rank == 0 else None
 
     def improve(self) -> TrainResult:
-        with self._watch.memory(), self._watch.rollout(self._rollout_id):
-            return self._backend.improve()
+        with self._profiler.report_oom(), self._profiler.profile_rollout(self._rollout_id):
+            return self._backend.optimize()
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._channel.connect(engines)
 
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
         report = self._channel.push(self._backend.weights(), version)
-        self._backend.rest()
+        self._backend.offload()
         return report
 
     def save(self, folder: Path) -> None:

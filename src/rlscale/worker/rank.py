@@ -16,7 +16,7 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.weights.channel_spec import ChannelSpec
 
 if TYPE_CHECKING:
-    from rlscale.training.profiler import Watch
+    from rlscale.training.profiler import RankProfiler
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class RankWorker:
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
         self._spec, self._world, self.rank = spec, world, rank
-        self._watch: Watch
+        self._profiler: RankProfiler
         self._rollout_id = 0  # where a rollout takes several calls
         self._listener: socket.socket | None = None
         if world.single_node and world.backend == "gloo":
@@ -60,10 +60,10 @@ class RankWorker:
         """Joins the world (a collective)."""
         # Imported here: torch takes seconds, which the driver should not wait for.
         from rlscale.training.distributed import join_world
-        from rlscale.training.profiler import Watch
+        from rlscale.training.profiler import RankProfiler
 
         world = self._world
         port, self._listener = self._listener or master_port, None
         join_world(self.rank, world.world_size, master_address, port, world.backend, world.timeout_s)
-        self._watch = Watch(self._spec.watch, rank=self.rank, role=self.role)
+        self._profiler = RankProfiler(self._spec.profiler, rank=self.rank, role=self.role)
         log.info("%s rank %d of %d has joined", self.role, self.rank, world.world_size)

@@ -38,7 +38,7 @@ inputs = RolloutInputs(
 )
 advantages = advantages_of_rollout(config.algo, inputs)
 tokens = TokenInputs(old_logprobs=torch.zeros(4), rollout_logprobs=torch.zeros(4), advantages=advantages)
-losses, _ = token_losses(config.algo, lp=torch.zeros(4), entropy=None, inputs=tokens, layout=layout)
+losses, _ = token_losses(config.algo, logprobs=torch.zeros(4), entropy=None, inputs=tokens, layout=layout)
 print(config.algo.advantage_estimator, advantages.tolist(), losses.tolist())
 """
 

@@ -63,7 +63,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     unchanged = [name for name, weight in backend.weights() if torch.equal(weight, before.tensor(name))]
     calls = list(importlib.import_module(CODE).calls)
     groups = [group for group in parallel_state._global_process_group_list if group is not None]
-    async_saver = backend._rank.async_saver
+    async_saver = backend.rank.async_saver
     assert async_saver is not None and parallel_state.get_expert_model_parallel_group() in groups
     timeouts = {each._get_backend(torch.device("cpu")).options._timeout for each in (*groups, async_saver.group)}
     report = {

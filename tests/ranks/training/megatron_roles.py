@@ -14,7 +14,7 @@ from rlscale.config import BatchConfig, MegatronConfig, ModelConfig, OffloadMode
 from rlscale.training.backend import RoleBackend
 from rlscale.training.critic_backend import CriticRanks
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.critic_backend import CriticBackend
+from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.critic_backend import MegatronCriticBackend
 from rlscale.training.spec import DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
@@ -50,7 +50,7 @@ def rollouts(backend: RoleBackend, num_data_ranks: int) -> list[dict[str, float]
 
 def weights_of(backend: RoleBackend) -> dict[str, torch.Tensor]:
     found = [{name: weight.clone() for name, weight in backend.weights()}]  # type: ignore[attr-defined]
-    backend.rest()
+    backend.offload()
     dist.broadcast_object_list(found, src=0)  # some come on rank 0 only
     return found[0]
 
@@ -113,8 +113,8 @@ def critic_apart(spec: TrainerSpec, *, rank: int, num_data_ranks: int) -> float:
     assert spec.critic is not None
     size = dist.get_world_size()
     batch = BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4)
-    own = replace(spec, critic=replace(spec.critic, own_ranks=DedicatedRanks(number=size, batch=batch)))
-    theirs = _values_and_steps(CriticBackend(own, rank=rank, world_size=size), size)
+    own = replace(spec, critic=replace(spec.critic, dedicated_ranks=DedicatedRanks(number=size, batch=batch)))
+    theirs = _values_and_steps(FsdpCriticBackend(own, rank=rank, world_size=size), size)
     ours = MegatronCriticBackend(own, rank=rank, world_size=size)
     found = _values_and_steps(ours, num_data_ranks)
     ours.close()

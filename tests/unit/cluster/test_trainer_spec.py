@@ -3,7 +3,7 @@
 import pytest
 
 from rlscale import load_config
-from rlscale.driver.trainer_spec import recipients
+from rlscale.driver.trainer_spec import weight_owners
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from rlscale.driver.trainer_spec import recipients
 )
 def test_each_channel_gets_the_weights_where_it_sends_them_from(channel: str, device: str, who: str) -> None:
     config = load_config(["experiment=quickstart", f"train.weight_channel={channel}", f"cluster.device={device}"])
-    assert recipients(config) == who
+    assert weight_owners(config) == who

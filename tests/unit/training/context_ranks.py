@@ -148,7 +148,7 @@ def one_case(name: str, rank: int, world_size: int, context_size: int, model_pat
 
 def attention_error(*, window: int | None) -> float:
     """The largest difference of results and gradients from packed attention, over the rows of this rank."""
-    context = RankGrid.of(CPU, context_size=dist.get_world_size()).context
+    context = RankGrid.from_context_size(CPU, context_size=dist.get_world_size()).context
     assert context is not None
     batch = make_batch(RAGGED)
     batch = replace(batch, tokens=np.arange(len(batch.tokens), dtype=np.int32))  # names each row

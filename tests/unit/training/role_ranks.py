@@ -19,7 +19,7 @@ import torch
 from rlscale.config import BatchConfig, OffloadMode
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.critic_backend import CriticBackend
+from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
 from rlscale.training.spec import CriticSpec, DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
@@ -61,11 +61,11 @@ def train(backend: FsdpBackend, version: int, cut: Sequence[Sequence[Sequence[in
 def critic_of(model_path: str, *, number: int) -> TrainerSpec:
     """A critic on ranks of its own."""
     own = DedicatedRanks(number=number, batch=BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4))
-    critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2, own_ranks=own)
+    critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2, dedicated_ranks=own)
     return spec(model_path, algo={"advantage_estimator": "ppo"}, critic=critic, adam_eps=1e-4)
 
 
-def value(critic: CriticBackend, version: int, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
+def value(critic: FsdpCriticBackend, version: int, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
     """A rollout as the critic's ranks see it, with returns that the policy's ranks might have sent."""
     batch = batch_of(version)
     values = critic.values(batch, [plan(batch, cut)])
@@ -87,7 +87,7 @@ def main(rank: int, port: int, model_path: str, other: str, folder: Path) -> Non
     again = train(resumed, SAVED_AFTER, TWO_RANKS)
     pairs = zip(resumed.weights(), backend.weights(), strict=True)
     same = all(torch.equal(a, b) for (_, a), (_, b) in pairs)
-    critic = CriticBackend(critic_of(model_path, number=2), rank=rank, world_size=2)
+    critic = FsdpCriticBackend(critic_of(model_path, number=2), rank=rank, world_size=2)
     valued = []
     for version in range(NUM_ROLLOUTS):
         if version == SAVED_AFTER:

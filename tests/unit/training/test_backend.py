@@ -15,7 +15,7 @@ from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import ConfigError, DataError, WorkerError
 from rlscale.models.hf_models import load_causal_lm
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.step import logits_of, optimizer_step
+from rlscale.training.fsdp.step import backward, compute_logits, iterate_micros, optim_step
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch, pack
@@ -225,8 +225,7 @@ def test_bfloat16_runs_close_to_float32_on_float32_weights(model_path: str) -> N
 
 
 def _pack_all(trainer: FsdpBackend, batch: TrainBatch) -> Microbatch:
-    kernel = trainer.policy.model.config._attn_implementation
-    return trainer._rank._pack(batch, range(batch.num_samples), kernel=kernel)
+    return trainer.rank.pack(batch, range(batch.num_samples))
 
 
 def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> None:
@@ -273,19 +272,15 @@ def test_a_nan_gradient_names_the_parameter_and_changes_no_weight(model_path: st
     trainer = backend(model_path)
     before = weights(trainer)
     batch = pack(BATCH, [0], device=torch.device("cpu"))
+    model, metrics = trainer.policy.model, MetricSums(torch.device("cpu"))
+    for micro in iterate_micros(model, [batch]):
+        # 0, with the gradient 0 * inf.
+        backward((compute_logits(model, micro) * 0).abs().sum().sqrt(), micro, metrics=metrics)
     with pytest.raises(
         WorkerError, match=r"gradient norm of optimiser step 5 .* got nan .*first is model\.embed_tokens"
     ):
-        optimizer_step(
-            trainer.policy.model,
-            trainer.policy.optimizer,
-            micros=[batch],
-            loss_of=lambda micro: (
-                (logits_of(trainer.policy.model, micro) * 0).abs().sum().sqrt()
-            ),  # 0, with gradient 0 * inf
-            metrics=MetricSums(torch.device("cpu")),
-            settings=StepSettings(number=5, lr=1.0, max_grad_norm=1.0),
-        )
+        settings = StepSettings(number=5, lr=1.0, max_grad_norm=1.0)
+        optim_step(model, trainer.policy.optimizer, metrics=metrics, settings=settings)
     assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
 
 
@@ -616,9 +611,9 @@ def test_the_loss_of_labels_is_what_supervised_training_starts_with(model_path: 
         spec(model_path, algo={"loss_type": "sft_loss", "calculate_per_token_loss": True}), rank=0, world_size=1
     )
     cuts = [plan(BATCH, [[[0, 1, 2], [3]]]), plan(BATCH, [[[4, 5], [6, 7]]])]
-    measured = trainer.loss(BATCH, cuts)
+    measured = trainer.eval_loss(BATCH, cuts)
     before = weights(trainer)
-    assert measured == pytest.approx(trainer.loss(BATCH, [plan(BATCH, [[[*range(8)]]])]), rel=1e-6)
+    assert measured == pytest.approx(trainer.eval_loss(BATCH, [plan(BATCH, [[[*range(8)]]])]), rel=1e-6)
     assert all(torch.equal(weight, before[name]) for name, weight in weights(trainer).items())
     assert trainer.train(BATCH, [plan(BATCH, [[[*range(8)]]])]).steps[0]["loss"] == pytest.approx(measured, rel=1e-6)
-    assert trainer.loss(BATCH, cuts) < measured
+    assert trainer.eval_loss(BATCH, cuts) < measured

@@ -9,7 +9,7 @@ import torch
 from rlscale.config import AttnImplementation, BatchConfig, QkvFormat
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.packing.microbatch import PaddedLayout, pack, pad, padding
+from rlscale.training.packing.microbatch import PaddedLayout, count_padding, pack, pad
 from rlscale.types import TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model, tiny_moe
 
@@ -76,6 +76,6 @@ def test_rows_are_as_wide_as_the_longest_sample() -> None:
         assert getattr(micro, name).tolist() == getattr(packed, name).tolist()
     before = micro.input_ids.flatten()[micro.logit_rows]
     assert before.tolist() == packed.input_ids.flatten()[packed.logit_rows].tolist()
-    assert padding([packed]) == {}
-    share, slots = padding([micro, pad(BATCH, [], device=CPU)])["padding"]
+    assert count_padding([packed]) == {}
+    share, slots = count_padding([micro, pad(BATCH, [], device=CPU)])["padding"]
     assert (share.item(), slots.item()) == (3 * 76 - 92, 3 * 76 + 1)

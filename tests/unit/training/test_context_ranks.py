@@ -67,7 +67,7 @@ def alone(world: None, model_path: str) -> Any:
 def gradient(backend: FsdpBackend) -> dict[str, Tensor]:
     """That of the last step, of what is trained: without a first moment optimisers keep it as it is."""
     policy, found = backend.policy, {}
-    with backend._turns.of("policy", "policy.optimizer"):
+    with backend._offloader.resident("policy", "policy.optimizer"):
         for name, parameter in policy.model.named_parameters():
             if parameter.requires_grad:
                 state = policy.optimizer.state[parameter]

@@ -59,33 +59,33 @@ def test_values_are_the_heads_product_at_the_position_before_each_token(model_pa
     trainer = backend(model_path)
     train(trainer)  # the head has left 0
     assert trainer.critic is not None
-    rollout = trainer._prepare(BATCH, [plan(BATCH, ONE)])
+    _, columns = trainer.prepare(BATCH, [plan(BATCH, ONE)])
     named = {name: p.detach() for name, p in trainer.critic.model.named_parameters()}  # one rank holds all
     model = load_causal_lm(model_path, dtype=torch.float32)
     model.load_state_dict({n: w for n, w in named.items() if n != "lm_head.weight"}, strict=False)
-    assert rollout.values is not None
+    assert columns.values is not None
     for i in (0, 3, 5):
         start, stop, prompt = int(BATCH.offsets[i]), int(BATCH.offsets[i + 1]), int(BATCH.prompt_lens[i])
         ids = torch.from_numpy(BATCH.tokens[start:stop].astype(np.int64))
         with torch.no_grad():
             hidden = model.model(input_ids=ids[None]).last_hidden_state[0]
         expected = (hidden @ named["lm_head.weight"].T)[prompt - 1 : -1, 0]
-        torch.testing.assert_close(rollout.values[start + prompt : stop], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(columns.values[start + prompt : stop], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_advantages_and_returns_are_those_of_gae(model_path: str) -> None:
     trainer = backend(model_path)
     train(trainer)
-    rollout = trainer._prepare(BATCH, [plan(BATCH, ONE)])
+    _, columns = trainer.prepare(BATCH, [plan(BATCH, ONE)])
     rows = torch.from_numpy(np.flatnonzero(BATCH.loss_mask))
     lengths = torch.from_numpy(BATCH.lengths - BATCH.prompt_lens)
     layout = TokenLayout.from_lengths(torch.ones(len(rows), dtype=torch.bool), lengths_S=lengths)
     rewards = torch.zeros(len(rows))
     rewards[lengths.cumsum(0) - 1] = torch.from_numpy(BATCH.rewards)
-    assert rollout.values is not None and rollout.advantages is not None and rollout.returns is not None
-    advantages, returns = gae(rewards, values_T=rollout.values[rows], layout=layout, gamma=0.99, lambd=0.95)
-    torch.testing.assert_close(rollout.advantages[rows], advantages)
-    torch.testing.assert_close(rollout.returns[rows], returns)
+    assert columns.values is not None and columns.advantages is not None and columns.returns is not None
+    advantages, returns = gae(rewards, values_T=columns.values[rows], layout=layout, gamma=0.99, lambd=0.95)
+    torch.testing.assert_close(columns.advantages[rows], advantages)
+    torch.testing.assert_close(columns.returns[rows], returns)
 
 
 def test_the_critic_learns_to_predict_the_rewards(model_path: str) -> None:

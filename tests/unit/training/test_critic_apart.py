@@ -11,7 +11,7 @@ import pytest
 from rlscale.config import BatchConfig, OffloadMode
 from rlscale.errors import WorkerError
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.critic_backend import CriticBackend
+from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
 from rlscale.training.spec import CriticSpec, DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
@@ -31,7 +31,7 @@ def spec_of(model_path: str, *, own: DedicatedRanks | None, reference: str | Non
         model_path,
         algo=algo,
         ref_path=reference or model_path,
-        critic=CriticSpec(**{"source": ModelSource(path=model_path), "lr": 4e-3, "own_ranks": own, **critic}),
+        critic=CriticSpec(**{"source": ModelSource(path=model_path), "lr": 4e-3, "dedicated_ranks": own, **critic}),
         adam_eps=1e-4,  # or Adam would make full steps of the rounding of vanishing gradients
     )
 
@@ -41,13 +41,13 @@ class Apart:
 
     def __init__(self, made: TrainerSpec) -> None:
         self.policy = FsdpBackend(made, rank=0, world_size=1)
-        self.critic = CriticBackend(made, rank=0, world_size=1)
+        self.critic = FsdpCriticBackend(made, rank=0, world_size=1)
 
     def train(self, batch: TrainBatch, cuts: Sequence[Cut], *, critics: Sequence[Cut]) -> TrainResult:
         values = self.critic.values(batch, [plan(batch, cut) for cut in critics])
         self.policy.score(batch, [plan(batch, cut) for cut in cuts])
-        found = self.critic.train(self.policy.estimate(values))
-        result = self.policy.improve()
+        found = self.critic.train(self.policy.compute_advantages(values))
+        result = self.policy.optimize()
         steps = [{**mine, **theirs} for mine, theirs in zip(result.steps, found.steps, strict=True)]
         return replace(result, steps=steps, seconds={**result.seconds, **found.seconds})
 

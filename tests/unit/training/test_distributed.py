@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlscale.training.distributed import local_ranks, pick_device, use_threads
+from rlscale.training.distributed import local_ranks, select_device, use_threads
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -43,9 +43,9 @@ def test_threads_are_shared_among_the_ranks_of_a_node() -> None:
 
 
 def test_the_cpu_is_a_device_and_auto_finds_it() -> None:
-    assert pick_device("cpu", local_rank=3) == torch.device("cpu")
+    assert select_device("cpu", local_rank=3) == torch.device("cpu")
     if not torch.cuda.is_available():
-        assert pick_device("auto", local_rank=0) == torch.device("cpu")
+        assert select_device("auto", local_rank=0) == torch.device("cpu")
 
 
 def test_the_gradient_of_an_indexing_is_the_same_every_time_with_two_threads() -> None:

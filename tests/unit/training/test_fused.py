@@ -11,7 +11,7 @@ from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.cpu.fused_layers import use_fused_layers
 from rlscale.training.cpu.onednn_linear import use_onednn
 from rlscale.training.fsdp.model import decoder_layers
-from rlscale.training.fsdp.step import logits_of
+from rlscale.training.fsdp.step import compute_logits
 from rlscale.training.modules.lora import add_adapters
 from rlscale.training.packing.microbatch import Microbatch, pack
 from tests.unit.training.rollouts import RAGGED, make_batch, tiny_model, with_equal_prompts
@@ -37,7 +37,7 @@ def loaded(folder: str, *, is_fused: bool) -> PreTrainedModel:
 
 
 def value_and_gradients(model: PreTrainedModel, micro: Microbatch) -> tuple[Tensor, dict[str, Tensor | None]]:
-    logits = logits_of(model, micro)
+    logits = compute_logits(model, micro)
     weights = torch.arange(logits.numel(), dtype=torch.float32).sin().view_as(logits)
     (logits * weights).sum().backward()  # type: ignore[no-untyped-call]
     return logits.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -15,7 +15,7 @@ from rlscale.models.resolve_model import resolve_model
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import policy_terms
-from rlscale.training.modules.logprob_head import MIN_VOCABULARY, LogprobHead, output_layer, use_logprob_head
+from rlscale.training.modules.logprob_head import MIN_VOCABULARY, LogprobHead, output_layer, replace_with_logprob_head
 from rlscale.training.packing.microbatch import pack
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
@@ -45,7 +45,7 @@ def test_it_gives_the_logprobs_and_gradients_of_plain_logits(large_vocabulary: s
     models = [
         load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION) for _ in range(2)
     ]
-    assert use_logprob_head(models[0])
+    assert replace_with_logprob_head(models[0])
     found = [policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad) for model in models]
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
     for logprobs, entropy in found:
@@ -72,7 +72,7 @@ class MostColumns(TorchDispatchMode):
 def test_logits_of_all_tokens_never_exist(large_vocabulary: str, entropy_grad: bool) -> None:
     micro = pack(BATCH, range(len(RAGGED)), device=torch.device("cpu"))
     model = load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
-    assert use_logprob_head(model, chunk_tokens=8)
+    assert replace_with_logprob_head(model, chunk_tokens=8)
     num_tokens = len(micro.targets)
     with MostColumns(num_tokens) as seen:
         logprobs, entropy = policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)
@@ -81,16 +81,16 @@ def test_logits_of_all_tokens_never_exist(large_vocabulary: str, entropy_grad: b
 
 
 def test_a_small_vocabulary_and_unknown_architectures_keep_their_logits(model_path: str, large_vocabulary: str) -> None:
-    assert not use_logprob_head(load_causal_lm(model_path, dtype=torch.float32))
+    assert not replace_with_logprob_head(load_causal_lm(model_path, dtype=torch.float32))
     unknown = load_causal_lm(large_vocabulary, dtype=torch.float32)
     unknown.config.model_type = "one_that_scales_its_logits"
-    assert not use_logprob_head(unknown)
+    assert not replace_with_logprob_head(unknown)
     asked = load_causal_lm(model_path, dtype=torch.float32)
-    assert use_logprob_head(asked, chunk_tokens=5)
+    assert replace_with_logprob_head(asked, chunk_tokens=5)
     head = output_layer(asked)
     assert isinstance(head, LogprobHead) and head.chunk_tokens == 5
     with pytest.raises(ConfigError, match=r"train\.log_probs_chunk_size must be -1 with a model of the type"):
-        use_logprob_head(unknown, chunk_tokens=5)
+        replace_with_logprob_head(unknown, chunk_tokens=5)
 
 
 @pytest.mark.usefixtures("world")

@@ -14,7 +14,7 @@ from rlscale.training.attention.packed import (
     packed_attention,
     packed_layout,
 )
-from rlscale.training.fsdp.step import logits_of
+from rlscale.training.fsdp.step import compute_logits
 from rlscale.training.packing.microbatch import Microbatch, pack
 from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import PROMPT_OF, RAGGED, SHARED, make_batch, with_equal_prompts
@@ -47,7 +47,7 @@ def test_packed_equals_every_sample_alone(model_path: str, kernel: str) -> None:
     batch = make_batch(RAGGED)
     micro = pack(batch, range(len(RAGGED)), device=CPU)
     packed, alone = load(model_path, kernel), load(model_path, "sdpa")
-    got, expected = logits_of(packed, micro), unpacked_logits(alone, batch, micro)
+    got, expected = compute_logits(packed, micro), unpacked_logits(alone, batch, micro)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     weighted_sum(got).backward()
     weighted_sum(expected).backward()
@@ -185,7 +185,7 @@ def test_a_shared_prompt_is_computed_once_and_changes_nothing_else(model_path: s
     for name in ("targets", "batch_rows", "sample_indices"):
         assert getattr(shared, name).tolist() == getattr(whole, name).tolist()
     models = [load(model_path, PACKED_ATTENTION) for _ in range(2)]
-    logits = [logits_of(model, micro) for model, micro in zip(models, (shared, whole), strict=True)]
+    logits = [compute_logits(model, micro) for model, micro in zip(models, (shared, whole), strict=True)]
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
     for each in logits:
         weighted_sum(each).backward()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.critic_backend import CriticBackend
+from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, critic_of, everyone, train, value
 from tests.unit.training.rollouts import tiny_model
@@ -56,13 +56,13 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(
 
 def test_a_critic_on_two_ranks_of_its_own_gives_a_policy_on_one_the_same(folder: Path, model_path: str) -> None:
     # Its ranks are a world of their own: what they send and are sent is all that the policy's know of their number.
-    alone = CriticBackend(critic_of(model_path, number=1), rank=0, world_size=1)
+    alone = FsdpCriticBackend(critic_of(model_path, number=1), rank=0, world_size=1)
     expected = [value(alone, version, ONE_RANK) for version in range(NUM_ROLLOUTS)]
     assert report(folder, 0)["valued"] == report(folder, 1)["valued"]
     for two, one in zip(report(folder, 0)["valued"], expected, strict=True):
         assert two.pop("values") == pytest.approx(one.pop("values"), abs=1e-5, rel=1e-4)
         assert one["critic_loss"] > 0 and two == pytest.approx(one, abs=1e-5, rel=1e-4)
-    moved = CriticBackend(critic_of(model_path, number=1), rank=0, world_size=1)
+    moved = FsdpCriticBackend(critic_of(model_path, number=1), rank=0, world_size=1)
     moved.load(folder / "critic_saved")
     again = value(moved, SAVED_AFTER, ONE_RANK)
     again.pop("values")

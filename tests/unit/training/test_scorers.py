@@ -12,7 +12,7 @@ from torch import Tensor
 from rlscale.errors import ConfigError, DataError
 from rlscale.training.distributed import data_mesh
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.teacher import Teacher
+from rlscale.training.fsdp.scorers import FsdpTeacher
 from rlscale.training.spec import ModelSource
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_model
@@ -33,10 +33,10 @@ def train(trainer: FsdpBackend, batch: TrainBatch = BATCH) -> TrainResult:
 
 
 def logprobs(trainer: FsdpBackend, batch: TrainBatch = BATCH) -> Tensor:
-    rollout = trainer._prepare(batch, [plan(batch, ONE)])
-    trainer.policy.score_old(rollout, earlier=trainer._old_policies)
-    assert rollout.old_logprobs is not None
-    return rollout.old_logprobs
+    """Old logprobs, by earlier versions where they generated the token."""
+    rollout, _ = trainer.prepare(batch, [plan(batch, ONE)])
+    column = trainer.policy.compute_old_logprobs(rollout, entropies=None)
+    return column if trainer._snapshots is None else trainer._snapshots.score(rollout, column)
 
 
 def of_version(batch: TrainBatch, version: int, *, made_by: dict[int, int] | None = None) -> TrainBatch:
@@ -71,11 +71,11 @@ def test_a_teacher_pulls_the_advantages_to_its_logprobs(model_path: str, cache: 
     teacher = ModelSource(path=tiny_model(cache, seed=1))
     algo = {"opd_kl_coef": 0.5}
     trainer = backend(model_path, algo=algo, teacher=teacher)
-    rollout = trainer._prepare(BATCH, [plan(BATCH, ONE)])
-    plain = backend(model_path)._prepare(BATCH, [plan(BATCH, ONE)])
+    _, columns = trainer.prepare(BATCH, [plan(BATCH, ONE)])
+    _, plain = backend(model_path).prepare(BATCH, [plan(BATCH, ONE)])
     student, opinion = logprobs(backend(model_path)), logprobs(backend(teacher.path))
-    assert rollout.advantages is not None and plain.advantages is not None
-    torch.testing.assert_close(rollout.advantages, plain.advantages - 0.5 * (student - opinion))
+    assert columns.advantages is not None and plain.advantages is not None
+    torch.testing.assert_close(columns.advantages, plain.advantages - 0.5 * (student - opinion))
     count = BATCH.loss_mask.sum()
     assert train(trainer).metrics["rollout/teacher_kl"] == pytest.approx(float((student - opinion).sum()) / count)
 
@@ -101,7 +101,7 @@ def test_a_teacher_that_lacks_tokens_is_told(model_path: str, cache: Path) -> No
     made = spec(model_path, algo={"opd_kl_coef": 1.0}, teacher=ModelSource(path=model_path))
 
     with pytest.raises(ConfigError, match=r"model\.teacher_load must name a model with the policy's \d+ tokens"):
-        Teacher.of(made, mesh=data_mesh(torch.device("cpu")), policy=trainer.policy.model)
+        FsdpTeacher.from_spec(made, mesh=data_mesh(torch.device("cpu")), policy=trainer.policy.model)
 
 
 def test_earlier_versions_score_the_tokens_that_they_drew(model_path: str) -> None:

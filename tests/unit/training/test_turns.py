@@ -68,42 +68,42 @@ def test_only_those_whose_turn_it_is_have_memory(keeps_copies: bool) -> None:
     turns, models = CpuOffload(CPU, keeps_copies=keeps_copies), {"a": layer(1.0), "b": layer(2.0), "c": layer(3.0)}
     for name, model in models.items():
         turns.add(name, model.parameters)
-    with turns.of("a", "c"):
+    with turns.resident("a", "c"):
         assert [is_here(model) for model in models.values()] == [True, False, True]
         models["a"].weight.data.mul_(5)
-    with turns.of("b"):
+    with turns.resident("b"):
         assert [is_here(model) for model in models.values()] == [False, True, False]
         assert torch.equal(models["b"].weight, torch.full((4, 4), 2.0))
-    turns.rest()
+    turns.offload_all()
     assert not any(is_here(model) for model in models.values())
-    with turns.of("a", "b", "c"):
+    with turns.resident("a", "b", "c"):
         assert [model.weight[0, 0].item() for model in models.values()] == [5.0, 2.0, 3.0]
 
 
 def test_a_frozen_model_is_copied_once_and_again_when_it_has_changed() -> None:
     turns, model = CpuOffload(CPU, keeps_copies=True), layer(1.0)
     turns.add("a", model.parameters, is_frozen=True)
-    turns.rest()
-    with turns.of("a"):
+    turns.offload_all()
+    with turns.resident("a"):
         model.weight.data.fill_(2.0)  # without a word
-    turns.rest()
-    with turns.of("a"):
+    turns.offload_all()
+    with turns.resident("a"):
         assert model.weight[0, 0] == 1.0, "no copy was made"
         model.weight.data.fill_(3.0)
-        turns.changed("a")
-    turns.rest()
-    with turns.of("a"):
+        turns.mark_dirty("a")
+    turns.offload_all()
+    with turns.resident("a"):
         assert model.weight[0, 0] == 3.0
 
 
 def test_copies_are_given_up_where_they_are_not_wanted() -> None:
     turns, model = CpuOffload(CPU, keeps_copies=False), layer(1.0)
     turns.add("a", model.parameters, is_frozen=True)
-    turns.rest()
-    with turns.of("a"):
+    turns.offload_all()
+    with turns.resident("a"):
         model.weight.data.fill_(2.0)
-    turns.rest()
-    with turns.of("a"):
+    turns.offload_all()
+    with turns.resident("a"):
         assert model.weight[0, 0] == 2.0
 
 
@@ -121,7 +121,7 @@ def test_taking_turns_changes_no_number_and_frees_everything_between(
         assert device_bytes(moving) == 0
     pairs = list(zip(plain.weights(), moving.weights(), strict=True))
     assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in pairs)
-    moving.rest()
+    moving.offload()
     assert device_bytes(moving) == 0
     moving.save(tmp_path)
     again = backend(model_path, offload=offload)
@@ -146,14 +146,14 @@ class FakeSaver:
 def test_the_memory_saver_pauses_the_process_while_nobody_has_a_turn() -> None:
     saver = FakeSaver()
     turns: Offloader = MemorySaverOffload(saver, margin_bytes=7)
-    turns.rest()
+    turns.offload_all()
     for _ in range(2):
-        with turns.of("policy"):
+        with turns.resident("policy"):
             pass
-        with turns.of("critic"):
+        with turns.resident("critic"):
             pass
-        turns.rest()
-        turns.rest()
+        turns.offload_all()
+        turns.offload_all()
     assert saver.calls == ["pause", "resume", "pause", "resume", "pause"]
     assert saver.memory_margin_bytes == 7
 
@@ -170,7 +170,7 @@ def test_what_lies_on_the_host_anyway_stays_where_it_is() -> None:
     moments = torch.arange(4.0)
     turns = CpuOffload(torch.device("meta"), keeps_copies=False)
     turns.add("policy.optimizer", lambda: [moments])
-    turns.rest()
+    turns.offload_all()
     assert moments.tolist() == [0.0, 1.0, 2.0, 3.0]
-    with turns.of("policy.optimizer"):
+    with turns.resident("policy.optimizer"):
         assert moments.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -7,19 +7,19 @@ import torch
 
 from rlscale.config import DebugConfig
 from rlscale.errors import WorkerError
-from rlscale.training.profiler import Watch, memory_report
+from rlscale.training.profiler import RankProfiler, memory_report
 from rlscale.training.spec import ProfilerSpec
 
 
-def watch(folder: Path) -> Watch:
+def watch(folder: Path) -> RankProfiler:
     spec = ProfilerSpec(profile_rollouts=(3,), profile_folder=folder / "profile", memory_folder=folder / "memory")
-    return Watch(spec, rank=1)
+    return RankProfiler(spec, rank=1)
 
 
 def test_chosen_rollouts_leave_a_profile_with_operators_and_allocations(tmp_path: Path) -> None:
     watched = watch(tmp_path)
     for rollout_id in (2, 3, 4):
-        with watched.rollout(rollout_id):
+        with watched.profile_rollout(rollout_id):
             product = torch.ones(30, 30) @ torch.ones(30, 30)
     assert float(product[0, 0]) == 30
     names = {path.name for path in (tmp_path / "profile").iterdir()}
@@ -33,7 +33,7 @@ def test_chosen_rollouts_leave_a_profile_with_operators_and_allocations(tmp_path
 def test_a_rank_without_memory_lists_what_holds_it(tmp_path: Path) -> None:
     held = torch.zeros(1234, 77)
     told = r"actor rank 1: RuntimeError: .*can't allocate memory"
-    with pytest.raises(WorkerError, match=told) as caught, watch(tmp_path).memory():
+    with pytest.raises(WorkerError, match=told) as caught, watch(tmp_path).report_oom():
         torch.empty(2**55)
     path = tmp_path / "memory" / "memory_rank_1.json"
     assert str(path) in str(caught.value)
@@ -45,7 +45,7 @@ def test_a_rank_without_memory_lists_what_holds_it(tmp_path: Path) -> None:
 
 
 def test_another_failure_stays_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), watch(tmp_path).memory():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), watch(tmp_path).report_oom():
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not (tmp_path / "memory").exists()
 
@@ -58,9 +58,9 @@ def test_views_of_one_tensor_count_once() -> None:
 
 
 def test_the_keys_say_where_and_when(tmp_path: Path) -> None:
-    plain = ProfilerSpec.of(DebugConfig(), run_folder=tmp_path)
+    plain = ProfilerSpec.from_config(DebugConfig(), run_folder=tmp_path)
     assert plain == ProfilerSpec(profile_folder=tmp_path / "profile", memory_folder=Path.cwd())
     debug = DebugConfig(profile_rollouts=[0, 5], profile_dir="p", memory_snapshot_dir="m")
-    asked = ProfilerSpec.of(debug, run_folder=tmp_path)
+    asked = ProfilerSpec.from_config(debug, run_folder=tmp_path)
     assert asked.profile_rollouts == (0, 5)
     assert (asked.profile_folder, asked.memory_folder) == (Path("p").absolute(), Path("m").absolute())

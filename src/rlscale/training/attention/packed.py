@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from rlscale.training.packing.gather_rows import reindexed
+from rlscale.training.packing.gather_rows import gather_rows
 from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts, prompt_blocks
 from rlscale.types import Int64
 
@@ -50,13 +50,13 @@ class LengthBucket:
     def padded(self, rows: Tensor) -> Tensor:
         """`pad` of the rows of this bucket alone."""
         if self.slots is not None and self.rows is not None:
-            rows = reindexed(rows, self.rows, self.slots)
+            rows = gather_rows(rows, self.rows, self.slots)
         return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """The inverse of `pad`, from [num_samples, H, max_len, D]. [stop - start, H, D]"""
         rows = padded.transpose(1, 2).flatten(0, 1)
-        return rows if self.slots is None or self.rows is None else reindexed(rows, self.slots, self.rows)
+        return rows if self.slots is None or self.rows is None else gather_rows(rows, self.slots, self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from rlscale.training.packing.microbatch import Microbatch
 from rlscale.types import TrainBatch
 
 
-def in_engine_shapes(micro: Microbatch, batch: TrainBatch, *, shapes: EngineShapes) -> Microbatch:
+def add_engine_shapes(micro: Microbatch, batch: TrainBatch, *, shapes: EngineShapes) -> Microbatch:
     """The same micro-batch, which says how the engine computed each of its tokens. Its prompts are not shared."""
     lengths_S = np.diff(batch.offsets)[micro.sample_indices]
     # One without a sample holds a single token in the place of one.

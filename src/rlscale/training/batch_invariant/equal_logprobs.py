@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rlscale.errors import WorkerError
 
 
-def require_equal_logprobs(metrics: Mapping[str, float], *, rank: int, num_rollouts: int) -> None:
+def check_equal_logprobs(metrics: Mapping[str, float], *, rank: int, num_rollouts: int) -> None:
     """Raises WorkerError unless trainer and engine gave each token of the current weights the same logprob, bit by bit.
 
     Args:

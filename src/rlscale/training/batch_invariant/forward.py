@@ -83,7 +83,7 @@ def _refusal(model_type: str, why: str) -> ConfigError:
     )
 
 
-def drawn_logprobs(logits_RV: Tensor, *, targets_R: Tensor, temperature: float) -> Tensor:
+def engine_logprobs(logits_RV: Tensor, *, targets_R: Tensor, temperature: float) -> Tensor:
     """Logprobs by the steps in which the engine comes to those it reports. [R] float32, without a gradient"""
     num_rows, vocab_size = logits_RV.shape
     scaled = logits_RV.new_full((num_rows, -(-vocab_size // BLOCK) * BLOCK), -torch.inf, dtype=torch.float32)

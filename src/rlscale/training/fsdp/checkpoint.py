@@ -1,9 +1,9 @@
-"""Saving and loading a trainer without pickle: tensors as safetensors, everything else as JSON.
+"""Checkpoints of a trainer on FSDP2 without pickle: tensors as safetensors, everything else as JSON.
 
-<folder>/trainer.json            ranks, optimiser steps and rollouts made
+<folder>/trainer.json            number of ranks, finished optimiser steps and rollouts
 <folder>/tensors/*.safetensors   model.<name> and the optimiser's <moment>.<name> (Adam: exp_avg, exp_avg_sq; Muon:
                                  momentum_buffer): each rank's shards, with offsets; and reference.<name> where the
-                                 reference follows the policy
+                                 reference is updated
 <folder>/random/rank_<r>.json    states of the random generators of a rank
 """
 
@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
-from rlscale.training.optim.optimizer import fill_state, moments_of
-from rlscale.training.trainer_state import Position, random_state, read_json, set_random_state, write_json
+from rlscale.training.optim.optimizer import fill_state, optimizer_moments
+from rlscale.training.trainer_state import TrainerProgress, random_state, read_json, set_random_state, write_json
 
 FORMAT = 1
 
@@ -33,16 +33,16 @@ def save_state(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     reference: nn.Module | None,
-    position: Position,
+    progress: TrainerProgress,
 ) -> None:
-    """Writes the state of all ranks into an existing folder; a collective.
+    """Writes the state of all ranks into an existing folder; a collective of all ranks.
 
     Args:
         folder: seen by all ranks.
         model: sharded, or not.
         optimizer: over the model's parameters.
-        reference: the reference model if it changes; None: it is what it was loaded from.
-        position: what was done.
+        reference: the reference model if it is updated; None: it stays as it was loaded.
+        progress: finished steps and rollouts.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     save(
@@ -52,40 +52,41 @@ def save_state(
     (folder / "random").mkdir(exist_ok=True)
     write_json(folder / "random" / f"rank_{rank}.json", random_state())
     if rank == 0:
-        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(position)})
+        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
     dist.barrier()
 
 
 def load_state(
     folder: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None
-) -> Position:
-    """Puts back what `save_state` wrote and returns what had been done; a collective.
+) -> TrainerProgress:
+    """The inverse of `save_state`; returns the saved progress. A collective of all ranks.
 
-    With another number of ranks tensors are resharded, and the random generators stay as they are.
+    With another number of ranks, tensors are resharded and the random generators stay as they are.
 
     Raises:
-        DataError: files are missing or are not of this model.
+        DataError: files are missing or belong to another model.
     """
     about = read_json(folder / "trainer.json")
     if about["format"] != FORMAT:
-        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it anew with this version")
+        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it again with this version")
     reader = HuggingFaceStorageReader(str(folder / "tensors"))
+    # Loading writes into existing tensors, so the optimiser needs its moments first.
     fill_state(optimizer, num_steps=about["num_steps"])
     tensors = _tensors(model, optimizer, reference)
     _check_names(folder, found=reader.read_metadata().state_dict_metadata, wanted=tensors)
     load(tensors, storage_reader=reader)
     if about["world_size"] == dist.get_world_size():
         set_random_state(read_json(folder / "random" / f"rank_{dist.get_rank()}.json"))
-    # A checkpoint of before rollouts were counted has no reference that follows them either.
-    return Position(num_steps=int(about["num_steps"]), num_rollouts=int(about.get("num_rollouts", 0)))
+    # Older checkpoints do not count rollouts; none of them has a reference that is updated by that count.
+    return TrainerProgress(num_steps=int(about["num_steps"]), num_rollouts=int(about.get("num_rollouts", 0)))
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.Module | None) -> dict[str, Any]:
-    """Every tensor of the state under a flat name; loading writes into these very tensors."""
+    """Every tensor of the state under a flat name, without copies: loading writes into the model itself."""
     named = dict(model.named_parameters())
     tensors: dict[str, Any] = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
     for name, parameter in named.items():
-        for moment, value in moments_of(optimizer, parameter).items():
+        for moment, value in optimizer_moments(optimizer, parameter).items():
             tensors[f"{moment}.{name}"] = value
     if reference is not None:
         tensors |= {f"reference.{name}": parameter.detach() for name, parameter in reference.named_parameters()}
@@ -102,3 +103,29 @@ def _check_names(folder: Path, *, found: dict[str, Any], wanted: dict[str, Any])
         if found[name].size != tensor.shape:
             shapes = f"{tuple(found[name].size)} instead of {tuple(tensor.shape)}"
             raise DataError(f"{folder} must be a checkpoint of this model, got {name} of shape {shapes}; check model.*")
+
+
+def load_weights(folder: Path, *, model: nn.Module, skip: tuple[str, ...] = ()) -> None:
+    """Loads the model of a checkpoint without the state of its optimiser; a collective of all ranks.
+
+    Args:
+        folder: of one checkpoint.
+        model: sharded, of the same architecture.
+        skip: prefixes of names that stay as they are.
+
+    Raises:
+        DataError: the checkpoint is missing or belongs to another model.
+    """
+    tensors = folder / "tensors"
+    if not tensors.is_dir():
+        raise DataError(f"{folder} must be a checkpoint of a trainer, got none there; check the path")
+    reader = HuggingFaceStorageReader(str(tensors))
+    found = reader.read_metadata().state_dict_metadata
+    wanted = {f"model.{n}": p.detach() for n, p in model.named_parameters() if not (skip and n.startswith(skip))}
+    for name, weight in wanted.items():
+        size = getattr(found.get(name), "size", None)
+        if size != weight.shape:
+            had = "no such weight" if size is None else f"the shape {tuple(size)}"
+            rule = f"hold {name} of the shape {tuple(weight.shape)}"
+            raise DataError(f"{folder} must {rule}, got {had}; name a checkpoint of the same architecture")
+    load(wanted, storage_reader=reader)

@@ -13,29 +13,29 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.models.hf_models import load_tokenizer
-from rlscale.training.modules.lora import adapters_of, merged, plain_name, save_adapters
+from rlscale.training.modules.lora import base_name, find_adapters, merge_adapter, save_adapters
 
 
 @torch.no_grad()
 def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter in full, one at a time, in the model's order, then `lasting_buffers`; a collective on each item.
+    """Yields every parameter in full, in the order of the model, then `persistent_buffers`.
 
-    A tied output layer is the embedding and comes once, under the embedding's name. Adapters are part of the weights
-    they belong to.
+    Each item is a collective of all ranks. A tied output layer is yielded once, under the name of the embedding.
+    Adapters are merged into their weights.
     """
-    adapters = adapters_of(model)
+    adapters = find_adapters(model)
     for name, parameter in model.named_parameters():
-        plain = plain_name(name)
+        plain = base_name(name)
         if plain is None:
             continue
         # In its type before the gather: half the bytes in bfloat16.
         adapter = adapters.get(plain)
-        weight = parameter.detach().to(dtype) if adapter is None else merged(parameter, adapter, dtype=dtype)
+        weight = parameter.detach().to(dtype) if adapter is None else merge_adapter(parameter, adapter, dtype=dtype)
         yield plain, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
-    yield from lasting_buffers(model)
+    yield from persistent_buffers(model)
 
 
-def lasting_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What belongs to a model's weights without being trained, in its own type: the bias of DeepSeek-V3's router."""
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -73,7 +73,7 @@ def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _write(weights, folder, source=source, dtype=dtype)
-    if adapters_of(model):
+    if find_adapters(model):
         save_adapters(model, folder / "adapter", base=source)
     dist.barrier()
 

@@ -15,8 +15,8 @@ from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import use_engine_kernels
 from rlscale.training.cpu.fused_layers import use_fused_layers
 from rlscale.training.cpu.onednn_linear import use_onednn
-from rlscale.training.modules.freeze import choose_parameters
-from rlscale.training.modules.logprob_head import use_logprob_head
+from rlscale.training.modules.freeze import freeze_parameters
+from rlscale.training.modules.logprob_head import replace_with_logprob_head
 from rlscale.training.modules.lora import add_adapters
 from rlscale.training.modules.value_head import use_value_head
 
@@ -55,7 +55,7 @@ def load_sharded(
         if train.lora.rank and not has_value_head:
             add_adapters(model, train.lora, seed=train.seed)
         else:
-            choose_parameters(model, train)
+            freeze_parameters(model, train)
     _switch_off_dropout(model)
     if mesh.device_type == "cpu":
         use_onednn(model)
@@ -68,7 +68,7 @@ def load_sharded(
         if train.true_on_policy_mode:
             use_engine_kernels(model, decoder_layers(model))
         else:
-            use_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
+            replace_with_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
     if is_whole(mesh, train):
         _own_memory(model)
         return model

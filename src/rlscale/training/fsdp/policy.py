@@ -1,103 +1,83 @@
-"""The policy: the model that is trained on rollouts and sent to the engines."""
+"""The policy on FSDP2: the model that is trained on rollouts and sent to the engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlscale.training.backend import loss_of_column
 from rlscale.training.fsdp.model import load_sharded
-from rlscale.training.fsdp.policy_snapshots import Shards
-from rlscale.training.fsdp.step import MicrobatchLoss, optimizer_step, policy_terms, score
-from rlscale.training.loss.policy_loss import PolicyLoss, compare
+from rlscale.training.fsdp.step import backward, iterate_micros, optim_step, policy_terms, score_logprobs
+from rlscale.training.loss.policy_loss import PolicyLoss
 from rlscale.training.metrics import MetricSums
+from rlscale.training.offload import Offloader, state_tensors
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.optim.optimizer import make_optimizer
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.policy_snapshots import OldPolicies
-from rlscale.training.rollout_state import Rollout, take_microbatch
+from rlscale.training.rollout_state import PackedRollout, TrainColumns
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import StepPlan
 
 
-class Policy:
-    """Model, optimiser and schedule. Every method is a collective.
+class FsdpPolicy:
+    """Model, optimiser and schedule; see `PolicyRole`. Every method but `add_to` is a collective of all ranks.
 
     Example:
-        policy = Policy(spec, mesh=mesh, device=device)
-        policy.score_old(rollout)                                    # where `needs_old_pass` says so
-        policy.step(rollout, plan=plan, micros=rollout.micros[0], is_first=True)
+        policy = FsdpPolicy(spec, mesh=mesh, device=device)
+        policy.compute_old_logprobs(rollout, entropies=None)     # where `needs_old_pass`
+        policy.train_step(rollout, columns, step=0)
     """
 
     def __init__(self, spec: TrainerSpec, *, mesh: DeviceMesh, device: torch.device) -> None:
         self._spec, self._device = spec, device
         self.model = load_sharded(spec.model_path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=True)
         self.optimizer = make_optimizer(self.model, optim=spec.optim)
-        waits = 0 if spec.critic is None else spec.critic.num_only_steps
-        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
-        self.num_steps = 0  # made
+        # While the critic trains alone, the policy makes no step: its schedule is that much shorter.
+        num_waiting = 0 if spec.critic is None else spec.critic.num_only_steps
+        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - num_waiting)
+        self.num_steps = 0  # finished
 
-    def score_old(self, rollout: Rollout, *, earlier: OldPolicies[Shards] | None = None) -> None:
-        """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
-        algo = self._spec.algo
-        with rollout.timed("old_logprobs"):
-            old = score(
-                self.model,
-                rollout.scored,
-                num_tokens=len(rollout.batch.tokens),
-                temperature=self._spec.temperature,
-                entropies=rollout.metrics if algo.use_rollout_entropy else None,
-            )
-        rollout.has_entropy = algo.use_rollout_entropy
-        if algo.use_rollout_logprobs:
-            return
-        rollout.old_logprobs = old
-        if earlier is not None:
-            with rollout.timed("old_logprobs"):
-                earlier.score(rollout)
-        for micro in rollout.flat:
-            lp = take_microbatch(rollout.old_logprobs, micro)
-            compare(rollout, micro, trainer=lp)
-            rollout.logprob_collector.add(micro, lp)
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers parameters and optimiser state; no collective."""
+        offloader.add(name, self.model.parameters)
+        offloader.add(f"{name}.optimizer", partial(state_tensors, self.optimizer))
 
-    def measure(self, rollout: Rollout) -> None:
-        """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""
-        num_tokens, temperature = len(rollout.batch.tokens), self._spec.temperature
-        column = score(self.model, rollout.flat, num_tokens=num_tokens, temperature=temperature)
-        loss_of_column(rollout, column)
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See PolicyRole. [T]"""
+        return self._score(rollout, entropies=None)
 
-    def step(
-        self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
-    ) -> dict[str, float]:
-        """One optimiser step. Returns its metrics; raises as `optimizer_step`."""
+    def compute_old_logprobs(self, rollout: PackedRollout, *, entropies: MetricSums | None) -> Tensor:
+        """See PolicyRole. [T]"""
+        return self._score(rollout, entropies=entropies)
+
+    def _score(self, rollout: PackedRollout, *, entropies: MetricSums | None) -> Tensor:
+        return score_logprobs(self.model, rollout, temperature=self._spec.temperature, entropies=entropies)
+
+    def train_step(self, rollout: PackedRollout, columns: TrainColumns, *, step: int) -> dict[str, float]:
+        """Makes one optimiser step and returns its metrics. Raises as `optim_step`."""
         metrics = MetricSums(self._device)
+        loss = PolicyLoss(self._spec, rollout, columns, step=step, metrics=metrics, device=self._device)
+        self._forward_backward(rollout.micros[step], loss=loss, metrics=metrics)
         settings = StepSettings(
             number=self.num_steps,
             lr=self._schedule.at(self.num_steps),
             max_grad_norm=self._spec.optim.clip_grad,
         )
-        loss_of = self._loss(rollout, plan=plan, metrics=metrics, is_first=is_first)
-        result = optimizer_step(
-            self.model, self.optimizer, micros=micros, loss_of=loss_of, metrics=metrics, settings=settings
-        )
+        result = optim_step(self.model, self.optimizer, metrics=metrics, settings=settings)
         self.num_steps += 1
         return result
 
-    def _loss(self, rollout: Rollout, *, plan: StepPlan, metrics: MetricSums, is_first: bool) -> MicrobatchLoss:
-        loss = PolicyLoss(self._spec, rollout, plan=plan, metrics=metrics, is_first=is_first, device=self._device)
-
-        def loss_of(micro: Microbatch) -> Tensor:
-            lp, entropy = policy_terms(
+    def _forward_backward(self, micros: Sequence[Microbatch], *, loss: PolicyLoss, metrics: MetricSums) -> None:
+        """Accumulates the gradient over the micro-batches of a step."""
+        for micro in iterate_micros(self.model, micros):
+            logprobs, entropy = policy_terms(
                 self.model,
                 micro,
                 temperature=self._spec.temperature,
                 entropy_grad=loss.entropy_grad,
                 recompute=self._spec.train.recompute_loss_function,
             )
-            return loss(micro, lp=lp, entropy=entropy)
-
-        return loss_of
+            backward(loss.compute(micro, logprobs=logprobs, entropy=entropy), micro, metrics=metrics)

@@ -1,4 +1,4 @@
-"""Copies of the policy's weights for `OldPolicies`: this rank's shards."""
+"""Copies of the policy's weights on FSDP2 for `PolicySnapshots`: the shards of this rank."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rlscale.training.fsdp.step import score
-from rlscale.training.rollout_state import Rollout
+from rlscale.training.fsdp.step import score_logprobs
+from rlscale.training.optim.muon import local_shard
+from rlscale.training.rollout_state import PackedRollout
 
 Shards = dict[str, Tensor]
 """This rank's shard of each trained parameter, by name. Frozen ones are the same in every version."""
 
 
-class PolicyShards:
-    """The `PolicyWeights` of a sharded model."""
+class ShardSnapshots:
+    """Copies of the shards of a model; see `SnapshotSource`."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
         self._model, self._temperature = model, temperature
@@ -30,32 +31,28 @@ class PolicyShards:
         return {name: _to_host(shard) for name, shard in _shards(self._model).items()}
 
     @torch.no_grad()
-    def score(self, rollout: Rollout, weights: Shards) -> Tensor:
-        model, num_tokens = self._model, len(rollout.batch.tokens)
-        current = {name: shard.clone() for name, shard in _shards(model).items()}
-        _write(model, weights)
-        column = score(model, rollout.scored, num_tokens=num_tokens, temperature=self._temperature)
-        _write(model, current)
+    def score(self, rollout: PackedRollout, weights: Shards) -> Tensor:
+        # In the policy's own model, whose current weights wait in a copy on the device.
+        current = {name: shard.clone() for name, shard in _shards(self._model).items()}
+        _write(self._model, weights)
+        column = score_logprobs(self._model, rollout, temperature=self._temperature)
+        _write(self._model, current)
         return column
 
     def write(self, weights: Shards, folder: Path) -> None:
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save(dict(_like(self._model, weights)), storage_writer=writer)
+        save(dict(_spread(self._model, weights)), storage_writer=writer)
 
     @torch.no_grad()
     def read(self, folder: Path) -> Shards:
         model = self._model
-        tensors = _like(model, {name: torch.empty_like(shard) for name, shard in _shards(model).items()})
+        tensors = _spread(model, {name: torch.empty_like(shard) for name, shard in _shards(model).items()})
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
-        return {name: _to_host(_local(tensor)) for name, tensor in tensors.items()}
+        return {name: _to_host(local_shard(tensor)) for name, tensor in tensors.items()}
 
 
 def _shards(model: nn.Module) -> Shards:
-    return {name: _local(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return {name: local_shard(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _to_host(shard: Tensor) -> Tensor:
@@ -68,13 +65,13 @@ def _write(model: nn.Module, shards: Shards) -> None:
         shard.copy_(shards[name])
 
 
-def _like(model: nn.Module, shards: Shards) -> dict[str, Tensor]:
-    """Shards as tensors that are spread over the ranks as the model's parameters are."""
+def _spread(model: nn.Module, shards: Shards) -> dict[str, Tensor]:
+    """Shards as distributed tensors, with the placement of the model's parameters; needs no communication."""
     spread: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if name not in shards:
             continue
-        shard = shards[name].to(_local(parameter.detach()).device)
+        shard = shards[name].to(local_shard(parameter.detach()).device)
         if isinstance(parameter, DTensor):
             shard = DTensor.from_local(
                 shard,

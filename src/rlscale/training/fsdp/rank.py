@@ -1,8 +1,9 @@
-"""Where a trainer rank works: its device, its place among the ranks, and how it packs its share of a rollout."""
+"""Device and process groups of a trainer rank on FSDP2, and the packing of its share of a rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,41 +13,42 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlscale.config import QkvFormat
 from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
 from rlscale.training.attention.packed import PACKED_ATTENTION
-from rlscale.training.batch_invariant.engine_shapes import in_engine_shapes
+from rlscale.training.batch_invariant.engine_shapes import add_engine_shapes
 from rlscale.training.cpu.allocator import keep_freed_memory
-from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, pick_device, use_threads
+from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, select_device, use_threads
+from rlscale.training.fsdp.model import attention_kernel
+from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.context_shard import pack_share
-from rlscale.training.packing.microbatch import Microbatch, pack, pad
-from rlscale.training.rollout_state import Rollout
-from rlscale.training.sampled_logprobs import LogprobCollector
+from rlscale.training.packing.microbatch import Microbatch, count_padding, pack, pad
+from rlscale.training.rollout_state import PackedRollout
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import StepPlan, TrainBatch
+from rlscale.types import Float32, StepPlan, TrainBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rank:
-    """One rank of the default process group, whichever models it trains.
+class FsdpRank:
+    """One rank of the default process group; see `RankContext`.
 
     Example:
-        rank = Rank.join(spec, rank=0, world_size=2)
-        rollout = rank.rollout(batch, steps, kernel=model.config._attn_implementation)
+        rank = FsdpRank.join(spec, rank=0, world_size=2)
+        rollout = rank.pack_rollout(batch, steps, with_scoring=True)
     """
 
     spec: TrainerSpec
     device: torch.device
     grid: RankGrid
     mesh: DeviceMesh
-    turns: Offloader
+    offloader: Offloader
 
     @classmethod
-    def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> Rank:
-        """Takes device, threads and seed of this rank; a collective."""
+    def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> FsdpRank:
+        """Sets device, threads and seed of this rank and makes its groups; a collective of all ranks."""
         assert dist.is_initialized(), "join_world comes first"
         assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
         local_rank, num_local_ranks = local_ranks()
-        device = pick_device(spec.device, local_rank=local_rank)
+        device = select_device(spec.device, local_rank=local_rank)
         if device.type == "cpu":
             use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
             keep_freed_memory()
@@ -54,37 +56,61 @@ class Rank:
         return cls(
             spec=spec,
             device=device,
-            grid=RankGrid.of(device, context_size=spec.fsdp.context_parallel_size),
+            grid=RankGrid.from_context_size(device, context_size=spec.fsdp.context_parallel_size),
             mesh=data_mesh(device),
-            turns=make_offloader(spec.offload, device=device),
+            offloader=make_offloader(spec.offload, device=device),
         )
 
-    def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan], *, kernel: str) -> Rollout:
-        """This rank's micro-batches of every step, packed for an attention kernel."""
+    @property
+    def computes_loss(self) -> bool:
+        """True: there is no pipeline, every rank has logits."""
+        return True
+
+    def computing(self) -> AbstractContextManager[None]:
+        """No context is needed."""
+        return nullcontext()
+
+    def pack_rollout(self, batch: TrainBatch, steps: Sequence[StepPlan], *, with_scoring: bool) -> PackedRollout:
+        """Packs this rank's micro-batches of every step; no collective."""
         index = self.grid.data_index
-        return Rollout(
+        scoring = None
+        if with_scoring and steps and steps[0].scoring is not None:
+            cuts = (samples for plan in steps for samples in (plan.scoring or plan.microbatches)[index])
+            scoring = [self.pack(batch, samples) for samples in cuts]
+        rollout = PackedRollout(
             batch=batch,
-            micros=[[self._pack(batch, each, kernel=kernel) for each in plan.microbatches[index]] for plan in steps],
+            steps=steps,
+            micros=[[self.pack(batch, samples) for samples in plan.microbatches[index]] for plan in steps],
+            scoring=scoring,
             metrics=MetricSums(self.device),
             logprob_collector=LogprobCollector(batch),
             data_group=self.grid.data_group,
         )
+        rollout.metrics.add(count_padding(rollout.all_micros), prefix="rollout/")
+        return rollout
 
-    def pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan], *, kernel: str) -> None:
-        """Fills `scoring` where passes without gradient have micro-batches of their own."""
-        if not steps or steps[0].scoring is None:
-            return
-        index = self.grid.data_index
-        cuts = (samples for plan in steps for samples in (plan.scoring or plan.microbatches)[index])
-        rollout.scoring = [self._pack(rollout.batch, samples, kernel=kernel) for samples in cuts]
-
-    def _pack(self, batch: TrainBatch, samples: Sequence[int], *, kernel: str) -> Microbatch:
+    def pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
+        """Packs the samples of one micro-batch for the attention kernel of the model."""
         spec, device, context = self.spec, self.device, self.grid.context
         if spec.engine_shapes is not None:
-            return in_engine_shapes(pack(batch, samples, device=device), batch, shapes=spec.engine_shapes)
+            return add_engine_shapes(pack(batch, samples, device=device), batch, shapes=spec.engine_shapes)
         if spec.train.qkv_format == QkvFormat.bshd:
             return pad(batch, samples, device=device)
+        # Only these kernels read a prompt that several samples share.
+        kernel = attention_kernel(spec.fsdp, device_type=device.type)
         shares = spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
         if context is None:
             return pack(batch, samples, device=device, share_prompts=shares)
         return pack_share(batch, samples, device=device, context=context, share_prompts=shares)
+
+    def gather_metrics(self, rollout: PackedRollout) -> dict[str, float]:
+        """Metrics of the rollout over all ranks; a collective of all ranks."""
+        metrics, _ = rollout.metrics.gather()
+        return metrics
+
+    def gather_logprobs(self, rollout: PackedRollout) -> dict[int, Float32]:
+        """Requested logprobs by sample; a collective of the data group, of each context rank by itself."""
+        return rollout.logprob_collector.gather(self.device, group=rollout.data_group)
+
+    def finish_saving(self) -> None:
+        """Returns at once: `save` writes everything before it returns."""

@@ -1,54 +1,71 @@
-"""The reference model: what the KL terms measure the policy against."""
+"""Models on FSDP2 that only score: the reference of the KL terms, and the teacher of on-policy distillation."""
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from rlscale.config import uses_reference
+from rlscale.config import uses_reference, uses_teacher
+from rlscale.training.fsdp.checkpoint import load_weights
 from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
-from rlscale.training.fsdp.sources import load_weights
-from rlscale.training.fsdp.step import score
-from rlscale.training.rollout_state import Rollout
-from rlscale.training.scorers import reference_cannot_follow
+from rlscale.training.fsdp.step import score_logprobs
+from rlscale.training.offload import Offloader
+from rlscale.training.roles import check_reference_update, check_teacher_vocabulary
+from rlscale.training.rollout_state import PackedRollout
 from rlscale.training.spec import ModelSource, TrainerSpec
 
 
-class Reference:
-    """A model that only scores. With `algo.ref_update_interval` it follows the policy, and is part of a checkpoint."""
+class _FsdpScorer:
+    """A frozen model; see `ScoringRole`. It scores at the policy's temperature, as the two are compared."""
 
-    def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
-        self._temperature, self._interval, self._policy = spec.temperature, spec.algo.ref_update_interval, policy
+    def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh) -> None:
+        self._temperature = spec.temperature
         self.model = load_sharded(source.path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=False)
         if source.checkpoint is not None:
             load_weights(source.checkpoint, model=self.model)
-        if self._interval is not None and not has_shapes_of(policy, self.model):
-            raise reference_cannot_follow(self._interval)
+
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers the parameters; no collective."""
+        offloader.add(name, self.model.parameters, is_frozen=True)
+
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See ScoringRole; a collective of all ranks. [T]"""
+        return score_logprobs(self.model, rollout, temperature=self._temperature)
+
+
+class FsdpReference(_FsdpScorer):
+    """The reference model; see `ReferenceRole`."""
+
+    def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
+        super().__init__(spec, source, mesh=mesh)
+        self._policy = policy
+        check_reference_update(spec.algo.ref_update_interval, is_same_model=has_shapes_of(policy, self.model))
 
     @classmethod
-    def of(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> Reference | None:
-        """None where the loss needs none. Raises ConfigError for one that cannot follow the policy as it should."""
+    def from_spec(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> FsdpReference | None:
+        """None where the loss needs no reference. Raises ConfigError for one that cannot be updated as configured."""
         if spec.ref_path is None or not uses_reference(spec.algo):
             return None
         source = ModelSource(path=spec.ref_path, checkpoint=spec.ref_checkpoint)
         return cls(spec, source, mesh=mesh, policy=policy)
 
-    @property
-    def state(self) -> PreTrainedModel | None:
-        """What a checkpoint has to hold; None: it is what it was loaded from."""
-        return None if self._interval is None else self.model
-
-    def score(self, rollout: Rollout) -> None:
-        """Fills `ref`; a collective."""
-        with rollout.timed("ref_logprobs"):
-            rollout.ref_logprobs = score(
-                self.model, rollout.scored, num_tokens=len(rollout.batch.tokens), temperature=self._temperature
-            )
-
-    def is_due(self, num_rollouts: int) -> bool:
-        """Whether it takes the policy's weights after so many rollouts have been trained on."""
-        return self._interval is not None and num_rollouts % self._interval == 0
-
-    def follow(self) -> None:
-        """Takes the policy's weights."""
+    def copy_policy(self) -> None:
+        """See ReferenceRole. Each rank copies its own shard."""
         copy_weights(self._policy, self.model)
+
+
+class FsdpTeacher(_FsdpScorer):
+    """A model of any architecture with the policy's token ids; see `ScoringRole`. It never changes."""
+
+    def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
+        super().__init__(spec, source, mesh=mesh)
+        num_tokens, num_needed = self.model.config.vocab_size, policy.config.vocab_size
+        check_teacher_vocabulary(source.path, num_tokens=num_tokens, num_needed=num_needed)
+
+    @classmethod
+    def from_spec(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> FsdpTeacher | None:
+        """None where the advantages need no teacher. Raises ConfigError for one whose vocabulary is too small."""
+        if spec.teacher is None or not uses_teacher(spec.algo):
+            return None
+        return cls(spec, spec.teacher, mesh=mesh, policy=policy)

@@ -1,11 +1,11 @@
-"""Forward passes over packed micro-batches, and one optimiser step.
+"""Forward passes over packed micro-batches, and the parts of an optimiser step.
 
-Shape legend: R trainable tokens of a micro-batch, V vocabulary.
+Shape legend: T tokens of the batch, R trainable tokens of a micro-batch, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -17,20 +17,18 @@ from transformers import PreTrainedModel
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PACKED_ATTENTION
-from rlscale.training.batch_invariant.forward import computes_as_engine, drawn_logprobs, with_values
+from rlscale.training.batch_invariant.forward import computes_as_engine, engine_logprobs, with_values
 from rlscale.training.fsdp.model import reshard, sync_gradients
 from rlscale.training.metrics import MetricSums
-from rlscale.training.modules.logprob_head import Asked, LogprobHead, only_rows, output_layer
+from rlscale.training.modules.logprob_head import LogprobHead, LogprobRequest, output_layer, select_rows
 from rlscale.training.optim.optimizer import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.optim.step_checks import StepSettings, check_gradient, check_loss
 from rlscale.training.packing.microbatch import Microbatch, PaddedLayout
-
-MicrobatchLoss = Callable[[Microbatch], Tensor]
-"""Share of the step's loss, with gradient. Adds its own metrics."""
+from rlscale.training.rollout_state import PackedRollout, put_microbatch
 
 
-def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
-    """Logits of the positions that predict a trainable token, and of no others: of this rank's share. [R, V]"""
+def compute_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
+    """Logits of the positions that predict a trainable token, of this rank's share of them. [R, V]"""
     layout = micro.packing
     if isinstance(layout, PaddedLayout):
         return _padded_logits(model, micro)
@@ -38,7 +36,7 @@ def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
         packing: dict[str, object] = {"packing": layout, "engine_rows": micro.engine_rows}
     elif isinstance(layout, SpanLayout) or model.config._attn_implementation == PACKED_ATTENTION:
         packing = {"packing": layout}
-    else:  # flash attention takes these; eager reads the samples off position_ids
+    else:  # flash attention reads these; eager attention infers the samples from position_ids
         packing = {
             "cu_seq_lens_q": layout.cu_seqlens,
             "cu_seq_lens_k": layout.cu_seqlens,
@@ -57,10 +55,10 @@ def logits_of(model: PreTrainedModel, micro: Microbatch) -> Tensor:
 
 
 def _padded_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
-    """Samples lie in rows of their own, so that any causal kernel reads them; rows of the logits are chosen late."""
+    """Logits where each sample has its own row, for any causal kernel. `logits_to_keep` cannot select per row."""
     head = output_layer(model)
     assert head is not None, "a language model has an output layer"
-    with only_rows(head, micro.logit_rows):
+    with select_rows(head, micro.logit_rows):
         logits: Tensor = model(input_ids=micro.input_ids, use_cache=False).logits
     return logits.squeeze(0)
 
@@ -70,14 +68,14 @@ def policy_terms(
 ) -> tuple[Tensor, Tensor]:
     """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.
 
-    `recompute` keeps nothing but the logits for the backward pass (a `LogprobHead` does that without being told); the
-    bits are the same. With context parallelism of all R tokens on each rank of the group, which must compute the same
-    loss of them.
+    `recompute` keeps only the logits for the backward pass (a `LogprobHead` always does); the result is bitwise equal.
+    With context parallelism this is a collective of the context group: every rank gets all R tokens and must compute
+    the same loss from them.
     """
     terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad, recompute=recompute)
     if micro.shard is None:
         return terms
-    logprobs, entropy = micro.whole(torch.stack(terms, dim=-1)).unbind(dim=-1)
+    logprobs, entropy = micro.gather_shards(torch.stack(terms, dim=-1)).unbind(dim=-1)
     return logprobs, entropy if entropy_grad else entropy.detach()
 
 
@@ -87,79 +85,81 @@ def _share_terms(
     """`policy_terms` of this rank's share."""
     head = output_layer(model)
     if isinstance(head, LogprobHead):
-        with head.asking(Asked(targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad)):
-            logprobs, entropy = logits_of(model, micro).unbind(dim=-1)
+        request = LogprobRequest(targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
+        with head.requesting(request):
+            logprobs, entropy = compute_logits(model, micro).unbind(dim=-1)
         return logprobs, entropy
-    logits = logits_of(model, micro)
+    logits = compute_logits(model, micro)
     terms = partial(logprobs_and_entropy, targets_T=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
     logprobs, entropy = (
         checkpoint(terms, logits, use_reentrant=False, preserve_rng_state=False) if recompute else terms(logits)
     )
-    return _drawn(model, logprobs, logits, micro=micro, temperature=temperature), entropy
+    return _with_engine_values(model, logprobs, logits, micro=micro, temperature=temperature), entropy
 
 
 def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:
     if isinstance(output_layer(model), LogprobHead):
         return policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
-    logits = logits_of(model, micro)
+    logits = compute_logits(model, micro)
     logprobs = logprobs_from_logits(logits, targets_T=micro.targets, temperature=temperature)
-    return micro.whole(_drawn(model, logprobs, logits, micro=micro, temperature=temperature))
+    return micro.gather_shards(_with_engine_values(model, logprobs, logits, micro=micro, temperature=temperature))
 
 
-def _drawn(
+def _with_engine_values(
     model: PreTrainedModel, logprobs: Tensor, logits: Tensor, *, micro: Microbatch, temperature: float
 ) -> Tensor:
-    """The same logprobs, where the trainer computes as the engine does in the bits that the engine reports."""
+    """Logprobs with the exact bits that the engine reports, where the model computes as the engine."""
     if not computes_as_engine(model):
         return logprobs
-    return with_values(logprobs, drawn_logprobs(logits, targets_R=micro.targets, temperature=temperature))
+    return with_values(logprobs, engine_logprobs(logits, targets_R=micro.targets, temperature=temperature))
 
 
 @torch.no_grad()
-def score(
-    model: PreTrainedModel,
-    micros: Sequence[Microbatch],
-    *,
-    num_tokens: int,
-    temperature: float,
-    entropies: MetricSums | None = None,
+def score_logprobs(
+    model: PreTrainedModel, rollout: PackedRollout, *, temperature: float, entropies: MetricSums | None = None
 ) -> Tensor:
-    """Logprobs by `model` as a column of the batch, 0 where a token is not trainable or not in `micros`. [num_tokens]
+    """Logprobs by `model` as a column of the batch, 0 where a token is not trainable or on another rank. [T]
 
-    On the CPU, float32. `entropies` is given `rollout/entropy`; None: it is not computed. A collective: every rank
-    passes the same number of micro-batches.
+    On the CPU, float32. `entropies` gets `rollout/entropy`; None: the entropy is not computed. A collective of all
+    ranks, which have the same number of micro-batches.
     """
-    column = torch.zeros(num_tokens)
-    for micro in micros:
+    column = torch.zeros(rollout.num_tokens)
+    for micro in rollout.scoring_micros:
         if entropies is None:
-            lp = _logprobs(model, micro, temperature=temperature).cpu()
+            logprobs = _logprobs(model, micro, temperature=temperature)
         else:
-            lp, entropy = policy_terms(model, micro, temperature=temperature, entropy_grad=False)
-            lp = lp.cpu()
+            logprobs, entropy = policy_terms(model, micro, temperature=temperature, entropy_grad=False)
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
-        trainable = micro.layout.mask_T.cpu()
-        column[torch.from_numpy(micro.batch_rows)[trainable]] = lp[trainable]
+        put_microbatch(column, micro, logprobs.cpu())
     reshard(model)
     return column
 
 
-def optimizer_step(
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    *,
-    micros: Sequence[Microbatch],
-    loss_of: MicrobatchLoss,
-    metrics: MetricSums,
-    settings: StepSettings,
+def iterate_micros(model: PreTrainedModel, micros: Sequence[Microbatch]) -> Iterator[Microbatch]:
+    """Yields the micro-batches of a step. Only the last backward pass reduces the gradients over the ranks."""
+    assert micros, "a step needs at least one micro-batch on every rank"
+    for i, micro in enumerate(micros):
+        sync_gradients(model, is_last=i == len(micros) - 1)
+        yield micro
+
+
+def backward(loss: Tensor, micro: Microbatch, *, metrics: MetricSums) -> None:
+    """Adds the gradient of a micro-batch's share of the loss; a collective of all ranks in the last micro-batch."""
+    # Context-parallel ranks compute the same share: each counts its part of it.
+    metrics.add_share("loss", loss / micro.num_shards)
+    # FSDP averages gradients over all ranks. Shares add up instead, so the average is scaled back to a sum.
+    (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
+
+
+def optim_step(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, metrics: MetricSums, settings: StepSettings
 ) -> dict[str, float]:
-    """Accumulates the gradient over the micro-batches, checks and clips it, and steps.
+    """Checks loss and gradient, clips the gradient and makes the optimiser step; a collective of all ranks.
 
     Args:
-        model: sharded; gradients are reduced over the ranks in the last micro-batch only.
+        model: sharded, with the gradient of the step.
         optimizer: of its parameters.
-        micros: of this rank; every rank passes the same number, at least one.
-        loss_of: share of the loss of one micro-batch.
-        metrics: the sums `loss_of` adds to.
+        metrics: sums of the step.
         settings: number, rate and clipping.
 
     Returns:
@@ -168,14 +168,6 @@ def optimizer_step(
     Raises:
         WorkerError: loss or gradient is not finite. Raised on every rank, before any weight is changed.
     """
-    assert micros, "a step needs at least one micro-batch on every rank"
-    world_size = dist.get_world_size()
-    for i, micro in enumerate(micros):
-        sync_gradients(model, is_last=i == len(micros) - 1)
-        loss = loss_of(micro)
-        metrics.add_share("loss", loss / micro.num_shards)
-        # FSDP averages over ranks; the shares add up, and so do the gradients by each rank's tokens.
-        (loss * world_size).backward()  # type: ignore[no-untyped-call]
     result, shares_by_rank = metrics.gather(keep_empty=True)
     step, role = settings.number, settings.role
     check_loss(shares_by_rank["loss"], step=step, role=role)

@@ -1,6 +1,6 @@
-"""The policy's loss of a micro-batch and its metrics, from the logprobs that a backend computes.
+"""Loss of the policy for one micro-batch, with its metrics, from the logprobs that a backend computes.
 
-Shape legend: R trainable tokens of a micro-batch, S samples.
+Shape legend: T tokens of the batch, R trainable tokens of a micro-batch, S samples of the batch.
 """
 
 from __future__ import annotations
@@ -9,105 +9,115 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference
-from rlscale.training.loss.token_loss import TokenInputs, custom_weights, reduction, token_losses
+from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import Rollout, take_microbatch
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, take_microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import StepPlan
 
 
 class PolicyLoss:
-    """The loss of one optimiser step, micro-batch by micro-batch.
+    """Loss of one optimiser step, micro-batch by micro-batch.
 
     Example:
-        loss = PolicyLoss(spec, rollout, plan=plan, metrics=metrics, is_first=True, device=device)
-        lp, entropy = ...                                # of the policy, with gradient [R]
-        loss(micro, lp=lp, entropy=entropy).backward()   # once for each micro-batch of this rank
+        loss = PolicyLoss(spec, rollout, columns, step=0, metrics=metrics, device=device)
+        logprobs, entropy = ...                                           # of the policy, with gradient [R]
+        loss.compute(micro, logprobs=logprobs, entropy=entropy).backward()   # for each micro-batch of this rank
     """
 
     def __init__(
         self,
         spec: TrainerSpec,
-        rollout: Rollout,
+        rollout: PackedRollout,
+        columns: TrainColumns,
         *,
-        plan: StepPlan,
+        step: int,
         metrics: MetricSums,
-        is_first: bool,
         device: torch.device,
     ) -> None:
-        self._spec, self._rollout, self._plan, self._metrics = spec, rollout, plan, metrics
-        self._denominators_S = rollout.denominators(plan).to(device)
-        self._weights_S = _reducer_weights(spec, rollout, plan=plan, device=device)
-        # Without a pass for old logprobs, those of the policy count as long as no weight has changed.
-        self._unchanged = is_first and (
-            rollout.old_logprobs is None or rollout.old_logprobs is rollout.rollout_logprobs
+        self._spec, self._rollout, self._columns, self._metrics = spec, rollout, columns, metrics
+        plan = rollout.steps[step]
+        self._reduction = StepReduction(
+            algo=spec.algo,
+            plan=plan,
+            denominators_S=rollout.denominators(plan).to(device),
+            weights_S=_custom_weights(spec, rollout, plan=plan, device=device),
+            max_response_len=spec.max_response_len,
         )
-        is_asked = spec.algo.use_rollout_entropy and rollout.advantages is not None
-        self._measures_entropy = is_asked and is_first and not rollout.has_entropy
+        # Without a separate pass for old logprobs, those of the first step are the old ones: no weight has changed.
+        has_old_pass = columns.old_logprobs is not None and columns.old_logprobs is not columns.rollout_logprobs
+        self._is_old_policy = step == 0 and not has_old_pass
+        reports_entropy = spec.algo.use_rollout_entropy and columns.advantages is not None
+        self._adds_entropy = reports_entropy and step == 0 and not columns.has_entropy
 
     @property
     def entropy_grad(self) -> bool:
-        """Whether the entropy is part of the loss."""
+        """True where the entropy is part of the loss."""
         return self._spec.algo.entropy_coef != 0
 
-    def __call__(self, micro: Microbatch, *, lp: Tensor, entropy: Tensor) -> Tensor:
-        """The micro-batch's share of the step's loss, with gradient; its metrics are added up beside it.
+    def compute(self, micro: Microbatch, *, logprobs: Tensor, entropy: Tensor) -> Tensor:
+        """The micro-batch's share of the loss of the step, with gradient; adds up its metrics.
 
         Args:
             micro: of this rank.
-            lp: logprobs of the policy. [R]
-            entropy: likewise. [R]
+            logprobs: of the policy. [R]
+            entropy: of the policy. [R]
         """
-        rollout, layout, algo = self._rollout, micro.layout, self._spec.algo
+        rollout, columns, layout = self._rollout, self._columns, micro.layout
         inputs = TokenInputs(
-            old_logprobs=take_microbatch(rollout.old_logprobs, micro),
-            rollout_logprobs=take_microbatch(rollout.rollout_logprobs, micro),
-            ref_logprobs=take_microbatch(rollout.ref_logprobs, micro),
-            advantages=take_microbatch(rollout.advantages, micro),
-            mean_weight_factor=rollout.mean_weight_factor,
+            old_logprobs=take_microbatch(columns.old_logprobs, micro),
+            rollout_logprobs=take_microbatch(columns.rollout_logprobs, micro),
+            ref_logprobs=take_microbatch(columns.ref_logprobs, micro),
+            advantages=take_microbatch(columns.advantages, micro),
+            mean_weight_factor=columns.mean_weight_factor,
         )
         losses, sums = token_losses(
-            algo, lp=lp, entropy=entropy, inputs=inputs, layout=layout, custom=self._spec.custom
+            self._spec.algo, logprobs=logprobs, entropy=entropy, inputs=inputs, layout=layout, custom=self._spec.custom
         )
         self._metrics.add(sums)
-        if self._unchanged and rollout.rollout_logprobs is not None:
-            compare(rollout, micro, trainer=lp)
-        if self._unchanged:
-            rollout.logprob_collector.add(micro, lp)
-        if self._measures_entropy:
+        if self._is_old_policy and columns.rollout_logprobs is not None:
+            add_logprob_diff(rollout, columns, micro, logprobs=logprobs)
+        if self._is_old_policy:
+            rollout.logprob_collector.add(micro, logprobs)
+        if self._adds_entropy:
             rollout.metrics.add({"rollout/entropy": layout.sum_and_count(entropy)})
-        samples = torch.from_numpy(micro.sample_indices).to(lp.device)
-        reduce = reduction(
-            algo,
-            plan=self._plan,
-            layout=layout,
-            denominators_S=self._denominators_S[samples],
-            max_response_len=self._spec.max_response_len,
-            weights_S=None if self._weights_S is None else self._weights_S[samples],
-        )
-        return reduce(losses)
+        samples = torch.from_numpy(micro.sample_indices).to(logprobs.device)
+        return self._reduction.reduce(losses, layout=layout, samples=samples)
 
 
-def compare(rollout: Rollout, micro: Microbatch, *, trainer: Tensor | None) -> None:
-    """Adds the difference of trainer and engine logprobs: tokens of the current weights, and stale ones apart."""
-    gen = take_microbatch(rollout.rollout_logprobs, micro)
-    assert trainer is not None and gen is not None
-    versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(gen.device)
+def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Microbatch, *, logprobs: Tensor) -> None:
+    """Adds the difference of trainer and engine logprobs: tokens of the current weights, and stale ones separately.
+
+    `logprobs` are the trainer's, by the weights before the first step. [R]
+    """
+    rollout_logprobs = take_microbatch(columns.rollout_logprobs, micro)
+    assert rollout_logprobs is not None, "the batch has the logprobs of the engine"
+    versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(rollout_logprobs.device)
     is_current = micro.layout.mask_T & (versions == rollout.batch.version)
-    current = logprob_difference(trainer, rollout_logprobs_T=gen, mask_T=is_current)
+    current = logprob_difference(logprobs, rollout_logprobs_T=rollout_logprobs, mask_T=is_current)
     rollout.metrics.add(current.sums, prefix="logprob_diff/")
     rollout.metrics.add_max("logprob_diff/max", current.max_abs)
-    stale = logprob_difference(trainer, rollout_logprobs_T=gen, mask_T=micro.layout.mask_T & ~is_current)
+    is_stale = micro.layout.mask_T & ~is_current
+    stale = logprob_difference(logprobs, rollout_logprobs_T=rollout_logprobs, mask_T=is_stale)
     rollout.metrics.add(stale.sums, prefix="logprob_diff/stale_")
 
 
-def _reducer_weights(spec: TrainerSpec, rollout: Rollout, *, plan: StepPlan, device: torch.device) -> Tensor | None:
-    """Of every sample of the batch, where a function of the user averages; 0 outside of this step. [S]"""
+def add_eval_loss(rollout: PackedRollout, column: Tensor) -> None:
+    """Adds the metric `loss`, the mean of -logprob over the trainable tokens, from a column of logprobs. [T]"""
+    for micro in rollout.all_micros:
+        logprobs = column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
+        rollout.metrics.add({"loss": micro.layout.sum_and_count(-logprobs)})
+
+
+def _custom_weights(
+    spec: TrainerSpec, rollout: PackedRollout, *, plan: StepPlan, device: torch.device
+) -> Tensor | None:
+    """Weights of the samples by the user's reducer, 0 outside of this step; None without a reducer. [S]"""
     path = spec.algo.custom_reducer_function_path
     if path is None:
         return None
-    indices_S, samples = rollout.step_samples(plan, max_response_len=spec.max_response_len)
+    indices, samples = rollout.step_samples(plan, max_response_len=spec.max_response_len)
     weights_S = torch.zeros(rollout.batch.num_samples)
-    weights_S[indices_S] = custom_weights(path, samples, custom=spec.custom).float().cpu()
+    weights_S[indices] = compute_custom_weights(path, samples, custom=spec.custom).float().cpu()
     return weights_S.to(device)

@@ -1,6 +1,7 @@
-"""From the rewards of a rollout to the advantages of its tokens, as the config asks for.
+"""Advantages of the tokens of a rollout from the rewards of its samples.
 
-Every rank computes all of them: rewards are few. Shape legend: T trainable tokens of the rollout, S samples.
+Every rank computes the advantages of all samples: rewards are few. Shape legend: T trainable tokens of the rollout,
+S samples.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from rlscale.algo.kl import kl_estimate
 from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
 from rlscale.algo.whitening import whiten
 from rlscale.config import AlgoConfig
-from rlscale.training.loss.user_hooks import NO_CUSTOM, advantage_function
+from rlscale.protocols import AdvantageFunction
+from rlscale.training.loss.user_hooks import NO_CUSTOM, load_user_function
 from rlscale.training.loss.user_outputs import check_column
 from rlscale.types import RolloutColumns, TokenColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutInputs:
-    """What is known about a whole rollout before it is trained on."""
+    """Rewards and token columns of a whole rollout, before the first optimiser step."""
 
     rewards_S: Tensor
     group_ids_S: Tensor
@@ -33,28 +35,29 @@ class RolloutInputs:
     rollout_logprobs_T: Tensor
     old_logprobs_T: Tensor | None = None
     ref_logprobs_T: Tensor | None = None
-    teacher_T: Tensor | None = None
-    values_T: Tensor | None = None  # of the critic, before each token
+    teacher_logprobs_T: Tensor | None = None
+    values_T: Tensor | None = None  # by the critic, before each token
 
 
 def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
-    """The advantages of `estimate_rollout`. [T]"""
+    """Advantages of `estimate_rollout` without the returns. [T]"""
     return estimate_rollout(algo, inputs, custom=custom).advantages_T
 
 
 def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Advantages:
-    """Advantages of the trainable tokens of a whole rollout, and with a critic the returns its values aim at.
+    """Advantages of the trainable tokens of a whole rollout and, with a critic, the targets of its values.
 
-    Rewards -> estimator -> distillation -> whitening; the returns are the estimator's. `custom` is the config's node of
-    that name, for a function of the user.
+    Rewards -> estimator -> distillation -> whitening; the returns come from the estimator. `custom` is the config's
+    node of that name, for a function of the user.
     """
     layout = inputs.layout
     if algo.custom_advantage_function_path is not None:
-        estimated = Advantages(advantages_T=_custom(algo.custom_advantage_function_path, algo, inputs, custom=custom))
+        path = algo.custom_advantage_function_path
+        estimated = Advantages(advantages_T=_custom_advantages(path, algo, inputs, custom=custom))
     else:
         estimated = ESTIMATORS[algo.advantage_estimator].compute(
             AdvantageInputs(
-                rewards_S=_rewards(algo, inputs),
+                rewards_S=_shape_rewards(algo, inputs),
                 group_ids_S=inputs.group_ids_S,
                 layout=layout,
                 normalize_rewards=algo.rewards_normalization,
@@ -66,7 +69,7 @@ def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping
                 lambd=algo.lambd,
             )
         )
-    advantages = _distilled(algo, inputs, estimated.advantages_T)
+    advantages = _add_distillation(algo, inputs, estimated.advantages_T)
     if algo.normalize_advantages:
         advantages = whiten(advantages, mask_T=layout.mask_T)
     return replace(estimated, advantages_T=advantages)
@@ -80,19 +83,17 @@ def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
     return kl_estimate(inputs.old_logprobs_T, ref_logprobs_T=inputs.ref_logprobs_T, kind=algo.kl_loss_type)
 
 
-def _distilled(algo: AlgoConfig, inputs: RolloutInputs, advantages_T: Tensor) -> Tensor:
-    """With the teacher's opinion of every token, where the config asks for it. [T]"""
+def _add_distillation(algo: AlgoConfig, inputs: RolloutInputs, advantages_T: Tensor) -> Tensor:
+    """Adds the log-ratio of teacher and policy at every token, with `algo.opd_kl_coef`. [T]"""
     if not algo.opd_kl_coef:
         return advantages_T
-    student_T = inputs.old_logprobs_T
-    assert student_T is not None and inputs.teacher_T is not None, "distillation needs both logprobs"
-    return distill(
-        advantages_T, student_T=student_T, teacher_T=inputs.teacher_T, layout=inputs.layout, coef=algo.opd_kl_coef
-    )
+    student_T, teacher_T = inputs.old_logprobs_T, inputs.teacher_logprobs_T
+    assert student_T is not None and teacher_T is not None, "distillation needs both logprobs"
+    return distill(advantages_T, student_T=student_T, teacher_T=teacher_T, layout=inputs.layout, coef=algo.opd_kl_coef)
 
 
-def _rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
-    """Rewards less the baseline and what a long response costs. [S]"""
+def _shape_rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
+    """Rewards minus the baseline, plus the penalty of overlong responses. [S]"""
     rewards_S = at_least_float32(inputs.rewards_S) - algo.baseline
     if algo.overlong_buffer_len is None:
         return rewards_S
@@ -102,7 +103,8 @@ def _rewards(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor:
     return rewards_S + algo.overlong_penalty * penalty_S
 
 
-def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any]) -> Tensor:
+def _custom_advantages(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any]) -> Tensor:
+    """Advantages by the function of the user, 0 where not trainable. [T]"""
     layout = inputs.layout
     tokens = TokenColumns(
         mask=layout.mask_T,
@@ -112,8 +114,7 @@ def _custom(path: str, algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mappi
         rollout_logprobs=inputs.rollout_logprobs_T,
         ref_logprobs=inputs.ref_logprobs_T,
     )
-    given = advantage_function(path, custom)(
-        RolloutColumns(rewards=_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)
-    )
-    advantages = check_column(given, name=f"the advantages of {path}", layout=layout)
+    function = load_user_function("algo.custom_advantage_function_path", path, AdvantageFunction, custom=custom)
+    rollout = RolloutColumns(rewards=_shape_rewards(algo, inputs), group_ids=inputs.group_ids_S, tokens=tokens)
+    advantages = check_column(function(rollout), name=f"the advantages of {path}", layout=layout)
     return zero_masked(advantages.detach(), mask_T=layout.mask_T)

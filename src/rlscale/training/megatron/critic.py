@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from rlscale.config import ModelConfig
-from rlscale.training.checkpoint_dirs import begin_version, end_version
-from rlscale.training.loss.value_loss import (
-    FOLDER,
-    ValueLoss,
-    critic_folder,
-    critic_rates,
-    critic_settings,
-    has_saved_critic,
-)
+from rlscale.training.loss.value_loss import ValueLoss, critic_rates, critic_settings
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
 from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
@@ -34,12 +26,18 @@ from rlscale.training.megatron.scorers import own_model_config
 from rlscale.training.megatron.step import score
 from rlscale.training.megatron.trainable import TrainableModel
 from rlscale.training.metrics import MetricSums
+from rlscale.training.offload import Offloader
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import Rollout, all_reduce_column
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, all_reduce_column
 from rlscale.training.spec import CriticSpec, TrainerSpec
-from rlscale.training.trainer_state import Position
-from rlscale.types import StepPlan
+from rlscale.training.trainer_state import (
+    CRITIC_FOLDER,
+    TrainerProgress,
+    critic_checkpoint,
+    critic_folder,
+    has_saved_critic,
+)
 
 
 class MegatronCritic:
@@ -54,29 +52,31 @@ class MegatronCritic:
         self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
         self.num_steps = 0  # made
 
-    def score(self, rollout: Rollout) -> None:
-        """Fills `values`, on every rank those of all."""
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers weights and optimiser state; no collective."""
+        self.trained.add_to(offloader, name=name)
+
+    def compute_values(self, rollout: PackedRollout) -> Tensor:
+        """See CriticRole. [T]"""
         with rollout.timed("values"):
             call_before_logprobs(self._spec, self.trained.model.chunks, role="critic")
             column = score(
                 self.trained.model.chunks,
-                rollout.scored,
+                rollout.scoring_micros,
                 dims=self._dims,
                 entries_of=_values,
-                num_tokens=len(rollout.batch.tokens),
+                num_tokens=rollout.num_tokens,
             )
-            rollout.values = all_reduce_column(column, device=self._device, group=rollout.data_group)
+            values = all_reduce_column(column, device=self._device, group=rollout.data_group)
+        assert values is not None, "there is a column"
+        return values
 
-    def step(self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch]) -> dict[str, float]:
-        """One optimiser step. Returns its metrics, `critic_...`; raises as `TrainableModel.step`."""
+    def train_step(self, rollout: PackedRollout, columns: TrainColumns, *, step: int) -> dict[str, float]:
+        """See CriticRole. Raises as `TrainableModel.step`."""
         metrics = MetricSums(self._device, group=self._dims.data_group)
         lr = self._schedule.at(self.num_steps)
         settings = critic_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
-        loss = ValueLoss(self._spec, rollout, plan=plan, metrics=metrics, device=self._device)
-
-        def loss_of(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
-            return loss(micro, values=_values(micro, hidden, decoder))
-
+        loss = ValueLoss(self._spec, rollout, columns, step=step, metrics=metrics, device=self._device)
         call_before_step(
             self._spec,
             self.trained.chunks,
@@ -84,17 +84,15 @@ class MegatronCritic:
             rollout_id=rollout.batch.version,
             step_id=self.num_steps,
         )
-        result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
+        loss_of = partial(_micro_loss, loss)
+        result = self.trained.step(rollout.micros[step], loss_of=loss_of, metrics=metrics, settings=settings)
         self.num_steps += 1
         return {f"critic_{name}": value for name, value in result.items()}
 
     def save(self, folder: Path) -> None:
-        """Writes the critic's part of the checkpoint in `folder`, or beside it with `critic.save`."""
-        own = critic_folder(self._critic, folder)
-        begin_version(own)
-        self.trained.save(own, position=Position(num_steps=self.num_steps))
-        if self._critic.save is not None:
-            end_version(own, keep_last=self._critic.keep_last)
+        """See CriticRole."""
+        with critic_checkpoint(self._critic, folder) as own:
+            self.trained.save(own, progress=TrainerProgress(num_steps=self.num_steps))
 
     def load(self, folder: Path) -> None:
         """The inverse of `save`. A checkpoint of a run without a critic leaves it as it was made.
@@ -106,9 +104,14 @@ class MegatronCritic:
             self.num_steps = self.trained.load(critic_folder(self._critic, folder)).num_steps
 
 
+def _micro_loss(loss: ValueLoss, micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
+    """A micro-batch's share of the loss, on the last stage."""
+    return loss.compute(micro, values=_values(micro, hidden, decoder))
+
+
 def _values(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
     """Before each trainable token. [R]"""
-    return micro.whole(decoder.values(hidden.flatten(0, 1).index_select(0, micro.logit_rows)))
+    return micro.gather_shards(decoder.values(hidden.flatten(0, 1).index_select(0, micro.logit_rows)))
 
 
 def _first_model(spec: TrainerSpec, critic: CriticSpec, *, dims: ParallelDims) -> MegatronModel:
@@ -127,8 +130,8 @@ def _first_model(spec: TrainerSpec, critic: CriticSpec, *, dims: ParallelDims) -
     )
     if checkpoint is None:
         load_hf(model, path)
-    elif (checkpoint / FOLDER).is_dir():
-        load_weights(checkpoint / FOLDER, model=model)
+    elif (checkpoint / CRITIC_FOLDER).is_dir():
+        load_weights(checkpoint / CRITIC_FOLDER, model=model)
     else:
         load_weights(checkpoint, model=model, skip_prefix=VALUE_HEAD)
     return configure_pipeline(model, dims)

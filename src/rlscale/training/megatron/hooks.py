@@ -9,7 +9,8 @@ from torch import nn
 
 from rlscale.config import MegatronConfig
 from rlscale.errors import ConfigError, Problem
-from rlscale.training.loss import user_hooks as hooks
+from rlscale.protocols import BeforeLogprobs, BeforeTrainStep, MegatronInit, ModelProvider
+from rlscale.training.loss.user_hooks import load_user_function
 from rlscale.training.spec import TrainerSpec
 
 PROVIDER = "model.custom_model_provider_path"
@@ -17,15 +18,17 @@ PROVIDER = "model.custom_model_provider_path"
 
 def call_after_init(megatron: MegatronConfig, custom: Mapping[str, Any]) -> None:
     """Calls `megatron.init_hook_path`, after the process groups and before any model are created."""
-    if megatron.init_hook_path is not None:
-        hooks.megatron_init(megatron.init_hook_path, custom)(megatron)
+    path = megatron.init_hook_path
+    if path is not None:
+        load_user_function("megatron.init_hook_path", path, MegatronInit, custom=custom)(megatron)
 
 
 def call_before_logprobs(spec: TrainerSpec, chunks: Sequence[nn.Module], *, role: str) -> None:
     """Calls `megatron.before_log_prob_hook_path`, when the chunks hold the weights of `role`."""
     path = spec.megatron.before_log_prob_hook_path
     if path is not None:
-        hooks.before_logprobs(path, spec.custom)(chunks, role)
+        key = "megatron.before_log_prob_hook_path"
+        load_user_function(key, path, BeforeLogprobs, custom=spec.custom)(chunks, role)
 
 
 def call_before_step(
@@ -34,7 +37,9 @@ def call_before_step(
     """Calls `megatron.before_train_step_hook_path`, before the gradients of a step are computed."""
     path = spec.megatron.before_train_step_hook_path
     if path is not None:
-        hooks.before_train_step(path, spec.custom)(rollout_id, step_id, chunks, optimizer)
+        key = "megatron.before_train_step_hook_path"
+        hook = load_user_function(key, path, BeforeTrainStep, custom=spec.custom)
+        hook(rollout_id, step_id, chunks, optimizer)
 
 
 class ChunkBuilder:
@@ -59,7 +64,7 @@ class ChunkBuilder:
         """
         if path is None:
             return self()
-        provider = hooks.model_provider(path, custom)
+        provider = load_user_function(PROVIDER, path, ModelProvider, custom=custom)
         arguments = self.arguments
         chunk = provider(self, arguments["pre_process"], arguments["post_process"], arguments["vp_stage"])
         if isinstance(chunk, self.kind):

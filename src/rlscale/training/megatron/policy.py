@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from rlscale.training.backend import loss_of_column
-from rlscale.training.loss.policy_loss import PolicyLoss, compare
+from rlscale.training.loss.policy_loss import PolicyLoss
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
 from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
@@ -22,13 +21,12 @@ from rlscale.training.megatron.routing_replay_engine import EngineRoutes
 from rlscale.training.megatron.step import score
 from rlscale.training.megatron.trainable import TrainableModel
 from rlscale.training.metrics import MetricSums
+from rlscale.training.offload import Offloader
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.policy_snapshots import OldPolicies
-from rlscale.training.rollout_state import Rollout, take_microbatch
+from rlscale.training.rollout_state import PackedRollout, TrainColumns
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import StepPlan
 
 
 class MegatronPolicy:
@@ -49,47 +47,28 @@ class MegatronPolicy:
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - waits)
         self.num_steps = 0  # made
 
-    def score_old(self, rollout: Rollout, *, earlier: OldPolicies[HostWeights] | None = None) -> None:
-        """Fills `old`, and the metrics that come from it. `earlier` versions score the tokens that they drew."""
-        algo = self._spec.algo
-        with rollout.timed("old_logprobs"), self._routes_of_old(rollout):
-            old = self._score(rollout, entropies=rollout.metrics if algo.use_rollout_entropy else None)
-        rollout.has_entropy = algo.use_rollout_entropy
-        if algo.use_rollout_logprobs:
-            return
-        rollout.old_logprobs = old
-        if earlier is not None:
-            with rollout.timed("old_logprobs"), self._routes_of_old(rollout):
-                earlier.score(rollout)
-        if not self._dims.is_last_stage:
-            return
-        for micro in rollout.flat:
-            lp = take_microbatch(rollout.old_logprobs, micro)
-            compare(rollout, micro, trainer=lp)
-            rollout.logprob_collector.add(micro, lp)
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers weights and optimiser state; no collective."""
+        self.trained.add_to(offloader, name=name)
 
-    def measure(self, rollout: Rollout) -> None:
-        """Adds the metric `loss`: the mean of -logprob over all trainable tokens."""
-        loss_of_column(rollout, self._score(rollout))
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See PolicyRole. [T]"""
+        return self._score(rollout)
 
-    def step(
-        self, rollout: Rollout, *, plan: StepPlan, micros: Sequence[Microbatch], is_first: bool
-    ) -> dict[str, float]:
-        """One optimiser step. Returns its metrics, the same on every rank; raises as `TrainableModel.step`."""
+    def compute_old_logprobs(self, rollout: PackedRollout, *, entropies: MetricSums | None) -> Tensor:
+        """See PolicyRole. Records or replays the experts of tokens, where the config asks for it. [T]"""
+        with self.routes_of_old(rollout):
+            return self._score(rollout, entropies=entropies)
+
+    def train_step(self, rollout: PackedRollout, columns: TrainColumns, *, step: int) -> dict[str, float]:
+        """See PolicyRole. Raises as `TrainableModel.step`."""
         metrics = MetricSums(self._device, group=self._dims.data_group)
         settings = StepSettings(
             number=self.num_steps,
             lr=self._schedule.at(self.num_steps),
             max_grad_norm=self._spec.optim.clip_grad,
         )
-        loss = PolicyLoss(self._spec, rollout, plan=plan, metrics=metrics, is_first=is_first, device=self._device)
-
-        def loss_of(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
-            lp, entropy = self.head.logprobs_and_entropy(
-                hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
-            )
-            return loss(micro, lp=lp, entropy=entropy)
-
+        loss = PolicyLoss(self._spec, rollout, columns, step=step, metrics=metrics, device=self._device)
         call_before_step(
             self._spec,
             self.trained.chunks,
@@ -98,16 +77,25 @@ class MegatronPolicy:
             step_id=self.num_steps,
         )
         with nullcontext() if self.routes is None else self.routes.replayed(rollout):
-            result = self.trained.step(micros, loss_of=loss_of, metrics=metrics, settings=settings)
+            loss_of = partial(self._micro_loss, loss)
+            result = self.trained.step(rollout.micros[step], loss_of=loss_of, metrics=metrics, settings=settings)
         if self.routes is not None:
             result |= self.routes.measure()
         self.num_steps += 1
         return result
 
-    def _routes_of_old(self, rollout: Rollout) -> AbstractContextManager[None]:
+    def _micro_loss(self, loss: PolicyLoss, micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
+        """A micro-batch's share of the loss, on the last stage."""
+        logprobs, entropy = self.head.logprobs_and_entropy(
+            hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
+        )
+        return loss.compute(micro, logprobs=logprobs, entropy=entropy)
+
+    def routes_of_old(self, rollout: PackedRollout) -> AbstractContextManager[None]:
+        """Context of a pass of old logprobs, in which routers record or replay their choices."""
         return nullcontext() if self.routes is None else self.routes.of_old(rollout)
 
-    def _score(self, rollout: Rollout, *, entropies: MetricSums | None = None) -> Tensor:
+    def _score(self, rollout: PackedRollout, *, entropies: MetricSums | None = None) -> Tensor:
         call_before_logprobs(self._spec, self.model.chunks, role="policy")
         return score_logprobs(self.model, rollout, dims=self._dims, head=self.head, entropies=entropies)
 
@@ -124,7 +112,7 @@ def _routes(spec: TrainerSpec, model: MegatronModel, *, dims: ParallelDims) -> R
 
 
 class PolicyCopies:
-    """The `PolicyWeights` of the policy: copies in the host's memory that take its place in its own chunks."""
+    """The `SnapshotSource` of the policy: copies in the host's memory that take its place in its own chunks."""
 
     def __init__(self, policy: MegatronPolicy, *, on: MegatronRank) -> None:
         self._policy, self._dims, self._chunks = policy, on.dims, policy.model.chunks
@@ -133,8 +121,8 @@ class PolicyCopies:
     def copy(self) -> HostWeights:
         return HostWeights(self._chunks)
 
-    def score(self, rollout: Rollout, weights: HostWeights) -> Tensor:
-        with weights.in_place_of(self._chunks):
+    def score(self, rollout: PackedRollout, weights: HostWeights) -> Tensor:
+        with weights.in_place_of(self._chunks), self._policy.routes_of_old(rollout):
             call_before_logprobs(self._spec, self._chunks, role="old_policy")
             return score_logprobs(self._policy.model, rollout, dims=self._dims, head=self._policy.head)
 
@@ -152,7 +140,7 @@ class PolicyCopies:
 
 def score_logprobs(
     model: MegatronModel,
-    rollout: Rollout,
+    rollout: PackedRollout,
     *,
     dims: ParallelDims,
     head: OutputHead,
@@ -169,4 +157,4 @@ def score_logprobs(
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
         return lp
 
-    return score(model.chunks, rollout.scored, dims=dims, entries_of=logprobs, num_tokens=len(rollout.batch.tokens))
+    return score(model.chunks, rollout.scoring_micros, dims=dims, entries_of=logprobs, num_tokens=rollout.num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +12,8 @@ import torch.distributed as dist
 
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
-from rlscale.training.distributed import local_ranks, pick_device, use_threads
+from rlscale.training.distributed import local_ranks, select_device, use_threads
+from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.hooks import call_after_init
 from rlscale.training.megatron.model.cpu_patches import megatron_device
@@ -19,26 +21,25 @@ from rlscale.training.megatron.model.model_inputs import pack_samples, pad_sampl
 from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel_dims
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader
-from rlscale.training.packing.microbatch import Microbatch, padding
-from rlscale.training.rollout_state import Rollout
-from rlscale.training.sampled_logprobs import LogprobCollector
+from rlscale.training.packing.microbatch import Microbatch, count_padding
+from rlscale.training.rollout_state import PackedRollout
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import StepPlan, TrainBatch
+from rlscale.types import Float32, StepPlan, TrainBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronRank:
-    """One rank of the default process group, whichever models it trains.
+    """One rank of the default process group; see `RankContext`.
 
     Example:
         rank = MegatronRank.join(spec, rank=0, world_size=2)
-        rollout = rank.rollout(batch, steps)
+        rollout = rank.pack_rollout(batch, steps, with_scoring=True)
     """
 
     spec: TrainerSpec
     device: torch.device
     dims: ParallelDims
-    turns: Offloader
+    offloader: Offloader
     async_saver: AsyncSaver | None  # what writes checkpoints; None: saving waits for them
 
     @classmethod
@@ -47,7 +48,7 @@ class MegatronRank:
         assert dist.is_initialized(), "join_world comes first"
         assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
         local_rank, num_local_ranks = local_ranks()
-        device = pick_device(spec.device, local_rank=local_rank)
+        device = select_device(spec.device, local_rank=local_rank)
         if device.type == "cpu":
             use_threads(None, num_local_ranks=num_local_ranks)
         torch.manual_seed(spec.train.seed + rank)
@@ -58,34 +59,50 @@ class MegatronRank:
             spec=spec,
             device=device,
             dims=dims,
-            turns=make_offloader(spec.offload, device=device),
+            offloader=make_offloader(spec.offload, device=device),
             async_saver=AsyncSaver(timeout_minutes=spec.timeout_minutes) if spec.megatron.async_save else None,
         )
+
+    @property
+    def computes_loss(self) -> bool:
+        """True on the last stage of the pipeline, which has the logits."""
+        return self.dims.is_last_stage
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Megatron-core's device, see `megatron_device`."""
+        return megatron_device()
+
+    def gather_metrics(self, rollout: PackedRollout) -> dict[str, float]:
+        """Metrics of the rollout: of the last stages by their data group, then of each stage by its pipeline."""
+        metrics, _ = rollout.metrics.gather()
+        return self.dims.broadcast_from_last_stage(metrics)
+
+    def gather_logprobs(self, rollout: PackedRollout) -> dict[int, Float32]:
+        """Requested logprobs by sample; the same two collectives as `gather_metrics`."""
+        logprobs = rollout.logprob_collector.gather(self.device, group=rollout.data_group)
+        return self.dims.broadcast_from_last_stage(logprobs)
 
     def finish_saving(self) -> None:
         """Returns when all that was saved is on disk; raises what went wrong there. May be called by any thread."""
         if self.async_saver is not None:
             self.async_saver.finish()
 
-    def rollout(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Rollout:
-        """This rank's micro-batches of every step."""
-        dims = self.dims
-        rollout = Rollout(
+    def pack_rollout(self, batch: TrainBatch, steps: Sequence[StepPlan], *, with_scoring: bool) -> PackedRollout:
+        """Packs this rank's micro-batches of every step; no collective."""
+        index, scoring = self.dims.data_index, None
+        if with_scoring and steps and steps[0].scoring is not None:
+            scoring = self._pack(batch, [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[index]])
+        rollout = PackedRollout(
             batch=batch,
-            micros=[self._pack(batch, plan.microbatches[dims.data_index]) for plan in steps],
-            metrics=MetricSums(self.device, group=dims.data_group),
+            steps=steps,
+            micros=[self._pack(batch, plan.microbatches[index]) for plan in steps],
+            scoring=scoring,
+            metrics=MetricSums(self.device, group=self.dims.data_group),
             logprob_collector=LogprobCollector(batch),
-            data_group=dims.data_group,
+            data_group=self.dims.data_group,
         )
-        rollout.metrics.add(padding(rollout.flat), prefix="rollout/")
+        rollout.metrics.add(count_padding(rollout.all_micros), prefix="rollout/")
         return rollout
-
-    def pack_for_scoring(self, rollout: Rollout, steps: Sequence[StepPlan]) -> None:
-        """Fills `scoring` where passes without gradient have micro-batches of their own."""
-        if steps and steps[0].scoring is not None:
-            index = self.dims.data_index
-            cuts = [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[index]]
-            rollout.scoring = self._pack(rollout.batch, cuts)
 
     def _pack(self, batch: TrainBatch, cuts: Sequence[Sequence[int]]) -> list[Microbatch]:
         dims = self.dims

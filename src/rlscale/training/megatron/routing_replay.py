@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rlscale.training.megatron.model.attention import PackedSamples
 from rlscale.training.megatron.parallel_dims import ParallelDims
-from rlscale.training.rollout_state import Rollout
+from rlscale.training.rollout_state import PackedRollout
 from rlscale.types import Int64
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
@@ -51,11 +51,11 @@ class Routes(ABC):
         self._is_counted = np.zeros(1, dtype=bool)  # by row of the batch; at the end for places without a row
 
     @abstractmethod
-    def of_old(self, rollout: Rollout) -> AbstractContextManager[None]:
+    def of_old(self, rollout: PackedRollout) -> AbstractContextManager[None]:
         """Around the pass of the old logprobs; a collective."""
 
     @abstractmethod
-    def replayed(self, rollout: Rollout) -> AbstractContextManager[None]:
+    def replayed(self, rollout: PackedRollout) -> AbstractContextManager[None]:
         """Around an optimiser step: takes routes of before, where there are some of this rollout."""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Routes(ABC):
         parts: list[Int64] = np.split(params.batch_rows, self._dims.tensor_size)
         return parts[dist.get_rank(self._dims.tensor_group)]
 
-    def _count_in(self, rollout: Rollout) -> None:
+    def _count_in(self, rollout: PackedRollout) -> None:
         """From now on tokens are those of this rollout; nothing is predicted from the last ones of samples."""
         batch = rollout.batch
         self._is_counted = np.ones(len(batch.tokens) + 1, dtype=bool)
@@ -105,16 +105,16 @@ class OwnRoutes(Routes):
 
     def __init__(self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool) -> None:
         super().__init__(chunks, dims=dims, shares_sequences=shares_sequences)
-        self._rollout: Rollout | None = None
+        self._rollout: PackedRollout | None = None
         self._place_of: Int64 = np.zeros(0, dtype=np.int64)  # row of the batch -> N, -1 where another rank has it
         self._kept: list[Tensor] = []  # by tap: which expert, counted from 1, and 0 where nobody knows; [N, K] int16
         self._mode: str | None = None  # "record" | "replay"
 
     @contextmanager
-    def of_old(self, rollout: Rollout) -> Iterator[None]:
+    def of_old(self, rollout: PackedRollout) -> Iterator[None]:
         """Keeps the routes of the passes inside, for this rollout; a collective."""
         batch = rollout.batch
-        samples = sorted({int(i) for micro in rollout.scored for i in micro.sample_indices})
+        samples = sorted({int(i) for micro in rollout.scoring_micros for i in micro.sample_indices})
         rows = np.concatenate([np.arange(batch.offsets[i], batch.offsets[i + 1]) for i in samples])
         self._place_of = np.full(len(batch.tokens) + 1, -1, dtype=np.int64)  # the last one is for places without a row
         self._place_of[rows] = np.arange(len(rows))
@@ -127,7 +127,7 @@ class OwnRoutes(Routes):
         self._gather()
 
     @contextmanager
-    def replayed(self, rollout: Rollout) -> Iterator[None]:
+    def replayed(self, rollout: PackedRollout) -> Iterator[None]:
         self._mode = "replay" if rollout is self._rollout else None
         self._count_in(rollout)
         yield

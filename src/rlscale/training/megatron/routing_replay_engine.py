@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlscale.errors import DataError
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.routing_replay import RouterHook, Routes
-from rlscale.training.rollout_state import Rollout
+from rlscale.training.rollout_state import PackedRollout
 from rlscale.types import RouteIds
 
 
@@ -36,13 +36,13 @@ class EngineRoutes(Routes):
         self._routes: RouteIds | None = None
 
     @contextmanager
-    def of_old(self, rollout: Rollout) -> Iterator[None]:
+    def of_old(self, rollout: PackedRollout) -> Iterator[None]:
         with self.replayed(rollout):
             yield
         self._counts.zero_()  # metrics are of optimiser steps
 
     @contextmanager
-    def replayed(self, rollout: Rollout) -> Iterator[None]:
+    def replayed(self, rollout: PackedRollout) -> Iterator[None]:
         """Raises DataError where the routes are those of another model."""
         self._routes = rollout.batch.routes
         if self._routes is not None:

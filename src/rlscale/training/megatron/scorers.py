@@ -24,8 +24,8 @@ from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.policy import score_logprobs
 from rlscale.training.megatron.policy_snapshots import HostWeights
 from rlscale.training.offload import Offloader
-from rlscale.training.rollout_state import Rollout
-from rlscale.training.scorers import reference_cannot_follow, require_tokens
+from rlscale.training.roles import check_reference_update, check_teacher_vocabulary
+from rlscale.training.rollout_state import PackedRollout
 from rlscale.training.spec import ModelSource, TrainerSpec
 
 FOLDER = "reference"
@@ -57,7 +57,7 @@ class Scorer:
         self.weights = HostWeights(policy.chunks) if borrows else None
         self._head = OutputHead.from_model(self.model, spec, dims=dims)
 
-    def column(self, rollout: Rollout) -> Tensor:
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
         """Its logprobs of the rollout; a collective. The temperature is the policy's, as the two are compared."""
         with self.in_place():
             call_before_logprobs(self._spec, self.model.chunks, role=self._role)
@@ -72,22 +72,21 @@ class Scorer:
         with self.weights.in_place_of(self.model.chunks):
             yield
 
-    def take_part(self, turns: Offloader, *, name: str) -> None:
-        """Names to those who take turns what it has on the device between its turns; nothing where it borrows."""
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers the parameters, where the model is not the policy's; no collective."""
         if self.weights is None:
-            turns.add(name, lambda: (p for chunk in self.model.chunks for p in chunk.parameters()), is_frozen=True)
+            offloader.add(name, lambda: (p for chunk in self.model.chunks for p in chunk.parameters()), is_frozen=True)
 
 
 class MegatronReference:
     """The reference of the KL terms. With `algo.ref_update_interval` it follows the policy, and is saved."""
 
     def __init__(self, scorer: Scorer, *, interval: int | None) -> None:
-        if interval is not None and scorer.weights is None:
-            raise reference_cannot_follow(interval)
+        check_reference_update(interval, is_same_model=scorer.weights is not None)
         self.scorer, self._interval = scorer, interval
 
     @classmethod
-    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, dims: ParallelDims) -> MegatronReference | None:
+    def from_spec(cls, spec: TrainerSpec, *, policy: MegatronModel, dims: ParallelDims) -> MegatronReference | None:
         """None where the loss needs none. Raises ConfigError for one that cannot follow the policy as it should."""
         if spec.ref_path is None or not uses_reference(spec.algo):
             return None
@@ -95,17 +94,16 @@ class MegatronReference:
         scorer = Scorer(spec, source, role="reference", policy=policy, dims=dims)
         return cls(scorer, interval=spec.algo.ref_update_interval)
 
-    def score(self, rollout: Rollout) -> None:
-        """Fills `ref`; a collective."""
-        with rollout.timed("ref_logprobs"):
-            rollout.ref_logprobs = self.scorer.column(rollout)
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """See ModelRole."""
+        self.scorer.add_to(offloader, name=name)
 
-    def is_due(self, num_rollouts: int) -> bool:
-        """Whether it takes the policy's weights after so many rollouts have been trained on."""
-        return self._interval is not None and num_rollouts % self._interval == 0
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See ScoringRole. [T]"""
+        return self.scorer.compute_logprobs(rollout)
 
-    def follow(self) -> None:
-        """Takes the policy's weights."""
+    def copy_policy(self) -> None:
+        """See ReferenceRole."""
         assert self.scorer.weights is not None, "one that follows has the policy's shapes"
         self.scorer.weights.take(self.scorer.model.chunks)
 
@@ -133,19 +131,22 @@ class MegatronTeacher:
         self.scorer = scorer
 
     @classmethod
-    def of(cls, spec: TrainerSpec, *, policy: MegatronModel, dims: ParallelDims) -> MegatronTeacher | None:
+    def from_spec(cls, spec: TrainerSpec, *, policy: MegatronModel, dims: ParallelDims) -> MegatronTeacher | None:
         """None where the advantages need none. Raises ConfigError for a teacher that lacks tokens."""
         if spec.teacher is None or not uses_teacher(spec.algo):
             return None
         scorer = Scorer(spec, spec.teacher, role="teacher", policy=policy, dims=dims)
         known, needed = scorer.model.architecture.vocab_size, policy.architecture.vocab_size
-        require_tokens(spec.teacher.path, known=known, needed=needed)
+        check_teacher_vocabulary(spec.teacher.path, num_tokens=known, num_needed=needed)
         return cls(scorer)
 
-    def score(self, rollout: Rollout) -> None:
-        """Fills `teacher`; a collective."""
-        with rollout.timed("teacher_logprobs"):
-            rollout.teacher = self.scorer.column(rollout)
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """See ModelRole."""
+        self.scorer.add_to(offloader, name=name)
+
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See ScoringRole. [T]"""
+        return self.scorer.compute_logprobs(rollout)
 
 
 def is_like(path: str, other: str) -> bool:

@@ -26,7 +26,7 @@ from rlscale.training.offload import Offloader
 from rlscale.training.optim.step_checks import StepSettings, check_loss
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.spec import TrainerSpec
-from rlscale.training.trainer_state import Position
+from rlscale.training.trainer_state import TrainerProgress
 
 
 class TrainableModel:
@@ -84,18 +84,18 @@ class TrainableModel:
         norm = apply_gradients(self.optimizer, settings=settings, named_parameters=list(self.model.named_parameters()))
         return result | {"grad_norm": norm, "lr": settings.lr}
 
-    def save(self, folder: Path, *, position: Position) -> None:
+    def save(self, folder: Path, *, progress: TrainerProgress) -> None:
         """Writes weights, master weights, moments and random states into an existing folder."""
-        save_state(folder, model=self.model, optimizer=self.optimizer, position=position, async_saver=self._async_saver)
+        save_state(folder, model=self.model, optimizer=self.optimizer, progress=progress, async_saver=self._async_saver)
 
-    def load(self, folder: Path) -> Position:
+    def load(self, folder: Path) -> TrainerProgress:
         """The inverse of `save`; raises as `load_state`."""
         return load_state(folder, model=self.model, optimizer=self.optimizer)
 
-    def take_part(self, turns: Offloader, *, name: str) -> None:
-        """Names to those who take turns what the model has on the device."""
-        turns.add(name, self._weights)
-        turns.add(
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers weights, optimiser state and gradient buffers with the offloader; no collective."""
+        offloader.add(name, self._weights)
+        offloader.add(
             f"{name}.optimizer",
             lambda: optimizer_tensors(self.optimizer, but=self._weights()),
             scratch=lambda: gradient_buffers(self.chunks),

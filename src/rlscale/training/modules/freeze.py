@@ -10,7 +10,7 @@ from rlscale.config import TrainConfig
 from rlscale.errors import ConfigError, Problem
 
 
-def choose_parameters(model: nn.Module, train: TrainConfig) -> None:
+def freeze_parameters(model: nn.Module, train: TrainConfig) -> None:
     """Freezes the parameters that are not to be trained; all others require a gradient.
 
     Raises:

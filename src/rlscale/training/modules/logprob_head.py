@@ -26,7 +26,7 @@ TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class LogprobRequest:
     """What is to be computed instead of logits."""
 
     targets: Tensor  # [R]
@@ -35,12 +35,12 @@ class Asked:
 
 
 class LogprobHead(OneDnnLinear):
-    """An output layer. Inside `asking` it returns logprobs and entropies [1, R, 2] in float32, else logits [1, R, V].
+    """Output layer. Inside `requesting` it returns logprobs and entropies [1, R, 2], float32, else logits [1, R, V].
 
     The layer itself computes them because only in its forward pass are the weights of a sharded model gathered.
     """
 
-    asked: Asked | None = None
+    asked: LogprobRequest | None = None
     chunk_tokens: int | None = None  # None: by TILE_ELEMENTS
 
     def forward(self, input: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class LogprobHead(OneDnnLinear):
         return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
 
     @contextmanager
-    def asking(self, asked: Asked) -> Iterator[None]:
+    def requesting(self, asked: LogprobRequest) -> Iterator[None]:
         self.asked = asked
         try:
             yield
@@ -67,7 +67,7 @@ class LogprobHead(OneDnnLinear):
 
 
 @contextmanager
-def only_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
+def select_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
     """Has an output layer see the given rows of its input alone, as [1, R, H] of [S, L, H]; `rows` count S * L."""
     hook = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[rows].unsqueeze(0),))
     try:
@@ -76,7 +76,7 @@ def only_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
         hook.remove()
 
 
-def use_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
+def replace_with_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
     """Turns the output layer of a model into a LogprobHead, in place; whether it did.
 
     Args:

@@ -1,4 +1,4 @@
-"""Adapters of low rank (LoRA, 2106.09685) by peft: put into a model, merged for engines, saved in peft's format.
+"""Adapters of low rank (LoRA, 2106.09685) by peft: put into a model, merge_adapter for engines, saved in peft's format.
 
 A layer with weight W [out, in] acts as W + scale * B A, with A [rank, in], B [out, rank] and scale = alpha / rank.
 """
@@ -71,7 +71,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
         _load(model, Path(lora.load))
 
 
-def adapters_of(model: nn.Module) -> dict[str, Adapter]:
+def find_adapters(model: nn.Module) -> dict[str, Adapter]:
     """The adapters by the name of the parameter they are added to, which is that of the model without them."""
     found = {}
     for name, layer in model.named_modules():
@@ -81,12 +81,12 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     return found
 
 
-def plain_name(name: str) -> str | None:
+def base_name(name: str) -> str | None:
     """The name a parameter has in the model without adapters; None for those of the adapters."""
     return None if _is_adapter(name) else name.replace(".base_layer.", ".")
 
 
-def merged(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Tensor:
+def merge_adapter(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Tensor:
     """W + scale * B A, computed in float32 and sharded as W is; a collective where W is sharded."""
     if not isinstance(weight, DTensor):
         return (weight.float() + adapter.scale * (adapter.b.float() @ adapter.a.float())).to(dtype)

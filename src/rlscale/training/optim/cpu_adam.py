@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from rlscale.training.optim.muon import local
+from rlscale.training.optim.muon import local_shard
 
 
 class HostAdamW(torch.optim.AdamW):
@@ -31,13 +31,13 @@ class HostAdamW(torch.optim.AdamW):
                 state = self.state[parameter]
                 if not state:
                     state.update(host_state(parameter))
-                theirs = local(parameter)
+                theirs = local_shard(parameter)
                 weight = theirs.cpu()
                 adamw(
                     [weight],
-                    [local(parameter.grad).cpu()],
-                    [local(state["exp_avg"])],
-                    [local(state["exp_avg_sq"])],
+                    [local_shard(parameter.grad).cpu()],
+                    [local_shard(state["exp_avg"])],
+                    [local_shard(state["exp_avg_sq"])],
                     [],
                     [state["step"]],
                     fused=True,
@@ -60,7 +60,7 @@ def host_state(parameter: Tensor, *, num_steps: int = 0) -> dict[str, Tensor]:
 
 
 def _host_zeros(parameter: Tensor) -> Tensor:
-    zeros = torch.zeros_like(local(parameter), device="cpu", memory_format=torch.contiguous_format)
+    zeros = torch.zeros_like(local_shard(parameter), device="cpu", memory_format=torch.contiguous_format)
     if not isinstance(parameter, DTensor):
         return zeros
     # By the class itself, as FSDP does for what it offloads: `from_local` would move it to the mesh's device.

@@ -61,7 +61,7 @@ class MuonAdamW(torch.optim.Optimizer):
             updates = orthogonalize_all(parameters, [self._direction(p) for p in parameters])
             for parameter, update in zip(parameters, updates, strict=True):
                 rows, columns = parameter.shape[-2:]
-                weight = local(parameter)
+                weight = local_shard(parameter)
                 weight.mul_(1.0 - group["lr"] * group["weight_decay"])
                 weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
@@ -71,7 +71,7 @@ class MuonAdamW(torch.optim.Optimizer):
         if not state:
             state.update(muon_state(parameter))
         assert parameter.grad is not None, "parameters without a gradient are left out"
-        grad, mean = local(parameter.grad), local(state["momentum_buffer"])
+        grad, mean = local_shard(parameter.grad), local_shard(state["momentum_buffer"])
         mean.lerp_(grad, 1.0 - self._momentum)
         return grad.lerp(mean, self._momentum)
 
@@ -133,7 +133,7 @@ def orthogonalize_all(parameters: Sequence[Tensor], shards: Sequence[Tensor]) ->
     return [results[i] for i in range(len(parameters))]
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlscale.config import OptimConfig, OptimizerName
 from rlscale.training.optim.cpu_adam import HostAdamW, host_state
-from rlscale.training.optim.muon import MUON, MuonAdamW, local, muon_state
+from rlscale.training.optim.muon import MUON, MuonAdamW, local_shard, muon_state
 
 SCALE = "lr_scale"
 """Entry of a group of parameters: its learning rate as a multiple of `optim.lr`."""
@@ -59,7 +59,7 @@ def fill_state(optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
             optimizer.state[parameter] = state
 
 
-def moments_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+def optimizer_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """What the optimiser keeps of a parameter, as large as the parameter itself, by name; empty before the first step.
 
     The number of steps is none of it: that is the same for all.
@@ -126,4 +126,4 @@ def clip_gradient(parameters: Sequence[nn.Parameter], *, max_norm: float) -> flo
 
 def names_with_bad_gradient(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
     """Parameters whose gradient (this rank's shard of it) holds a NaN or an infinity."""
-    return [n for n, p in named_parameters if p.grad is not None and not bool(local(p.grad).isfinite().all())]
+    return [n for n, p in named_parameters if p.grad is not None and not bool(local_shard(p.grad).isfinite().all())]

@@ -15,7 +15,7 @@ import torch
 
 from rlscale.training.attention.context_attention import SpanLayout, span_layout
 from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, deal_spans, key_rows
-from rlscale.training.packing.microbatch import Microbatch, Rows, lay_down, to_device
+from rlscale.training.packing.microbatch import Microbatch, Rows, lay_out_samples, to_device
 from rlscale.types import Int64, TrainBatch
 
 
@@ -32,7 +32,7 @@ def pack_share(
     A sample is cut in zigzag chunks as a whole. With `share_prompts` a prompt that several samples begin with is cut by
     itself and computed once, and so is the rest of each of them.
     """
-    rows = lay_down(batch, sample_indices, share_prompts=share_prompts)
+    rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
     dealt = deal_spans(list(_runs(rows)), num_ranks=context.size)
     # A rank without a token takes part in all collectives with one that another computes, too.
     dealt = [spans or [Span(sample=0, start=0, stop=1)] for spans in dealt]

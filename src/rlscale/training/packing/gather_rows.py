@@ -34,7 +34,7 @@ class Reindex(torch.autograd.Function):
         return padded.index_copy_(0, index, grad), None, None
 
 
-def reindexed(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     """`Reindex` of rows [N, ...]. [len(index), ...]"""
     result: Tensor = Reindex.apply(rows, index, inverse)  # type: ignore[no-untyped-call]
     return result

@@ -60,7 +60,7 @@ class Microbatch:
         """Ranks that compute the same loss of this micro-batch."""
         return 1 if self.shard is None else self.shard.context.size
 
-    def whole(self, entries: Tensor) -> Tensor:
+    def gather_shards(self, entries: Tensor) -> Tensor:
         """What the model gave for `logit_rows` as a column of the R tokens; a collective with context parallelism."""
         return entries if self.shard is None else self.shard.gather(entries)
 
@@ -98,7 +98,7 @@ def pack(
 
     `share_prompts` lays equal prompts down once, which only `packed_attention` can read.
     """
-    rows = lay_down(batch, sample_indices, share_prompts=share_prompts)
+    rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
     logit_rows, kept, shared = np.maximum(rows.trainable - 1, 0), np.arange(len(rows.tokens)), None
     if (rows.originals != kept).any():
         kept, shared = np.flatnonzero(rows.originals == kept), shared_prompts(rows.originals, device=device)
@@ -120,7 +120,7 @@ def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.devic
 
     `logit_rows` counts the slots of all rows. For kernels that cannot read packed samples; `pack` computes less.
     """
-    rows = lay_down(batch, sample_indices, share_prompts=False)
+    rows = lay_out_samples(batch, sample_indices, share_prompts=False)
     num_samples, width = len(rows.lengths), int(rows.lengths[-1])
     slots = rows.positions + np.repeat(np.arange(num_samples) * width, rows.lengths)
     ids = np.zeros(num_samples * width, dtype=np.int64)
@@ -138,7 +138,7 @@ def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.devic
     )
 
 
-def padding(micros: Iterable[Microbatch]) -> Sums:
+def count_padding(micros: Iterable[Microbatch]) -> Sums:
     """How much of what is computed is padding; nothing where samples are packed."""
     layouts = [micro.packing for micro in micros]
     padded = [layout for layout in layouts if isinstance(layout, PaddedLayout)]
@@ -148,7 +148,7 @@ def padding(micros: Iterable[Microbatch]) -> Sums:
     return {"padding": (torch.tensor(float(slots - tokens)), torch.tensor(float(slots)))}
 
 
-def lay_down(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> Rows:
+def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> Rows:
     """The rows of some samples. None at all are laid down as the first token of the batch, with the mask off."""
     is_empty = not len(sample_indices)
     indices = np.asarray([0] if is_empty else sample_indices, dtype=np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlscale.training.packing.gather_rows import reindexed
+from rlscale.training.packing.gather_rows import gather_rows
 from rlscale.types import Int64
 
 
@@ -37,7 +37,7 @@ class SharedPrompts:
 
     def picked(self, rows: Tensor) -> Tensor:
         """The inverse: of equal rows the first."""
-        return reindexed(rows, self.pick, self.expand)
+        return gather_rows(rows, self.pick, self.expand)
 
 
 def shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts:
@@ -96,11 +96,11 @@ class PromptBlocks:
 
     def pad(self, rows: Tensor) -> Tensor:
         """Packed rows [T, J, D], each block filled up on the right. [G, J, L, D]"""
-        return reindexed(rows, self.rows, self.slots).view(self.num, self.length, *rows.shape[1:]).transpose(1, 2)
+        return gather_rows(rows, self.rows, self.slots).view(self.num, self.length, *rows.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """The inverse of `pad`. [T, J, D]"""
-        return reindexed(padded.transpose(1, 2).flatten(0, 1), self.slots, self.rows)
+        return gather_rows(padded.transpose(1, 2).flatten(0, 1), self.slots, self.rows)
 
 
 def prompt_blocks(lengths_S: Int64, shared: SharedPrompts, *, most_scores: float) -> PromptBlocks | None:

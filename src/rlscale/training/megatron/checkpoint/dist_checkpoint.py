@@ -41,7 +41,7 @@ from rlscale.training.megatron.checkpoint.optimizer_state import (
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.trainer_state import (
-    Position,
+    TrainerProgress,
     decode,
     encode,
     random_state,
@@ -97,7 +97,7 @@ def save_state(
     *,
     model: MegatronModel,
     optimizer: Any,
-    position: Position,
+    progress: TrainerProgress,
     async_saver: AsyncSaver | None = None,
 ) -> None:
     """Writes the state of all ranks into an existing folder; a collective.
@@ -106,7 +106,7 @@ def save_state(
         folder: visible to all ranks.
         model: this rank's part.
         optimizer: Megatron-core's, over the model's parameters.
-        position: steps and rollouts made so far.
+        progress: steps and rollouts made so far.
         async_saver: writes the tensors; they are on disk after its `finish`. None: they are on disk on return.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -119,11 +119,11 @@ def save_state(
     states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
     write_json(folder / "random" / f"rank_{rank}.json", {**random_state(), "megatron": states})
     if rank == 0:
-        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(position)})
+        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
     dist.barrier()
 
 
-def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Position:
+def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> TrainerProgress:
     """Restores the state that `save_state` wrote and returns the steps and rollouts made; a collective.
 
     With another number of ranks tensors are resharded, and the random generators keep their state.
@@ -143,7 +143,7 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Positio
         random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
         get_cuda_rng_tracker().set_states({name: decode(text) for name, text in random.pop("megatron").items()})
         set_random_state(random)
-    return Position(num_steps=int(header["num_steps"]), num_rollouts=int(header["num_rollouts"]))
+    return TrainerProgress(num_steps=int(header["num_steps"]), num_rollouts=int(header["num_rollouts"]))
 
 
 def save_weights(folder: Path, *, model: MegatronModel, async_saver: AsyncSaver | None = None) -> None:
@@ -153,7 +153,7 @@ def save_weights(folder: Path, *, model: MegatronModel, async_saver: AsyncSaver 
     """
     if dist.get_rank() == 0:
         (folder / STATE).mkdir(parents=True)
-        header = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(Position())}
+        header = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(TrainerProgress())}
         write_json(folder / "trainer.json", header)
     dist.barrier()
     _write(_sharded_weights(model), folder, async_saver)

@@ -19,7 +19,7 @@ import torch
 from rlscale.training.megatron.model.attention import PackedSamples, zigzag_positions
 from rlscale.training.packing.context_parallel import ContextGroup
 from rlscale.training.packing.context_shard import Places, shard_entries
-from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, Rows, lay_down, to_device
+from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, Rows, lay_out_samples, to_device
 from rlscale.types import Int64, TrainBatch
 
 
@@ -53,7 +53,7 @@ def pack_samples(
         multiple: divisor of the number of positions of a rank, for sequence parallelism.
         num_positions: lower limit, over all ranks of the context group together.
     """
-    rows = lay_down(batch, sample_indices, share_prompts=False)
+    rows = lay_out_samples(batch, sample_indices, share_prompts=False)
     widths = _packed_widths(rows.lengths, context=context, multiple=multiple, least=num_positions)
     micro = _build_microbatch(rows, widths, device=device, context=context, is_padded=False)
     if not len(sample_indices):
@@ -82,7 +82,7 @@ def pad_samples(
         least: lower limits for the number of rows and for the positions of a row on all ranks of the context group
             together; rows without a sample are padding.
     """
-    rows = lay_down(batch, sample_indices, share_prompts=False)
+    rows = lay_out_samples(batch, sample_indices, share_prompts=False)
     size = 1 if context is None else context.size
     # Two zigzag chunks per context rank, and equal parts per tensor-parallel rank.
     unit = math.lcm(1 if context is None else 2 * size, size * multiple)

@@ -66,5 +66,5 @@ class OutputHead:
         )
         chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
         both = logprobs_from_hidden(chosen, rows, targets_T=micro.targets, options=options)
-        logprobs, entropy = micro.whole(torch.stack(both, dim=-1)).unbind(dim=-1)
+        logprobs, entropy = micro.gather_shards(torch.stack(both, dim=-1)).unbind(dim=-1)
         return logprobs, entropy if entropy_grad else entropy.detach()

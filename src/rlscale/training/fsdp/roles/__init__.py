@@ -1,1 +1,0 @@
-"""The models of one trainer rank, one module for each part they play."""
