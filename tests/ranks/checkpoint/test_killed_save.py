@@ -25,6 +25,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_process_killed_in_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    # Opening the folder again deletes the unfinished save.
     code = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode
     assert code == 9
     assert names(tmp_path) == ["rollout_00000001", "rollout_00000002.saving"]

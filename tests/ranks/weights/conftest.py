@@ -27,6 +27,7 @@ def engine_processes() -> Iterator[StartEngine]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
+        # The server prints its URL once it listens.
         return EngineAddress(name=name, url=process.stdout.readline().strip())
 
     yield start

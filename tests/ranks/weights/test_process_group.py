@@ -67,6 +67,7 @@ def test_weights_arrive_on_every_engine(
         report = channel.push(iter(weights.items()), version)
         assert report.version == version
         assert report.num_bytes == sum(t.nbytes for t in weights.values())
+        # Three layers and the head do not fit together into 4096 bytes; the norm has another dtype.
         assert report.num_buckets == 5
     for address in addresses:
         held = checksums_of(address)
@@ -116,6 +117,7 @@ def test_engine_that_fails_is_named_at_once(
     started = time.monotonic()
     with pytest.raises((EngineError, WeightSyncError), match=message):
         channel.push(iter(make_weights().items()), 1)
+    # The answer of the engine ends the push, not the timeout of the broadcast.
     assert time.monotonic() - started < TIMEOUT_S / 2
     with pytest.raises(WeightSyncError, match="must be connected"):
         channel.push(iter(make_weights().items()), 2)
@@ -138,6 +140,7 @@ def test_channel_connects_again_after_a_failure(
     channel.connect([start_engine("engine 0", "dies_on_bucket")])
     with pytest.raises(EngineError):
         channel.push(iter(make_weights().items()), 1)
+    # New groups: those of the failed push cannot be used again.
     channel.connect([healthy])
     channel.push(iter(make_weights().items()), 2)
     assert checksums_of(healthy)["lm_head.weight"] == checksum(make_weights()["lm_head.weight"])

@@ -51,6 +51,7 @@ class FlippingRing(RingWriter):
     def _digest(self, block: Bytes) -> bytes:
         digest = super()._digest(block)
         if self.is_at_victim:
+            # The engine then computes another digest than the announced one.
             block[5] ^= 16
         return digest
 
@@ -78,6 +79,7 @@ class FlippingSender(BlockSender):
     """Sends a changed copy of the victim, and the digests of the original."""
 
     def _start(self, piece: Tensor) -> dist.Work:
+        # Only one layer fits into a bucket of 4096 bytes, so the piece with the victim has no other bytes.
         if bytes(piece.numpy()) == make_weights()[VICTIM].numpy().tobytes():
             piece = piece.clone()
             piece[5] ^= 16
@@ -192,6 +194,7 @@ def test_a_channel_connects_again_after_a_failure(
     name: WeightChannelName, tmp_path: Path, healthy: EngineAddress, stale: EngineAddress
 ) -> None:
     channel = make_sync(name, tmp_path)
+    # The first sync fails at the version, after the weights have been sent.
     channel.connect([stale])
     with pytest.raises(WeightSyncError):
         channel.push(iter(make_weights().items()), 4)
@@ -235,6 +238,7 @@ def test_other_ranks_only_gather(name: WeightChannelName, tmp_path: Path) -> Non
         model_folder=tmp_path,
     )
     other = make_channel(spec, make_engine=lambda a: HttpEngine(a, timeout_s=TIMEOUT_S), rank=1)
+    # Nothing listens there: a rank that does not send must not connect.
     other.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:9")])
     assert other.push(weights(), 1).num_bytes == 0
     assert gathered == list(make_weights())

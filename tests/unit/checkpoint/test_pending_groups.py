@@ -70,6 +70,7 @@ def test_columns_of_fewer_samples_are_refused(tmp_path: Path) -> None:
     save_groups(tmp_path, make_groups())
     entries = (tmp_path / GROUPS_FILE).read_text()
     save_groups(tmp_path, make_groups()[:1])
+    # The JSON has four samples now, the columns two.
     (tmp_path / GROUPS_FILE).write_text(entries)
     with pytest.raises(DataError):
         load_groups(tmp_path)

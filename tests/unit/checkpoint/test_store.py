@@ -33,6 +33,7 @@ def test_a_committed_checkpoint_is_the_latest(tmp_path: Path) -> None:
 
 def test_the_last_n_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
+    # 10 is newer than 9, though it was saved before.
     for rollout_id in (1, 2, 10, 9):
         save(store, rollout_id)
     assert names(tmp_path) == ["rollout_00000009", "rollout_00000010"]

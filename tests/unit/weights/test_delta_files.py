@@ -83,6 +83,7 @@ def test_only_changed_blocks_are_written_and_few_changes_take_few_bytes(tmp_path
     old = torch.zeros(3 * PIECE_BYTES // 4)
     old += 0.1
     new = old.clone()
+    # Element 17 of block 1: a block has PIECE_BYTES / 4 elements of float32.
     new[PIECE_BYTES // 4 + 17] += 1
     writer = DeltaWriter(tmp_path / "d", before=0, after=1)
     writer.add("w", new, bytes_of(old).copy())
@@ -124,6 +125,7 @@ def test_the_error_for_a_missing_link_names_it(tmp_path: Path) -> None:
     delta_path(root, 5).unlink()
     with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must be a delta"):
         DeltaWeights(root, applied=None)
+    # A file of another link under the expected name.
     delta_path(root, 6).replace(delta_path(root, 5))
     DeltaIndex(id="one", base=3, deltas=[4, 5]).write(root)
     with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must begin at weight version 4, got 5"):

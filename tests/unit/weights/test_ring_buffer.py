@@ -71,6 +71,7 @@ def test_each_side_notices_at_once_that_the_other_closed(ring: tuple[RingWriter,
     threading.Timer(0.1, reader.close).start()
     with pytest.raises(WeightSyncError, match="an engine must"):
         writer.write(np.zeros((NUM_BLOCKS + 2) * BLOCK_BYTES, dtype=np.uint8))
+    # The other direction: the reader waits for a digest when the writer closes.
     other = RingWriter(1, timeout_s=TIMEOUT_S)
     with ThreadPoolExecutor(1) as pool:
         opened = pool.submit(lambda: RingReader(other.names[0], timeout_s=TIMEOUT_S))

@@ -69,6 +69,7 @@ def test_the_error_for_a_flipped_bit_or_a_missing_file_names_the_tensor(tmp_path
     folder = write_version(tmp_path)
     file = next(f for f in folder.glob("*.safetensors") if "model.norm.weight" in load_file(f))
     data = bytearray(file.read_bytes())
+    # The last byte of the file is data, not header.
     data[-1] ^= 1
     file.write_bytes(data)
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight must arrive with checksum"):

@@ -61,6 +61,7 @@ def add_all(weights: dict[str, Tensor], names: list[str]) -> SglangChecksums:
 @pytest.mark.parametrize("backwards", [False, True])
 def test_fused_and_padded_parameters(backwards: bool) -> None:
     weights = make_layer()
+    # Fused parameters must not depend on the order in which their parts are added.
     names = list(weights)[::-1] if backwards else list(weights)
     held = {name: sha(tensor) for name, tensor in server_parameters(weights).items()}
     sums = add_all(weights, names)
@@ -72,6 +73,7 @@ def test_fused_and_padded_parameters(backwards: bool) -> None:
 def test_one_flipped_bit_names_engine_and_parameter(name: str) -> None:
     weights = make_layer()
     held = server_parameters(weights)
+    # Some of the server's parameters are the very tensors that were sent, so the bit is changed in a copy.
     held[name] = held[name].clone()
     held[name].view(-1).view(torch.uint8)[3] ^= 1
     with pytest.raises(WeightSyncError, match=rf"engine 3 must hold {name.replace('.', '[.]')} with checksum"):
