@@ -1,10 +1,10 @@
-"""Records what the installed SGLang or Megatron-core takes, for where neither is installed.
+"""Records the arguments of the installed SGLang or Megatron-core, for machines without them.
 
     python scripts/record_arguments.py megatron                       # in the interpreter that runs this
     python scripts/record_arguments.py sglang --python <interpreter>
 
-Writes `src/rlscale/config/passthrough/<name>_arguments.json`: names and types, by which `megatron.<field>` and
-`sglang.<argument>` are checked.
+Writes `src/rlscale/config/passthrough/<name>_arguments.json`: the names and types that `megatron.<field>` and
+`sglang.<argument>` are checked against.
 """
 
 import argparse
@@ -12,11 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlscale.config.passthrough import megatron_args as of_megatron
-from rlscale.config.passthrough import sglang_args as of_sglang
+from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.recorded import DESCRIBE
 
-LIBRARIES = {"megatron": of_megatron, "sglang": of_sglang}
+LIBRARIES = {"megatron": megatron_args, "sglang": sglang_args}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rlscale.config.passthrough.sglang_args import RECORDED, known_arguments
+from rlscale.config.passthrough.sglang_args import RECORDED, load_arguments
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams, WeightGroup
@@ -154,7 +154,7 @@ def test_a_used_group_name_is_refused_in_time(address: EngineAddress) -> None:
 def test_the_recorded_arguments_match_the_tested_version() -> None:
     installed, recorded = describe_installed(), json.loads(RECORDED.read_text())
     assert installed == recorded
-    assert known_arguments(None).version == recorded["version"]
+    assert load_arguments(None).version == recorded["version"]
     assert set(SGLANG_ARGUMENTS) <= installed["types"].keys()
 
 

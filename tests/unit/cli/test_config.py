@@ -96,7 +96,7 @@ def test_diff_of_experiments_runs_and_words(capsys: pytest.CaptureFixture[str]) 
 def test_diff_of_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean quickstart?" in refused(capsys, "diff", "quickstrat", "quickstart")
     Path("other.yaml").write_text("a: 1\n", encoding="utf-8")
-    assert "must hold a complete config" in refused(capsys, "diff", "other.yaml", "quickstart")
+    assert "must contain a complete config" in refused(capsys, "diff", "other.yaml", "quickstart")
     Path("other.yaml").write_text("a: [1\n", encoding="utf-8")
     assert "must be valid YAML" in refused(capsys, "diff", "other.yaml", "quickstart")
 

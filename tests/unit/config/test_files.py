@@ -87,20 +87,24 @@ TELLING = [
     ("batch: [1\n", "{file} must be valid YAML, got", 3),
     ("batch:\n\t- 1\n", "{file} must be valid YAML, got", 3),
     ("- 1\n", "{file} must set keys, each as `name: value`, got", 1),
-    ("algo:\n  eps_clip: 1\n  eps_clip: 2\n", "{file} must name each key once, got eps_clip", 4),
+    ("algo:\n  eps_clip: 1\n  eps_clip: 2\n", "{file} must set each key once, got eps_clip", 4),
     ("algo: 3\n", "algo must be set one key at a time, got 3; set one of its keys, e.g. algo.", 2),
     ("algo: null\n", "algo must be set one key at a time, got null", 2),
     ("modle:\n  num_layers: 3\n", 'modle must be a known group, got {"num_layers": 3}; did you mean model?', 2),
     ("algo:\n  eps_clip: ???\n", "algo.eps_clip must be set, got nothing", 3),
     ("algo:\n  eps_clip: ${algo.kl_coeff}\n", "algo.eps_clip must refer to a key that exists, got ${algo.kl_coeff}", 3),
     ("algo:\n  eps_clip: ${algo.\n", "algo.eps_clip must close every ${ with a }, got ${algo.", 3),
-    ("hydra:\n  foo: 3\n", "hydra.foo must be what Hydra takes, got \"Key 'foo' not in 'HydraConf'\"", 3),
+    ("hydra:\n  foo: 3\n", "hydra.foo must be accepted by Hydra, got \"Key 'foo' not in 'HydraConf'\"", 3),
     ("defaults: {a: 1}\n", 'defaults must be a list, got {"a": 1}; write `- override /<group>: <option>`', 2),
-    ("defaults:\n  - [1]\n", "defaults must be one `group: option` an entry, got [1]", 3),
+    ("defaults:\n  - [1]\n", "defaults must have one `group: option` pair per entry, got [1]", 3),
     ("defaults:\n  - override /algo: gspoo\n", "algo must be one of its options, got gspoo; did you mean gspo?", 3),
     ("defaults:\n  - override /modle: hf\n", "modle must be a known group, got hf; did you mean model?", 3),
-    ("defaults:\n  - /algo: gspo\n", 'algo must be chosen with override and a slash, got "/algo: gspo"; write', 3),
-    ("defaults:\n  - override algo: gspo\n", 'must be chosen with override and a slash, got "override algo: gspo"', 3),
+    ("defaults:\n  - /algo: gspo\n", 'algo must be selected with override and a slash, got "/algo: gspo"; write', 3),
+    (
+        "defaults:\n  - override algo: gspo\n",
+        'must be selected with override and a slash, got "override algo: gspo"',
+        3,
+    ),
     (
         "algo: gspo\n",
         "algo must be set one key at a time, got gspo; write `- override /algo: gspo` in the list",
@@ -111,18 +115,18 @@ TELLING = [
         "experiment must be selected as an option, not set as a key, got quickstart",
         2,
     ),
-    ("algo.eps_clip: 0.1\n", "algo.eps_clip must be nested in a file, where the dot of a command line means", 2),
+    ("algo.eps_clip: 0.1\n", "algo.eps_clip must be nested in a file, where a dotted name has", 2),
     (
         "algo:\n  mis.low: 5\n",
-        "algo.mis.low must be nested in a file, where the dot of a command line means nothing",
+        "algo.mis.low must be nested in a file, where a dotted name has no meaning",
         3,
     ),
-    ("algo: !!python/object:os.system {}\n", "{file} must hold nothing but plain values, got", 2),
-    ("? [a, b]\n: 5\n", "{file} must hold nothing but plain values, got", 2),
-    ("defaults:\n  - mine\n", "defaults must not lead back to where it began, got mine; take this entry out", 3),
+    ("algo: !!python/object:os.system {}\n", "{file} must contain plain values only, got", 2),
+    ("? [a, b]\n: 5\n", "{file} must contain plain values only, got", 2),
+    ("defaults:\n  - mine\n", "defaults must not form a cycle, got mine; remove this entry", 3),
     (
         "defaults:\n  - override /algo: gspo\n  - quickstart\n",
-        "defaults must name files before the entries with override, got quickstart; move it above them",
+        "defaults must list other files above the entries with override, got quickstart; move it above them",
         4,
     ),
     ("defaults:\n  - quikstart\n", "experiment must be one of its options, got quikstart; did you mean quickstart?", 3),
@@ -160,7 +164,7 @@ def test_an_experiment_must_say_that_it_sets_keys_of_every_group(folder: Path) -
     file = write(folder, "algo:\n  eps_clip: 0.1\n")
     found = mistakes("experiment=mine", config_dir=folder)
     assert found == [
-        f'{file} must have a line "# @package _global_", got "algo:"; files of experiment/ set keys of every group '
+        f'{file} must have a line "# @package _global_", got "algo:"; files in experiment/ set keys of every group '
         f"({file}:1)"
     ]
 
@@ -168,7 +172,7 @@ def test_an_experiment_must_say_that_it_sets_keys_of_every_group(folder: Path) -
 def test_a_file_that_is_no_text(folder: Path) -> None:
     (folder / "experiment" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
     (found,) = mistakes("experiment=mine", config_dir=folder)
-    assert "mine.yaml must be a text file with YAML in it, got" in found
+    assert "mine.yaml must be a text file that contains YAML, got" in found
 
 
 def test_an_option_may_start_from_another(folder: Path) -> None:
@@ -200,7 +204,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_folder_without_groups(folder: Path) -> None:
     found = only_mistake([], config_dir=folder / "experiment")
-    assert "--config-dir must name a folder with folders of groups in it" in found
+    assert "--config-dir must name a folder that contains group folders" in found
 
 
 def test_only_groups_that_there_are_can_be_chosen(folder: Path) -> None:
@@ -216,16 +220,14 @@ def test_a_file_that_would_never_be_read_is_told(folder: Path) -> None:
     write(folder, own.read_text(encoding="utf-8"), "algo/gspo")
     assert load_config(["algo=gspo"], config_dir=folder).algo.eps_clip == 3e-4  # the same file, as in a copy of conf/
     file = write(folder, "advantage_estimator: gspo\neps_clip: 0.7\n", "algo/gspo")
-    assert only_mistake(["algo=gspo"], config_dir=folder).startswith(
-        f"algo=gspo must have a name of its own, got {file}; "
-    )
+    assert only_mistake(["algo=gspo"], config_dir=folder).startswith(f"algo=gspo must have a unique name, got {file}; ")
 
 
 def test_files_that_start_from_each_other_are_told_once(folder: Path) -> None:
     write(folder, "defaults:\n  - there\neps_clip: 0.7\n", "algo/here")
     file = write(folder, "defaults:\n  - here\neps_clip: 0.7\n", "algo/there")
     found = only_mistake(["algo=here"], config_dir=folder)
-    assert found == f"defaults must not lead back to where it began, got here; take this entry out ({file}:2)"
+    assert found == f"defaults must not form a cycle, got here; remove this entry ({file}:2)"
 
 
 def test_rules_are_asked_beside_a_dotted_name(folder: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlscale.config.errors import default_fix
-from rlscale.config.hydra.grammar import explain_value, is_readable
+from rlscale.config.hydra.grammar import explain_value, is_parsable
 from rlscale.config.keys import keys
 
 AWKWARD = st.text(alphabet="ab1,=:;@#%$*\\/ (){}[]<>'\"&|~^", min_size=1, max_size=8)
@@ -23,7 +23,7 @@ def proposed(fix: str) -> object:
 @given(AWKWARD)
 @settings(max_examples=150, deadline=None)
 def test_a_text_in_the_quotes_that_are_proposed_is_what_was_typed(value: str) -> None:
-    if is_readable(f"run.name={value}"):
+    if is_parsable(f"run.name={value}"):
         return
     rule, fix = explain_value("run.name", value, keys()["run.name"])
     assert fix, (rule, value)
@@ -37,7 +37,7 @@ def test_a_text_in_the_quotes_that_are_proposed_is_what_was_typed(value: str) ->
 @settings(max_examples=60, deadline=None)
 def test_a_list_that_is_proposed_holds_what_was_typed(entries: list[str], end: str) -> None:
     value = "[" + ",".join(entries) + ("]" if end == "]" else "")
-    if is_readable(f"rollout.stop={value}"):
+    if is_parsable(f"rollout.stop={value}"):
         return
     _, fix = explain_value("rollout.stop", value, keys()["rollout.stop"])
     found = proposed(fix)
@@ -53,6 +53,6 @@ def test_quotes_are_not_proposed_for_what_is_no_text(path: str, value: str) -> N
 
 @pytest.mark.parametrize("value", ["${", "[", '"', "[${", "{a", "a='", "((", "1,,2]"])
 def test_every_key_says_what_to_do_about_a_value_that_cannot_be_read(value: str) -> None:
-    assert not is_readable(f"x={value}")
+    assert not is_parsable(f"x={value}")
     assert all(explain_value(path, value, key)[1] for path, key in keys().items())
     assert explain_value("data.apply_chat_template_kwargs.a", value, None)[1]

@@ -9,9 +9,8 @@ import pytest
 from rlscale.config import to_dict
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.passthrough import check_passthrough
-from rlscale.config.passthrough import megatron_args as of_megatron
-from rlscale.config.passthrough.field_types import fits, in_words
+from rlscale.config.passthrough import check_passthrough, megatron_args
+from rlscale.config.passthrough.field_types import fits, type_in_words
 from tests.unit.config.mistakes import mistakes, only_mistake
 
 MODULE = """
@@ -46,9 +45,12 @@ def test_fields_of_both_configs_are_keys_of_the_group() -> None:
         ("megatron.cp=2", "did you mean megatron.context_parallel_size?"),
         ("megatron.num_layrs=2", "did you mean num_layers? set model.num_layers"),
         ("megatron.recompute_layers=2", "did you mean megatron.recompute_num_layers?"),
-        ("megatron.lr=1", "megatron.lr must be left to rlscale, got 1; set optim.lr"),
-        ("megatron.num_layers=1", "megatron.num_layers must be left to rlscale, got 1; set model.num_layers"),
-        ("megatron.activation_func=gelu", "megatron.activation_func must be left out, got gelu; it is an object of"),
+        ("megatron.lr=1", "megatron.lr must not be set, because rlscale sets it, got 1; set optim.lr"),
+        (
+            "megatron.num_layers=1",
+            "megatron.num_layers must not be set, because rlscale sets it, got 1; set model.num_layers",
+        ),
+        ("megatron.activation_func=gelu", "megatron.activation_func must not be set, got gelu; it is a Python object"),
         ("megatron.qqqqqqqq=1", "must be a key of this group or a field of Megatron-core 0.16.1's TransformerConfig"),
         ("megatron.rope_type=yran", "did you mean yarn?"),
     ],
@@ -63,17 +65,17 @@ def test_mistakes_about_both_libraries_are_told_together() -> None:
 
 
 def test_what_rlscale_sets_itself_are_fields_that_it_has_keys_for() -> None:
-    known = of_megatron.known_arguments().types
-    assert set(known) >= set(of_megatron.OURS) | set(of_megatron.ABBREVIATIONS.values())
-    assert {fix.split(" ")[1] for fix in of_megatron.OURS.values()} <= set(keys())
+    known = megatron_args.load_arguments().types
+    assert set(known) >= set(megatron_args.RESERVED) | set(megatron_args.ABBREVIATIONS.values())
+    assert {fix.split(" ")[1] for fix in megatron_args.RESERVED.values()} <= set(keys())
 
 
 def test_every_recorded_type_can_be_checked_and_put_in_words() -> None:
-    types = json.loads(of_megatron.RECORDED.read_text())["types"]
+    types = json.loads(megatron_args.RECORDED.read_text())["types"]
     assert len(types) > 250
     for kind in types.values():
         fits("?", kind)
-        assert in_words(kind)
+        assert type_in_words(kind)
 
 
 def test_another_installed_version_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ CASES = [
     ),
     (
         "data.prompt_data=x.jsonl@[0:100]",
-        "data.prompt_data must be in quotes, as some of its characters mean something on a command line, got "
+        "data.prompt_data must be in quotes, because some of its characters have a special meaning on a command "
+        "line, got "
         "x.jsonl@[0:100]; write 'data.prompt_data=\"x.jsonl@[0:100]\"' (command line)",
     ),
     ("rollout.stop=[</s>]", "got [</s>]; write 'rollout.stop=[\"</s>\"]' (command line)"),
@@ -65,8 +66,8 @@ CASES = [
     ("algo.eps_clip=${", "algo.eps_clip must be a number, got ${; remove it to use the default, 0.2"),
     ("algo.eps_clip==0.1", "algo.eps_clip must be a number, got =0.1; remove it to use the default, 0.2"),
     ("algo.eps_clip:0.1", "must be written as key=value, got algo.eps_clip:0.1; did you mean algo.eps_clip=0.1?"),
-    ("algo.eps_clip =0.1", 'must have no space beside its name, got "algo.eps_clip =0.1"; write algo.eps_clip=0.1'),
-    ("algo =gspo", 'algo must have no space beside its name, got "algo =gspo"; write algo=gspo'),
+    ("algo.eps_clip =0.1", 'must have no space next to its name, got "algo.eps_clip =0.1"; write algo.eps_clip=0.1'),
+    ("algo =gspo", 'algo must have no space next to its name, got "algo =gspo"; write algo=gspo'),
     ("algo=[gspo", "algo must be one of its options, got [gspo; did you mean gspo?"),
     ("=3", "=3 must be written as key=value, got =3; write key=value or group=option"),
     ("batch.micro_batch_size=1e3", "must be an integer, got 1000.0; write batch.micro_batch_size=1000"),
@@ -84,7 +85,7 @@ CASES = [
     ("algo.mis=3", "algo.mis must be set one key at a time, got 3; set one of its keys, e.g. algo.mis."),
     (
         "algo.eps_clip=${oc.env:NO_SUCH}",
-        "must refer to a variable of the environment that is set, got ${oc.env:NO_SUCH}; set NO_SUCH, or write "
+        "must refer to an environment variable that is set, got ${oc.env:NO_SUCH}; set NO_SUCH, or write "
         "${oc.env:NO_SUCH,<value>}",
     ),
     (
@@ -94,7 +95,7 @@ CASES = [
     ("algo.eps_clip=${algo.eps_clip}", "algo.eps_clip must not refer to itself, got ${algo.eps_clip}"),
     (
         "algo.eps_clip=${foo:1}",
-        "must be made by a resolver that exists, not foo, got ${foo:1}; there are oc.",
+        "must use a known resolver, not foo, got ${foo:1}; known resolvers: oc.",
     ),
     ("algo.eps_clip=${train.dtype}", "algo.eps_clip must refer to a value that is a number, got ${train.dtype}"),
     ("hydra.run.dr=x", "hydra.run.dr must be a key of Hydra, got x; did you mean hydra.run.dir? (command line)"),
@@ -105,7 +106,7 @@ CASES = [
     ("--rollout-temperature=1", "did you mean rollout.temperature=1?"),
     ("run=3", "run must be set one key at a time, got 3"),
     ("modle=tiny_qwen3", "modle must be a known group, got tiny_qwen3; did you mean model=tiny_qwen3?"),
-    ("algo@optim=grpo", "algo must be chosen without a package"),
+    ("algo@optim=grpo", "algo must be selected without a package"),
     ("~algo.eps_clip", "algo.eps_clip must not be deleted, got ~algo.eps_clip; set it to its default"),
     ("algo={a: 1}", 'algo must be one of its options, got {"a": 1}'),
     ("batch.micro_batch_size=${batch.foo}", "batch.micro_batch_size must refer to a key that exists"),
@@ -222,7 +223,7 @@ def test_null_chooses_no_option() -> None:
     [
         ("data.apply_chat_template_kwargs.a=${foo}", "data.apply_chat_template_kwargs.a must refer to a key"),
         ("data.apply_chat_template_kwargs={b: {c: '${optim.lrr}'}}", "did you mean ${optim.lr}?"),
-        ("rollout.stop=[a,'${oc.env:NO_SUCH}']", "rollout.stop must refer to a variable of the environment"),
+        ("rollout.stop=[a,'${oc.env:NO_SUCH}']", "rollout.stop must refer to an environment variable"),
         ("rollout.stop=['???']", "rollout.stop must be set, not ???"),
         ("data.apply_chat_template_kwargs.a=???", "data.apply_chat_template_kwargs.a must be set, not ???"),
         (

@@ -9,9 +9,9 @@ import pytest
 
 from rlscale.config import load_config, to_dict, to_yaml
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.passthrough.field_types import fits, in_words
-from rlscale.config.passthrough.sglang_args import OURS, RECORDED, known_arguments
-from rlscale.config.passthrough.sglang_python import check_python, find_python, look_into, version_numbers
+from rlscale.config.passthrough.field_types import fits, type_in_words
+from rlscale.config.passthrough.sglang_args import RECORDED, RESERVED, load_arguments
+from rlscale.config.passthrough.sglang_python import check_python, find_python, installed_packages, version_numbers
 from tests.unit.config.interpreters import add_sglang, fake_interpreter
 from tests.unit.config.mistakes import mistakes, only_mistake
 
@@ -64,10 +64,13 @@ def test_keys_of_a_file_go_on_too_and_are_reported_with_its_line(tmp_path: Path)
         ("sglang.page_size=true", "sglang.page_size must be an integer or null, got true"),
         ("sglang.enable_lora=1", "sglang.enable_lora must be true or false or null, got 1"),
         ("sglang.schedule_conservativeness=x", "sglang.schedule_conservativeness must be a number, got x"),
-        ("sglang.cuda_graph_bs_decode=[1,a]", "must be a list (of an integer) or null, got"),
+        ("sglang.cuda_graph_bs_decode=[1,a]", "must be a list (each entry an integer) or null, got"),
         ("sglang.deepep_mode=fast", "sglang.deepep_mode must be one of auto|normal|low_latency, got fast"),
-        ("sglang.tp_size=2", "must be left to rlscale, got 2; set cluster.rollout_num_gpus_per_engine"),
-        ("sglang.model_path=x", "must be left to rlscale, got x; set model.hf_checkpoint"),
+        (
+            "sglang.tp_size=2",
+            "must not be set, because rlscale sets it, got 2; set cluster.rollout_num_gpus_per_engine",
+        ),
+        ("sglang.model_path=x", "must not be set, because rlscale sets it, got x; set model.hf_checkpoint"),
         ("sglang.server_concurency=9", "did you mean sglang.server_concurrency?"),
         ("sglang.zzzzzzzzz=9", "`python -m sglang.launch_server --help` lists them"),
         ("~sglang.page_size", "sglang.page_size must"),
@@ -83,7 +86,7 @@ def test_all_wrong_keys_are_told_together() -> None:
 
 
 def test_what_rlscale_sets_itself_are_arguments_of_the_server() -> None:
-    assert set(known_arguments(None).types) >= set(OURS)
+    assert set(load_arguments(None).types) >= set(RESERVED)
 
 
 def test_keys_are_ignored_aloud_without_sglang() -> None:
@@ -133,7 +136,7 @@ def test_every_recorded_type_can_be_checked_and_put_in_words() -> None:
     assert len(types) > 500
     for kind in types.values():
         fits("?", kind)
-        assert in_words(kind)
+        assert type_in_words(kind)
 
 
 def test_the_interpreter_that_is_given_wins(tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_the_interpreter_that_is_given_wins(tmp_path: Path) -> None:
         ({"sglang": None}, "must name an interpreter that has SGLang, got"),
         ({"sglang": "0.5.9"}, "must name an interpreter with SGLang 0.5.21 or newer, got"),
         ({"plugin": False}, "must have rlscale's platform plugin, to serve on a CPU, got"),
-        ({"router": None}, "must have sglang-router, which stands before several engines, got"),
+        ({"router": None}, "must have sglang-router, which balances the load of several engines, got"),
     ],
 )
 def test_what_an_interpreter_lacks_is_told(tmp_path: Path, has: dict[str, Any], told: str) -> None:
@@ -175,7 +178,7 @@ def test_an_interpreter_that_does_not_run_is_told(tmp_path: Path, script: str) -
 
 
 def test_the_running_interpreter_is_looked_into() -> None:
-    installed = look_into(Path(sys.executable))
+    installed = installed_packages(Path(sys.executable))
     assert installed.sglang is None or version_numbers(installed.sglang) > (0,)
 
 

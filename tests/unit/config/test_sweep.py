@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import LoadedConfig, load_config
-from rlscale.config.hydra.sweep import Direction, JobRecord, Outcome, SweepResult, run_sweep
+from rlscale.config.hydra.sweep import Direction, JobOutcome, JobRecord, SweepResult, run_sweep
 from rlscale.errors import ConfigError
 
 ALONE = (
@@ -112,7 +112,7 @@ def test_the_folder_can_be_chosen(tmp_path: Path) -> None:
 
 def test_an_outcome_travels_between_processes() -> None:
     record = JobRecord(index=0, overrides=("a=1",), seconds=1.0, run_dir="r", objective=0.5)
-    outcome = pickle.loads(pickle.dumps(Outcome(record)))
+    outcome = pickle.loads(pickle.dumps(JobOutcome(record)))
     assert outcome == 0.5 and outcome.record == record
 
 

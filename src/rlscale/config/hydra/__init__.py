@@ -1,1 +1,1 @@
-"""Everything that knows Hydra: overrides, YAML files, composition, sweeps."""
+"""All code that imports Hydra: overrides, YAML files, composition, completion, sweeps."""

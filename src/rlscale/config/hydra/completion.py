@@ -1,4 +1,4 @@
-"""Shell completion by Hydra's own plug-ins, which are given every key there is instead of those that YAML files set."""
+"""Shell completion by Hydra's plug-ins, extended from the keys in YAML files to all keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlscale.config.hydra.compose import make_loader
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
-from rlscale.config.hydra.yaml_files import put_value
+from rlscale.config.hydra.yaml_files import set_nested
 from rlscale.config.keys import keys
 from rlscale.errors import ConfigError, Problem
 
@@ -20,13 +20,13 @@ ACTIONS = ("install", "uninstall", "query")
 
 
 def run_completion(request: str, folders: ConfigFolders) -> None:
-    """Prints the script that installs completion, or, for that script, what may follow a line.
+    """Prints the script that installs completion or, for that script, the candidates to complete a line.
 
     Args:
         request: `install=bash`, `uninstall=bash` or `query=bash`; also of zsh and fish.
-        folders: where options lie.
+        folders: the folders of options.
 
-    Raises: ConfigError when it is something else.
+    Raises: ConfigError for any other request.
     """
     action, _, shell = request.partition("=")
     found: list[Any] = Plugins.instance().discover(CompletionPlugin)
@@ -36,7 +36,7 @@ def run_completion(request: str, folders: ConfigFolders) -> None:
         rule = f"be {'|'.join(ACTIONS)}=<{shells}>"
         fix = 'write eval "$(rlscale-train -sc install=bash)"'
         raise ConfigError([Problem(path="-sc", rule=rule, value=request or "nothing", fix=fix)])
-    plugin = plugins[shell](_EveryKey(make_loader(folders)))
+    plugin = plugins[shell](_AllKeysLoader(make_loader(folders)))
     if action == "query":
         plugin.query(PRIMARY)
     elif action == "install":
@@ -45,24 +45,24 @@ def run_completion(request: str, folders: ConfigFolders) -> None:
         plugin.uninstall()
 
 
-class _EveryKey:
-    """A loader for completion: groups and options are Hydra's, keys and their choices those of the dataclasses."""
+class _AllKeysLoader:
+    """A loader for completion: groups and options from Hydra, keys and their choices from the dataclasses."""
 
     def __init__(self, loader: ConfigLoaderImpl) -> None:
         self._loader = loader
 
     def load_configuration(self, **_: Any) -> DictConfig:
-        """Every key, nested; numbers have their default as the value to complete."""
+        """Every key, nested; a number has its default as the value to complete."""
         nested: dict[str, Any] = {}
         for key in keys().values():
             is_number = key.type in (int, float)
-            put_value(nested, key.path, {} if key.is_mapping else key.default if is_number else None)
+            set_nested(nested, key.path, {} if key.is_mapping else key.default if is_number else None)
         return OmegaConf.create(nested)
 
     def get_group_options(self, group_name: str, results_filter: ObjectType, **_: Any) -> list[str]:
-        """Options of a group; Hydra asks for what may follow `<key>=` in the same way."""
+        """Options of a group. Hydra also calls it for the values that may follow `<key>=`."""
         key = keys().get(group_name)
         if key is not None and results_filter == ObjectType.CONFIG:
             return ["true", "false"] if key.type is bool else list(key.choices)
-        # Without the words before it: they change no group, and one that is wrong would end completion.
+        # Without the earlier overrides: they change no group, and an invalid one would stop completion.
         return list(self._loader.get_group_options(group_name, results_filter, PRIMARY, []))

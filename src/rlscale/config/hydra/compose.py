@@ -1,4 +1,4 @@
-"""Hydra composes the YAML files and the command line; says afterwards where a value came from."""
+"""Composes the YAML files and the command line with Hydra, and records the origin of each value."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
-from rlscale.config.hydra.hydra_overrides import wrong_word
-from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, put_value, read_yaml_files
+from rlscale.config.hydra.hydra_overrides import failed_override
+from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested
 from rlscale.config.keys import keys, nodes
 from rlscale.errors import Problem
 
 
 def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
-    """Hydra's loader itself, not `hydra.compose`: it needs no global state, so it may run inside a sweep's job."""
+    """Creates Hydra's loader. Unlike `hydra.compose` it needs no global state, so a job of a sweep can use it."""
     version.setbase("1.3")
     search_path = create_config_search_path(str(folders.main))
     if folders.extra is not None:
@@ -42,22 +42,22 @@ def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
 
 @dataclass(kw_only=True)
 class Composed:
-    """Nested values as the YAML files and the command line give them, unchecked, interpolations not yet resolved.
+    """Nested values of the YAML files and the command line, unchecked, with unresolved interpolations.
 
-    `problems` is what was wrong with files and with words for Hydra itself; where they kept Hydra from composing, the
-    values are those of the files that can be read, and those of the keys and groups in `broken` cannot be relied on.
+    `problems` are those of files and of overrides of Hydra's own settings. If they stop Hydra from composing, the
+    values are those of the readable files, and the values of the keys and groups in `broken` are unreliable.
     """
 
     values: dict[str, Any]
-    words: Sequence[str]
+    overrides: Sequence[str]
     command_line_keys: set[str]
     folders: ConfigFolders = field(repr=False)
     problems: list[Problem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
-    read: YamlFiles | None = field(default=None, repr=False)  # None: Hydra composed
+    read: YamlFiles | None = field(default=None, repr=False)  # None: composed by Hydra
 
     def origin(self, path: str) -> str:
-        """Where the value of `path` was set: `command line`, a file and line, or nothing when it is the default."""
+        """The origin of the value of `path`: `command line`, a file and line, or empty for a default."""
         if any(path == key or path.startswith(f"{key}.") for key in self.command_line_keys):
             return COMMAND_LINE
         if self.read is not None:
@@ -73,15 +73,15 @@ class Composed:
 
     @cached_property
     def _files(self) -> list[tuple[str, Path]]:
-        """Package and file of everything that was composed, in the order of merging."""
-        defaults = make_loader(self.folders).compute_defaults_list(PRIMARY, list(self.words), RunMode.RUN).defaults
+        """Package and file of every composed option, in the order of merging."""
+        defaults = make_loader(self.folders).compute_defaults_list(PRIMARY, list(self.overrides), RunMode.RUN).defaults
         found = ((item.package or "", self.folders.find_file(str(item.config_path))) for item in defaults)
         return [(package, file) for package, file in found if file is not None]
 
 
-def compose(words: Sequence[str], *, command_line_keys: set[str], folders: ConfigFolders) -> Composed:
-    """Composes what `parse_command_line` made ready, as far as it can be."""
-    kept, problems = list(words), list[Problem]()
+def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: ConfigFolders) -> Composed:
+    """Composes the overrides of `parse_command_line`; without Hydra, file by file, when Hydra fails."""
+    kept, problems = list(overrides), list[Problem]()
     try:
         config = _load(kept, problems, folders)
     except _FAILURES as error:
@@ -89,14 +89,16 @@ def compose(words: Sequence[str], *, command_line_keys: set[str], folders: Confi
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     nested = {str(name): value for name, value in values.items() if name != "hydra"}
-    # A file that sets its own group has no package line; a dotted name would win over the command line's.
+    # A file that sets its own group lacks the package line; a dotted name would override the command line.
     if any(group in nested for group in GLOBAL_GROUPS) or _has_dotted(nested, ""):
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems)
-    return Composed(values=nested, words=kept, command_line_keys=command_line_keys, folders=folders, problems=problems)
+    return Composed(
+        values=nested, overrides=kept, command_line_keys=command_line_keys, folders=folders, problems=problems
+    )
 
 
 def _has_dotted(values: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a key of a group is written with a dot, which neither Hydra nor OmegaConf splits."""
+    """Whether a key inside a group contains a dot, which neither Hydra nor OmegaConf splits."""
     return any(
         "." in name
         or (isinstance(value, Mapping) and f"{prefix}{name}" in nodes() and _has_dotted(value, f"{prefix}{name}."))
@@ -107,45 +109,46 @@ def _has_dotted(values: Mapping[str, Any], prefix: str) -> bool:
 _FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
 
 
-def _load(words: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:
-    """Lets Hydra compose. A word for Hydra itself that it does not know is taken out and told."""
+def _load(overrides: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:
+    """Composes with Hydra. Removes an unknown override of Hydra's own settings from `overrides` and reports it."""
     loader = make_loader(folders)
     while True:
         try:
-            return loader.load_configuration(PRIMARY, list(words), RunMode.RUN)
+            return loader.load_configuration(PRIMARY, list(overrides), RunMode.RUN)
         except (HydraException, OmegaConfBaseException) as error:
-            found = wrong_word(error, words)
+            found = failed_override(error, overrides)
             if found is None:
                 raise
-            word, problem = found
-            words.remove(word)
+            override, problem = found
+            overrides.remove(override)
             problems.append(problem)
 
 
 def _read_without_hydra(
-    words: Sequence[str],
+    overrides: Sequence[str],
     command_line_keys: set[str],
     folders: ConfigFolders,
     *,
     problems: list[Problem],
     error: Exception | None = None,
 ) -> Composed:
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    keys_of = [override for override in overrides if str(override.input_line).startswith("++")]
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    # parse_command_line writes keys as `++key=value`; all other overrides select options.
+    of_keys = [override for override in parsed if str(override.input_line).startswith("++")]
     choices = [
         choice
-        for override in overrides
-        if override not in keys_of and not override.is_hydra_override() and not override.is_delete()
+        for override in parsed
+        if override not in of_keys and not override.is_hydra_override() and not override.is_delete()
         for choice in _choices(override)
     ]
     read = read_yaml_files(choices, folders)
     values = read.values()
-    for override in keys_of:
-        put_value(values, override.key_or_group, override.value())
+    for override in of_keys:
+        set_nested(values, override.key_or_group, override.value())
     found = read.problems or ([] if error is None else _composing_problem(error, read))
     return Composed(
         values=values,
-        words=words,
+        overrides=overrides,
         command_line_keys=command_line_keys,
         folders=folders,
         problems=problems + found,
@@ -155,28 +158,29 @@ def _read_without_hydra(
 
 
 def _choices(override: Override) -> list[tuple[str, str]]:
-    """Group and option of a word; several where it has a list."""
+    """Group and option of an override; several when its value is a list."""
     value: Any = override.value()
     return [(override.key_or_group, str(name)) for name in (value if isinstance(value, list) else [value])]
 
 
 def _composing_problem(error: Exception, read: YamlFiles) -> list[Problem]:
-    """What Hydra or OmegaConf says, without their advice, which is about other ways to write a config.
+    """The message of Hydra or OmegaConf without their advice, which does not apply to these files.
 
-    Nothing where it speaks of one of our keys: what is wrong with its value is told when the values are checked.
+    Empty when it concerns a key of the config: the check of its value reports it.
     """
     named = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
     path = named.group(1) if named else "config"
     if path in keys():
         return []
-    said = next((line for line in str(error).splitlines() if line.startswith("Key ")), str(error).splitlines()[0])
-    rule = "be what Hydra takes" if path.startswith("hydra.") else "be composable by Hydra"
-    fix = "mend the file; those of conf/ show how each kind is written"
-    return [Problem(path=path, rule=rule, value=f'"{said}"', fix=fix, origin=read.origin(path))]
+    lines = str(error).splitlines()
+    message = next((line for line in lines if line.startswith("Key ")), lines[0])
+    rule = "be accepted by Hydra" if path.startswith("hydra.") else "be composable by Hydra"
+    fix = "correct the file; those in conf/ are examples of each kind"
+    return [Problem(path=path, rule=rule, value=f'"{message}"', fix=fix, origin=read.origin(path))]
 
 
 def _find_line(file: Path, names: Sequence[str]) -> int | None:
-    """1-based line on which a YAML file sets the nested key; None when it does not."""
+    """1-based line where a YAML file sets the nested key; None when it does not."""
     node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     line = None
     for name in names:

@@ -1,4 +1,4 @@
-"""Where the YAML files are, and which groups and options they offer."""
+"""Folders of the YAML files, and the groups and options in them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ PRIMARY = "config"
 
 
 def packaged_folder() -> Path:
-    """The `conf` folder: the copy inside an installed package, else the repository's."""
+    """The folder `conf`: the copy inside an installed package, else that of the repository."""
     here = Path(__file__).resolve()
+    # src/rlscale/config/hydra/config_folders.py: two levels up is the package, four the repository.
     packaged = here.parents[2] / "_conf"
     return packaged if packaged.is_dir() else here.parents[4] / "conf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigFolders:
-    """The folders that are searched for options, first match wins."""
+    """The folders that are searched for options; the first match is used."""
 
     main: Path
     extra: Path | None = None
 
     @classmethod
     def find(cls, extra: Path | None = None) -> ConfigFolders:
-        """Raises ConfigError when `extra` is no folder with options, or has one that would never be read."""
+        """Finds the folders; raises ConfigError when `extra` has no options, or one with the name of another."""
         main = packaged_folder()
         assert main.is_dir(), f"the folder of the configuration files must exist, got {main}"
-        if extra is not None and (problems := _wrong_folder(extra, main)):
+        if extra is not None and (problems := _folder_problems(extra, main)):
             raise ConfigError(problems)
         return cls(main=main, extra=extra.resolve() if extra else None)
 
@@ -47,38 +48,39 @@ class ConfigFolders:
         return {group: sorted(options) for group, options in sorted(found.items()) if options}
 
     def find_file(self, config_path: str) -> Path | None:
-        """The file that Hydra calls `config_path` (e.g. `algo/gspo`); None when it is not one of ours."""
+        """The file of `config_path`, as Hydra names it (e.g. `algo/gspo`); None when it is not in these folders."""
         return next((file for root in self.paths if (file := root / f"{config_path}.yaml").is_file()), None)
 
 
 def _group_folders(root: Path, main: Path) -> list[Path]:
-    """The folders of `root` that are groups: those there are in `main`."""
+    """The folders of `root` that are groups, i.e. that are in `main` too."""
     return sorted(entry for entry in root.iterdir() if entry.is_dir() and (main / entry.name).is_dir())
 
 
-def _wrong_folder(extra: Path, main: Path) -> list[Problem]:
-    """What is wrong with a user's folder of options."""
-    fix = "it has folders like those of conf/, e.g. experiment/, with YAML files"
+def _folder_problems(extra: Path, main: Path) -> list[Problem]:
+    """Problems of a user's folder of options."""
+    fix = "it needs folders like those in conf/, e.g. experiment/, with YAML files"
     if not extra.is_dir():
         return [Problem(path="--config-dir", rule="name an existing folder", value=str(extra), fix=fix)]
     groups = _group_folders(extra, main)
     if not groups:
-        rule = "name a folder with folders of groups in it"
+        rule = "name a folder that contains group folders"
         return [Problem(path="--config-dir", rule=rule, value=str(extra), fix=fix)]
     return [
         Problem(
             path=f"{folder.name}={file.stem}",
-            rule="have a name of its own",
+            rule="have a unique name",
             value=short_path(file),
-            fix="an option of this name comes with rlscale and would be read instead; rename the file",
+            fix="rlscale has an option of this name, which would be used instead; rename the file",
         )
         for folder in groups
         for file in sorted(folder.glob("*.yaml"))
+        # A copy of one of our files, as in a copied conf/, is allowed.
         if (own := main / folder.name / file.name).is_file() and own.read_bytes() != file.read_bytes()
     ]
 
 
 def short_path(file: Path) -> str:
-    """Relative to the working folder where it lies below it."""
+    """The path relative to the working folder if it is below it."""
     relative = os.path.relpath(file)
     return str(file) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""What is wrong with a word that Hydra's grammar cannot read, and how to write it so that it can."""
+"""Explains overrides that Hydra's grammar cannot parse, and corrects them."""
 
 from __future__ import annotations
 
@@ -18,76 +18,76 @@ _QUOTES = "'\""
 
 
 def explain_value(path: str, value: str, key: Key | None) -> tuple[str, str]:
-    """Rule and fix for the value of a word that does not parse.
+    """Rule and fix for the value of an override that does not parse.
 
     Args:
-        path: the key that the word sets.
-        value: what stands behind its first `=`.
-        key: what is known of it; None for a key below a mapping, or one that is handed on to a library.
+        path: the key that the override sets.
+        value: the text after its first `=`.
+        key: the key at `path`; None for an entry of a mapping and for a key of a library.
     """
-    rule, fix = _explain(path, value, key)
-    return rule, fix or ("leave it out" if key is None else default_fix(key))
+    rule, fix = _rule_and_fix(path, value, key)
+    return rule, fix or ("remove it" if key is None else default_fix(key))
 
 
-def _explain(path: str, value: str, key: Key | None) -> tuple[str, str]:
+def _rule_and_fix(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if key is not None and get_origin(key.type) is list:
         rule = f"be {key.type_text}"
-        return rule, _first_readable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))
-    if _left_open(value) == "(" and is_readable(f"{path}={value})"):
-        return "close the bracket (", _first_readable(path, [f"{value})"])
+        return rule, _first_parsable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))
+    if _unclosed(value) == "(" and is_parsable(f"{path}={value})"):
+        return "close the bracket (", _first_parsable(path, [f"{value})"])
     if key is not None and key.type is not str and not key.is_mapping:
         return f"be {key.type_text}", default_fix(key)
-    opened = _left_open(value)
+    opened = _unclosed(value)
     if opened and opened in _QUOTES:
-        return f"close the quote {opened}", _first_readable(path, [_quote(value.replace(opened, ""))])
+        return f"close the quote {opened}", _first_parsable(path, [_quote(value.replace(opened, ""))])
     if opened and (key is None or key.is_mapping):
         closed = value.removesuffix(",") + _CLOSERS[opened]
-        return f"close the bracket {opened}", _first_readable(path, [closed, _quote(value)])
-    return "be in quotes, as some of its characters mean something on a command line", _first_readable(
+        return f"close the bracket {opened}", _first_parsable(path, [closed, _quote(value)])
+    return "be in quotes, because some of its characters have a special meaning on a command line", _first_parsable(
         path, [_quote(value)]
     )
 
 
-def is_readable(word: str) -> bool:
-    """Whether Hydra's grammar can read a word."""
+def is_parsable(override: str) -> bool:
+    """Whether Hydra's grammar can parse an override."""
     try:
-        OverridesParser.create().parse_override(word)
+        OverridesParser.create().parse_override(override)
     except HydraException:
         return False
     return True
 
 
-def in_shell(word: str) -> str:
-    """A word as it is typed."""
-    return shlex.quote(word)
+def shell_quoted(override: str) -> str:
+    """An override as it is typed in a shell."""
+    return shlex.quote(override)
 
 
-def _first_readable(path: str, candidates: list[str]) -> str:
-    words = [f"{path}={candidate}" for candidate in candidates]
-    found = next((word for word in words if is_readable(word)), None)
-    return f"write {in_shell(found)}" if found else ""
+def _first_parsable(path: str, candidates: list[str]) -> str:
+    overrides = (f"{path}={candidate}" for candidate in candidates)
+    found = next((override for override in overrides if is_parsable(override)), None)
+    return f"write {shell_quoted(found)}" if found else ""
 
 
 def _list_candidates(value: str, *, quoted: bool) -> list[str]:
-    """The same list with its bracket closed, without empty entries, and with quotes where they help."""
+    """The same list with a closing bracket, without empty entries, and with quotes around unparsable entries."""
     entries = [entry.strip() for entry in _split(value.strip().removeprefix("[").removesuffix("]"))]
     entries = [entry for entry in entries if entry]
     plain = f"[{','.join(entries)}]"
     if not quoted:
         return [plain]
-    in_quotes = [entry if is_readable(f"x={entry}") else _quote(entry.strip(_QUOTES)) for entry in entries]
+    in_quotes = [entry if is_parsable(f"x={entry}") else _quote(entry.strip(_QUOTES)) for entry in entries]
     return [plain, f"[{','.join(in_quotes)}]"]
 
 
 def _quote(value: str) -> str:
-    """In quotes, as Hydra reads them: a backslash counts as one, but before a quote."""
+    """The value in quotes. In Hydra a backslash is an escape only in front of a quote."""
     escaped = re.sub(r'(\\*)"', lambda found: found.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
     return f'"{escaped}"'
 
 
 def _split(text: str) -> Iterator[str]:
-    """Parts between the commas that stand outside of quotes and brackets."""
+    """Parts between the commas that are outside of quotes and brackets."""
     start = 0
     for place, inside in enumerate(_nesting(text)):
         if text[place] == "," and not inside:
@@ -96,16 +96,17 @@ def _split(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _left_open(text: str) -> str:
-    """The last quote or bracket that is opened and never closed; empty when there is none."""
+def _unclosed(text: str) -> str:
+    """The last quote or bracket that is not closed; empty when there is none."""
     states = list(_nesting(text))
     return states[-1][-1:] if states else ""
 
 
 def _nesting(text: str) -> Iterator[str]:
-    """At each character, with it: the quotes and brackets that are open."""
+    """For each character, the quotes and brackets that are open after it."""
     opened = ""
     for character in text:
+        # Inside quotes brackets have no meaning.
         if opened and opened[-1] in _QUOTES:
             opened = opened[:-1] if character == opened[-1] else opened
         elif character in _CLOSERS or character in _QUOTES:

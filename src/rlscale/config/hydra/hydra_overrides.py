@@ -1,4 +1,4 @@
-"""Words for Hydra itself, e.g. `hydra.sweeper.n_trials=20`: which of them it refused, and what it would have taken."""
+"""Overrides of Hydra's own settings, e.g. `hydra.sweeper.n_trials=20`: finds the rejected one and suggests another."""
 
 from __future__ import annotations
 
@@ -13,42 +13,37 @@ from rlscale.config.errors import COMMAND_LINE, nearest, show
 from rlscale.errors import Problem
 
 
-def wrong_word(error: Exception, words: Sequence[str]) -> tuple[str, Problem] | None:
-    """The word for Hydra that caused `error`, and what is wrong with it; None when it was none of them."""
+def failed_override(error: Exception, overrides: Sequence[str]) -> tuple[str, Problem] | None:
+    """The override of a setting of Hydra that caused `error`, with its problem; None when none did."""
     if isinstance(error, MissingConfigException):
         group, _, _ = str(error.missing_cfg_file).rpartition("/")
         if not group.startswith("hydra/"):
             return None
         options = list(map(str, error.options or ()))
-        return _told(group, words, rule="be one of its options", candidates=options, listed=True)
+        return _problem_of(group, overrides, rule="be one of its options", candidates=options, listed=True)
+    # The messages have no field for the key: Hydra wraps the error of OmegaConf, which names it in its text.
     cause = error.__cause__ or error
     name = re.search(r"Key '(hydra/[^']*)'", str(cause))
     path = name.group(1) if name else str(getattr(cause, "full_key", None) or "")
     if not path.startswith("hydra"):
         return None
     is_key = "Key '" in str(cause)
-    rule = "be a key of Hydra" if is_key else "have a value that Hydra takes"
-    return _told(path, words, rule=rule, candidates=list(_hydra_keys()) if is_key else [])
+    rule = "be a key of Hydra" if is_key else "have a value that Hydra accepts"
+    return _problem_of(path, overrides, rule=rule, candidates=list(_hydra_keys()) if is_key else [])
 
 
-def _told(
-    path: str, words: Sequence[str], *, rule: str, candidates: Sequence[str], listed: bool = False
+def _problem_of(
+    path: str, overrides: Sequence[str], *, rule: str, candidates: Sequence[str], listed: bool = False
 ) -> tuple[str, Problem] | None:
-    for word in words:
-        name, _, value = word.partition("=")
+    for override in overrides:
+        name, _, value = override.partition("=")
         if name.lstrip("+~") != path:
             continue
         wrong = value if listed else path
         found = nearest(wrong, candidates, limit=2)
-        fix = (
-            f"did you mean {found}?"
-            if found
-            else ""
-            if listed
-            else "leave it out; Hydra's documentation lists its keys"
-        )
+        fix = f"did you mean {found}?" if found else "" if listed else "remove it; Hydra's documentation lists its keys"
         fix += f"{' ' if fix else ''}options: {', '.join(candidates)}" if listed and candidates else ""
-        return word, Problem(path=path, rule=rule, value=show(value), fix=fix, origin=COMMAND_LINE)
+        return override, Problem(path=path, rule=rule, value=show(value), fix=fix, origin=COMMAND_LINE)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Values that refer to others: `${batch.max_tokens_per_gpu}`, `${oc.env:HOME}`."""
+"""Interpolations: values that refer to other keys, `${optim.lr}`, or to the environment, `${oc.env:HOME}`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RESOLVERS = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "
 
 
 def is_interpolated(value: Any) -> bool:
-    """Whether a value is decided by others."""
+    """Whether a value refers to others."""
     return isinstance(value, str) and "${" in value
 
 
 def is_complete(value: str) -> bool:
-    """Whether the text of a value that refers to others can be read."""
+    """Whether an interpolation can be parsed."""
     try:
         OmegaConf.create({"value": value})
     except GrammarParseError:
@@ -29,18 +29,19 @@ def is_complete(value: str) -> bool:
 
 
 def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -> tuple[str, str]:
-    """Rule and fix for a value that refers to something that is not there, or of another type."""
+    """Rule and fix for an interpolation that refers to nothing, or to a value of another type."""
+    # OmegaConf has one exception class for several causes; only the message tells them apart.
     text = str(error).splitlines()[0]
     if missing := re.search(r"Interpolation key '([^']*)' not found", text):
         found = nearest_key(missing.group(1))
-        return "refer to a key that exists", f"did you mean ${{{found}}}?" if found else "write its whole path"
+        return "refer to a key that exists", f"did you mean ${{{found}}}?" if found else "write its full path"
     if variable := re.search(r"Environment variable '([^']*)' not found", text):
         name = variable.group(1)
-        return "refer to a variable of the environment that is set", f"set {name}, or write ${{oc.env:{name},<value>}}"
+        return "refer to an environment variable that is set", f"set {name}, or write ${{oc.env:{name},<value>}}"
     if resolver := re.search(r"Unsupported interpolation type (\S+)", text):
-        return f"be made by a resolver that exists, not {resolver.group(1)}", f"there are {', '.join(RESOLVERS)}"
+        return f"use a known resolver, not {resolver.group(1)}", f"known resolvers: {', '.join(RESOLVERS)}"
     if "Missing mandatory value" in text:
         return f"be set, not {MISSING}", "write a value"
     if "ecursive" in text:
         return "not refer to itself", "write a value"
-    return f"refer to a value that is {key.type_text}", f'it is not: "{text}"'
+    return f"refer to a value that is {key.type_text}", f'OmegaConf reports "{text}"'

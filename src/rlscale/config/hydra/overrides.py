@@ -1,8 +1,8 @@
-"""Reads the words of a command line: all of them, collecting every mistake.
+"""Parses the overrides of a command line and reports all problems at once.
 
-Hydra stops at its first mistake and then advises to append the misspelt key with `+`. So each word is parsed here
-first, with Hydra's own grammar, and only words that are right go on to Hydra. Keys are written as `++key=value`,
-because the YAML files hold differences only and Hydra would otherwise refuse a key that none of them names.
+Hydra stops at the first problem and then advises to append the misspelt key with `+`. So every override is parsed here
+first, with Hydra's grammar, and only valid ones are passed to Hydra. Keys are written as `++key=value`, because the
+YAML files contain differences only and Hydra would reject a key that none of them names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 
 from rlscale.config.check_fields import type_problem
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, nearest, nearest_key, not_a_group, show, unknown_key
-from rlscale.config.hydra.grammar import explain_value, in_shell, is_readable
+from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
 from rlscale.errors import Problem
@@ -25,18 +25,18 @@ from rlscale.errors import Problem
 DEFAULT_EXPERIMENT = "quickstart"
 
 SINGLE_VALUE_RULE = "have one value in a single run"
-"""The rule that a sweep's words break elsewhere."""
+"""The rule that overrides of a sweep break in a single run."""
 
-# Groups that are in no defaults list, in the order in which Hydra must see them: a later one wins.
-_APPENDED = {"experiment": 0, "on": 2}
+# Groups that are in no defaults list, with their position for Hydra (other overrides have 1): a later one wins.
+_APPENDED_GROUPS = {"experiment": 0, "on": 2}
 
 
 @dataclass(kw_only=True, slots=True)
 class CommandLine:
-    """The words of a command line after reading.
+    """The parsed overrides of a command line.
 
-    `broken` holds the keys and groups (`ALL_KEYS`: all) whose values cannot be relied on because a word about them
-    was wrong; rules between keys that read them would only report consequences.
+    `broken` contains the keys and groups (`ALL_KEYS`: all) with an unreliable value because their override is invalid.
+    Rules that read them are skipped: they would only report consequences.
     """
 
     overrides: list[str] = field(default_factory=list)  # in the form that Hydra needs
@@ -44,65 +44,66 @@ class CommandLine:
     problems: list[Problem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     experiment: str | None = None
-    no_experiment: bool = False  # said so, by experiment=null
+    no_experiment: bool = False  # requested by experiment=null
 
 
 def parse_command_line(
-    words: Sequence[str], groups: Mapping[str, Sequence[str]], *, multirun: bool = False
+    overrides: Sequence[str], groups: Mapping[str, Sequence[str]], *, multirun: bool = False
 ) -> CommandLine:
-    """Checks syntax, keys, group options and types of all words.
+    """Checks syntax, keys, group options and types of all overrides.
 
     Args:
-        words: what the user typed, e.g. `algo=gspo`, `+on=cpu`, `algo.eps_clip=0.1`.
+        overrides: as the user typed them, e.g. `algo=gspo`, `+on=cpu`, `algo.eps_clip=0.1`.
         groups: the options of every group.
-        multirun: whether a word may hold several values (`a=1,2`).
+        multirun: whether an override may have several values (`a=1,2`).
     """
     line = CommandLine()
     parser = OverridesParser.create()
     ordered: list[tuple[int, str]] = []
-    for word in words:
+    for text in overrides:
         try:
-            override = parser.parse_override(word)
+            override = parser.parse_override(text)
         except HydraException:
-            _report_grammar(line, word, groups)
+            _report_unparsable(line, text, groups)
             continue
         if not override.key_or_group:
-            line.problems.append(_not_key_value(word, groups))
+            line.problems.append(_not_key_value(text, groups))
         elif override.is_hydra_override():
-            ordered.append((1, word))
+            ordered.append((1, text))
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override))
         elif override.key_or_group in groups:
-            choice = _group_word(line, override, groups)
+            choice = _group_override(line, override, groups)
             if choice is not None:
-                place = _APPENDED.get(override.key_or_group, 1)
-                ordered = [pair for pair in ordered if pair[0] != place or place == 1]  # the last choice wins
-                ordered.append((place, choice))
+                position = _APPENDED_GROUPS.get(override.key_or_group, 1)
+                # Of several experiments or overlays the last one counts; Hydra itself replaces options of other groups.
+                ordered = [pair for pair in ordered if pair[0] != position or position == 1]
+                ordered.append((position, choice))
         elif _check_key(line, override, groups):
-            ordered.append((1, f"++{override.key_or_group}={_text(override)}"))
+            ordered.append((1, f"++{override.key_or_group}={_value_text(override)}"))
     if line.experiment is None and not line.no_experiment and ALL_KEYS not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
-    line.overrides = [word for _, word in sorted(ordered, key=lambda pair: pair[0])]
+    line.overrides = [text for _, text in sorted(ordered, key=lambda pair: pair[0])]
     return line
 
 
-def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[str]]) -> None:
-    """A word that is none: without `=`, or with a value that Hydra cannot read."""
-    name, equals, value = word.partition("=")
+def _report_unparsable(line: CommandLine, text: str, groups: Mapping[str, Sequence[str]]) -> None:
+    """Reports an override without `=`, or with a value that Hydra cannot parse."""
+    name, equals, value = text.partition("=")
     path = name.lstrip("+~ ").rstrip()
-    if word.startswith("--") or not equals or not path:
-        line.problems.append(_not_key_value(word, groups))
+    if text.startswith("--") or not equals or not path:
+        line.problems.append(_not_key_value(text, groups))
         return
-    line.broken.add(_meant(path, groups))
+    line.broken.add(_nearest_target(path, groups))
     key = find_key(path)
     if key is None and path not in groups and not is_passthrough(path) and not path.startswith("hydra."):
-        line.problems.append(_unknown(path, value, groups))
+        line.problems.append(_unknown_path(path, value, groups))
         return
-    if is_readable(f"{path}={value.strip()}"):
-        rule, fix = "have no space beside its name", f"write {in_shell(f'{path}={value.strip()}')}"
-        value = f'"{word}"'
+    if is_parsable(f"{path}={value.strip()}"):
+        rule, fix = "have no space next to its name", f"write {shell_quoted(f'{path}={value.strip()}')}"
+        value = f'"{text}"'
     elif path in groups:
         line.problems.append(_wrong_option(path, value, groups[path]))
         return
@@ -111,10 +112,11 @@ def _report_grammar(line: CommandLine, word: str, groups: Mapping[str, Sequence[
     line.problems.append(Problem(path=path, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
 
 
-def _not_key_value(word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
-    name, equals, value = word.partition("=")
+def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
+    name, equals, value = text.partition("=")
     if not equals:
-        name, _, value = word.partition(":")
+        # `key: value`, as in YAML.
+        name, _, value = text.partition(":")
     fix = "write key=value or group=option"
     group_of = next((group for group, options in groups.items() if name in options), None)
     if name in groups:
@@ -123,49 +125,49 @@ def _not_key_value(word: str, groups: Mapping[str, Sequence[str]]) -> Problem:
         fix = f"did you mean {group_of or 'experiment'}={name if group_of else near}?"
     elif found := nearest_key(name):
         fix = f"did you mean {found}={value.strip() or '<value>'}?"
-    shown = word if word.strip() else f'"{word}"'
+    shown = text if text.strip() else f'"{text}"'
     return Problem(
         path=name.strip() or shown, rule="be written as key=value", value=shown, fix=fix, origin=COMMAND_LINE
     )
 
 
 def _not_a_sweep(override: Override) -> Problem:
-    path, value = override.key_or_group, _text(override)
+    path, value = override.key_or_group, _value_text(override)
     key = find_key(path)
     fix = "add -m to run one job per value"
     if key is not None and key.type is str:
-        quoted = in_shell(f'{path}="{value}"')
+        quoted = shell_quoted(f'{path}="{value}"')
         fix += f", or write {quoted}"
     elif key is not None and get_origin(key.type) is list:
         fix += f", or write {path}=[{value}]"
     return Problem(path=path, rule=SINGLE_VALUE_RULE, value=value, fix=fix, origin=COMMAND_LINE)
 
 
-def _group_word(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """The choice of an option as Hydra wants it; None when it is wrong or chooses nothing."""
+def _group_override(line: CommandLine, override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """The override that selects an option in Hydra's syntax; None when it is invalid or selects nothing."""
     group = override.key_or_group
     if override.package is not None:
         fix, value = f"write {group}=<option>", str(override.input_line)
-        rule = "be chosen without a package"
+        rule = "be selected without a package"
         line.problems.append(Problem(path=group, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
         return None
     if override.is_delete() or override.value() is None:
         line.no_experiment |= group == "experiment"
-        return None if group in _APPENDED else f"~{group}"
+        return None if group in _APPENDED_GROUPS else f"~{group}"
     if not _check_options(line, override, groups[group]):
         return None
-    return f"{'+' if group in _APPENDED else ''}{group}={_text(override)}"
+    return f"{'+' if group in _APPENDED_GROUPS else ''}{group}={_value_text(override)}"
 
 
 def _check_options(line: CommandLine, override: Override, options: Sequence[str]) -> bool:
     group = override.key_or_group
-    chosen = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
-    wrong = [name for name in chosen if name not in options]
+    selected = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
+    wrong = [name for name in selected if name not in options]
     line.problems += [_wrong_option(group, name, options) for name in wrong]
     if wrong:
-        line.broken.add(ALL_KEYS if group in _APPENDED else group)
+        line.broken.add(ALL_KEYS if group in _APPENDED_GROUPS else group)
     elif group == "experiment":
-        line.experiment = "+".join(str(name) for name in chosen)
+        line.experiment = "+".join(str(name) for name in selected)
     return not wrong
 
 
@@ -179,11 +181,11 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
     path = override.key_or_group
     key = find_key(path)
     if is_passthrough(path) and not override.is_delete():
-        line.keys.add(path)  # whether the library knows it is asked later
+        line.keys.add(path)  # check_fields checks whether the library knows it
         return True
     if key is None:
-        line.problems.append(_unknown(path, _text(override), groups))
-        line.broken.add(_meant(path, groups))
+        line.problems.append(_unknown_path(path, _value_text(override), groups))
+        line.broken.add(_nearest_target(path, groups))
         return False
     if override.is_delete():
         fix = f"set it to its default, {path}={show(key.default)}"
@@ -198,38 +200,38 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
     return not problems
 
 
-def _unknown(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
+def _unknown_path(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
     if path in nodes():
         return not_a_group(path, value, origin=COMMAND_LINE)
-    group = _near_group(path, groups)
+    group = _nearest_group(path, groups)
     if group:
         fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
     return unknown_key(path, value, origin=COMMAND_LINE)
 
 
-def _meant(path: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """The key or group whose value is not known, because the word that should have set it was wrong."""
-    group = _near_group(path, groups)
+def _nearest_target(path: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """The key or group that an invalid override most likely should set; its value is unknown."""
+    group = _nearest_group(path, groups)
     if find_key(path) is None and "." in path and group is None:
         return nearest_key(path) or path
-    return path if group is None else ALL_KEYS if group in _APPENDED else group
+    return path if group is None else ALL_KEYS if group in _APPENDED_GROUPS else group
 
 
-def _near_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """The group that a word without a key most likely stands for. A dot may be the one wrong letter."""
+def _nearest_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """The group that an unknown path most likely stands for. A dot may be the one wrong letter."""
     if "." not in path:
         return nearest(path, groups)
     return nearest(path, groups, limit=1) if find_key(path) is None else None
 
 
-def _text(override: Override) -> str:
+def _value_text(override: Override) -> str:
     """The value as it was typed."""
     return str(override.input_line).partition("=")[2]
 
 
 def _values(override: Override) -> list[Any]:
-    """Each value the word gives: one, or those of a sweep over a list."""
+    """Every value of an override: one, or those of a sweep over a list."""
     value = override.value()
     if not isinstance(value, Sweep):
         return [value]

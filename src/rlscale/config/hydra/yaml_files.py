@@ -1,7 +1,7 @@
-"""The YAML files of a command line, read without Hydra: all that keeps it from composing them, each with its line.
+"""Reads the YAML files of a command line without Hydra and reports all problems, each with its line.
 
-Hydra stops at the first file it cannot use. This reads the same files in the same order, by the rules that the files of
-`conf/` keep, and goes on after a mistake.
+Hydra stops at the first file that it cannot use. This module reads the same files in the same order, by the rules of
+the files in `conf/`, and continues after a problem.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ GLOBAL_GROUPS = ("experiment", "on")
 
 @dataclass(kw_only=True, slots=True)
 class YamlFile:
-    """One file of an option: what it sets, by full path, with its line."""
+    """The file of one option: the values it sets and their lines, by full path."""
 
-    group: str  # empty for the primary one
+    group: str  # empty for config.yaml
     path: Path
     values: dict[str, tuple[Any, int]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class YamlFiles:
-    """Files in the order of merging, and what is wrong with them."""
+    """Files in the order of merging, and their problems."""
 
     folders: ConfigFolders
     files: list[YamlFile] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    chosen: dict[str, str | None] = field(default_factory=dict)  # option by group, the last choice
+    selected: dict[str, str | None] = field(default_factory=dict)  # option by group; the last choice wins
 
     def values(self) -> dict[str, Any]:
-        """What the files set, nested."""
+        """The values that the files set, nested."""
         nested: dict[str, Any] = {}
         for file in self.files:
             for path, (value, _) in file.values.items():
                 if not path.startswith("hydra."):
-                    put_value(nested, path, value)
+                    set_nested(nested, path, value)
         return nested
 
     def origin(self, path: str) -> str:
-        """File and line that set a key last; empty when none did."""
+        """File and line that set a key last; empty when none does."""
         found = ""
         for file in self.files:
             for name, (_, line) in file.values.items():
@@ -64,30 +64,31 @@ class YamlFiles:
 
 
 def read_yaml_files(choices: Sequence[tuple[str, str]], folders: ConfigFolders) -> YamlFiles:
-    """Reads what a command line chooses.
+    """Reads the files of the options that a command line selects.
 
     Args:
         choices: group and option, in the order of the command line.
-        folders: where they lie.
+        folders: the folders of the options.
     """
     found = YamlFiles(folders=folders)
     own = [(group, option) for group, option in choices if group not in GLOBAL_GROUPS]
+    # Hydra merges experiments and overlays last, but their defaults lists select options: read them first.
     overlays: list[YamlFile] = []
     for group in GLOBAL_GROUPS:
         for name, option in choices:
             if name == group:
                 _visit(found, group, option, overlays)
-    found.chosen |= dict(own)
+    found.selected |= dict(own)
     _read(found, YamlFile(group="", path=folders.main / f"{PRIMARY}.yaml"))
-    for group, choice in found.chosen.items():
+    for group, choice in found.selected.items():
         if choice is not None:
             _visit(found, group, choice, found.files)
     found.files += overlays
     return found
 
 
-def put_value(nested: dict[str, Any], path: str, value: Any) -> None:
-    """Sets a value of nested mappings; takes the place of a value that is in its way."""
+def set_nested(nested: dict[str, Any], path: str, value: Any) -> None:
+    """Sets a value in nested mappings; replaces a plain value on the way to it by a mapping."""
     *parents, name = path.split(".")
     for parent in parents:
         inner = nested.get(parent)
@@ -100,20 +101,21 @@ def put_value(nested: dict[str, Any], path: str, value: Any) -> None:
 def _visit(
     found: YamlFiles, group: str, option: str, files: list[YamlFile], *, above: tuple[tuple[str, str], ...] = ()
 ) -> None:
-    """Reads an option and those it is made of, and appends them to `files` in the order of merging."""
+    """Reads an option and the options it includes, and appends them to `files` in the order of merging."""
     path = found.folders.find_file(f"{group}/{option}")
     if path is None:
-        return  # the word or the file that chooses it has been told
-    file, way = YamlFile(group=group, path=path), (*above, (group, option))
+        return  # reported already, for the override or file that selects it
+    file, ancestors = YamlFile(group=group, path=path), (*above, (group, option))
     entries = _read(found, file)
     for parent in [entry for entry in entries if isinstance(entry, _Parent)]:
-        if (parent.group, parent.option) not in way:
-            _visit(found, parent.group, parent.option, files, above=way)
+        if (parent.group, parent.option) not in ancestors:
+            _visit(found, parent.group, parent.option, files, above=ancestors)
         else:
-            rule, fix = "not lead back to where it began", "take this entry out"
-            _Report(found, file)(parent.line, rule, parent.option, fix, path="defaults")
+            rule, fix = "not form a cycle", "remove this entry"
+            _FileProblems(found, file).add(parent.line, rule, parent.option, fix, path="defaults")
+    # After its parents, so that it overrides them.
     files.append(file)
-    found.chosen |= {entry.group: entry.option for entry in entries if isinstance(entry, _Choice)}
+    found.selected |= {entry.group: entry.option for entry in entries if isinstance(entry, _Choice)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Parent:
-    """`- option`: another file of the same kind that this one starts from."""
+    """`- option`: another file of the same group that this one includes."""
 
     group: str
     option: str
@@ -134,8 +136,9 @@ class _Parent:
 
 
 def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
-    """Fills in what `file` sets; returns what its defaults list names."""
-    report = _Report(found, file)
+    """Reads the values of `file`; returns the entries of its defaults list."""
+    problems = _FileProblems(found, file)
+    report = problems.add
     try:
         text = file.path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=_Loader)
@@ -147,45 +150,45 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
         report(line, "be valid YAML", f'"{error.problem}"', fix)
         return []
     except (OSError, ValueError, yaml.YAMLError) as error:
-        report(1, "be a text file with YAML in it", f'"{str(error).splitlines()[0]}"', "save it as text in UTF-8")
+        report(1, "be a text file that contains YAML", f'"{str(error).splitlines()[0]}"', "save it as text in UTF-8")
         return []
     if not isinstance(root, yaml.MappingNode):
         found_text = "nothing" if root is None else f'"{text.splitlines()[0]}"'
-        report(1, "set keys, each as `name: value`", found_text, "the files of conf/ are examples")
+        report(1, "set keys, each as `name: value`", found_text, "the files in conf/ are examples")
         return []
     if file.group in GLOBAL_GROUPS and GLOBAL not in text.splitlines():
-        fix = f"files of {file.group}/ set keys of every group"
+        fix = f"files in {file.group}/ set keys of every group"
         report(1, f'have a line "{GLOBAL}"', f'"{text.splitlines()[0]}"', fix)
-    repeated = list(_repeated(root))
+    repeated = list(_repeated_keys(root))
     for name, line in repeated:
-        report(line, "name each key once", name, "keep one of the lines")
-    if not repeated and (wrong := _unreadable(root)):
-        report(*wrong, "write texts, numbers, lists and mappings")
+        report(line, "set each key once", name, "keep one of the lines")
+    if not repeated and (wrong := _unreadable_value(root)):
+        report(*wrong, "write strings, numbers, lists and mappings")
     prefix = f"{file.group}." if file.group and file.group not in GLOBAL_GROUPS else ""
-    for path, line in _dotted(root, prefix):
+    for path, line in _dotted_keys(root, prefix):
         parent, _, name = path.rpartition(".")
         fix = f"write `{name}: ...`, indented, below `{parent.rpartition('.')[2]}:`"
-        report(line, "be nested in a file, where the dot of a command line means nothing", f'"{path}"', fix, path=path)
+        report(line, "be nested in a file, where a dotted name has no meaning", f'"{path}"', fix, path=path)
     file.values = dict(_leaves(root, prefix))
     defaults = next((child for key, child in root.value if key.value == "defaults"), None)
-    return list(_entries(defaults, report)) if defaults is not None and file.group else []
+    return list(_entries(defaults, problems)) if defaults is not None and file.group else []
 
 
-class _Report:
-    """Notes what is wrong with a file."""
+class _FileProblems:
+    """Records the problems of one file."""
 
     def __init__(self, found: YamlFiles, file: YamlFile) -> None:
         self.groups = found.folders.groups()
         self.group = file.group
         self._problems, self._name = found.problems, short_path(file.path)
 
-    def __call__(self, line: int, rule: str, value: str, fix: str = "", *, path: str = "") -> None:
+    def add(self, line: int, rule: str, value: str, fix: str = "", *, path: str = "") -> None:
         origin = f"{self._name}:{line}"
         self._problems.append(Problem(path=path or self._name, rule=rule, value=value, fix=fix, origin=origin))
 
 
-def _repeated(node: yaml.Node) -> Iterator[tuple[str, int]]:
-    """Keys that a mapping names twice, with the second line."""
+def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
+    """Keys that a mapping sets twice, with the line of the second."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -193,27 +196,27 @@ def _repeated(node: yaml.Node) -> Iterator[tuple[str, int]]:
         if str(key.value) in seen:
             yield str(key.value), key.start_mark.line + 1
         seen.add(str(key.value))
-        yield from _repeated(child)
+        yield from _repeated_keys(child)
 
 
-def _unreadable(root: yaml.Node) -> tuple[int, str, str] | None:
-    """Line, rule and what the reader says of a value that it cannot make; None when it can make all."""
+def _unreadable_value(root: yaml.Node) -> tuple[int, str, str] | None:
+    """Line, rule and message for a value that the loader cannot construct; None when it can construct all."""
     try:
         _Loader("").construct_object(root, deep=True)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        return line, "hold nothing but plain values", f'"{error.problem}"'
+        return line, "contain plain values only", f'"{error.problem}"'
     return None
 
 
-def _dotted(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int]]:
-    """Keys that are written with a dot among those of groups, with their line."""
+def _dotted_keys(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int]]:
+    """Keys of groups that contain a dot, with their line."""
     for key, child in node.value:
         path = f"{prefix}{key.value}"
         if "." in str(key.value) and path.partition(".")[0] in nodes():
             yield path, key.start_mark.line + 1
         elif path in nodes() and isinstance(child, yaml.MappingNode):
-            yield from _dotted(child, f"{path}.")
+            yield from _dotted_keys(child, f"{path}.")
 
 
 def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[Any, int]]]:
@@ -227,7 +230,7 @@ def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[An
 
 
 def _value_of(node: yaml.Node) -> Any:
-    """What a node stands for; its text where that cannot be made, which is told as a mistake of the file."""
+    """The value of a node; its text when the loader cannot construct it, which `_unreadable_value` reports."""
     loader = _Loader("")
     try:
         return loader.construct_object(node, deep=True)
@@ -235,63 +238,66 @@ def _value_of(node: yaml.Node) -> Any:
         return str(node.value)
 
 
-def _entries(defaults: yaml.Node, report: _Report) -> Iterator[_Choice | _Parent]:
-    """The entries of a defaults list that are right."""
+def _entries(defaults: yaml.Node, problems: _FileProblems) -> Iterator[_Choice | _Parent]:
+    """The valid entries of a defaults list."""
     line = defaults.start_mark.line + 1
     if not isinstance(defaults, yaml.SequenceNode):
-        report(line, "be a list", show(_value_of(defaults)), "write `- override /<group>: <option>`", path="defaults")
+        problems.add(
+            line, "be a list", show(_value_of(defaults)), "write `- override /<group>: <option>`", path="defaults"
+        )
         return
+    # Hydra requires entries with override at the end of the list.
     is_late = False
     for item in defaults.value:
         line, value = item.start_mark.line + 1, _value_of(item)
         if isinstance(value, str):
             if is_late and value != "_self_":
-                rule = "name files before the entries with override"
-                report(line, rule, value, "move it above them", path="defaults")
-            yield from _parent(value, line, report)
+                rule = "list other files above the entries with override"
+                problems.add(line, rule, value, "move it above them", path="defaults")
+            yield from _parent(value, line, problems)
         elif isinstance(value, Mapping) and len(value) == 1:
             ((name, option),) = value.items()
             is_late = True
-            yield from _choice(str(name), option, line, report)
+            yield from _choice(str(name), option, line, problems)
         else:
             fix = "write `- override /<group>: <option>`"
-            report(line, "be one `group: option` an entry", show(value), fix, path="defaults")
+            problems.add(line, "have one `group: option` pair per entry", show(value), fix, path="defaults")
 
 
-def _parent(name: str, line: int, report: _Report) -> Iterator[_Parent]:
+def _parent(name: str, line: int, problems: _FileProblems) -> Iterator[_Parent]:
     """`- option` of the same group, or `- /group/option`."""
     if name == "_self_":
         return
-    group, _, option = name.removeprefix("/").rpartition("/") if name.startswith("/") else (report.group, "", name)
-    if option in report.groups.get(group, ()):
+    group, _, option = name.removeprefix("/").rpartition("/") if name.startswith("/") else (problems.group, "", name)
+    if option in problems.groups.get(group, ()):
         yield _Parent(group, option, line)
     else:
-        _report_option(report, group, option, line)
+        _report_option(problems, group, option, line)
 
 
-def _choice(name: str, option: Any, line: int, report: _Report) -> Iterator[_Choice]:
+def _choice(name: str, option: Any, line: int, problems: _FileProblems) -> Iterator[_Choice]:
     """`override /group: option`."""
-    words = name.split()
-    group = words[-1].removeprefix("/").partition("@")[0]
-    if group not in report.groups:
-        found = nearest(group, report.groups)
-        fix = f"did you mean {found}?" if found else f"groups: {', '.join(report.groups)}"
-        report(line, "be a known group", show(option), fix, path=group)
-    elif words[:-1] != ["override"] or not words[-1].startswith("/"):
+    parts = name.split()
+    group = parts[-1].removeprefix("/").partition("@")[0]
+    if group not in problems.groups:
+        found = nearest(group, problems.groups)
+        fix = f"did you mean {found}?" if found else f"groups: {', '.join(problems.groups)}"
+        problems.add(line, "be a known group", show(option), fix, path=group)
+    elif parts[:-1] != ["override"] or not parts[-1].startswith("/"):
         fix = f"write `override /{group}: {option}`"
-        report(line, "be chosen with override and a slash", f'"{name}: {option}"', fix, path=group)
+        problems.add(line, "be selected with override and a slash", f'"{name}: {option}"', fix, path=group)
     elif option is None:
         yield _Choice(group, None)
     else:
-        wrong = [one for one in (option if isinstance(option, list) else [option]) if one not in report.groups[group]]
+        wrong = [one for one in (option if isinstance(option, list) else [option]) if one not in problems.groups[group]]
         for each in wrong:
-            _report_option(report, group, each, line)
+            _report_option(problems, group, each, line)
         if not wrong and isinstance(option, str):
             yield _Choice(group, option)
 
 
-def _report_option(report: _Report, group: str, option: Any, line: int) -> None:
-    options = report.groups.get(group, [])
+def _report_option(problems: _FileProblems, group: str, option: Any, line: int) -> None:
+    options = problems.groups.get(group, [])
     found = nearest(str(option), options)
     fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
-    report(line, "be one of its options", show(option), fix, path=group)
+    problems.add(line, "be one of its options", show(option), fix, path=group)

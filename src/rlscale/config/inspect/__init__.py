@@ -1,1 +1,1 @@
-"""Looking at configurations without running them: documentation, explanations, differences, schema, completion."""
+"""Inspection of configurations without running them: help, explanations, differences, JSON schemas."""

@@ -1,4 +1,4 @@
-"""What differs between two configurations."""
+"""Differences between two configurations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from rlscale.config.errors import show
 from rlscale.config.to_yaml import flatten
 
-UNSET = "(not there)"
-NAMES = ("run.name", "run.dir", "run.experiment", "run.overrides", "run.config_dir", "checkpoint.save")
-"""Keys that differ between any two runs."""
+UNSET = "(not set)"
+RUN_NAMES = ("run.name", "run.dir", "run.experiment", "run.overrides", "run.config_dir", "checkpoint.save")
+"""Names and folders, which differ between any two runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One key that has another value; UNSET where one side has no such key."""
+    """One key with different values; UNSET if one side lacks the key."""
 
     key: str
     before: Any
@@ -31,11 +31,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], *, names: b
 
     Args:
         before, after: nested values.
-        names: also those of the run's name and folders, which always differ.
+        names: include the run's name and folders, which always differ.
     """
     old, new = dict(flatten(before)), dict(flatten(after))
     return [
         Difference(key=key, before=old.get(key, UNSET), after=new.get(key, UNSET))
         for key in dict.fromkeys([*old, *new])
-        if old.get(key, UNSET) != new.get(key, UNSET) and (names or key not in NAMES)
+        if old.get(key, UNSET) != new.get(key, UNSET) and (names or key not in RUN_NAMES)
     ]

@@ -1,4 +1,4 @@
-"""One key in one configuration: what it is, what it has been set to, and by whom."""
+"""Explains one key of a configuration: its type, its value, and the origin of the value."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from rlscale.config.errors import show, unknown_key
 from rlscale.config.hydra.interpolation import is_interpolated
-from rlscale.config.inspect.help import WIDTH, not_built
+from rlscale.config.inspect.help import WIDTH, unsupported_text
 from rlscale.config.keys import Key, find_key, keys, nodes
 from rlscale.config.load import LoadedConfig
 from rlscale.config.passthrough import is_passthrough, passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
-from rlscale.config.passthrough.field_types import in_words
+from rlscale.config.passthrough.field_types import type_in_words
 from rlscale.errors import ConfigError, Problem
 
-DEFAULT = "its default"
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """What there is to say about a key; texts are empty where there is nothing."""
+    """Facts about a key; a text that does not apply is empty."""
 
     key: str
     type: str
@@ -33,7 +33,7 @@ class Explanation:
     description: str
     value: Any
     set_by: str  # "command line", file and line, the reason it was derived, or DEFAULT
-    replaced: Any = None  # the value that was given and did not stay
+    replaced: Any = None  # the given value that was replaced
     replaced_from: str = ""
     warning: str = ""
     not_built: str = ""
@@ -47,28 +47,29 @@ class Explanation:
             ("default", default),
             ("value", show(self.value)),
             ("set by", self.set_by),
-            ("instead of", f"{show(self.replaced)} ({self.replaced_from})" if self.replaced_from else ""),
+            ("replaces", f"{show(self.replaced)} ({self.replaced_from})" if self.replaced_from else ""),
             ("warning", self.warning),
             ("", self.not_built),
         ]
-        told = textwrap.wrap(self.description, WIDTH)
-        return [self.key, *(f"  {name:<12}{text}".rstrip() for name, text in facts if text), "", *told]
+        description = textwrap.wrap(self.description, WIDTH)
+        return [self.key, *(f"  {name:<12}{text}".rstrip() for name, text in facts if text), "", *description]
 
 
 def explain(path: str, loaded: LoadedConfig) -> Explanation:
-    """What `path` is and has in a loaded configuration.
+    """Explains the key `path` of a loaded configuration.
 
     Raises: ConfigError when there is no such key.
     """
     key = find_key(path)
     if key is None and is_passthrough(path):
-        return _explain_passed(path, loaded)
+        return _explain_passthrough(path, loaded)
     if key is None:
         is_group = path in nodes() or path in loaded.composed.folders.groups()
         fix = f"it is a group: rlscale-config help {path}" if is_group else unknown_key(path, "", origin="").fix
-        raise ConfigError([Problem(path="explain", rule="be given a key", value=path, fix=fix)])
+        raise ConfigError([Problem(path="explain", rule="be called with a known key", value=path, fix=fix)])
     value = attrgetter(key.path)(loaded.config)
-    for name in path.removeprefix(key.path).split(".")[1:]:  # below a mapping
+    # The remaining names are entries of a mapping.
+    for name in path.removeprefix(key.path).split(".")[1:]:
         value = value.get(name) if isinstance(value, dict) else None
     derived = next((each for each in loaded.derived if each.key == key.path), None)
     origin = _set_by(path, loaded)
@@ -85,36 +86,36 @@ def explain(path: str, loaded: LoadedConfig) -> Explanation:
         replaced=derived.was if derived is not None and replaced else None,
         replaced_from=origin if replaced else "",
         warning=_warning(key, loaded),
-        not_built=not_built(key.path),
+        not_built=unsupported_text(key.path),
     )
 
 
-def _explain_passed(path: str, loaded: LoadedConfig) -> Explanation:
+def _explain_passthrough(path: str, loaded: LoadedConfig) -> Explanation:
     group, _, name = path.partition(".")
     own = getattr(loaded.config, group)
     library = LIBRARIES[group]
-    arguments = library.known({key.name: getattr(own, key.name) for key in keys().values() if key.group == group})
+    arguments = library.load({key.name: getattr(own, key.name) for key in keys().values() if key.group == group})
     if name not in arguments.types:
         fix = f"rlscale-config help {group} lists its own keys; {library.listing}"
-        raise ConfigError([Problem(path="explain", rule="be given a key", value=path, fix=fix)])
+        raise ConfigError([Problem(path="explain", rule="be called with a known key", value=path, fix=fix)])
     kind, passed = library.kind.format(version=arguments.version), getattr(own, passthrough_groups()[group])
-    told = f"This is {kind}, handed on as it is. Left out, the library's own default counts."
-    if name in library.ours:
-        told = f"This is {kind}, which rlscale sets; {library.ours[name]}."
+    description = f"This is {kind}, passed through unchanged. When it is not set, the library's default applies."
+    if name in library.reserved:
+        description = f"This is {kind}, which rlscale sets; {library.reserved[name]}."
     return Explanation(
         key=path,
-        type=in_words(arguments.types[name]),
+        type=type_in_words(arguments.types[name]),
         constraint="",
         default=None,
         required=False,
-        description=told,
+        description=description,
         value=passed.get(name),
         set_by=_set_by(path, loaded) if name in passed else DEFAULT,
     )
 
 
 def _set_by(path: str, loaded: LoadedConfig) -> str:
-    """Who set a key, and as what where its value refers to others."""
+    """The origin of a key's value, and the text of an interpolation."""
     given: Any = loaded.composed.values
     for name in path.split("."):
         given = given.get(name) if isinstance(given, Mapping) else None

@@ -1,4 +1,4 @@
-"""The documentation of groups and keys as text for a terminal."""
+"""Documentation of groups and keys as text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ WIDTH = 100
 
 
 def overview(folders: ConfigFolders) -> str:
-    """Every group: what it holds, how many keys, its options."""
-    lines = ["Groups of keys. `rlscale-config help <group>` documents one, `explain <key>` one key.", ""]
+    """All groups: their summary, number of keys, and options."""
+    lines = ["Groups of keys. `rlscale-config help <group>` documents a group, `explain <key>` a key.", ""]
     for group, members in _by_group().items():
         if group:
             lines += _wrapped(f"{group} ({len(members)})", group_summary(group))
-    lines += ["", "Keys beside the groups:", ""]
+    lines += ["", "Keys outside of the groups:", ""]
     lines += [line for key in _by_group().get("", ()) for line in _wrapped(key.path, key.description)]
-    lines += ["", "Options, chosen by <group>=<option>:", ""]
+    lines += ["", "Options, selected by <group>=<option>:", ""]
     for group, options in folders.groups().items():
         lines += _wrapped(group, ", ".join(options))
     return "\n".join(lines) + "\n"
 
 
 def group_help(name: str, folders: ConfigFolders) -> str:
-    """Options and keys of a group, of a group inside a group (`algo.mis`), or of a group that has options only.
+    """Options and keys of a group, of a nested group (`algo.mis`), or of a group that has options only.
 
     Raises: ConfigError when there is no such group.
     """
@@ -45,27 +45,27 @@ def group_help(name: str, folders: ConfigFolders) -> str:
         lines += ["options:", *_option_lines(name, options, folders), ""]
     lines += [line for key in found for line in key_lines(key)]
     if name in passthrough_groups():
-        kind = LIBRARIES[name].kind.format(version=LIBRARIES[name].known({}).version)
-        lines += [f"  {name}.<name>", *_indented(f"Any other name is {kind}, handed on as it is."), ""]
+        kind = LIBRARIES[name].kind.format(version=LIBRARIES[name].load({}).version)
+        lines += [f"  {name}.<name>", *_indented(f"Any other name is {kind}, passed through unchanged."), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def key_lines(key: Key) -> list[str]:
-    """Type, default, constraint and description of one key, and what of it is not built."""
+    """Type, default, constraint and description of one key, and its unsupported values."""
     head = f"{key.path}: {key.type_text}"
     head += f", {key.constraint_text}" if key.constraint_text else ""
     head += "; required" if key.required else f"; default {show(key.default)}"
     lines = textwrap.wrap(head, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False)
-    return [*lines, *_indented(key.description), *_indented(not_built(key.path)), ""]
+    return [*lines, *_indented(key.description), *_indented(unsupported_text(key.path)), ""]
 
 
-def not_built(path: str) -> str:
-    """Which values of a key wait for a part that is not built; empty when all work."""
+def unsupported_text(path: str) -> str:
+    """The missing feature and the supported values of a key; empty when all values are supported."""
     if path not in supported_values():
         return ""
-    built = supported_values()[path]
-    works = ", ".join(show(value) for value in built.values)
-    return f"Not supported yet: {built.feature}; works now: {works}."
+    known = supported_values()[path]
+    listed = ", ".join(show(value) for value in known.values)
+    return f"Not supported yet: {known.feature}; supported values: {listed}."
 
 
 def group_summary(group: str) -> str:
@@ -89,11 +89,11 @@ def _option_lines(group: str, options: Sequence[str], folders: ConfigFolders) ->
 
 
 def unknown_group(name: str, folders: ConfigFolders) -> Problem:
-    """`name` is no group of keys or options."""
+    """`name` is not a group of keys or options."""
     names = {group for group in _by_group() if group} | folders.groups().keys()
     found = nearest(name, names)
     fix = f"did you mean {found}?" if found else f"groups: {', '.join(sorted(names))}"
-    return Problem(path="group", rule="be one of keys or options", value=name, fix=fix)
+    return Problem(path="group", rule="be a group of keys or options", value=name, fix=fix)
 
 
 def _by_group() -> Mapping[str, list[Key]]:

@@ -1,6 +1,6 @@
-"""JSON schemas of the YAML files in `conf/`: with them editors complete keys and options and mark mistakes.
+"""JSON schemas of the YAML files in `conf/`: editors use them to complete keys and options and to mark errors.
 
-The files hold differences only, so nothing is required, and any value may be an interpolation.
+The files contain differences only, so no key is required; any value may be an interpolation.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from typing import Any, get_args, get_origin
 
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
-from rlscale.config.inspect.help import group_summary, not_built
+from rlscale.config.inspect.help import group_summary, unsupported_text
 from rlscale.config.keys import Key, keys, nodes
-from rlscale.config.passthrough import megatron_args as of_megatron
-from rlscale.config.passthrough import sglang_args as of_sglang
+from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.passthrough.field_types import alternatives
-from rlscale.config.passthrough.recorded import recorded
+from rlscale.config.passthrough.recorded import read_recorded
 
 Schema = dict[str, Any]
 Types = Mapping[str, Mapping[str, str]]
-"""Of the keys that a group hands on to a library: type texts by group and name."""
+"""Types of the keys that a group passes to a library, as text, by group and name."""
 
 WHOLE = "experiment"
 """The schema of files that set keys of every group: experiments, overlays, and a `config.yaml`."""
 
-_DRAFT = "http://json-schema.org/draft-07/schema#"  # what editors know best
+_DRAFT = "http://json-schema.org/draft-07/schema#"  # the draft that editors support best
 _DEFINITIONS: Schema = {"interpolation": {"type": "string", "pattern": r"\$\{"}}
 _TYPES: Mapping[Any, Schema] = {
     bool: {"type": "boolean"},
@@ -34,14 +33,14 @@ _TYPES: Mapping[Any, Schema] = {
     float: {"type": "number"},
     str: {"type": "string"},
 }
-_RECORDED = {"sglang": of_sglang.RECORDED, "megatron": of_megatron.RECORDED}
+_RECORDED = {"sglang": sglang_args.RECORDED, "megatron": megatron_args.RECORDED}
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 
 
 def recorded_types() -> dict[str, dict[str, str]]:
-    """The keys that groups hand on, as the tested version of each library knows them."""
+    """The keys that groups pass to a library, with their types in the tested version of the library."""
     return {
-        group: {name: text for name, text in recorded(file).types.items() if name not in LIBRARIES[group].ours}
+        group: {name: text for name, text in read_recorded(file).types.items() if name not in LIBRARIES[group].reserved}
         for group, file in _RECORDED.items()
     }
 
@@ -57,21 +56,21 @@ def make_schemas(folders: ConfigFolders, types: Types) -> dict[str, Schema]:
 
 
 def group_schema(group: str, folders: ConfigFolders, types: Types) -> Schema:
-    """The files `conf/<group>/*.yaml`."""
+    """The schema of the files `conf/<group>/*.yaml`."""
     node = _node(group, types)
     node["properties"]["defaults"] = _defaults(folders.groups().get(group, []), {})
     return {"$schema": _DRAFT, "title": f"conf/{group}/*.yaml", "definitions": _DEFINITIONS, **node}
 
 
 def whole_schema(folders: ConfigFolders, types: Types) -> Schema:
-    """Files whose keys have their group's name before them."""
+    """The schema of files that set keys of every group."""
     groups = dict.fromkeys(key.group for key in keys().values() if key.group)
     properties = {group: _node(group, types) for group in groups}
-    properties |= {key.path: _of_key(key) for key in keys().values() if not key.group}
+    properties |= {key.path: _key_schema(key) for key in keys().values() if not key.group}
     options = folders.groups()
     both = [name for group in GLOBAL_GROUPS for name in options.get(group, [])]
     properties["defaults"] = _defaults(both, options)
-    properties["hydra"] = {"type": "object", "description": "Keys of Hydra itself."}
+    properties["hydra"] = {"type": "object", "description": "Settings of Hydra."}
     return {
         "$schema": _DRAFT,
         "title": "conf/experiment/*.yaml and conf/on/*.yaml",
@@ -83,7 +82,7 @@ def whole_schema(folders: ConfigFolders, types: Types) -> Schema:
 
 
 def editor_settings(folders: ConfigFolders, schemas: str, conf: str) -> str:
-    """`.vscode/settings.json`: which schema is for which files.
+    """The text of `.vscode/settings.json`, which assigns the schemas to files.
 
     Args:
         schemas, conf: the folders of the schemas and of the YAML files, relative to that of the workspace.
@@ -96,31 +95,31 @@ def editor_settings(folders: ConfigFolders, schemas: str, conf: str) -> str:
 
 
 def _node(path: str, types: Types) -> Schema:
-    """The keys of a group, or of a group inside one, as an object."""
+    """The keys of a group, or of a nested group, as an object."""
     properties: Schema = {}
     for key in keys().values():
         if not key.path.startswith(f"{path}."):
             continue
         name, _, rest = key.path.removeprefix(f"{path}.").partition(".")
         if name not in properties:
-            properties[name] = _node(f"{path}.{name}", types) if rest else _of_key(key)
+            properties[name] = _node(f"{path}.{name}", types) if rest else _key_schema(key)
     for name, text in types.get(path, {}).items():
-        properties.setdefault(name, _or_interpolation(_of_type_text(text)))
+        properties.setdefault(name, _or_interpolation(_type_text_schema(text)))
     description = group_summary(path)
     return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
 
 
-def _of_key(key: Key) -> Schema:
-    kind = _of_type(key)
+def _key_schema(key: Key) -> Schema:
+    kind = _type_schema(key)
     parts = [kind, {"type": "null"}] if key.optional else [kind]
-    description = " ".join(text for text in (key.description, not_built(key.path)) if text)
+    description = " ".join(text for text in (key.description, unsupported_text(key.path)) if text)
     schema: Schema = {**_or_interpolation(*parts), "description": description}
     if not key.required:
-        schema["default"] = json.loads(json.dumps(key.default, default=str))  # names of choices are texts
+        schema["default"] = json.loads(json.dumps(key.default, default=str))  # converts choices to strings
     return schema
 
 
-def _of_type(key: Key) -> Schema:
+def _type_schema(key: Key) -> Schema:
     if key.choices:
         return {"enum": list(key.choices)}
     origin, inner = get_origin(key.type), get_args(key.type)
@@ -140,8 +139,8 @@ def _of_type(key: Key) -> Schema:
     return kind
 
 
-def _of_type_text(text: str) -> Schema:
-    kinds = [_of_kind(kind) for kind in alternatives(text)]
+def _type_text_schema(text: str) -> Schema:
+    kinds = [_alternative_schema(kind) for kind in alternatives(text)]
     if {} in kinds:
         return {}
     if all(kind.keys() == {"enum"} for kind in kinds):
@@ -149,9 +148,9 @@ def _of_type_text(text: str) -> Schema:
     return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-def _of_kind(kind: str) -> Schema:
+def _alternative_schema(kind: str) -> Schema:
     if kind.startswith("list["):
-        return {"type": "array", "items": _of_type_text(kind[5:-1])}
+        return {"type": "array", "items": _type_text_schema(kind[5:-1])}
     names = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "dict": "object", "null": "null"}
     if kind in names:
         return {"type": names[kind]}
@@ -163,7 +162,7 @@ def _or_interpolation(*kinds: Schema) -> Schema:
 
 
 def _defaults(own: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Schema:
-    """A defaults list: files of the same kind that this one starts from, and options of `groups`."""
+    """A defaults list: files of the same group that this one includes, and options of `groups`."""
     options = {
         group: {"anyOf": [{"enum": [*names, None]}, {"type": "array", "items": {"enum": list(names)}}]}
         for group, names in groups.items()
@@ -175,5 +174,5 @@ def _defaults(own: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Schema
         | {"^(override )?/?hydra/": {"type": ["string", "null"]}},
         "additionalProperties": False,
     }
-    description = "Files that this one starts from" + (", and options that it chooses." if groups else ".")
+    description = "Files that this one includes" + (", and options that it selects." if groups else ".")
     return {"type": "array", "description": description, "items": {"anyOf": [{"enum": [*own, "_self_"]}, entry]}}

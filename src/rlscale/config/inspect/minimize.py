@@ -1,4 +1,4 @@
-"""The shortest way to say a configuration: its differences from the defaults, the options and what is derived."""
+"""Reduces a configuration to its differences from the defaults, the options and the derived values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from rlscale.config.check_fields import adapter, check_fields
 from rlscale.config.groups.cluster import Device
 from rlscale.config.hydra.config_folders import ConfigFolders
-from rlscale.config.hydra.grammar import is_readable
-from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, put_value, read_yaml_files
-from rlscale.config.inspect.diff import NAMES
+from rlscale.config.hydra.grammar import is_parsable
+from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, read_yaml_files, set_nested
+from rlscale.config.inspect.diff import RUN_NAMES
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.passthrough import is_passthrough, passthrough_groups
@@ -34,42 +34,46 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Minimal:
-    """Options and values that resolve to a configuration; no value can be left out."""
+    """Options and values that resolve to a configuration; every value is needed."""
 
     options: Mapping[str, str]
     values: Values
-    experiment: str | None = None  # they are differences from it
+    experiment: str | None = None  # the values are differences from it
 
     def yaml(self) -> str:
-        """As the file of an experiment."""
+        """The file of an experiment."""
         body: Values = {"defaults": [{f"override /{group}": name} for group, name in self.options.items()]}
         for path, value in self.values.items():
-            put_value(body, path, value)
+            set_nested(body, path, value)
         if not self.options:
             del body["defaults"]
         return "# @package _global_\n" + yaml.dump(body, Dumper=_Dumper, sort_keys=False, width=120)
 
-    def words(self) -> list[str]:
-        """As words of a command line, quoted for Hydra and not yet for the shell."""
-        chosen = [f"{group}={name}" for group, name in self.options.items()]
-        return [f"experiment={self.experiment or 'null'}", *chosen, *map(_word, self.values, self.values.values())]
+    def overrides(self) -> list[str]:
+        """The overrides of a command line, quoted for Hydra but not for the shell."""
+        selected = [f"{group}={name}" for group, name in self.options.items()]
+        return [
+            f"experiment={self.experiment or 'null'}",
+            *selected,
+            *map(_override, self.values, self.values.values()),
+        ]
 
     def command(self) -> str:
-        """As a command line."""
-        return " ".join(["rlscale-train", *map(shlex.quote, self.words())])
+        """The command line."""
+        return " ".join(["rlscale-train", *map(shlex.quote, self.overrides())])
 
 
 def minimize(resolved: Mapping[str, Any], *, folders: ConfigFolders | None = None) -> Minimal:
     """Options and further values for a whole resolved configuration.
 
     Args:
-        resolved: nested values, as `to_dict` and the `config.yaml` of a run folder have them. Secrets that were taken
-            out of it, and names and folders of the run that are derived, are left out.
-        folders: where options lie. None: those that come with rlscale.
+        resolved: nested values, as in `to_dict` and in the `config.yaml` of a run folder. Redacted secrets and derived
+            names and folders of the run are skipped.
+        folders: the folders of options. None: those of rlscale.
 
-    Raises: ConfigError when the values are not right, e.g. because the file was written by another version.
+    Raises: ConfigError when the values are invalid, e.g. because another version wrote the file.
     """
-    target = _Target(resolved)
+    target = _ResolvedTarget(resolved)
     values = target.reduce({path: key.default for path, key in keys().items() if not key.required})
     folders = folders or ConfigFolders.find()
     base: Values = {}
@@ -82,9 +86,10 @@ def minimize(resolved: Mapping[str, Any], *, folders: ConfigFolders | None = Non
             (len(covered), -len(own), name, own)
             for name, own in candidates
             if (covered := [path for path, value in own.items() if path in values and values[path] == value])
-            and target.is_met_by({**base, **own, **values})
+            and target.matches({**base, **own, **values})
         ]
         if found:
+            # The option that covers most values; of those, the one that sets the fewest others.
             _, _, options[group], own = max(found)
             base |= own
     return Minimal(options=options, values={path: v for path, v in values.items() if base.get(path, _NOTHING) != v})
@@ -92,7 +97,7 @@ def minimize(resolved: Mapping[str, Any], *, folders: ConfigFolders | None = Non
 
 def minimize_from(resolved: Mapping[str, Any], experiment: str, *, folders: ConfigFolders | None = None) -> Minimal:
     """The values in which a resolved configuration differs from an experiment; raises as `minimize` does."""
-    target = _Target(resolved)
+    target = _ResolvedTarget(resolved)
     extra = folders.extra if folders is not None else None
     composed = load_config_with_notes([f"experiment={experiment}"], config_dir=extra, to_run=False).composed
     base = {path: key.default for path, key in keys().items() if not key.required}
@@ -103,7 +108,7 @@ _NOTHING = object()
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists of plain values in one line, all else line by line."""
+    """Writes lists of plain values on one line."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -117,8 +122,8 @@ def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
 _Dumper.add_representer(list, _represent_list)
 
 
-class _Target:
-    """A resolved configuration, and whether others resolve to it."""
+class _ResolvedTarget:
+    """A resolved configuration to compare others with."""
 
     def __init__(self, resolved: Mapping[str, Any]) -> None:
         given = deepcopy(dict(resolved))
@@ -128,31 +133,31 @@ class _Target:
         if kept:
             raise ConfigError(kept)
         self._config = checked.config
-        # A machine of the other kind: what holds on both is what the configuration says itself.
+        # Resolve as on a machine of the other kind: a value that holds there too does not depend on the machine.
         self._has_cuda = self._config.cluster.device != Device.cuda
         self._config.run.experiment = self._run.get("experiment")
         self._wanted = self._resolve(self._config)
 
     def reduce(self, base: Values) -> Values:
-        """The values that must be set on top of `base`; each is needed."""
+        """The values that must be set on top of `base`; every one is needed."""
         own = {path: value for path, value in flatten(to_dict(self._config)) if not path.startswith("run.")}
         kept = {
             path: value
             for path, value in own.items()
-            if value != REDACTED and path not in NAMES and (path not in base or base[path] != value)
+            if value != REDACTED and path not in RUN_NAMES and (path not in base or base[path] != value)
         }
         for path in list(kept):
             fewer = {name: value for name, value in kept.items() if name != path}
-            if self.is_met_by({**base, **fewer}):
+            if self.matches({**base, **fewer}):
                 kept = fewer
         return kept
 
-    def is_met_by(self, values: Values) -> bool:
-        """Whether the values, and defaults for the rest, keep the rules and resolve to the configuration."""
+    def matches(self, values: Values) -> bool:
+        """Whether the values, with defaults for the rest, break no rule and resolve to the configuration."""
         nested: Values = {}
         for path, value in values.items():
             group, _, name = path.partition(".")
-            put_value(nested, f"{group}.{passthrough_groups()[group]}.{name}" if is_passthrough(path) else path, value)
+            set_nested(nested, f"{group}.{passthrough_groups()[group]}.{name}" if is_passthrough(path) else path, value)
         try:
             config = adapter().validate_python(nested)
         except ValidationError:
@@ -164,24 +169,26 @@ class _Target:
 
     def _resolve(self, config: RunConfig) -> Values:
         resolved, _ = resolve(config, has_cuda=lambda: self._has_cuda)
-        return {path: value for path, value in flatten(to_dict(resolved)) if path not in NAMES and value != REDACTED}
+        return {
+            path: value for path, value in flatten(to_dict(resolved)) if path not in RUN_NAMES and value != REDACTED
+        }
 
 
 def _option_values(group: str, name: str, folders: ConfigFolders) -> Iterable[tuple[str, Any]]:
     return flatten(read_yaml_files([(group, name)], folders).values())
 
 
-def _word(path: str, value: Any) -> str:
+def _override(path: str, value: Any) -> str:
     return f"{path}={_text(value)}"
 
 
 def _text(value: Any) -> str:
-    """A value in the grammar of Hydra's words."""
+    """A value in the grammar of Hydra's overrides."""
     if isinstance(value, list):
         return "[" + ",".join(map(_text, value)) + "]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}:{_text(item)}" for name, item in value.items()) + "}"
     if isinstance(value, str):
-        plain = bool(value) and is_readable(f"x={value}") and yaml.safe_load(value) == value and "," not in value
+        plain = bool(value) and is_parsable(f"x={value}") and yaml.safe_load(value) == value and "," not in value
         return value if plain else json.dumps(value, ensure_ascii=False)
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""A configuration by what a user would name it: a run folder, a YAML file, an experiment, or a command line."""
+"""Reads a configuration from a run folder, a YAML file, an experiment, or a command line."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ CONFIG_FILE = "config.yaml"  # in a run folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class ConfigSource:
     """A complete configuration as nested plain values."""
 
     name: str
     values: dict[str, Any]
 
 
-def read_source(text: str, *, config_dir: Path | None = None) -> Source:
+def read_source(text: str, *, config_dir: Path | None = None) -> ConfigSource:
     """Reads a configuration.
 
     Args:
-        text: a run folder, its `config.yaml`, the name of an experiment, or words in one text
+        text: a run folder, its `config.yaml`, the name of an experiment, or overrides in one string
             (`experiment=quickstart algo=gspo`).
         config_dir: as in `load_config`.
 
-    Raises: ConfigError when it is none of these, or is wrong.
+    Raises: ConfigError when it is none of these, or invalid.
     """
     path = Path(text).expanduser()
     file = path / CONFIG_FILE if path.is_dir() else path
     if file.is_file():
-        return Source(name=text, values=_read_file(file))
+        return ConfigSource(name=text, values=_read_file(file))
     experiments = ConfigFolders.find(config_dir).groups()["experiment"]
     if "=" not in text and text not in experiments:
         found = nearest(text, experiments)
         fix = f"did you mean {found}?" if found else f"experiments: {', '.join(experiments)}"
-        rule = "be a run folder, a config.yaml, an experiment or words of a command line"
+        rule = "be a run folder, a config.yaml, an experiment or overrides of a command line"
         raise ConfigError([Problem(path="configuration", rule=rule, value=text, fix=fix)])
-    words = shlex.split(text) if "=" in text else [f"experiment={text}"]
-    loaded = load_config_with_notes(words, config_dir=config_dir, to_run=False)
-    return Source(name=text, values=to_dict(loaded.config))
+    overrides = shlex.split(text) if "=" in text else [f"experiment={text}"]
+    loaded = load_config_with_notes(overrides, config_dir=config_dir, to_run=False)
+    return ConfigSource(name=text, values=to_dict(loaded.config))
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -59,5 +59,5 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError([Problem(path=str(file), rule="be valid YAML", value=f'"{error}"', fix=fix)]) from error
     if not isinstance(values, dict) or "batch" not in values:
         fix = f"name a run folder, or the {CONFIG_FILE} in it"
-        raise ConfigError([Problem(path=str(file), rule="hold a complete config", value="something else", fix=fix)])
+        raise ConfigError([Problem(path=str(file), rule="contain a complete config", value="something else", fix=fix)])
     return values

@@ -1,4 +1,4 @@
-"""Keys that a group hands on to a library: `sglang.<argument>`, `megatron.<field>`. The library knows their names."""
+"""Keys that a group passes to a library: `sglang.<argument>`, `megatron.<field>`. The library defines their names."""
 
 from rlscale.config.passthrough.check import PassthroughValues, check_passthrough, is_passthrough, passthrough_groups
 

@@ -1,6 +1,6 @@
-"""Tells the keys that a library knows from mistakes.
+"""Checks the keys that a group passes to a library, by the names and types that the library defines.
 
-Only after composition, when it is known which interpreter has the library.
+Runs after composition, because the config names the interpreter that has the library.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from rapidfuzz.distance import OSA
 
 from rlscale.config.errors import nearest, show
 from rlscale.config.keys import keys
-from rlscale.config.passthrough import megatron_args as of_megatron
-from rlscale.config.passthrough import sglang_args as of_sglang
-from rlscale.config.passthrough.field_types import fits, in_words
-from rlscale.config.passthrough.recorded import Arguments
+from rlscale.config.passthrough import megatron_args, sglang_args
+from rlscale.config.passthrough.field_types import fits, type_in_words
+from rlscale.config.passthrough.recorded import LibraryArguments
 from rlscale.errors import Problem
 
-SAME_WORDS = 70
-"""From this share of common words on, in percent, a name is thought to be meant."""
+MIN_COMMON_WORDS = 70
+"""Minimum similarity of two names, in percent of common words, for a suggestion."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """Whose keys a group hands on."""
+    """A library and the keys that a group passes to it."""
 
-    known: Callable[[Mapping[str, Any]], Arguments]  # given the values of the group
-    ours: Mapping[str, str]  # what rlscale sets, and what to do instead
+    load: Callable[[Mapping[str, Any]], LibraryArguments]  # from the values of the group
+    reserved: Mapping[str, str]  # keys that rlscale sets, with the advice for each
     abbreviations: Mapping[str, str]
-    kind: str  # what its keys are, given the version
-    listing: str  # where all of them are listed
+    kind: str  # description of its keys, with a placeholder for the version
+    listing: str  # the place that lists them
 
 
 @dataclass(kw_only=True, slots=True)
 class PassthroughValues:
-    """Values that are right, by group and name, and what was wrong with the others."""
+    """Valid values, by group and name, and the problems of the others."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -49,28 +48,28 @@ class PassthroughValues:
         return {f"{group}.{name}" for group, named in self.values.items() for name in named}
 
 
-def _sglang_arguments(values: Mapping[str, Any]) -> Arguments:
+def _sglang_arguments(values: Mapping[str, Any]) -> LibraryArguments:
     python = values.get("python")
-    return of_sglang.known_arguments(python if isinstance(python, str) and python else None)
+    return sglang_args.load_arguments(python if isinstance(python, str) and python else None)
 
 
-def _megatron_arguments(values: Mapping[str, Any]) -> Arguments:
-    return of_megatron.known_arguments()
+def _megatron_arguments(values: Mapping[str, Any]) -> LibraryArguments:
+    return megatron_args.load_arguments()
 
 
 LIBRARIES: Mapping[str, Library] = MappingProxyType(
     {
         "sglang": Library(
-            known=_sglang_arguments,
-            ours=of_sglang.OURS,
+            load=_sglang_arguments,
+            reserved=sglang_args.RESERVED,
             abbreviations={},
             kind="an argument of SGLang {version}'s server",
             listing="`python -m sglang.launch_server --help` lists them",
         ),
         "megatron": Library(
-            known=_megatron_arguments,
-            ours=of_megatron.OURS,
-            abbreviations=of_megatron.ABBREVIATIONS,
+            load=_megatron_arguments,
+            reserved=megatron_args.RESERVED,
+            abbreviations=megatron_args.ABBREVIATIONS,
             kind="a field of Megatron-core {version}'s TransformerConfig or OptimizerConfig",
             listing="the docstrings of these classes list them",
         ),
@@ -80,13 +79,13 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
 
 @cache
 def passthrough_groups() -> Mapping[str, str]:
-    """The field that holds what is handed on, by group."""
+    """The field that contains the values for the library, by group."""
     owners = {key.group: key.owner for key in keys().values() if key.path.count(".") == 1}
     return {group: owner.passthrough_field for group, owner in owners.items() if owner.passthrough_field}
 
 
 def is_passthrough(path: str) -> bool:
-    """Whether `path` is a key that its group hands on, if the library knows it."""
+    """Whether `path` would be a key of a library: it is in such a group and not a key of rlscale."""
     group, _, name = path.partition(".")
     return group in passthrough_groups() and bool(name) and path not in keys()
 
@@ -94,21 +93,21 @@ def is_passthrough(path: str) -> bool:
 def check_passthrough(
     given: Mapping[str, Any], values: Mapping[str, Any], origin: Callable[[str], str]
 ) -> PassthroughValues:
-    """Checks names and types.
+    """Checks names and types against the library.
 
     Args:
-        given: values of the keys that `is_passthrough`, by path.
+        given: values of the keys for which `is_passthrough` is true, by path.
         values: the whole composed config, nested and unchecked.
-        origin: where the value of a path was set.
+        origin: the origin of the value of a path.
     """
     passed = PassthroughValues()
-    arguments: dict[str, Arguments] = {}
+    arguments: dict[str, LibraryArguments] = {}
     for path, value in given.items():
         group, _, name = path.partition(".")
         if group not in arguments:
             own = values.get(group, {})
-            arguments[group] = LIBRARIES[group].known(own if isinstance(own, Mapping) else {})
-        wrong = _what_is_wrong(path, value, arguments[group])
+            arguments[group] = LIBRARIES[group].load(own if isinstance(own, Mapping) else {})
+        wrong = _rule_and_fix(path, value, arguments[group])
         if wrong is None:
             passed.values.setdefault(group, {})[name] = value
         else:
@@ -118,35 +117,36 @@ def check_passthrough(
 
 
 def nearest_argument(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that is meant: one edit away, or with all of the words (`mem_fraction`), or else not too far."""
+    """The candidate one edit away, or with all words of the name (`mem_fraction`), or else the most similar one."""
     candidates = list(candidates)
+    # Compare by words first: names of arguments are often shortened or reordered rather than misspelt.
     words = name.replace("_", " ")
     shares = {each: fuzz.token_set_ratio(words, each.replace("_", " ")) for each in candidates}
     alike = min(candidates, key=lambda each: (-shares[each], OSA.distance(name, each)))
     spelt = nearest(name, candidates)
     if spelt and (OSA.distance(name, spelt) == 1 or shares[alike] < 100):
         return spelt
-    return alike if shares[alike] >= SAME_WORDS else None
+    return alike if shares[alike] >= MIN_COMMON_WORDS else None
 
 
-def _what_is_wrong(path: str, value: Any, arguments: Arguments) -> tuple[str, str] | None:
-    """Rule and fix; None when the value can be handed on."""
+def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[str, str] | None:
+    """Rule and fix; None when the value is valid."""
     group, _, name = path.partition(".")
     library, types = LIBRARIES[group], arguments.types
-    if name in library.ours:
-        return "be left to rlscale", library.ours[name]
+    if name in library.reserved:
+        return "not be set, because rlscale sets it", library.reserved[name]
     if name not in types:
         own = [key.name for key in keys().values() if key.group == group]
         found = library.abbreviations.get(name.removesuffix("_size"))
         found = found or nearest_argument(name, [*own, *types])
         fix = f"did you mean {group}.{found}?" if found else library.listing
-        if found is not None and found in library.ours:
-            fix = f"did you mean {found}? {library.ours[found]}"
+        if found is not None and found in library.reserved:
+            fix = f"did you mean {found}? {library.reserved[found]}"
         return f"be a key of this group or {library.kind.format(version=arguments.version)}", fix
     if group == "megatron" and types[name] in ("any", "any|null"):
-        return "be left out", "it is an object of Python, which no YAML can name"
+        return "not be set", "it is a Python object, which YAML cannot express"
     if isinstance(value, str) and "${" in value:
-        return None  # known only when it is resolved
+        return None  # the value is known after resolution only
     if not fits(value, types[name]):
-        return f"be {in_words(types[name])}", "leave it out for the library's default"
+        return f"be {type_in_words(types[name])}", "remove it to use the library's default"
     return None

@@ -1,9 +1,10 @@
 """Prints the fields of a library's classes as JSON: `describe.py <distribution> <module>:<class> ...`.
 
-The answer is `{"version": ..., "types": {"tp_size": "int", ...}}`.
+The output is `{"version": ..., "types": {"tp_size": "int", ...}}`.
 
-A type is text: kinds joined by `|`, of `bool int float str null dict any`, `list[<type>]`, and choices in JSON quotes.
-Run by its path, in an interpreter that has the library but perhaps not rlscale. Takes as long as the library's import.
+A type is text: alternatives joined by `|`, each of them `bool`, `int`, `float`, `str`, `null`, `dict`, `any`,
+`list[<type>]`, or a choice in JSON quotes.
+Run by path, in an interpreter that has the library but perhaps not rlscale. Takes as long as importing the library.
 """
 
 import enum
@@ -41,7 +42,8 @@ def _kinds(annotation: object) -> Iterable[str]:
 
 
 def describe(record: type) -> dict[str, str]:
-    """Public fields of a dataclass, or of a msgspec struct, as older and newer versions have them, with their types."""
+    """Public fields of a dataclass or msgspec struct, with their types."""
+    # Older and newer versions of SGLang differ in which of the two they use.
     names = getattr(record, "__struct_fields__", None) or getattr(record, "__dataclass_fields__", None)
     if not names:
         raise TypeError(f"a class of arguments must be a msgspec struct or a dataclass, got {record!r}")

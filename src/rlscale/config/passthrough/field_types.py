@@ -1,4 +1,4 @@
-"""Types as the text that describe.py writes: whether a value has one, and how to say it."""
+"""Types in the text form of describe.py: checks values and describes types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WORDS = {
     "bool": "true or false",
     "int": "an integer",
     "float": "a number",
-    "str": "text",
+    "str": "a string",
     "dict": "a mapping",
     "null": "null",
     "any": "any value",
@@ -17,18 +17,18 @@ _WORDS = {
 
 
 def fits(value: Any, type_text: str) -> bool:
-    """Whether a plain value is of a type that describe.py wrote."""
+    """Whether a plain value has the type."""
     return any(_fits_one(value, kind) for kind in alternatives(type_text))
 
 
-def in_words(type_text: str) -> str:
-    """`list[int]|null` -> `a list (of an integer) or null`."""
+def type_in_words(type_text: str) -> str:
+    """`list[int]|null` -> `a list (each entry an integer) or null`."""
     kinds = alternatives(type_text)
     choices = [json.loads(kind) for kind in kinds if _is_choice(kind)]
     words = [f"one of {'|'.join(map(str, choices))}"] if choices else []
     for kind in kinds:
         if kind.startswith("list["):
-            words.append(f"a list (of {in_words(kind[5:-1])})")
+            words.append(f"a list (each entry {type_in_words(kind[5:-1])})")
         elif not _is_choice(kind):
             words.append(_WORDS[kind])
     return " or ".join(words)
@@ -37,6 +37,7 @@ def in_words(type_text: str) -> str:
 def _fits_one(value: Any, kind: str) -> bool:
     if kind.startswith("list["):
         return isinstance(value, list) and all(fits(item, kind[5:-1]) for item in value)
+    # In Python True == 1, so a bool would match the choice 1.
     if _is_choice(kind):
         return bool(value == json.loads(kind)) and not isinstance(value, bool)
     match kind:
@@ -62,7 +63,7 @@ def _is_choice(kind: str) -> bool:
 
 
 def alternatives(type_text: str) -> list[str]:
-    """Parts between the `|` that stand outside of brackets."""
+    """Parts between the `|` that are outside of brackets."""
     parts, depth = [""], 0
     for character in type_text:
         depth += {"[": 1, "]": -1}.get(character, 0)

@@ -1,4 +1,4 @@
-"""The fields of Megatron-core's configs: names and types of those that `megatron.<name>` hands on."""
+"""Fields of Megatron-core's configs: names and types of the keys `megatron.<field>`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
-from rlscale.config.passthrough.recorded import Arguments, ask, recorded
+from rlscale.config.passthrough.recorded import LibraryArguments, query_interpreter, read_recorded
 
 RECORDED = Path(__file__).with_name("megatron_arguments.json")
 DISTRIBUTION = "megatron-core"
@@ -19,8 +19,8 @@ CLASSES = (
 )
 
 _NUMBERS = "set train.dtype"
-_RATES = "set optim.lr and the keys beside it"
-OURS: Mapping[str, str] = MappingProxyType(
+_RATES = "set optim.lr and the other keys of optim"
+RESERVED: Mapping[str, str] = MappingProxyType(
     {
         "num_layers": "set model.num_layers",
         "hidden_size": "set model.hidden_size",
@@ -55,7 +55,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "clip_grad": "set optim.clip_grad",
     }
 )
-"""Fields that rlscale sets, and what to do instead of setting them."""
+"""Fields that rlscale sets, with the key to set instead."""
 
 ABBREVIATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -68,12 +68,12 @@ ABBREVIATIONS: Mapping[str, str] = MappingProxyType(
         "sp": "sequence_parallel",
     }
 )
-"""What people write, alone or before `_size`, for the names of Megatron-core."""
+"""Common abbreviations, alone or followed by `_size`, of Megatron-core's names."""
 
 
-def known_arguments() -> Arguments:
-    """The fields of the installed Megatron-core; those of the tested version where none is installed."""
-    known = recorded(RECORDED)
+def load_arguments() -> LibraryArguments:
+    """The fields of the installed Megatron-core; those of the tested version when none is installed."""
+    known = read_recorded(RECORDED)
     try:
         version = metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -81,6 +81,6 @@ def known_arguments() -> Arguments:
     if version == known.version:
         return known
     try:
-        return ask(Path(sys.executable), version=version, distribution=DISTRIBUTION, classes=CLASSES)
+        return query_interpreter(Path(sys.executable), version=version, distribution=DISTRIBUTION, classes=CLASSES)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return known  # the backend says what is wrong with it when it is used
+        return known  # the backend reports an unusable installation when it is used

@@ -1,4 +1,4 @@
-"""What a library takes: recorded for the tested version, and asked for where another one is installed."""
+"""Arguments of a library: recorded for the tested version, queried from any other installed version."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ DESCRIBE = Path(__file__).with_name("describe.py")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arguments:
-    """Types by name, as the text that describe.py makes, e.g. `list[int]|null`."""
+class LibraryArguments:
+    """Types by name, in the text form of describe.py, e.g. `list[int]|null`."""
 
     version: str
     types: Mapping[str, str]
 
 
 @cache
-def recorded(file: Path) -> Arguments:
-    """Those of the tested version, from a file beside this one."""
+def read_recorded(file: Path) -> LibraryArguments:
+    """Reads the arguments of the tested version from a file next to this module."""
     return _parse(file.read_text(encoding="utf-8"))
 
 
-def ask(interpreter: Path, *, version: str, distribution: str, classes: Sequence[str]) -> Arguments:
-    """Those of the installed version. Asked once and kept in the cache folder, as it takes the library's import.
+def query_interpreter(
+    interpreter: Path, *, version: str, distribution: str, classes: Sequence[str]
+) -> LibraryArguments:
+    """The arguments of the installed version, cached in a file: the query takes as long as importing the library.
 
     Args:
-        interpreter: that has the library.
-        version: of the library, for the name of the file that is kept.
-        distribution: the library's name as it is installed.
-        classes: whose fields are the arguments, each `module:name`.
+        interpreter: a Python that has the library.
+        version: version of the library, for the name of the cached file.
+        distribution: name of the installed distribution.
+        classes: the classes whose fields are the arguments, each `module:name`.
 
-    Raises OSError, subprocess.SubprocessError or ValueError when the interpreter cannot be run or answers otherwise.
+    Raises: OSError, subprocess.SubprocessError or ValueError when the interpreter fails or prints anything else.
     """
     root = os.environ.get("RLSCALE_CACHE")
     folder = Path(root) if root else Path.home() / ".cache" / "rlscale"
-    kept = folder / f"{distribution}_arguments-{version}.json"
-    if not kept.exists():
+    cached = folder / f"{distribution}_arguments-{version}.json"
+    if not cached.exists():
         done = subprocess.run(
             [str(interpreter), str(DESCRIBE), distribution, *classes],
             capture_output=True,
@@ -55,12 +57,13 @@ def ask(interpreter: Path, *, version: str, distribution: str, classes: Sequence
         )
         _parse(done.stdout)
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_suffix(f".{os.getpid()}")
+        # Several processes may query at once: each writes its own file and renames it.
+        temporary = cached.with_suffix(f".{os.getpid()}")
         temporary.write_text(done.stdout, encoding="utf-8")
-        temporary.replace(kept)
-    return _parse(kept.read_text(encoding="utf-8"))
+        temporary.replace(cached)
+    return _parse(cached.read_text(encoding="utf-8"))
 
 
-def _parse(text: str) -> Arguments:
+def _parse(text: str) -> LibraryArguments:
     raw = json.loads(text)
-    return Arguments(version=raw["version"], types=MappingProxyType(raw["types"]))
+    return LibraryArguments(version=raw["version"], types=MappingProxyType(raw["types"]))

@@ -1,4 +1,4 @@
-"""The arguments of SGLang's server: names and types of those that `sglang.<name>` hands on."""
+"""Arguments of SGLang's server: names and types of the keys `sglang.<argument>`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from rlscale.config.passthrough.recorded import Arguments, ask, recorded
-from rlscale.config.passthrough.sglang_python import find_python, look_into
+from rlscale.config.passthrough.recorded import LibraryArguments, query_interpreter, read_recorded
+from rlscale.config.passthrough.sglang_python import find_python, installed_packages
 
 RECORDED = Path(__file__).with_name("sglang_arguments.json")
 DISTRIBUTION = "sglang"
 CLASSES = ("sglang.srt.server_args:ServerArgs",)
 
-_EACH_SERVER = "leave it out: rlscale gives every server its own"
-_PLACED = "leave it out: the cluster.* keys place the engines"
-OURS: Mapping[str, str] = MappingProxyType(
+_EACH_SERVER = "remove it: rlscale sets it for every server"
+_PLACED = "remove it: the cluster.* keys place the engines"
+RESERVED: Mapping[str, str] = MappingProxyType(
     {
         "model_path": "set model.hf_checkpoint",
         "dtype": "set train.dtype, which trainer and engine share",
@@ -30,28 +30,28 @@ OURS: Mapping[str, str] = MappingProxyType(
         "port": _EACH_SERVER,
         "nccl_port": _EACH_SERVER,
         "api_key": _EACH_SERVER,
-        "weight_version": "leave it out: the trainer counts its updates",
-        "skip_server_warmup": "leave it out: the first rollout is the warm-up",
+        "weight_version": "remove it: the trainer counts its updates",
+        "skip_server_warmup": "remove it: the first rollout is the warm-up",
         "nnodes": _PLACED,
         "node_rank": _PLACED,
         "dist_init_addr": _PLACED,
         "base_gpu_id": _PLACED,
         "gpu_id_step": _PLACED,
         "use_ray": _PLACED,
-        "custom_sigquit_handler": "leave it out: it is no plain value",
+        "custom_sigquit_handler": "remove it: it is not a plain value",
     }
 )
-"""Arguments that rlscale sets, and what to do instead of setting them."""
+"""Arguments that rlscale sets, with the advice for each."""
 
 
-def known_arguments(python: str | None) -> Arguments:
-    """The arguments of the SGLang that `sglang.python` has; those of the tested version where none is installed."""
-    known = recorded(RECORDED)
+def load_arguments(python: str | None) -> LibraryArguments:
+    """The arguments of the SGLang in `sglang.python`; those of the tested version when none is installed."""
+    known = read_recorded(RECORDED)
     interpreter = find_python(python)
     try:
-        version = look_into(interpreter).sglang
+        version = installed_packages(interpreter).sglang
         if version is None or version == known.version:
             return known
-        return ask(interpreter, version=version, distribution=DISTRIBUTION, classes=CLASSES)
+        return query_interpreter(interpreter, version=version, distribution=DISTRIBUTION, classes=CLASSES)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return known  # that it cannot be used is reported where it is needed
+        return known  # check_python reports an unusable interpreter

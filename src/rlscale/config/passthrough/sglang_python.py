@@ -1,4 +1,4 @@
-"""The interpreter that has SGLang, and what it has installed. It may be another one than that which runs this."""
+"""The interpreter of SGLang, which may differ from this one, and the packages installed in it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ PLATFORM = "rlscale_cpu"
 INSTALL = "run bin/install-sglang-cpu, or set sglang.python to an interpreter that has it"
 TIMEOUT_S = 60
 
+# src/rlscale/config/passthrough/sglang_python.py: four levels up is the repository.
 _CHECKOUT = Path(__file__).resolve().parents[4]
-_LOOK = """
+_PRINT_PACKAGES = """
 import json
 from importlib import metadata
 def version(name):
@@ -38,8 +39,8 @@ print(json.dumps({"sglang": version("sglang"), "router": version("sglang-router"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Installed:
-    """What an interpreter has, without importing it. None: not installed."""
+class InstalledPackages:
+    """Versions of packages in an interpreter. None: not installed."""
 
     sglang: str | None
     router: str | None
@@ -47,7 +48,10 @@ class Installed:
 
 
 def find_python(given: str | None) -> Path:
-    """The interpreter that `sglang.python` names, or what None stands for. It need not exist."""
+    """The interpreter of `sglang.python`, which may not exist.
+
+    None: this interpreter if it has SGLang, else `.venv-sglang` of the repository if it exists.
+    """
     if given is not None:
         return Path(given).expanduser().absolute()
     made = _CHECKOUT / ".venv-sglang" / "bin" / "python"
@@ -57,19 +61,19 @@ def find_python(given: str | None) -> Path:
 
 
 def foreign_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for another interpreter, without what would make it import this one's packages."""
+    """`environment` for another interpreter, without the variables that make it import packages of this one."""
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {name: value for name, value in environment.items() if name not in ours}
 
 
 @cache
-def look_into(python: Path) -> Installed:
-    """Asks an interpreter what it has; takes about 0.1 s.
+def installed_packages(python: Path) -> InstalledPackages:
+    """Queries an interpreter for its packages without importing them; takes about 0.1 s.
 
-    Raises OSError, subprocess.SubprocessError or ValueError when it cannot be run or answers something else.
+    Raises: OSError, subprocess.SubprocessError or ValueError when it fails or prints anything else.
     """
     done = subprocess.run(
-        [str(python), "-c", _LOOK],
+        [str(python), "-c", _PRINT_PACKAGES],
         capture_output=True,
         text=True,
         check=True,
@@ -77,16 +81,16 @@ def look_into(python: Path) -> Installed:
         env=foreign_environment(os.environ),
     )
     answer = json.loads(done.stdout)
-    return Installed(sglang=answer["sglang"], router=answer["router"], plugins=tuple(answer["plugins"]))
+    return InstalledPackages(sglang=answer["sglang"], router=answer["router"], plugins=tuple(answer["plugins"]))
 
 
 def check_python(given: str | None, *, serves: bool, routes: bool, on_cpu: bool) -> list[Problem]:
-    """What keeps the interpreter that `sglang.python` stands for from its tasks.
+    """Problems of the interpreter of `sglang.python` for its tasks.
 
     Args:
-        serves: whether it is to run SGLang.
-        routes: whether it is to run sglang-router.
-        on_cpu: whether SGLang is to serve on a CPU, for which it needs our platform plugin.
+        serves: whether it runs SGLang.
+        routes: whether it runs sglang-router.
+        on_cpu: whether SGLang runs on a CPU, which needs rlscale's platform plugin.
     """
     python = find_python(given)
 
@@ -94,11 +98,11 @@ def check_python(given: str | None, *, serves: bool, routes: bool, on_cpu: bool)
         return [Problem(path="sglang.python", rule=rule, value=value, fix=fix)]
 
     try:
-        installed = look_into(python)
+        installed = installed_packages(python)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return problem("name a Python interpreter that runs", f"{python} ({_first_line(error)})")
     if serves and installed.sglang is None:
-        return problem("name an interpreter that has SGLang", f"{python}, which has none")
+        return problem("name an interpreter that has SGLang", f"{python}, which does not")
     if serves and version_numbers(installed.sglang or "") < LOWEST:
         lowest = ".".join(map(str, LOWEST))
         return problem(f"name an interpreter with SGLang {lowest} or newer", f"{python} with {installed.sglang}")
@@ -106,12 +110,13 @@ def check_python(given: str | None, *, serves: bool, routes: bool, on_cpu: bool)
         return problem("have rlscale's platform plugin, to serve on a CPU", f"{python} without it")
     if routes and installed.router is None:
         fix = "run bin/install-sglang-cpu, install sglang-router there, or set router.enabled=false"
-        return problem("have sglang-router, which stands before several engines", f"{python} without it", fix)
+        return problem("have sglang-router, which balances the load of several engines", f"{python} without it", fix)
     return []
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """`0.5.23.post1` -> (0, 5, 23)."""
+    # Stop at suffixes such as post1, rc1 or a local version.
     numbers = []
     for part in version.split("+")[0].split("."):
         if not part.isdigit():

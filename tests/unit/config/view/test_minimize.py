@@ -31,7 +31,7 @@ def test_every_experiment_is_found_again(experiment: str, tmp_path: Path) -> Non
         pytest.skip("it needs words beside it")
     minimal = minimize(to_dict(config))
     assert config_hash(resolved_again(minimal, tmp_path)) == config_hash(config)
-    assert config_hash(load(*minimal.words())) == config_hash(config)
+    assert config_hash(load(*minimal.overrides())) == config_hash(config)
 
 
 WORDS = ("algo=gspo", "optim.lr=3e-4", "sglang.page_size=16", "algo.mis.mode=mask", "rollout.stop=['</s>','a, b']")
@@ -49,7 +49,7 @@ def test_what_was_typed_is_what_remains() -> None:
         "algo.mis.mode": "mask",
         "rollout.stop": ["</s>", "a, b"],
     }
-    assert config_hash(load(*minimal.words())) == config_hash(config)
+    assert config_hash(load(*minimal.overrides())) == config_hash(config)
     assert minimal.command().startswith("rlscale-train experiment=quickstart ")
 
 
@@ -70,7 +70,7 @@ def test_no_value_can_be_left_out() -> None:
             options=minimal.options, values={key: value for key, value in minimal.values.items() if key != path}
         )
         try:
-            again = load(*fewer.words())
+            again = load(*fewer.overrides())
         except ConfigError:
             continue
         assert config_hash(again) != config_hash(config), path

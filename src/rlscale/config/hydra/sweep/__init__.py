@@ -1,13 +1,13 @@
-"""Several jobs from one command line: combinations of values, or values that optuna chooses.
+"""Sweeps: several jobs from one command line, with all combinations of values or values chosen by optuna.
 
-    words ─ parse ─> sweeper ─ words of each job ─> CheckedLauncher ─ all right? ─> launcher ─> jobs ─> records
+    overrides - parse -> sweeper - overrides of each job -> CheckedLauncher - all valid? -> launcher -> jobs -> records
 
-Hydra would start the first job before it looks at the second one's values, and would end with the first failure's
-traceback. So a launcher of ours stands before the one that was chosen: it checks every job of a batch first, and it
-collects what each job made of itself.
+Hydra would start the first job before it checks the values of the second one, and would stop with the traceback of the
+first failure. CheckedLauncher wraps the selected launcher: it checks every job of a batch first, and collects the
+record of each job.
 """
 
-from rlscale.config.hydra.sweep.records import Direction, JobRecord, Outcome, SweepResult
-from rlscale.config.hydra.sweep.run_sweep import RunLoaded, run_sweep
+from rlscale.config.hydra.sweep.records import Direction, JobOutcome, JobRecord, SweepResult
+from rlscale.config.hydra.sweep.run_sweep import RunSweepJob, run_sweep
 
-__all__ = ["Direction", "JobRecord", "Outcome", "RunLoaded", "SweepResult", "run_sweep"]
+__all__ = ["Direction", "JobOutcome", "JobRecord", "RunSweepJob", "SweepResult", "run_sweep"]

@@ -1,4 +1,4 @@
-"""The words of a sweep before its first job: which jobs they stand for, and what is wrong with those about Hydra."""
+"""Expands the overrides of a sweep into jobs, and checks them before the first job starts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from rlscale.errors import Problem
 
 
 def all_jobs(line: CommandLine) -> list[list[str]]:
-    """Every combination of values; an interval is left out."""
-    return [list(words) for words in product(*_choices(line))]
+    """The overrides of every combination of values; an interval has its ends."""
+    return [list(overrides) for overrides in product(*_choices(line))]
 
 
 def some_jobs(line: CommandLine) -> list[list[str]]:
-    """As few jobs as have every value, and both ends of every interval, at least once."""
+    """The smallest number of jobs that contain every value, and both ends of every interval, at least once."""
     choices = _choices(line)
-    most = max((len(values) for values in choices), default=1)
-    return [[values[min(i, len(values) - 1)] for values in choices] for i in range(most)]
+    num_jobs = max((len(values) for values in choices), default=1)
+    # A shorter list repeats its last value.
+    return [[values[min(i, len(values) - 1)] for values in choices] for i in range(num_jobs)]
 
 
-def wrong_values(line: CommandLine) -> list[Problem]:
-    """Values that break the constraint of their own key in every combination, and intervals that are none."""
+def value_problems(line: CommandLine) -> list[Problem]:
+    """Problems of values that break the constraint of their key, and of invalid intervals."""
     problems: list[Problem] = []
     for override in _sweeps(line):
         problems += _interval_problems(override)
@@ -59,13 +60,13 @@ def _interval_problems(override: Override) -> list[Problem]:
         rule, fix = "have an interval from its lower to its upper end", f"write {path}=interval({high:g},{low:g})"
         return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
     if "log" in value.tags and low <= 0:
-        rule, fix = "have an interval above 0 with the tag log", f"leave out the tag: {path}=interval({low:g},{high:g})"
+        rule, fix = "have an interval above 0 with the tag log", f"remove the tag: {path}=interval({low:g},{high:g})"
         return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
     return []
 
 
-def unlisted(line: CommandLine) -> list[Problem]:
-    """Intervals, in a sweep that runs every combination of values."""
+def interval_problems(line: CommandLine) -> list[Problem]:
+    """Problems of intervals, which a sweep over all combinations cannot use."""
     fix = "list them, a,b,c, or let optuna choose: add hydra/sweeper=optuna"
     rule = "have a list of values in a sweep of all combinations"
     return [
@@ -76,8 +77,8 @@ def unlisted(line: CommandLine) -> list[Problem]:
 
 
 def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
-    """What is wrong with the words about Hydra itself."""
-    parsed = (OverridesParser.create().parse_override(word) for word in line.overrides)
+    """Problems of the overrides of Hydra's own settings."""
+    parsed = (OverridesParser.create().parse_override(text) for text in line.overrides)
     own = [override for override in parsed if override.is_hydra_override()]
     groups = [(each, _option_problem(each, loader)) for each in own if "/" in each.key_or_group]
     problems = [problem for _, problem in groups if problem]
@@ -85,7 +86,7 @@ def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
     try:
         known = loader.load_configuration(PRIMARY, right, RunMode.MULTIRUN)
     except (HydraException, OmegaConfBaseException):
-        return problems  # what is wrong is in a file, and told by whoever composes it
+        return problems  # the problem is in a file; compose reports it
     keys = (override for override in own if "/" not in override.key_or_group)
     return problems + [problem for override in keys if (problem := _key_problem(override, known))]
 
@@ -110,7 +111,7 @@ def _key_problem(override: Override, known: DictConfig) -> Problem | None:
     fix = (
         f"did you mean {found}?"
         if found
-        else f"known are {', '.join(siblings) or 'hydra.sweep.dir, hydra.launcher.* and hydra.sweeper.*'}"
+        else f"known keys: {', '.join(siblings) or 'hydra.sweep.dir, hydra.launcher.* and hydra.sweeper.*'}"
     )
     value = _typed_value(override)
     return Problem(path=path, rule="be a key of Hydra", value=value, fix=fix, origin=COMMAND_LINE)
@@ -122,14 +123,14 @@ def _has(config: DictConfig, path: str) -> bool:
 
 
 def _choices(line: CommandLine) -> list[list[str]]:
-    """For each word about the config: itself, or itself with each of its values."""
+    """For each override of the config, one override per value."""
     choices = []
     for override in OverridesParser.create().parse_overrides(line.overrides):
         if override.is_hydra_override():
             continue
         key = override.get_key_element()
         if not override.is_sweep_override():
-            choices.append([as_word(override)])
+            choices.append([as_override(override)])
         elif override.is_discrete_sweep():
             choices.append([f"{key}={text}" for text in override.sweep_string_iterator()])
         else:
@@ -143,17 +144,17 @@ def _sweeps(line: CommandLine) -> Iterator[Override]:
 
 
 def _values(override: Override) -> list[Any]:
-    """Of an interval its ends."""
+    """The values of an override; of an interval its ends."""
     return list(interval_ends(override) if isinstance(override.value(), IntervalSweep) else override.sweep_iterator())
 
 
-def as_word(override: Override) -> str:
-    """A word with one value as Hydra's sweepers write it, `1e-3` as `0.001`: a job is known by its words."""
+def as_override(override: Override) -> str:
+    """An override with one value as Hydra's sweepers write it, `1e-3` as `0.001`: overrides identify a job."""
     return f"{override.get_key_element()}={override.get_value_element_as_str()}"
 
 
 def interval_ends(override: Override) -> tuple[int | float, int | float]:
-    """Both ends of an interval, which Hydra reads as floats; as integers where the key is one and they are."""
+    """Both ends of an interval, which Hydra parses as floats; as integers for an integer key."""
     value = override.value()
     assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
     low, high = value.start, value.end

@@ -1,4 +1,4 @@
-"""What stands between a sweeper and the launcher that was chosen: jobs are checked, and their records collected."""
+"""A launcher between the sweeper and the selected launcher: checks jobs and collects their records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from rlscale.config.hydra.grammar import is_readable
+from rlscale.config.hydra.grammar import is_parsable
 from rlscale.config.hydra.overrides import parse_command_line
-from rlscale.config.hydra.sweep.records import JobRecord, Outcome, RecordFolder
+from rlscale.config.hydra.sweep.records import JobOutcome, JobRecord, RecordFolder
 from rlscale.config.load import load_config_with_notes, with_origin
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
@@ -26,67 +26,67 @@ Groups = Mapping[str, Sequence[str]]
 
 CheckConfig = Callable[[RunConfig], Sequence[Problem]]
 
-DIED = "its process died; the log of the machine says why (out of memory?)"
+DIED = "its process died; see the log of the machine (out of memory?)"
 
 
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 
 
 class JobChecker:
-    """Loads jobs to find their mistakes before any of them runs; a job that was checked is not checked again."""
+    """Loads jobs to find their problems before any of them runs; checks each job once."""
 
     def __init__(self, config_dir: Path | None, check_config: CheckConfig | None = None) -> None:
-        """Args: check_config: tells what is wrong with a job that loads."""
+        """Args: check_config: further problems of a config that loads."""
         self._config_dir, self._check_config = config_dir, check_config
-        self.folders: dict[frozenset[str], str] = {}  # of the run, by the words of a job in whatever order
+        self.folders: dict[frozenset[str], str] = {}  # run folder by the overrides of a job, in any order
 
     def check(self, jobs: Sequence[Sequence[str]], *, known: Sequence[Problem] = ()) -> None:
-        """Raises ConfigError with `known` and every problem of every job, each once."""
+        """Raises ConfigError with `known` and the problems of all jobs, each once."""
         problems = dict.fromkeys(known)
-        for words in map(typed, jobs):
-            problems.update(dict.fromkeys(self.problems_of(words)))
+        for overrides in map(user_overrides, jobs):
+            problems.update(dict.fromkeys(self.find_problems(overrides)))
         if problems:
             raise ConfigError(list(problems))
 
     def check_some(self, jobs: Sequence[Sequence[str]], *, known: Sequence[Problem] = ()) -> None:
-        """Raises ConfigError with `known`, or with the problems of the first job when every one has some.
+        """Raises ConfigError with `known`, or with the problems of the first job when every job has some.
 
-        For jobs of which a sweeper runs other combinations: what is wrong in one of them need not be in those.
+        For a sweeper that runs other combinations than `jobs`: a problem of one job need not be in those.
         """
-        problems = [self.problems_of(words) for words in map(typed, jobs)]
+        problems = [self.find_problems(overrides) for overrides in map(user_overrides, jobs)]
         if known or all(problems):
             raise ConfigError(list(dict.fromkeys([*known, *(problems[0] if all(problems) else ())])))
 
-    def problems_of(self, words: tuple[str, ...]) -> tuple[Problem, ...]:
-        """What is wrong with one job; that its folder is another one's counts too."""
-        if frozenset(words) in self.folders:
+    def find_problems(self, overrides: tuple[str, ...]) -> tuple[Problem, ...]:
+        """Problems of one job; a run folder that another job uses is one."""
+        if frozenset(overrides) in self.folders:
             return ()
         try:
-            loaded = load_config_with_notes(words, config_dir=self._config_dir)
+            loaded = load_config_with_notes(overrides, config_dir=self._config_dir)
         except ConfigError as error:
             return error.problems
         config = loaded.config
         if self._check_config is not None and (problems := self._check_config(config)):
             return tuple(with_origin(problem, loaded.composed) for problem in problems)
         folder = str(config.run.dir)
-        taken = folder in self.folders.values()
-        self.folders[frozenset(words)] = folder
-        if not taken:
+        is_taken = folder in self.folders.values()
+        self.folders[frozenset(overrides)] = folder
+        if not is_taken:
             return ()
-        fix = "leave run.dir and run.name out, and give each value once"
+        fix = "remove run.dir and run.name, and list each value once"
         return (Problem(path="run.dir", rule="differ between the jobs of a sweep", value=folder, fix=fix),)
 
 
 class CheckedLauncher(Launcher):
-    """Checks all jobs of a batch, hands them to the real launcher, and keeps the records they return.
+    """Checks all jobs of a batch, passes them to the selected launcher, and collects their records.
 
-    A job whose words ran before is not run again: a sweeper that chooses values may choose the same ones twice.
+    Jobs with the same overrides run once: a sweeper that chooses values may choose the same ones twice.
     """
 
     def __init__(
         self, inner: Launcher, checker: JobChecker, files: RecordFolder, *, groups: Groups, tolerant: bool
     ) -> None:
-        """Args: tolerant: a job that is wrong is a row like one that failed, also before anything has run."""
+        """Args: tolerant: record an invalid job as failed, even when nothing has run yet, instead of raising."""
         self._inner, self._checker, self.files, self._groups = inner, checker, files, groups
         self._tolerant = tolerant
         self.records: list[JobRecord] = []
@@ -95,75 +95,77 @@ class CheckedLauncher(Launcher):
         self._inner.setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        jobs = [typed(words) for words in job_overrides]
+        jobs = [user_overrides(overrides) for overrides in job_overrides]
         if not self.records and not self._tolerant:
-            self._checker.check(jobs)  # nothing has run yet, so nothing is lost by stopping here
+            self._checker.check(jobs)  # nothing has run yet, so raising loses nothing
         known = {record.overrides for record in self.records}
-        wrong: dict[tuple[str, ...], str] = {}
-        for words in (words for words in dict.fromkeys(jobs) if words not in known):
-            if problems := self._checker.problems_of(words):
-                wrong[words] = "; ".join(map(str, problems))
-        self.records += self._run([words for words in dict.fromkeys(jobs) if words not in known and words not in wrong])
-        for words, error in wrong.items():  # of values chosen while the sweep runs: a row of the table
-            self.records.append(self._failed(len(self.records), words, error))
-        by_words = {record.overrides: record for record in self.records}
-        return [_as_return(by_words[words]) for words in jobs]
+        # dict.fromkeys removes duplicates and keeps the order.
+        new_jobs = [job for job in dict.fromkeys(jobs) if job not in known]
+        invalid: dict[tuple[str, ...], str] = {}
+        for job in new_jobs:
+            if problems := self._checker.find_problems(job):
+                invalid[job] = "; ".join(map(str, problems))
+        self.records += self._run([job for job in new_jobs if job not in invalid])
+        for job, error in invalid.items():
+            self.records.append(self._failed(len(self.records), job, error))
+        by_overrides = {record.overrides: record for record in self.records}
+        return [_as_return(by_overrides[job]) for job in jobs]
 
     def _run(self, jobs: Sequence[tuple[str, ...]]) -> list[JobRecord]:
         if not jobs:
             return []
         first = len(self.records)
         try:
-            returns = self._inner.launch([self._for_hydra(words) for words in jobs], first)
+            returns = self._inner.launch([self._for_hydra(job) for job in jobs], first)
         except BrokenProcessPool:
-            # One process died, and the others of the pool were ended with it. Which one it was shows when each job
-            # that has not ended runs by itself; it goes on where its run folder is.
-            return [self.files.read(index) or self._run_alone(index, words) for index, words in enumerate(jobs, first)]
-        return [job.return_value.record for job in returns]
+            # One process died and the pool killed the others. Run each unfinished job alone to find the one that
+            # dies; the others resume from their run folders.
+            return [self.files.read(index) or self._run_alone(index, job) for index, job in enumerate(jobs, first)]
+        return [done.return_value.record for done in returns]
 
-    def _run_alone(self, index: int, words: tuple[str, ...]) -> JobRecord:
+    def _run_alone(self, index: int, overrides: tuple[str, ...]) -> JobRecord:
         try:
-            (job,) = self._inner.launch([self._for_hydra(words)], index)
+            (done,) = self._inner.launch([self._for_hydra(overrides)], index)
         except BrokenProcessPool:
-            return self._failed(index, words, DIED)
-        record: JobRecord = job.return_value.record
+            return self._failed(index, overrides, DIED)
+        record: JobRecord = done.return_value.record
         return record
 
-    def _failed(self, index: int, words: tuple[str, ...], error: str) -> JobRecord:
-        folder = self._checker.folders.get(frozenset(words), "")
-        record = JobRecord(index=index, overrides=words, seconds=0.0, run_dir=folder, error=error)
+    def _failed(self, index: int, overrides: tuple[str, ...], error: str) -> JobRecord:
+        folder = self._checker.folders.get(frozenset(overrides), "")
+        record = JobRecord(index=index, overrides=overrides, seconds=0.0, run_dir=folder, error=error)
         self.files.write(record)
         return record
 
-    def _for_hydra(self, words: tuple[str, ...]) -> list[str]:
-        return parse_command_line(words, self._groups).overrides
+    def _for_hydra(self, overrides: tuple[str, ...]) -> list[str]:
+        return parse_command_line(overrides, self._groups).overrides
 
 
-def typed(words: Any) -> tuple[str, ...]:
-    """Words as a user would type them, without the `+` and `~` that Hydra wants; the experiment is always among them.
+def user_overrides(overrides: Any) -> tuple[str, ...]:
+    """Overrides as a user types them, without the `+` and `~` of Hydra's syntax; always includes the experiment.
 
-    Of several words for a key the last one counts, and is the only one here.
+    Of several overrides of a key only the last one is kept, because it counts.
     """
-    assert isinstance(words, Sequence) and not isinstance(words, Mapping)
-    read = (_unescaped(_without_sign(str(word))) for word in words)
-    plain = tuple({word.partition("=")[0]: word for word in read}.values())
-    return plain if any(word.startswith("experiment=") for word in plain) else ("experiment=null", *plain)
+    assert isinstance(overrides, Sequence) and not isinstance(overrides, Mapping)
+    plain = (_unescaped(_without_sign(str(override))) for override in overrides)
+    last = tuple({override.partition("=")[0]: override for override in plain}.values())
+    return last if any(override.startswith("experiment=") for override in last) else ("experiment=null", *last)
 
 
-def _without_sign(word: str) -> str:
-    if word.startswith("~"):  # Hydra's sweepers write `~algo=null` for the `~algo` that they were given
-        return f"{word[1:].partition('=')[0]}=null"
-    return word.lstrip("+")
+def _without_sign(override: str) -> str:
+    if override.startswith("~"):  # Hydra's sweepers write `~algo=null` for `~algo`
+        return f"{override[1:].partition('=')[0]}=null"
+    return override.lstrip("+")
 
 
-def _unescaped(word: str) -> str:
-    """Without the backslashes that Hydra puts into the values of a sweep, where they are not needed."""
-    plain = _ESCAPED.sub(r"\1", word)
-    if plain == word or not is_readable(plain):
-        return word
+def _unescaped(override: str) -> str:
+    """Removes the backslashes that Hydra adds to the values of a sweep, if they are not needed."""
+    plain = _ESCAPED.sub(r"\1", override)
+    if plain == override or not is_parsable(plain):
+        return override
     parser = OverridesParser.create()
-    return plain if parser.parse_override(plain).value() == parser.parse_override(word).value() else word
+    return plain if parser.parse_override(plain).value() == parser.parse_override(override).value() else override
 
 
 def _as_return(record: JobRecord) -> JobReturn:
-    return JobReturn(overrides=record.overrides, _return_value=Outcome(record), status=JobStatus.COMPLETED)
+    return JobReturn(overrides=record.overrides, _return_value=JobOutcome(record), status=JobStatus.COMPLETED)

@@ -1,4 +1,4 @@
-"""A sweeper whose values optuna chooses: `-m hydra/sweeper=optuna`."""
+"""A sweeper that lets optuna choose the values: `-m hydra/sweeper=optuna`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from rlscale.config.errors import COMMAND_LINE
-from rlscale.config.hydra.sweep.expand import as_word, interval_ends
+from rlscale.config.hydra.sweep.expand import as_override, interval_ends
 from rlscale.config.hydra.sweep.records import Direction
 from rlscale.errors import Problem
 
@@ -31,7 +31,7 @@ TARGET = "rlscale.config.hydra.sweep.optuna_sweeper.OptunaSweeper"
 
 
 class SamplerName(StrEnum):
-    """How optuna chooses the next values."""
+    """The samplers of optuna."""
 
     tpe = "tpe"
     random = "random"
@@ -42,8 +42,8 @@ class OptunaConfig:
     """Keys of `hydra.sweeper` with `hydra/sweeper=optuna`."""
 
     _target_: str = TARGET
-    n_trials: int = 20  # jobs in all
-    n_jobs: int = 1  # chosen at a time; a launcher that runs in parallel runs these together
+    n_trials: int = 20  # total number of jobs
+    n_jobs: int = 1  # jobs chosen at once; a parallel launcher runs them together
     direction: Direction = Direction.maximize
     sampler: SamplerName = SamplerName.tpe
     seed: int = 42  # of the sampler
@@ -51,31 +51,34 @@ class OptunaConfig:
 
 
 def register_sweeper() -> None:
-    """Makes `hydra/sweeper=optuna` known; comes after Hydra has looked for its plugins, one of which has that name."""
+    """Registers `hydra/sweeper=optuna`; must run after Hydra's search for plugins, one of which may have that name."""
     ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=OptunaConfig, provider="rlscale")
 
 
-def too_few(fields: DictConfig) -> list[Problem]:
-    """Numbers of jobs that are none."""
+def count_problems(fields: DictConfig) -> list[Problem]:
+    """Problems of numbers of jobs below 1."""
     return [
         Problem(
             path=f"hydra.sweeper.{name}", rule="be at least 1", value=str(fields[name]), fix=fix, origin=COMMAND_LINE
         )
-        for name, fix in (("n_trials", "it counts all jobs"), ("n_jobs", "it counts the jobs chosen at a time"))
+        for name, fix in (
+            ("n_trials", "it is the number of jobs"),
+            ("n_jobs", "it is the number of jobs chosen at once"),
+        )
         if fields[name] < 1
     ]
 
 
 class OptunaSweeper(Sweeper):
-    """Asks optuna for values, `n_jobs` sets at a time, runs them, and tells it the objectives.
+    """Gets values from optuna, `n_jobs` sets at a time, runs the jobs, and reports their objectives to optuna.
 
-    Values are written as in Hydra: `a,b`, `choice(a,b)`, `range(1,9)`, `interval(0.1,0.9)`,
+    Values have Hydra's syntax: `a,b`, `choice(a,b)`, `range(1,9)`, `interval(0.1,0.9)`,
     `tag(log, interval(1e-6,1e-3))`.
-    A job that fails tells optuna nothing but that.
+    A failed job is reported as failed, without an objective.
     """
 
     def __init__(self, **values: Any) -> None:
-        """Takes the fields of OptunaConfig."""
+        """Args: values: the fields of OptunaConfig."""
         self._config = OptunaConfig(**values)
         self.study: optuna.Study | None = None
         self.launcher: Launcher
@@ -87,29 +90,30 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        # Heavy, and needed by this sweeper alone.
+        # A slow import that only this sweeper needs.
         import optuna
 
         folder = Path(str(self._hydra.hydra.sweep.dir))
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._hydra, folder / "multirun.yaml")
         parser = OverridesParser.create(config_loader=self._context.config_loader)
-        words = [f"{key}={value}" for key, value in self._config.params.items()] + list(arguments)
-        overrides = {override.key_or_group: override for override in parser.parse_overrides(words)}
-        fixed = [as_word(each) for each in overrides.values() if not each.is_sweep_override()]
+        # Arguments come last: they replace values from YAML files.
+        texts = [f"{key}={value}" for key, value in self._config.params.items()] + list(arguments)
+        overrides = {override.key_or_group: override for override in parser.parse_overrides(texts)}
+        fixed = [as_override(each) for each in overrides.values() if not each.is_sweep_override()]
         space = {_name(each): as_distribution(each) for each in overrides.values() if each.is_sweep_override()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction=self._config.direction.value, sampler=_sampler(self._config))
-        asked = 0
-        while asked < self._config.n_trials:
-            number = min(self._config.n_jobs, self._config.n_trials - asked)
+        num_done = 0
+        while num_done < self._config.n_trials:
+            number = min(self._config.n_jobs, self._config.n_trials - num_done)
             self._run_batch(self.study, fixed, space, number=number)
-            asked += number
+            num_done += number
 
     def _run_batch(
         self, study: optuna.Study, fixed: Sequence[str], space: Mapping[str, BaseDistribution], *, number: int
     ) -> None:
-        # As above.
+        # A slow import, see above.
         from optuna.trial import TrialState
 
         trials = [study.ask(dict(space)) for _ in range(number)]
@@ -124,12 +128,12 @@ class OptunaSweeper(Sweeper):
 
 
 def as_distribution(override: Override) -> BaseDistribution:
-    """What optuna may choose from for a word with several values.
+    """The distribution of an override with several values.
 
     Example:
         `optim.lr=tag(log, interval(1e-6, 1e-3))`  ->  FloatDistribution(1e-6, 1e-3, log=True)
     """
-    # As above.
+    # A slow import, see above.
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
@@ -148,17 +152,17 @@ def as_distribution(override: Override) -> BaseDistribution:
 
 
 def _sampler(config: OptunaConfig) -> optuna.samplers.BaseSampler:
-    # As above.
+    # A slow import, see above.
     from optuna.samplers import RandomSampler, TPESampler
 
     if config.sampler == SamplerName.random:
         return RandomSampler(seed=config.seed)
-    # Values that are chosen at once must differ.
+    # constant_liar makes values that are chosen at once differ.
     return TPESampler(seed=config.seed, constant_liar=config.n_jobs > 1)
 
 
 def _name(override: Override) -> str:
-    """The key with the `+` that Hydra wants."""
+    """The key with the `+` of Hydra's syntax."""
     return str(override.get_key_element())
 
 

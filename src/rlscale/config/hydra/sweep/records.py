@@ -1,4 +1,4 @@
-"""What the jobs of a sweep made of themselves."""
+"""Records of the jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOBS_FOLDER = "jobs"
 
 
 class Direction(StrEnum):
-    """Which objective is the better one."""
+    """Whether a larger or a smaller objective is better."""
 
     maximize = "maximize"
     minimize = "minimize"
@@ -21,10 +21,10 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRecord:
-    """How one job of a sweep ended."""
+    """The result of one job of a sweep."""
 
     index: int  # 0-based
-    overrides: tuple[str, ...]  # of this job, as a user would type them
+    overrides: tuple[str, ...]  # of this job, as a user types them
     seconds: float
     run_dir: str
     objective: float | None = None
@@ -33,12 +33,12 @@ class JobRecord:
     @property
     def values(self) -> dict[str, str]:
         """The overrides by key or group."""
-        return dict(word.split("=", 1) for word in self.overrides if "=" in word)
+        return dict(override.split("=", 1) for override in self.overrides if "=" in override)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
-    """All jobs of a sweep, in order; when it was interrupted, those that had ended."""
+    """All jobs of a sweep, in order; of an interrupted sweep, the finished ones."""
 
     folder: Path
     jobs: tuple[JobRecord, ...]
@@ -60,34 +60,38 @@ class SweepResult:
         return min(done, key=lambda pair: sign * pair[0])[1] if done else None
 
 
-class Outcome(float):
-    """The objective that a sweeper optimises (NaN: failed, or none) together with the record of its job."""
+class JobOutcome(float):
+    """The objective that a sweeper optimises (NaN: failed, or no objective), with the record of its job.
+
+    A float, because sweepers call `float(return_value)`.
+    """
 
     record: JobRecord
 
-    def __new__(cls, record: JobRecord) -> Outcome:
+    def __new__(cls, record: JobRecord) -> JobOutcome:
         outcome = super().__new__(cls, math.nan if record.objective is None else record.objective)
         outcome.record = record
         return outcome
 
-    def __reduce__(self) -> tuple[type[Outcome], tuple[JobRecord]]:
+    def __reduce__(self) -> tuple[type[JobOutcome], tuple[JobRecord]]:
         return type(self), (self.record,)
 
 
 class RecordFolder:
-    """A file per job that has ended, so that what is done outlives a process that dies or is interrupted."""
+    """One file per finished job, so that its record survives when the sweep is killed or interrupted."""
 
     def __init__(self, sweep_folder: Path) -> None:
         self._folder = sweep_folder / JOBS_FOLDER
 
     def clear(self) -> None:
-        """Forgets the jobs of an earlier sweep in this folder."""
+        """Deletes the records of an earlier sweep in this folder."""
         for file in self._folder.glob("*.json"):
             file.unlink()
 
     def write(self, record: JobRecord) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{record.index}.json"
+        # Renaming is atomic: a reader never sees half a record.
         temporary = file.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)

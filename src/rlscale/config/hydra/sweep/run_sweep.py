@@ -1,4 +1,4 @@
-"""Runs a sweep: from the words of a command line to the records of its jobs."""
+"""Runs a sweep: from a command line to the records of its jobs."""
 
 from __future__ import annotations
 
@@ -23,51 +23,52 @@ from rlscale.config.errors import ALL_KEYS
 from rlscale.config.hydra.compose import make_loader
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
-from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, some_jobs, unlisted, wrong_values
-from rlscale.config.hydra.sweep.job_launcher import CheckConfig, CheckedLauncher, JobChecker, typed
-from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, register_sweeper, too_few
-from rlscale.config.hydra.sweep.records import Direction, JobRecord, Outcome, RecordFolder, SweepResult
+from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, interval_problems, some_jobs, value_problems
+from rlscale.config.hydra.sweep.job_launcher import CheckConfig, CheckedLauncher, JobChecker, user_overrides
+from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, count_problems, register_sweeper
+from rlscale.config.hydra.sweep.records import Direction, JobOutcome, JobRecord, RecordFolder, SweepResult
 from rlscale.config.load import LoadedConfig, load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 
 SWEEPS_FOLDER = "runs/sweeps"
 
-RunLoaded = Callable[[int, LoadedConfig], float | None]
-"""Runs a job, given its 0-based number; returns its objective. Is pickled where jobs run in processes."""
+RunSweepJob = Callable[[int, LoadedConfig], float | None]
+"""Runs a job, given its 0-based number; returns its objective. Pickled when jobs run in processes."""
 
 
 def run_sweep(
-    words: Sequence[str],
+    overrides: Sequence[str],
     *,
-    run_loaded: RunLoaded,
+    run_loaded: RunSweepJob,
     config_dir: Path | None = None,
     check_config: CheckConfig | None = None,
 ) -> SweepResult:
-    """Runs every job that `words` stand for; a job that raises does not end the sweep, nor does one whose process dies.
+    """Runs all jobs of `overrides`; the sweep continues when a job raises or its process dies.
 
     Args:
-        words: a command line in which keys and groups may have several values, e.g. `algo.eps_clip=0.1,0.2`, and in
-            which `hydra/launcher` and `hydra/sweeper` may be chosen.
-        run_loaded: called once all jobs that are known beforehand are known to be right.
+        overrides: a command line in which keys and groups may have several values, e.g. `algo.eps_clip=0.1,0.2`, and
+            which may select `hydra/launcher` and `hydra/sweeper`.
+        run_loaded: runs one job; called when all jobs that are known in advance are valid.
         config_dir: as in `load_config`.
-        check_config: tells what else is wrong with a job that loads, e.g. with the user code it names. None: nothing.
+        check_config: further problems of a config that loads, e.g. of the user code it names. None: no check.
 
-    Raises: ConfigError with the mistakes of all jobs, before the first one starts.
+    Raises: ConfigError with the problems of all jobs, before the first one starts.
     """
     folders = ConfigFolders.find(config_dir)
-    line = parse_command_line(words, folders.groups(), multirun=True)
-    if ALL_KEYS in line.broken:  # without its experiment a job has only consequences to tell
-        raise ConfigError([*line.problems, *wrong_values(line)])
+    line = parse_command_line(overrides, folders.groups(), multirun=True)
+    if ALL_KEYS in line.broken:  # without a valid experiment every further problem is a consequence
+        raise ConfigError([*line.problems, *value_problems(line)])
     loader = make_loader(folders)
     register_sweeper()
     checker = JobChecker(config_dir, check_config)
     master = _compose(line, loader, checker)
     if searching := _searches(master):
-        if problems := too_few(master.hydra.sweeper):
-            raise ConfigError([*line.problems, *wrong_values(line), *problems])
-        checker.check_some(some_jobs(line), known=[*line.problems, *wrong_values(line)])
+        if problems := count_problems(master.hydra.sweeper):
+            raise ConfigError([*line.problems, *value_problems(line), *problems])
+        checker.check_some(some_jobs(line), known=[*line.problems, *value_problems(line)])
     else:
-        checker.check(all_jobs(line), known=[*line.problems, *unlisted(line)])
+        checker.check(all_jobs(line), known=[*line.problems, *interval_problems(line)])
+    # Remove old records only now that the sweep is valid.
     folder = Path(str(master.hydra.sweep.dir))
     files = RecordFolder(folder)
     files.clear()
@@ -88,7 +89,7 @@ def _compose(line: CommandLine, loader: ConfigLoader, checker: JobChecker) -> Di
     """The config of the sweep itself: its launcher, sweeper and folder."""
     wrong = hydra_problems(line, loader)
     if wrong:
-        checker.check_some(some_jobs(line), known=[*line.problems, *wrong, *wrong_values(line)])
+        checker.check_some(some_jobs(line), known=[*line.problems, *wrong, *value_problems(line)])
     try:
         return Hydra(task_name="rlscale", config_loader=loader).compose_config(
             config_name=PRIMARY,
@@ -98,10 +99,10 @@ def _compose(line: CommandLine, loader: ConfigLoader, checker: JobChecker) -> Di
         )
     except (HydraException, OmegaConfBaseException) as error:
         checker.check_some(
-            some_jobs(line), known=[*line.problems, *wrong_values(line)]
-        )  # the mistakes of a job say more
+            some_jobs(line), known=[*line.problems, *value_problems(line)]
+        )  # problems of a job are more specific
         text = str(error.__cause__ or error).splitlines()[0]
-        fix = "leave the words about hydra out, one by one"
+        fix = "remove the overrides of hydra one by one"
         raise ConfigError([Problem(path="hydra", rule="be composable by Hydra", value=f'"{text}"', fix=fix)]) from error
 
 
@@ -116,32 +117,33 @@ def _make_sweeper(master: DictConfig, context: HydraContext, task: TaskFunction)
 
 
 def _searches(master: DictConfig) -> bool:
-    """Whether optuna chooses the values."""
+    """Whether optuna chooses the values of the jobs."""
     return bool(master.hydra.sweeper._target_ == TARGET)
 
 
-def _task(run_loaded: RunLoaded, config_dir: Path | None, files: RecordFolder) -> TaskFunction:
-    def run(_: DictConfig) -> Outcome:
+def _task(run_loaded: RunSweepJob, config_dir: Path | None, files: RecordFolder) -> TaskFunction:
+    def run(_: DictConfig) -> JobOutcome:
         hydra = HydraConfig.get()
-        overrides = typed(OmegaConf.to_container(hydra.overrides.task))
+        overrides = user_overrides(OmegaConf.to_container(hydra.overrides.task))
         loaded = load_config_with_notes(overrides, config_dir=config_dir)
         index, began = int(hydra.job.num), time.monotonic()
         record = JobRecord(index=index, overrides=overrides, seconds=0.0, run_dir=str(loaded.config.run.dir))
         try:
             objective = run_loaded(index, loaded)
-        except Exception as error:  # one job's failure is a row of the table, whatever it is
+        except Exception as error:  # any failure of a job becomes a row of the table
             record = replace(record, error=f"{type(error).__name__}: {error}")
         else:
             record = replace(record, objective=objective)
         record = replace(record, seconds=time.monotonic() - began)
         files.write(record)
-        return Outcome(record)
+        return JobOutcome(record)
 
     return run
 
 
 def _sweep_folder(line: CommandLine) -> list[str]:
-    if any(word.startswith("hydra.sweep.dir=") for word in line.overrides):
+    if any(override.startswith("hydra.sweep.dir=") for override in line.overrides):
         return []
+    # A hash of the overrides: repeating a sweep reuses its folder.
     digest = hashlib.sha256("\n".join(line.overrides).encode()).hexdigest()[:8]
     return [f'hydra.sweep.dir="{SWEEPS_FOLDER}/{line.experiment}-{digest}"']
