@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlscale.config import BatchConfig
-from rlscale.data.bin_packing import divide_evenly, first_fit_decreasing
+from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import TrainBatch
 
@@ -109,7 +109,7 @@ def test_first_fit_decreasing_equals_the_plain_loop(sizes: list[int], capacity: 
 @settings(max_examples=200, deadline=None)
 @given(costs=st.lists(st.integers(0, 1000), max_size=60), num_bins=st.integers(1, 7))
 def test_divide_evenly(costs: list[int], num_bins: int) -> None:
-    bins = divide_evenly(costs, num_bins=num_bins)
+    bins = karmarkar_karp(costs, num_bins=num_bins)
     assert sorted(i for part in bins for i in part) == list(range(len(costs)))
     counts, sums = [len(part) for part in bins], [sum(costs[i] for i in part) for part in bins]
     assert len(counts) == num_bins and max(counts) - min(counts) <= 1

@@ -62,7 +62,7 @@ class LoopConfig:
     ci: CiConfig = field(default_factory=CiConfig)
     diff_limit: float = float("inf")  # with ci.enabled: mean |trainer - engine| logprob above which the run fails
     update_interval: int = 1  # rollouts from one update of the engines to the next, at most max_staleness + 1
-    leave_out_truncated: bool = False  # train on no token of an answer that was cut off
+    mask_truncated: bool = False  # train on no token of an answer that was cut off
     drain_before_update: bool = False  # with max_staleness > 0: no request sees two versions
     saves_beside_training: bool = False  # trainers return from `save` before all is on disk
     engines_rest: bool = False  # engines give back their memory while the trainer works; max_staleness is 0
@@ -252,7 +252,7 @@ class TrainingLoop:
             rollout.groups,
             self.progress.version,
             has_rewards=self._parts.source.has_rewards,
-            leave_out_truncated=self._config.leave_out_truncated,
+            mask_truncated=self._config.mask_truncated,
         )
         batch = replace(batch, logprob_samples=self._parts.observer.choose_logprob_samples(rollout.groups))
         staleness = check_bound(batch, rollout.groups, max_staleness=self._config.max_staleness)

@@ -1,1 +1,1 @@
-"""Prompts, batches and the schedule of micro-batches."""
+"""Prompts, training batches and the plan of micro-batches."""

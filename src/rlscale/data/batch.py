@@ -1,4 +1,4 @@
-"""From finished groups to the columns that trainers read."""
+"""Builds the columns of a training batch from finished groups."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -13,15 +13,15 @@ _TRAINABLE = (SampleStatus.completed, SampleStatus.truncated)
 
 
 def build_batch(
-    groups: Sequence[Group], version: WeightVersion, *, has_rewards: bool = True, leave_out_truncated: bool = False
+    groups: Sequence[Group], version: WeightVersion, *, has_rewards: bool = True, mask_truncated: bool = False
 ) -> TrainBatch:
-    """The samples of `groups`, in order, as ragged columns.
+    """Packs the samples of `groups`, in order, into ragged columns.
 
     Args:
         groups: at least one sample; all are completed or truncated.
-        has_rewards: every sample has a reward; false for supervised training, whose column of rewards is 0.
-        version: weights that are current now, when the rollout goes to the trainer.
-        leave_out_truncated: no token of a truncated sample is trainable (DAPO's overlong filter, arXiv:2503.14476); its
+        has_rewards: every sample has a reward; false for supervised training: the rewards are 0.
+        version: current version of the weights.
+        mask_truncated: no token of a truncated sample is trainable (DAPO's overlong filter, arXiv:2503.14476); its
             reward still counts in its group.
     """
     samples = [sample for group in groups for sample in group.samples]
@@ -33,7 +33,7 @@ def build_batch(
     is_response = _is_response(offsets, prompt_lens=prompt_lens)
     return TrainBatch(
         tokens=np.fromiter(chain.from_iterable(s.tokens for s in samples), np.int32, count=offsets[-1]),
-        loss_mask=_column(is_response, (_loss_mask(s, leave_out_truncated) for s in samples), np.uint8, fill=0),
+        loss_mask=_column(is_response, (_loss_mask(s, mask_truncated) for s in samples), np.uint8, fill=0),
         rollout_logprobs=_column(is_response, (s.rollout_logprobs for s in samples), np.float32, fill=0),
         weight_versions=_column(is_response, (s.weight_versions for s in samples), np.int32, fill=-1),
         offsets=offsets,
@@ -50,12 +50,14 @@ def _check(sample: Sample) -> None:
     assert sample.status in _TRAINABLE, f"sample {sample.index} is {sample.status} and cannot be trained on"
     length = len(sample.tokens) - sample.prompt_len
     same = length == sample.response_len == len(sample.rollout_logprobs) == len(sample.weight_versions)
-    assert same, f"columns of sample {sample.index} differ"
-    assert sample.routes is None or len(sample.routes) == len(sample.tokens), f"routes of sample {sample.index} differ"
+    assert same, f"columns of sample {sample.index} differ in length"
+    assert sample.routes is None or len(sample.routes) == len(sample.tokens), (
+        f"routes of sample {sample.index} differ in length"
+    )
 
 
-def _loss_mask(sample: Sample, leave_out_truncated: bool) -> Sequence[int]:
-    if leave_out_truncated and sample.status == SampleStatus.truncated:
+def _loss_mask(sample: Sample, mask_truncated: bool) -> Sequence[int]:
+    if mask_truncated and sample.status == SampleStatus.truncated:
         return [0] * sample.response_len
     return sample.loss_mask
 
@@ -66,7 +68,7 @@ def _reward(sample: Sample) -> float:
 
 
 def _routes(samples: Sequence[Sample]) -> RouteIds | None:
-    """Those of all samples end to end, unknown for those that have none; None where nobody has any."""
+    """Routes of all samples, packed; unknown for samples without routes. None if no sample has routes. [T, ...]"""
     like = next((sample.routes for sample in samples if sample.routes is not None), None)
     if like is None:
         return None
@@ -80,7 +82,8 @@ def _routes(samples: Sequence[Sample]) -> RouteIds | None:
 
 
 def _is_response(offsets: Int64, *, prompt_lens: Int32) -> npt.NDArray[np.bool_]:
-    """Whether each token comes after its sample's prompt. [T]"""
+    """True for response tokens. [T]"""
+    # +1 at the start of each response and -1 at the end of its sample: the running sum is 1 within responses.
     steps = np.zeros(offsets[-1] + 1, dtype=np.int8)
     np.add.at(steps, offsets[:-1] + prompt_lens, 1)
     np.add.at(steps, offsets[1:], -1)
@@ -90,7 +93,7 @@ def _is_response(offsets: Int64, *, prompt_lens: Int32) -> npt.NDArray[np.bool_]
 def _column(
     is_response: npt.NDArray[np.bool_], responses: Iterable[Sequence[float]], dtype: npt.DTypeLike, *, fill: int
 ) -> npt.NDArray[Any]:
-    """A token column: `fill` on the prompts, and the values of the responses in their places. [T]"""
+    """Builds a token column: `fill` at prompt tokens, the values of `responses` at response tokens. [T]"""
     column = np.full(len(is_response), fill, dtype=dtype)
     column[is_response] = np.fromiter(chain.from_iterable(responses), dtype)
     return column

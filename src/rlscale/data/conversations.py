@@ -1,4 +1,4 @@
-"""Conversations for supervised training: which text is the prompt, and which of what follows is learned."""
+"""Conversations for supervised training: splits them into the prompt and turns in or out of the loss."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlscale.types import Turn
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], str]
-"""Messages as the chat template writes them; with true, the opening of an answer behind them."""
+"""Applies the chat template to messages; with True it adds the generation prompt."""
 
 ASSISTANT = "assistant"
 THINKING = "<think>\n"
-_ASKED = ({"role": "user", "content": "?"},)
+_QUESTION = ({"role": "user", "content": "?"},)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """A rendered conversation up to its last answer: `prompt` and the texts of `turns` laid end to end."""
+    """A rendered conversation up to its last answer: the concatenation of `prompt` and the texts of `turns`."""
 
     prompt: str
     turns: tuple[Turn, ...]
@@ -31,69 +31,72 @@ class Conversation:
 def render_conversation(
     messages: Sequence[Message], *, kind: LossMaskType, render: Render, end_token: str
 ) -> Conversation:
-    """Divides a conversation into what is read and what is learned: the answers, each with the token that ends it.
+    """Splits a conversation into context and learned turns: the answers, each with its end token.
 
     Args:
-        messages: of any roles; the first one is no answer, and what follows the last one is left out.
+        messages: of any roles; the first is no answer, and messages after the last answer are ignored.
         kind: the family of the chat template.
         render: applies the chat template.
-        end_token: ends a response of the model.
+        end_token: end token of the model.
 
     Raises:
-        ValueError: there is no answer, or nothing before it, or the template writes conversations otherwise than
-            `kind` says.
+        ValueError: there is no answer, or no message before it, or the template does not match `kind`.
     """
     places = [place for place, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not places or places[0] == 0:
         raise ValueError("a conversation must have an answer (role assistant) and a message before it")
     found = _BY_KIND[kind](messages[: places[-1] + 1], render)
+    # Some templates omit the end token of the last answer, which the model must learn to generate.
     last = found.turns[-1]
     if last.text.endswith(end_token):
         return found
     return replace(found, turns=(*found.turns[:-1], Turn(last.text + end_token, True)))
 
 
-def _as_a_whole(messages: Sequence[Message], render: Render) -> Conversation:
-    """Templates that write a message the same whatever follows it: answers lie in the rendered whole."""
+def _split_whole(messages: Sequence[Message], render: Render) -> Conversation:
+    """For templates that render a message independently of later ones: finds the answers in the rendered whole."""
     whole = render(messages, False)
     turns, end = [], 0
     for place, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
+        # The answer is the text between the generation prompt and the end of the conversation up to it.
         before, after = render(messages[:place], True), render(messages[: place + 1], False)
         if not (whole.startswith(after) and after.startswith(before) and len(before) >= end):
             raise ValueError(
-                f"the chat template must write answer {place + 1} the same whatever follows it, and open it as it asks "
-                "for one; choose data.loss_mask_type=qwen3 or distill_qwen"
+                f"the chat template must render answer {place + 1} independently of later messages and start it with "
+                "the generation prompt; set data.loss_mask_type=qwen3 or distill_qwen"
             )
         turns += [Turn(whole[end : len(before)], False), Turn(after[len(before) :].rstrip(), True)]
         end = len(after.rstrip())
     return Conversation(prompt=turns[0].text, turns=tuple(turns[1:]))
 
 
-def _one_by_one(messages: Sequence[Message], render: Render) -> Conversation:
-    """Templates that drop the thinking of earlier answers: each answer is written as the last one of a conversation."""
-    opened, asked = render(_ASKED, True), render(_ASKED, False)
+def _render_each(messages: Sequence[Message], render: Render) -> Conversation:
+    """For templates that drop the thinking of earlier answers: renders each answer as the last of a conversation."""
+    # Rendered after a dummy question, whose text is then removed: the template treats the message as the last one.
+    opened, closed = render(_QUESTION, True), render(_QUESTION, False)
     texts: list[Turn] = []
-    behind = ""  # what the template writes behind the end of an answer
+    suffix = ""  # rendered text after the end of an answer
     for is_answer, run in groupby(messages, key=lambda message: message["role"] == ASSISTANT):
         if not is_answer:
             several = list(run)
-            text = _after(render([*_ASKED, *several], True), asked) if texts else render(several, True)
-            texts.append(Turn(behind + text, False))
+            text = _after(render([*_QUESTION, *several], True), closed) if texts else render(several, True)
+            texts.append(Turn(suffix + text, False))
             continue
         for number, message in enumerate(run):
             if number:
-                texts.append(Turn(behind + _after(opened, asked), False))
-            text = _after(render([*_ASKED, message], False), opened)
+                texts.append(Turn(suffix + _after(opened, closed), False))
+            text = _after(render([*_QUESTION, message], False), opened)
             texts.append(Turn(text.rstrip(), True))
-            behind = text[len(text.rstrip()) :]
+            suffix = text[len(text.rstrip()) :]
     return Conversation(prompt=texts[0].text, turns=tuple(texts[1:]))
 
 
-def _only_the_last(messages: Sequence[Message], render: Render) -> Conversation:
-    """Templates whose question already opens the thinking: everything before the last answer is read."""
+def _last_answer(messages: Sequence[Message], render: Render) -> Conversation:
+    """For templates whose generation prompt opens the thinking: everything before the last answer is context."""
     prompt, answer = render(messages[:-1], True), str(messages[-1]["content"])
+    # The prompt already contains the opening tag, so the answer must not repeat it.
     if prompt.endswith(THINKING):
         answer = answer.removeprefix(THINKING)
     return Conversation(prompt=prompt, turns=(Turn(answer, True),))
@@ -102,7 +105,7 @@ def _only_the_last(messages: Sequence[Message], render: Render) -> Conversation:
 def _after(text: str, beginning: str) -> str:
     if not text.startswith(beginning):
         raise ValueError(
-            "the chat template must write a message the same whatever follows it, but for thinking; choose "
+            "the chat template must render a message independently of later ones, except for thinking; set "
             "data.loss_mask_type=distill_qwen"
         )
     return text[len(beginning) :]
@@ -110,8 +113,8 @@ def _after(text: str, beginning: str) -> str:
 
 _BY_KIND: Mapping[LossMaskType, Callable[[Sequence[Message], Render], Conversation]] = MappingProxyType(
     {
-        LossMaskType.qwen: _as_a_whole,
-        LossMaskType.qwen3: _one_by_one,
-        LossMaskType.distill_qwen: _only_the_last,
+        LossMaskType.qwen: _split_whole,
+        LossMaskType.qwen3: _render_each,
+        LossMaskType.distill_qwen: _last_answer,
     }
 )

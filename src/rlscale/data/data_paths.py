@@ -1,4 +1,4 @@
-"""Where data files are: `<path>[@[a:b]]`, where the path may begin with `builtin:`."""
+"""Paths of data files: `<path>[@[a:b]]`; the path may start with `builtin:`."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def resolve_data_path(path: str) -> Path:
-    """The file that `path` means, without looking whether it is there; a row slice at its end is left out.
+    """Resolves `path` without its row slice to a file, which may not exist.
 
-    `builtin:arithmetic/train.jsonl` is a file that comes with rlscale: in the installed package, or in `data/` of a
-    checkout.
+    `builtin:arithmetic/train.jsonl` is a file of rlscale: in the installed package, or in `data/` of a checkout.
     """
     path = _SLICE.sub("", path)
     if path.startswith(BUILTIN):
@@ -21,7 +20,7 @@ def resolve_data_path(path: str) -> Path:
 
 
 def row_slice(path: str) -> slice:
-    """The rows that `@[a:b]` at the end of `path` selects, counted from 0, b not included; without it all rows."""
+    """The rows selected by `@[a:b]` at the end of `path`, 0-based, b excluded; without it all rows."""
     match = _SLICE.search(path)
     if match is None:
         return slice(None)
@@ -31,4 +30,5 @@ def row_slice(path: str) -> slice:
 
 def _builtin_root() -> Path:
     packaged = _PACKAGE / "_data"
+    # A wheel contains the data folder as `_data`.
     return packaged if packaged.is_dir() else _PACKAGE.parents[1] / "data"

@@ -1,4 +1,4 @@
-"""Rows that are too long: left out, counted and named."""
+"""Drops rows that are too long, and warns with their number and rows."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rlscale.errors import DataError
 from rlscale.types import Prompt
 
 NAMED_ROWS = 10
-"""So many are named in a warning; of the others their number."""
+"""Maximum number of rows listed in a warning; of the others it gives the number."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """Most tokens of something in a row."""
+    """Maximum number of tokens of a part of a row."""
 
     tokens: int
-    name: str  # of the limit, for messages
-    what: str = "prompts"
+    name: str  # of the limit, in messages
+    what: str = "prompts"  # limited part, in messages
 
 
-def keep_short(prompts: Sequence[Prompt], lengths: Sequence[int], *, limit: Limit, path: str) -> list[Prompt]:
-    """The prompts within the limit; a warning says how many are not, and which rows those are.
+def drop_too_long(prompts: Sequence[Prompt], lengths: Sequence[int], *, limit: Limit, path: str) -> list[Prompt]:
+    """Returns the prompts within the limit; warns with the number and rows of the others.
 
     Args:
         prompts: in the order of the file.
-        lengths: of what is limited, in tokens; one for each prompt.
-        limit: see there.
+        lengths: tokens of the limited part; one per prompt.
+        limit: the maximum, and its name.
         path: of the file, for messages.
 
     Raises:
-        DataError: all of them are longer.
+        DataError: all prompts are too long.
     """
     long = [prompt.index + 1 for prompt, length in zip(prompts, lengths, strict=True) if length > limit.tokens]
     if long and len(long) == len(prompts):

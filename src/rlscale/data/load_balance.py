@@ -1,7 +1,7 @@
-"""Samples over ranks so that all have about equally many tokens and equally many FLOPs.
+"""Assigns samples to ranks so that all have about equal numbers of tokens and of FLOPs.
 
-Tokens decide memory and the work of the linear layers, squares of lengths the work of attention; neither sum alone
-gives the other.
+Tokens determine memory and the work of the linear layers, squared lengths the work of attention; balancing one sum does
+not balance the other.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rlscale.types import Int64
 
 
 def flops(lengths_S: Int64, *, hidden_size: int) -> Int64:
-    """Work of each sample, up to a factor. [S]
+    """Estimated FLOPs of each sample, up to a factor. [S]
 
     24 h^2 L in the linear layers of a block and 2 h L^2 in its causal attention, divided by 2 h.
     """
     return lengths_S * (12 * hidden_size + lengths_S)
 
 
-def spread_over_ranks(lengths: Sequence[int], *, num_ranks: int, hidden_size: int) -> list[list[int]]:
-    """Gives every sample to a rank, so that sums of lengths and sums of FLOPs are both about equal.
+def assign_to_ranks(lengths: Sequence[int], *, num_ranks: int, hidden_size: int) -> list[list[int]]:
+    """Assigns every sample to a rank, so that sums of lengths and sums of FLOPs are both about equal.
 
-    Longest first, each to the rank with the least (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969),
-    twice: the longest samples, half of all tokens, by the squares of their lengths, as they have nearly all of those;
-    then the others, which hardly change these sums, by FLOPs. n log(ranks).
+    Longest first, each to the least loaded rank (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969), in
+    two passes: the longest samples, half of all tokens, by squared length, since they have nearly all of that sum; then
+    the others, which hardly change it, by FLOPs. n log(ranks).
 
     Args:
         lengths: tokens of each sample.
-        num_ranks: each gets some, where there are as many samples.
+        num_ranks: each gets at least one sample, if there are enough.
         hidden_size: width of the model, see `flops`.
 
     Returns:
@@ -40,19 +40,20 @@ def spread_over_ranks(lengths: Sequence[int], *, num_ranks: int, hidden_size: in
     lengths_S = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-lengths_S, kind="stable")
     tokens = np.cumsum(lengths_S[order])
+    # Samples up to the one that reaches half of all tokens.
     num_long = int(np.searchsorted(tokens, tokens[-1] / 2)) + 1 if len(order) else 0
     squares = np.square(lengths_S)
     work = flops(lengths_S, hidden_size=hidden_size)
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    _deal(order[:num_long], squares, ranks=ranks, loads=loads)
+    _assign(order[:num_long], squares, ranks=ranks, loads=loads)
     loads = [int(work[rank].sum()) for rank in ranks]
-    _deal(order[num_long:], work, ranks=ranks, loads=loads)
+    _assign(order[num_long:], work, ranks=ranks, loads=loads)
     return ranks
 
 
-def _deal(order: Int64, costs_S: Int64, *, ranks: list[list[int]], loads: Sequence[int]) -> None:
-    """Appends each sample to the rank with the least load so far, of equal ones to the first."""
+def _assign(order: Int64, costs_S: Int64, *, ranks: list[list[int]], loads: Sequence[int]) -> None:
+    """Appends each sample to the least loaded rank; ties go to the first rank."""
     heap = [(load, rank) for rank, load in enumerate(loads)]
     heapq.heapify(heap)
     for sample, cost in zip(order.tolist(), costs_S[order].tolist(), strict=True):

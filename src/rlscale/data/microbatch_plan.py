@@ -1,4 +1,4 @@
-"""From a batch to optimiser steps, from a step to the micro-batches of every rank."""
+"""Plans the optimiser steps of a batch and the micro-batches of every rank."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlscale.config import BatchConfig
-from rlscale.data.bin_packing import divide_evenly, first_fit_decreasing
-from rlscale.data.load_balance import flops, spread_over_ranks
+from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
+from rlscale.data.load_balance import assign_to_ranks, flops
 from rlscale.types import StepPlan, TrainBatch
 
 Microbatches = list[list[int]]
@@ -18,37 +18,37 @@ Microbatches = list[list[int]]
 def plan_steps(
     batch: TrainBatch, config: BatchConfig, *, num_ranks: int, context_ranks: int = 1, hidden_size: int = 4096
 ) -> list[StepPlan]:
-    """One plan for each optimiser step; together they hold every sample of the batch exactly once.
+    """Plans each optimiser step; together the plans contain every sample of the batch exactly once.
 
     Steps take `batch.global_batch_size` trajectories each, in batch order; a last step with fewer is kept, and
-    its loss is the mean over what it has. Within a step there are three ways:
+    its loss is the mean over its trajectories. Within a step there are three ways:
 
-        samples ── micro_batch_size at a time ──> micro-batches ── in turn, or by FLOPs ──> ranks
-        samples ── first-fit-decreasing ────────> micro-batches ── in turn ───────────────> ranks
+        samples ── micro_batch_size at a time ──> micro-batches ── round-robin, or by FLOPs ──> ranks
+        samples ── first-fit-decreasing ────────> micro-batches ── round-robin ───────────────> ranks
         samples ── by tokens and FLOPs ─────────> ranks ── first-fit-decreasing on each ──> micro-batches
 
-    the last one with `batch.use_dynamic_batch_size` and `batch.balance_data`. A micro-batch is split rather than a rank
-    left with fewer; where even that is not possible (fewer samples than ranks), ranks get empty ones, so that all have
-    equally many. The micro-batches of a rank come in order of decreasing tokens, so that ranks in step are alike.
+    the last one with `batch.use_dynamic_batch_size` and `batch.balance_data`. All ranks get the same number of
+    micro-batches: large ones are split, and with fewer samples than ranks some are empty. The micro-batches of a rank
+    are sorted by decreasing tokens, so that concurrent ones of different ranks are similar.
 
     Args:
-        batch: what is trained on.
-        config: the group of the config, resolved.
+        batch: the rollout to train on.
+        config: the config group, resolved.
         num_ranks: data-parallel ranks.
-        context_ranks: ranks that share a sample; a micro-batch holds as many times `batch.max_tokens_per_gpu`.
-        hidden_size: width of the model; weighs attention against the rest in the estimate of FLOPs.
+        context_ranks: context-parallel ranks; a micro-batch holds `batch.max_tokens_per_gpu` tokens times this.
+        hidden_size: width of the model; the ratio of attention to other FLOPs depends on it.
     """
     lengths, steps = batch.lengths, []
     trainable = _num_trainable(batch)
     for samples in _steps(batch.trajectory_ids, config.global_batch_size or batch.num_samples):
         sizes, ids = lengths[samples].tolist(), samples.tolist()
-        ranks = _over_ranks(sizes, config, num_ranks, context_ranks, hidden_size)
-        scoring = _for_scoring(ranks, sizes, config, context_ranks)
+        ranks = _rank_microbatches(sizes, config, num_ranks, context_ranks, hidden_size)
+        scoring = _scoring_microbatches(ranks, sizes, config, context_ranks)
         has_tokens = trainable[samples] > 0
         steps.append(
             StepPlan(
-                microbatches=_named(ranks, ids),
-                scoring=None if scoring is None else _named(scoring, ids),
+                microbatches=_with_sample_ids(ranks, ids),
+                scoring=None if scoring is None else _with_sample_ids(scoring, ids),
                 num_trajectories=_num_distinct(batch.trajectory_ids[samples][has_tokens]),
                 num_tokens=int(trainable[samples].sum()),
             )
@@ -59,7 +59,7 @@ def plan_steps(
 def _num_trainable(batch: TrainBatch) -> npt.NDArray[np.int64]:
     """Trainable tokens of each sample. [S]
 
-    `np.add.reduceat` would first copy the mask in a wider type, which costs more than all the rest of a schedule.
+    `np.add.reduceat` would first copy the mask to a wider type, which costs more than the rest of the plan.
     """
     ends = batch.offsets.tolist()
     counts = [np.count_nonzero(batch.loss_mask[start:end]) for start, end in pairwise(ends)]
@@ -69,6 +69,7 @@ def _num_trainable(batch: TrainBatch) -> npt.NDArray[np.int64]:
 def _steps(trajectory_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDArray[np.intp]]:
     """Sample indices of each step; the samples of one trajectory stay together."""
     _, first, inverse = np.unique(trajectory_ids, return_index=True, return_inverse=True)
+    # argsort of argsort is the rank of each trajectory by first occurrence.
     step_of_trajectory = np.argsort(np.argsort(first)) // per_step
     step_of_sample = step_of_trajectory[inverse]
     ends = np.cumsum(np.bincount(step_of_sample))
@@ -76,42 +77,43 @@ def _steps(trajectory_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDA
 
 
 def _num_distinct(ids: npt.NDArray[np.int64]) -> int:
-    """Faster than `np.unique`, which makes a table of hashes where no more than the values is asked for."""
+    """Number of distinct ids; faster than `np.unique`, which builds a hash table."""
     return int(np.count_nonzero(np.diff(np.sort(ids)))) + bool(len(ids))
 
 
-def _over_ranks(
+def _rank_microbatches(
     sizes: Sequence[int], config: BatchConfig, num_ranks: int, context_ranks: int, hidden_size: int
 ) -> list[Microbatches]:
-    """The micro-batches of every rank, equally many."""
+    """The micro-batches of every rank, in equal number."""
     if not config.use_dynamic_batch_size:
         indices = list(range(len(sizes)))
         whole = [indices[i : i + config.micro_batch_size] for i in range(0, len(indices), config.micro_batch_size)]
         _split(whole, sizes, number=-(-len(whole) // num_ranks) * num_ranks)
-        return _dealt(whole, sizes, num_ranks, hidden_size if config.balance_data else None)
-    assert config.max_tokens_per_gpu is not None, "a rule asks for batch.max_tokens_per_gpu"
+        return _distribute(whole, sizes, num_ranks, hidden_size if config.balance_data else None)
+    assert config.max_tokens_per_gpu is not None, "a rule requires batch.max_tokens_per_gpu"
     capacity = config.max_tokens_per_gpu * context_ranks
     if config.balance_data:
-        shares = spread_over_ranks(sizes, num_ranks=num_ranks, hidden_size=hidden_size)
-        return _packed(shares, sizes, capacity)
+        # Ranks first: packing first would fix which samples share a rank before loads are known.
+        shares = assign_to_ranks(sizes, num_ranks=num_ranks, hidden_size=hidden_size)
+        return _pack_ranks(shares, sizes, capacity)
     whole = first_fit_decreasing(sizes, capacity=capacity)
     _split(whole, sizes, number=-(-len(whole) // num_ranks) * num_ranks)
-    return _dealt(whole, sizes, num_ranks, None)
+    return _distribute(whole, sizes, num_ranks, None)
 
 
-def _for_scoring(
+def _scoring_microbatches(
     ranks: Sequence[Microbatches], sizes: Sequence[int], config: BatchConfig, context_ranks: int
 ) -> list[Microbatches] | None:
-    """The same samples on the same ranks, in micro-batches of their own size; None where that is the same size."""
+    """The same samples on the same ranks, in micro-batches for passes without gradient; None if equal."""
     limit = config.log_probs_max_tokens_per_gpu
     if not config.use_dynamic_batch_size or limit is None or limit == config.max_tokens_per_gpu:
         return None
     shares = [sorted(i for micro in rank for i in micro) for rank in ranks]
-    return _packed(shares, sizes, limit * context_ranks)
+    return _pack_ranks(shares, sizes, limit * context_ranks)
 
 
-def _packed(shares: Iterable[Sequence[int]], sizes: Sequence[int], capacity: int) -> list[Microbatches]:
-    """Micro-batches of at most `capacity` tokens of each rank's samples; equally many, at least one."""
+def _pack_ranks(shares: Iterable[Sequence[int]], sizes: Sequence[int], capacity: int) -> list[Microbatches]:
+    """Packs each rank's samples into micro-batches of at most `capacity` tokens; in equal number, at least one."""
     ranks = []
     for share in shares:
         bins = first_fit_decreasing([sizes[i] for i in share], capacity=capacity)
@@ -124,15 +126,16 @@ def _packed(shares: Iterable[Sequence[int]], sizes: Sequence[int], capacity: int
 
 
 def _split(microbatches: Microbatches, sizes: Sequence[int], *, number: int) -> None:
-    """Splits the largest micro-batches in halves, and then adds empty ones, until there are `number`."""
+    """Halves the largest micro-batches, then adds empty ones, until there are `number`."""
     if len(microbatches) == number:
         return
+    # A heap of the micro-batches that can be split, largest first; single samples cannot.
     heap = [(-_tokens(micro, sizes), place) for place, micro in enumerate(microbatches) if len(micro) > 1]
     heapq.heapify(heap)
     while heap and len(microbatches) < number:
         _, place = heapq.heappop(heap)
         whole = microbatches[place]
-        halves = [[whole[i] for i in half] for half in divide_evenly([sizes[i] for i in whole], num_bins=2)]
+        halves = [[whole[i] for i in half] for half in karmarkar_karp([sizes[i] for i in whole], num_bins=2)]
         microbatches[place] = halves[0]
         microbatches.append(halves[1])
         for half_place in (place, len(microbatches) - 1):
@@ -142,25 +145,25 @@ def _split(microbatches: Microbatches, sizes: Sequence[int], *, number: int) -> 
     microbatches += [[] for _ in range(number - len(microbatches))]
 
 
-def _dealt(
+def _distribute(
     microbatches: Microbatches, sizes: Sequence[int], num_ranks: int, hidden_size: int | None
 ) -> list[Microbatches]:
-    """Gives each rank equally many micro-batches, in order of decreasing tokens.
+    """Assigns the same number of micro-batches to each rank, sorted by decreasing tokens.
 
-    `hidden_size` None deals them out in turn; else their estimated FLOPs are balanced.
+    `hidden_size` None: round-robin; else by estimated FLOPs.
     """
     ordered = sorted(microbatches, key=lambda micro: -_tokens(micro, sizes))
     if hidden_size is None:
         return [ordered[rank::num_ranks] for rank in range(num_ranks)]
     work = flops(np.asarray(sizes, dtype=np.int64), hidden_size=hidden_size).tolist()
     costs = [_tokens(micro, work) for micro in ordered]
-    return [[ordered[i] for i in sorted(chosen)] for chosen in divide_evenly(costs, num_bins=num_ranks)]
+    return [[ordered[i] for i in sorted(picked)] for picked in karmarkar_karp(costs, num_bins=num_ranks)]
 
 
 def _tokens(micro: Sequence[int], sizes: Sequence[int]) -> int:
     return sum(map(sizes.__getitem__, micro))
 
 
-def _named(ranks: Sequence[Microbatches], ids: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The same with indices into the batch."""
+def _with_sample_ids(ranks: Sequence[Microbatches], ids: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Replaces indices into the step by indices into the batch."""
     return tuple(tuple(tuple(map(ids.__getitem__, sorted(micro))) for micro in rank) for rank in ranks)

@@ -13,14 +13,14 @@ from rlscale.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of a file. `place` names it in messages: file and 1-based row (for JSONL: line)."""
+    """One row of a file. `place` is its name in messages: file and 1-based row (for JSONL: line)."""
 
     index: int  # 0-based, among the rows of the file
     place: str
     fields: dict[str, Any]
 
     def get(self, key: str, *, setting: str) -> Any:
-        """The value under `key`; `setting` is the config key that names it.
+        """Returns the value of field `key`; `setting` is the config key of the field name.
 
         Raises:
             DataError: the row has no such field, or it is null.
@@ -35,14 +35,14 @@ class Row:
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a `.jsonl` or `.parquet` file, within the slice at the end of `path`.
+    """Reads the rows of a `.jsonl` or `.parquet` file, within the slice at the end of `path`.
 
     Raises:
-        DataError: no such file, another kind of file, or a row that is no JSON object.
+        DataError: the file does not exist or has another type, or a row is no JSON object.
     """
     file, rows = resolve_data_path(path), row_slice(path)
     if not file.is_file():
-        raise DataError(f"{path} must name a file, got nothing at {file.absolute()}; check the path")
+        raise DataError(f"{path} must be a file, got nothing at {file.absolute()}; check the path")
     readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
     if file.suffix not in readers:
         raise DataError(f"{file} must end in {' or '.join(readers)}, got {file.suffix or 'no ending'!r}; convert it")
@@ -50,6 +50,7 @@ def read_rows(path: str) -> Iterator[Row]:
 
 
 def _read_jsonl(file: Path) -> Iterator[Row]:
+    # Blank lines are skipped: `index` counts rows, `number` counts lines for messages.
     index = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -61,14 +62,16 @@ def _read_jsonl(file: Path) -> Iterator[Row]:
             except ValueError as error:  # also for bytes that are not UTF-8
                 raise DataError(f"{place} must be a JSON object, got {line[:60]!r}; {error}") from error
             if not isinstance(fields, dict):
-                raise DataError(f"{place} must be a JSON object, got {type(fields).__name__}; write one object a line")
+                raise DataError(
+                    f"{place} must be a JSON object, got {type(fields).__name__}; write one object per line"
+                )
             yield Row(index=index, place=place, fields=fields)
             index += 1
 
 
 def _read_parquet(file: Path) -> Iterator[Row]:
     try:
-        # Imported here: an optional library of 100 MB.
+        # Imported here: an optional dependency of 100 MB.
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The prompts of a run: from files, or from a class of the user's own."""
+"""Prompt source of a run: files, or a class of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlscale.config import LossType, RunConfig
 from rlscale.config.groups.custom import with_custom
 from rlscale.config.rules import learns_conversations
 from rlscale.config.user_functions import load_hook
-from rlscale.data.prompts import FilePromptSource, Learned
+from rlscale.data.prompts import FilePromptSource, SftTarget
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource
 from rlscale.types import Prompt
@@ -22,30 +22,33 @@ KEY = "data.data_source_path"
 METHODS = ("take", "state_dict", "load_state_dict")
 
 
-def open_prompts(
+def build_prompt_source(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None = None
 ) -> PromptSource:
-    """The source of training prompts; one of the user's own is made with the whole config and the tokenizer.
+    """Builds the source of training prompts; a source of the user is created with the whole config and the tokenizer.
 
-    Prompts that leave no room for a response in the model's `positions` are left out, where that is given; where
-    answers are learned, those that do not fit together with theirs.
+    Drops prompts that leave no room for a response in the model's `positions`, if given; in supervised training, those
+    that exceed it with their answers.
 
     Raises:
-        ConfigError, DataError: it cannot be made from what the config names.
+        ConfigError, DataError: the file or class in the config cannot be used.
     """
     path = config.data.data_source_path
     if path is None:
-        return FilePromptSource(config.data, config.rollout, tokenizer, positions=positions, learns=_learned(config))
+        return FilePromptSource(
+            config.data, config.rollout, tokenizer, positions=positions, sft_target=_sft_target(config)
+        )
     source: Any = with_custom(load_hook(KEY, path), config.custom)(config, tokenizer)
+    # Checked here rather than at the first use: a run would only fail at its first checkpoint.
     missing = [name for name in METHODS if not callable(getattr(source, name, None))]
     if missing:
         fix = f"add {', '.join(missing)} as in rlscale.protocols.PromptSource"
-        raise _error("make a prompt source", f"{path}, which makes a {type(source).__name__}", fix)
+        raise _error("return a prompt source", f"{path}, which returns a {type(source).__name__}", fix)
     return UserSource(source, path=path)
 
 
 class UserSource:
-    """A source of the user's own, whose answers are checked before they are used."""
+    """A prompt source of the user; checks its results before they are used."""
 
     def __init__(self, source: Any, *, path: str) -> None:
         self._source, self._path = source, path
@@ -54,22 +57,22 @@ class UserSource:
         return len(self._source)
 
     def take(self, num_prompts: int) -> list[Prompt]:
-        """The next prompts. Raises DataError, which names the source, for anything but so many usable ones."""
-        given: Any = self._source.take(num_prompts)
-        if not isinstance(given, list | tuple):
-            raise self._wrong(num_prompts, f"{type(given).__name__}")
-        if len(given) != num_prompts:
-            raise self._wrong(num_prompts, f"{len(given)}; begin the next epoch where one ends")
-        for place, prompt in enumerate(given):
+        """Returns the next prompts. Raises DataError, naming the source, unless it gets `num_prompts` valid ones."""
+        prompts: Any = self._source.take(num_prompts)
+        if not isinstance(prompts, list | tuple):
+            raise self._error(num_prompts, f"{type(prompts).__name__}")
+        if len(prompts) != num_prompts:
+            raise self._error(num_prompts, f"{len(prompts)}; continue with the next epoch at the end of one")
+        for index, prompt in enumerate(prompts):
             if not isinstance(prompt, Prompt):
-                raise self._wrong(num_prompts, f"{type(prompt).__name__} at place {place}")
+                raise self._error(num_prompts, f"{type(prompt).__name__} at index {index}")
             if not prompt.token_ids or not all(isinstance(token, int) and token >= 0 for token in prompt.token_ids):
-                found = f"token_ids {str(prompt.token_ids)[:60]} at place {place}; give at least one token id"
-                raise self._wrong(num_prompts, found)
-        return list(given)
+                found = f"token_ids {str(prompt.token_ids)[:60]} at index {index}; return at least one token id"
+                raise self._error(num_prompts, found)
+        return list(prompts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON values. Raises DataError, which names the source, for anything else."""
+        """Returns the position, as JSON values. Raises DataError, naming the source, for anything else."""
         state: Any = self._source.state_dict()
         try:
             same = isinstance(state, dict) and json.loads(json.dumps(state)) == state
@@ -78,22 +81,22 @@ class UserSource:
         if not same:
             raise DataError(
                 f"state_dict() of {self._path} must return a dict of JSON values, got {str(state)[:60]}; a checkpoint "
-                "holds it as JSON, in which keys are strings and there are no tuples"
+                "stores it as JSON, whose keys are strings and which has no tuples"
             )
         return dict(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._source.load_state_dict(state)
 
-    def _wrong(self, number: int, found: str) -> DataError:
+    def _error(self, number: int, found: str) -> DataError:
         rule = f"must return {number} prompts (rlscale.types.Prompt)"
         return DataError(f"take({number}) of {self._path} {rule}, got {found}")
 
 
-def _learned(config: RunConfig) -> Learned | None:
+def _sft_target(config: RunConfig) -> SftTarget | None:
     if config.algo.loss_type != LossType.sft_loss:
         return None
-    return Learned.conversations if learns_conversations(config) else Learned.labels
+    return SftTarget.conversations if learns_conversations(config) else SftTarget.labels
 
 
 def _error(rule: str, value: str, fix: str) -> ConfigError:

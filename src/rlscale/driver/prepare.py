@@ -11,7 +11,7 @@ from rlscale.config import LossType, RunConfig
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import uses_engines
 from rlscale.data.prompts import load_prompts
-from rlscale.data.source import open_prompts
+from rlscale.data.source import build_prompt_source
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
 from rlscale.models.hf_models import load_tokenizer
@@ -82,7 +82,7 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     # Where nothing is generated, and no answer is learned, prompts may have any length.
     has_answers = is_sft or uses_engines(config)
     positions = read_hf_fields(model_path).get("max_position_embeddings") if has_answers else None
-    prompts = open_prompts(config, tokenizer, positions=positions)
+    prompts = build_prompt_source(config, tokenizer, positions=positions)
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return PreparedRun(
         config=config,

@@ -332,7 +332,7 @@ class Run:
             context_ranks=(config.megatron if is_megatron else config.fsdp).context_parallel_size,
             max_staleness=0 if is_given else config.rollout.max_staleness,
             update_interval=1 if is_given else config.train.update_weights_interval,
-            leave_out_truncated=config.algo.overlong_filter and self._plan.sft is None,
+            mask_truncated=config.algo.overlong_filter and self._plan.sft is None,
             drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
             engines_rest=bool(config.cluster.offload_rollout),
             saves_beside_training=is_megatron and config.megatron.async_save,

@@ -1,4 +1,4 @@
-"""A tokenizer with one token per character, for models made on the spot."""
+"""Tokenizer with one token per character, for models built on demand."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ ROLES = ("system", "user", "assistant")
 CHARACTERS = "".join(sorted(set(string.printable) - set(string.whitespace))) + " \n"
 
 VOCABULARY = (PAD, EOS, *(f"<|{role}|>" for role in ROLES), *CHARACTERS)
-"""Every token; its place is its id."""
+"""Every token; its index is its id."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""One token before each message and one after an answer: `<|user|>1+1=<|assistant|>2<|eos|>` has 9 tokens."""
+"""One token before each message and one after a response: `<|user|>1+1=<|assistant|>2<|eos|>` has 9 tokens."""
 
 
 def character_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
-    """One token for each printable ASCII character, blank and line break, and the special tokens.
+    """Builds a tokenizer of all printable ASCII characters, space, line break and the special tokens.
 
-    Any other character makes encoding fail: a small model that silently reads an unknown token learns nothing from it.
+    Encoding fails for any other character: a small model that silently reads an unknown token learns nothing from it.
 
     Args:
-        max_length: longest sequence of the model, in tokens.
+        max_length: maximum sequence length of the model, in tokens.
     """
-    # Imported here: whoever only needs the vocabulary's size must not wait for transformers.
+    # Imported here: code that only needs the vocabulary size must not wait for transformers.
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,7 @@
 """Tokenizers and models from Hugging Face folders or hub ids.
 
-Weights are read from safetensors only. transformers is imported inside the functions: together with torch it takes two
-seconds, which whoever only resolves a model's folder should not pay.
+Weights are read from safetensors only. transformers is imported inside the functions: with torch it takes 2 s, which
+code that only resolves a model's folder must not pay.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder (without network) or of a hub id.
+    """Loads the tokenizer of a folder (without network) or of a hub id.
 
     Raises:
-        ConfigError: there is none that transformers can read.
+        ConfigError: transformers cannot read a tokenizer there.
     """
     try:
         return _tokenizer_loader(path)(path, local_files_only=Path(path).is_dir())
@@ -32,21 +32,21 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = "sdpa") -> PreTrainedModel:
-    """The model of a folder (without network) or of a hub id, on the CPU and in evaluation mode.
+    """Loads the model of a folder (without network) or of a hub id, on the CPU and in evaluation mode.
 
     Args:
         path: folder or hub id.
-        dtype: type of the weights in memory, whatever the files hold.
-        attn_implementation: as transformers names it: sdpa, eager, flash_attention_2.
+        dtype: type of the weights in memory, whatever the type in the files.
+        attn_implementation: name in transformers: sdpa, eager, flash_attention_2.
 
     Raises:
-        ConfigError: transformers cannot read it, a weight is missing, or the package of the attention is.
+        ConfigError: transformers cannot read it, or a weight or the package of the attention is missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     register_aliases()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal belongs to the run's own display
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would break the run's own display
     info: dict[str, Any]
     model: PreTrainedModel
     try:
@@ -65,7 +65,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
         rule, value = "be one whose package is installed", attn_implementation
         raise ConfigError([Problem(path="fsdp.attn_implementation", rule=rule, value=value, fix=fix)]) from error
     if info["missing_keys"]:
-        # transformers would go on with random numbers in their place.
+        # transformers would continue with random weights.
         missing = sorted(info["missing_keys"])
         text = f"{len(missing)} weights are missing, the first is {missing[0]}"
         raise ConfigError([_problem("hold every weight of its architecture", path, text)])
@@ -73,7 +73,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
 
 
 def _tokenizer_loader(path: str) -> Callable[..., PreTrainedTokenizerBase]:
-    """The class that `path` names, where it is the plain one: AutoTokenizer imports torch, which takes a second."""
+    """Returns the loader of the class that `path` names; the plain one avoids AutoTokenizer, which imports torch."""
     file = Path(path) / "tokenizer_config.json"
     if file.is_file() and (Path(path) / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast

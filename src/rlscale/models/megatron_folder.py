@@ -1,4 +1,4 @@
-"""Folders with weights in Megatron-core's format, found without reading them: torch is not imported."""
+"""Finds folders with weights in Megatron-core's format without reading them or importing torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 
 STATE = "torch_dist"
-"""The folder of the weights in one that `rlscale-convert` or a trainer has written."""
+"""Name of the weights folder in the output of `rlscale-convert` or of a trainer."""
 
-_ABOUT, _LATEST = "metadata.json", "latest_checkpointed_iteration.txt"
+_METADATA, _LATEST = "metadata.json", "latest_checkpointed_iteration.txt"
 
 
 def torch_dist_folder(path: str | Path) -> Path | None:
-    """Where the weights lie in what a path names; None where there are none.
+    """Returns the weights folder below a path, or None.
 
-    A path names one of: a folder of `rlscale-convert`, a checkpoint of a trainer, a checkpoint of Megatron-LM, a folder
-    with several of those (the newest counts), or the folder of the weights itself.
+    A path is one of: a folder of `rlscale-convert`, a checkpoint of a trainer, a checkpoint of Megatron-LM, a folder
+    with several of those (the newest is used), or the weights folder itself.
     """
     folder = Path(path).expanduser()
-    for each in (folder / STATE, folder, *_of_megatron_lm(folder)):
+    for each in (folder / STATE, folder, *_megatron_lm_folders(folder)):
         if _is_torch_dist(each):
             return each
     return None
@@ -26,14 +26,14 @@ def torch_dist_folder(path: str | Path) -> Path | None:
 
 def _is_torch_dist(folder: Path) -> bool:
     try:
-        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        metadata = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(about, dict) and about.get("sharded_backend") == "torch_dist"
+    return isinstance(metadata, dict) and metadata.get("sharded_backend") == "torch_dist"
 
 
-def _of_megatron_lm(folder: Path) -> list[Path]:
-    """The checkpoint that Megatron-LM names as its newest one; converted models are named `release`."""
+def _megatron_lm_folders(folder: Path) -> list[Path]:
+    """The newest checkpoint by Megatron-LM's tracker file; converted models are named `release`."""
     try:
         newest = (folder / _LATEST).read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""From the config group `model` to a Hugging Face folder or hub id.
+"""Resolves the config group `model` to a Hugging Face folder or hub id.
 
-Imports no torch: a driver that finds its model in the cache never pays for it.
+Imports no torch: a driver that finds its model in the cache does not need it.
 """
 
 import json
@@ -18,13 +18,13 @@ WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 def resolve_model(config: ModelConfig) -> str:
-    """The folder of the model's weights and tokenizer, made now if `model.build` asks for it; or a hub id.
+    """Returns the folder of the model's weights and tokenizer, built now with `model.build`; or a hub id.
 
-    A folder is checked: configuration, architecture, weights, and the figures set in `model.*`. So are the figures of a
-    hub id whose configuration is in the local cache.
+    Checks a folder: config.json, architecture, weights, and the fields set in `model.*`. Of a hub id it checks the
+    fields if its config.json is in the local cache.
 
     Raises:
-        ConfigError: nothing to load, the folder is no usable checkpoint, or it differs from a figure that was set.
+        ConfigError: no model is set, the folder is no usable checkpoint, or it differs from a field that is set.
     """
     if config.build is not None:
         return str(build_model(config, cache_root(config.cache_dir)))
@@ -40,35 +40,35 @@ def resolve_model(config: ModelConfig) -> str:
         raise ConfigError(
             [_problem("name an existing folder or a hub id", repr(config.hf_checkpoint), "e.g. Qwen/Qwen3-4B")]
         )
-    # What was downloaded before can be compared now; of the rest nothing is known before the run.
-    problems = _figure_problems(config.hf_checkpoint, read_hf_fields(config.hf_checkpoint), config)
+    # Only the config.json of a model that was downloaded before is known before the run.
+    problems = _field_problems(config.hf_checkpoint, read_hf_fields(config.hf_checkpoint), config)
     if problems:
         raise ConfigError(problems)
     return config.hf_checkpoint
 
 
 def is_hf_folder(path: str) -> bool:
-    """Whether a path names a Hugging Face folder, as opposed to a training checkpoint."""
+    """Returns True for a Hugging Face folder, as opposed to a training checkpoint."""
     return (Path(path).expanduser() / "config.json").is_file()
 
 
 def cache_root(cache_dir: str | None) -> Path:
-    """Where models that rlscale makes are kept: `cache_dir`, else $RLSCALE_CACHE, else ~/.cache/rlscale."""
-    chosen = cache_dir or os.environ.get("RLSCALE_CACHE") or "~/.cache/rlscale"
-    return Path(chosen).expanduser().resolve()
+    """Root of the cache of built models: `cache_dir`, else $RLSCALE_CACHE, else ~/.cache/rlscale."""
+    root = cache_dir or os.environ.get("RLSCALE_CACHE") or "~/.cache/rlscale"
+    return Path(root).expanduser().resolve()
 
 
 def check_checkpoint(folder: Path, config: ModelConfig) -> None:
-    """Raises ConfigError, with every problem found, unless transformers can load `folder` and it fits the figures."""
+    """Raises ConfigError, with all problems, unless transformers can load `folder` and it fits `config`."""
     if not folder.is_dir():
-        raise ConfigError([_problem("be a folder", f"the file {str(folder)!r}", "give the folder that holds it")])
-    figures = _read_config(folder)
+        raise ConfigError([_problem("be a folder", f"the file {str(folder)!r}", "give its folder")])
+    fields = _read_config(folder)
     problems = []
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         fix = f"it has neither {' nor '.join(WEIGHT_FILES)}; save the model with safetensors"
         problems.append(_problem("be a folder with weights", repr(str(folder)), fix))
-    problems += _architecture_problems(folder, figures)
-    problems += _figure_problems(str(folder), hf_fields(figures), config)
+    problems += _architecture_problems(folder, fields)
+    problems += _field_problems(str(folder), hf_fields(fields), config)
     if problems:
         raise ConfigError(problems)
 
@@ -79,22 +79,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
         fix = "it has no config.json; give a folder written by save_pretrained"
         raise ConfigError([_problem("be a Hugging Face checkpoint", repr(str(folder)), fix)])
     try:
-        figures = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         fix = f"its config.json is not JSON: {error}"
         raise ConfigError([_problem("be a Hugging Face checkpoint", repr(str(folder)), fix)]) from error
-    if not isinstance(figures, dict):
+    if not isinstance(fields, dict):
         fix = "its config.json is not an object"
         raise ConfigError([_problem("be a Hugging Face checkpoint", repr(str(folder)), fix)])
-    return figures
+    return fields
 
 
-def _architecture_problems(folder: Path, figures: dict[str, Any]) -> list[Problem]:
-    # Imported here: 0.5 s, and a hub id or a cached model needs none of it.
+def _architecture_problems(folder: Path, fields: dict[str, Any]) -> list[Problem]:
+    # Imported here: it takes 0.5 s, and a hub id or a cached model does not need it.
     import transformers
 
-    architectures = figures.get("architectures") or []
-    known = dir(transformers)  # lists the lazy names without importing a single model
+    architectures = fields.get("architectures") or []
+    known = dir(transformers)  # lists the lazy names without importing any model
     if any(name in known and name.endswith("ForCausalLM") for name in architectures):
         return []
     got = f"{', '.join(map(str, architectures)) or 'no architecture'} in {str(folder)!r}"
@@ -102,14 +102,14 @@ def _architecture_problems(folder: Path, figures: dict[str, Any]) -> list[Proble
     return [_problem("be a causal language model that transformers knows", got, fix)]
 
 
-def _figure_problems(checkpoint: str, figures: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
+def _field_problems(checkpoint: str, fields: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
     problems = []
-    for key, found in figures.items():
-        wanted = getattr(config, key)
-        if wanted is not None and wanted != found:
+    for key, found in fields.items():
+        expected = getattr(config, key)
+        if expected is not None and expected != found:
             fix = "leave it unset, or choose another checkpoint"
             rule = f"be {found}, as in config.json of {checkpoint!r}"
-            problems.append(Problem(path=f"model.{key}", rule=rule, value=str(wanted), fix=fix))
+            problems.append(Problem(path=f"model.{key}", rule=rule, value=str(expected), fix=fix))
     return problems
 
 

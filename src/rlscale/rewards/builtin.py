@@ -1,4 +1,4 @@
-"""Rewards that need nothing but the text."""
+"""Built-in rewards that read the text only."""
 
 import random
 
@@ -6,20 +6,20 @@ from rlscale.types import Sample
 
 
 def exact_match(sample: Sample) -> float:
-    """1 if the response is the label, blanks around both aside, else 0."""
-    return float(sample.response.strip() == label_of(sample).strip())
+    """1 if the response equals the label, ignoring surrounding whitespace, else 0."""
+    return float(sample.response.strip() == required_label(sample).strip())
 
 
 def random_reward(sample: Sample) -> float:
-    """0 or 1 with equal chance, fixed by the sample's seed: for tests and for timing without a grader."""
+    """0 or 1 with equal probability, fixed by the sample's seed: for tests and timing without a grader."""
     return float(random.Random(sample.seed).getrandbits(1))
 
 
-def label_of(sample: Sample) -> str:
-    """The label, which every reward that compares needs.
+def required_label(sample: Sample) -> str:
+    """Returns the label of the prompt.
 
     Raises:
-        ValueError: the prompt has none.
+        ValueError: the prompt has no label.
     """
     if sample.prompt.label is None:
         raise ValueError("the prompt must have a label; set data.label_key")

@@ -1,4 +1,4 @@
-"""From the config group `reward` to a function that scores a sample."""
+"""Loads the reward function of the config group `reward`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,31 +18,31 @@ BUILTINS: dict[str, Callable[[], Reward]] = {
     "math": MathReward,
     "random": lambda: random_reward,
     "boxed_exact_match": lambda: boxed(exact_match),
-    "boxed_math": MathReward,  # reads no other answers
+    "boxed_math": MathReward,  # reads the last box only, as it is
 }
-"""What `reward.type` may be; each makes the reward."""
+"""Factories of the built-in rewards by `reward.type`."""
 
 
 def load_reward(config: RewardConfig, *, custom: Mapping[str, Any] | None = None) -> Reward:
-    """The reward that `config` names, the user's own first.
+    """Loads the reward of `config`; a custom one takes precedence.
 
     Args:
         custom: the config's node `custom`, for a reward with a parameter of that name.
 
     Raises:
-        ConfigError: it does not exist, cannot be imported, or cannot be called with a sample.
+        ConfigError: the reward does not exist, cannot be imported, or cannot be called with a sample.
     """
     if config.custom_path is not None:
-        return _users(config.custom_path, custom or {})
+        return _load_custom(config.custom_path, custom or {})
     if config.type in BUILTINS:
         return BUILTINS[config.type]()
     if config.type is None:
-        raise _error("type", "be set", "None", "choose a built-in, or set reward.custom_path to your own")
-    raise _error("type", f"be one of {', '.join(BUILTINS)}", config.type, "or set reward.custom_path to your own")
+        raise _error("type", "be set", "None", "choose a built-in, or set reward.custom_path")
+    raise _error("type", f"be one of {', '.join(BUILTINS)}", config.type, "or set reward.custom_path")
 
 
-def _users(path: str, custom: Mapping[str, Any]) -> Reward:
-    """The user's own reward as something that is called with one positional argument."""
+def _load_custom(path: str, custom: Mapping[str, Any]) -> Reward:
+    """Loads a reward of the user as a function of one positional argument."""
     reward = load_hook("reward.custom_path", path)
     filled = with_custom(reward, custom)
     return filled if accepts(inspect.signature(reward), object()) else partial(_call_by_keyword, filled)

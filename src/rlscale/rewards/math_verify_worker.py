@@ -1,6 +1,6 @@
-"""The process behind `rewards.boxed_math`: reads questions as JSON lines and writes a reply to each.
+"""Child process of `rewards.boxed_math`: reads requests as JSON lines and writes one reply per request.
 
-Run as a script, not as part of the package, so that it imports nothing of rlscale.
+It runs as a script, not as part of the package, so that it imports nothing of rlscale.
 """
 
 import json
@@ -15,9 +15,9 @@ _EXTRACTION = [LatexExtractionConfig(boxed_match_priority=0)]
 
 
 def main(max_cpu_s: float) -> None:
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timeout is off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timeout is disabled
     for line in sys.stdin:
-        # Not handled in Python, where it would wait for a long computation in C: the kernel ends the process.
+        # No Python signal handler, which would wait for a long computation in C: the kernel ends the process.
         signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
         reply = _compare(**json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,4 +1,4 @@
-"""Scoring of groups beside the event loop that drives the run."""
+"""Scores groups in threads, outside the event loop that drives the run."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from rlscale.types import Group, Sample
 
 @runtime_checkable
 class Closable(Protocol):
-    """A reward that holds something (processes, a session) may have this; it is called when the run ends."""
+    """A reward with resources (processes, a session) may implement this; called at the end of the run."""
 
     def close(self) -> None: ...
 
@@ -28,8 +28,8 @@ class RewardRunner:
         score(group) ── sample ──> worker thread: reward(sample) ── a number ──────────────> sample.reward
                                         └─ a coroutine ──> one event loop of all async rewards ┘
 
-    So a reward that blocks, or computes for seconds, never delays the loop that talks to engines and trainers; async
-    rewards share one loop, and with it sessions and locks.
+    A reward that blocks, or computes for seconds, never delays the event loop of engines and trainers. Async rewards
+    share one loop, and so can share sessions and locks.
 
     Example:
         with RewardRunner(exact_match, max_workers=4) as rewards:
@@ -52,8 +52,9 @@ class RewardRunner:
         self.close(wait=error is None)
 
     def close(self, *, wait: bool) -> None:
-        """Ends the threads; without `wait` a reward that hangs does not hold up a run that failed."""
+        """Stops the threads; without `wait` a reward that hangs does not block the exit of a failed run."""
         self._threads.shutdown(wait=wait, cancel_futures=True)
+        # The loop runs in another thread and may only be stopped from there.
         self._loop.call_soon_threadsafe(self._loop.stop)
         if wait:
             self._loop_thread.join()
@@ -65,17 +66,18 @@ class RewardRunner:
         """Sets `reward` of every sample.
 
         Args:
-            key: of the number to take from a reward that gives several by name; all of them are kept in the sample's
-                metadata as `rewards`. None: the reward gives one number.
+            key: the number to use of a reward that returns several by name; all of them are stored in the sample's
+                metadata as `rewards`. None: the reward returns one number.
 
         Raises:
-            RewardError: the reward raised, or gave something that is no finite number; the message names the sample.
+            RewardError: the reward raised, or returned no finite number; the message names the sample.
         """
         running = asyncio.get_running_loop()
         calls = [running.run_in_executor(self._threads, self._call, sample, key) for sample in group.samples]
         try:
             rewards = await asyncio.gather(*calls)
         except BaseException:
+            # Calls that have not started would otherwise still run after the failure.
             for call in calls:
                 call.cancel()
             raise
@@ -88,10 +90,10 @@ class RewardRunner:
             value: Any = self._reward(sample)
             if iscoroutine(value):
                 value = self._run(value)
-        except Exception as error:  # whatever it is, the sample is added; the run stops
+        except Exception as error:  # any type: re-raised with the sample; the run stops
             raise RewardError(f"{where} failed: {type(error).__name__}: {error}") from error
         if isinstance(value, Mapping) or key is not None:
-            value = _take_key(value, key, sample, where=where)
+            value = _select_key(value, key, sample, where=where)
         if not isinstance(value, Real) or not math.isfinite(value):
             raise RewardError(f"{where} must be a finite number, got {value!r}; return a float from the reward")
         return float(value)
@@ -101,10 +103,10 @@ class RewardRunner:
         return future.result()
 
 
-def _take_key(value: Any, key: str | None, sample: Sample, *, where: str) -> Any:
-    """The number that is trained on, of a reward that gives several."""
+def _select_key(value: Any, key: str | None, sample: Sample, *, where: str) -> Any:
+    """Returns the number to train on from a reward that returns several."""
     if not isinstance(value, Mapping):
-        raise RewardError(f"{where} must give several numbers by name, got {value!r}; leave out reward.key")
+        raise RewardError(f"{where} must be several numbers by name, got {value!r}; unset reward.key")
     names = ", ".join(map(str, value))
     if key is None:
         raise RewardError(f"{where} must be a finite number, got a mapping; set reward.key to one of {names}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlscale.data.prompts import answers_of
+from rlscale.data.prompts import sft_answers
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource
 from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
@@ -80,7 +80,7 @@ def labelled_group(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBas
     Raises:
         DataError: the prompt has neither; the message names its row.
     """
-    turns = answers_of(prompt)
+    turns = sft_answers(prompt)
     if not turns:
         raise DataError(
             f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"

@@ -59,7 +59,7 @@ def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
     cut_off.status = SampleStatus.truncated
     groups = [Group(index=0, prompt=prompt, samples=[cut_off, sample(1, prompt, [3])])]
     assert build_batch(groups, version=0).loss_mask.tolist() == [0, 1, 1, 0, 1]
-    batch = build_batch(groups, version=0, leave_out_truncated=True)
+    batch = build_batch(groups, version=0, mask_truncated=True)
     assert batch.loss_mask.tolist() == [0, 0, 0, 0, 1]
     assert batch.rewards.tolist() == [0.5, 1.0]  # it still counts in its group
     assert batch.rollout_logprobs.tolist() == [0, -0.5, -0.5, 0, -0.5]

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlscale.checkpoint.pending_groups import load_groups, save_groups
 from rlscale.config import LossMaskType, load_config
-from rlscale.data.source import open_prompts
+from rlscale.data.source import build_prompt_source
 from rlscale.errors import DataError
 from rlscale.models.char_tokenizer import character_tokenizer
 from rlscale.rollout.sft import SftSource, labelled_group
@@ -42,7 +42,7 @@ def group(messages: Any, path: str, tokenizer: PreTrainedTokenizerBase, *words: 
     """What the first row of a file becomes."""
     words = ("algo=sft", "data.label_key=null", "data.apply_chat_template=true", "data.input_key=messages", *words)
     config = load_config(["experiment=quickstart_warmup", *words, f'data.prompt_data="{path}"'])
-    sft = SftSource(open_prompts(config, tokenizer), tokenizer, rollout_batch_size=1)
+    sft = SftSource(build_prompt_source(config, tokenizer), tokenizer, rollout_batch_size=1)
     ((index, prompt),) = sft.take(0)
     return asyncio.run(sft.group(index, prompt, oldest=3, newest=3))
 
@@ -80,7 +80,7 @@ def test_thinking_stays_where_answers_are_written_one_by_one(write_jsonl: Write)
         ("\n(user)c<|eos|>\n(assistant)", False),
         ("<think>\ny</think>d<|eos|>", True),
     ]
-    with pytest.raises(DataError, match=r"row 1 .*the same whatever follows it.*choose data\.loss_mask_type=qwen3"):
+    with pytest.raises(DataError, match=r"row 1 .*independently of later messages.*set data\.loss_mask_type=qwen3"):
         group(THOUGHT, path, tokenizer)
 
 
@@ -109,7 +109,7 @@ def test_the_last_answer_alone(write_jsonl: Write) -> None:
     [
         (talk("user: a"), "must have an answer"),
         (talk("assistant: a", "user: b"), "and a message before it"),
-        ("text", "must have a list of messages .* or name the field of the answer in data.label_key"),
+        ("text", "must have a list of messages .* or set data.label_key to the field of the answer"),
     ],
 )
 def test_what_is_no_conversation_is_named(
@@ -128,12 +128,12 @@ def test_conversations_longer_than_the_model_are_left_out_counted_and_named(
     path = write_jsonl(*rows)
     config = load_config(["experiment=quickstart_warmup", *words, f'data.prompt_data="{path}"'])
     with caplog.at_level("WARNING"):
-        source = open_prompts(config, tokenizer, positions=10)
+        source = build_prompt_source(config, tokenizer, positions=10)
     assert [prompt.index for prompt in source.take(2)] == [0, 2] and len(source) == 2
     assert f"2 of 4 conversations of {path} are longer than the model's positions (10 tokens)" in caplog.text
     assert "were dropped: rows 2, 4" in caplog.text
     with pytest.raises(DataError, match=r"all 4 are longer than the model's positions \(5\)"):
-        open_prompts(config, tokenizer, positions=5)
+        build_prompt_source(config, tokenizer, positions=5)
 
 
 def test_a_conversation_survives_a_checkpoint(

@@ -92,7 +92,7 @@ def test_prompts_that_leave_no_room_for_a_response_are_dropped_and_counted(
     with caplog.at_level(logging.WARNING):
         prompts = load_prompts(config(path), rollout(max_response_len=6), tokenizer, positions=10)
     assert [p.text for p in prompts] == ["1234"]
-    assert "1 of 2" in caplog.text and "6 tokens of a response leave of the model's 10 positions" in caplog.text
+    assert "1 of 2" in caplog.text and "the model's 10 positions minus rollout.max_response_len=6" in caplog.text
     assert len(load_prompts(config(path), rollout(max_response_len=5), tokenizer, positions=10)) == 2
     assert len(load_prompts(config(path), rollout(max_prompt_len=4), tokenizer, positions=99)) == 1
 
@@ -129,7 +129,7 @@ def test_all_prompts_too_long(write_jsonl: Write, tokenizer: PreTrainedTokenizer
 
 
 def test_other_files(tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match="must name a file, got nothing at"):
+    with pytest.raises(DataError, match="must be a file, got nothing at"):
         load_prompts(config(str(tmp_path / "none.jsonl")), rollout(), tokenizer)
     with pytest.raises(DataError, match=r"must end in \.jsonl or \.parquet, got '\.csv'"):
         load_prompts(config(write_jsonl("a,b", name="rows.csv")), rollout(), tokenizer)

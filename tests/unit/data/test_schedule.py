@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rlscale.config import BatchConfig
-from rlscale.data.bin_packing import divide_evenly, first_fit_decreasing
-from rlscale.data.load_balance import flops, spread_over_ranks
+from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
+from rlscale.data.load_balance import assign_to_ranks, flops
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import TrainBatch
 
@@ -112,7 +112,7 @@ def test_samples_go_to_ranks_by_tokens_and_flops_before_they_are_packed() -> Non
 @pytest.mark.parametrize("num_ranks", [8, 64])
 def test_neither_tokens_nor_flops_of_a_rank_are_far_above_the_mean(num_ranks: int) -> None:
     lengths_S = np.minimum(np.random.default_rng(0).lognormal(6.0, 1.2, 8000).astype(np.int64) + 16, 16_384)
-    shares = spread_over_ranks(lengths_S.tolist(), num_ranks=num_ranks, hidden_size=1024)
+    shares = assign_to_ranks(lengths_S.tolist(), num_ranks=num_ranks, hidden_size=1024)
     assert sorted(i for share in shares for i in share) == list(range(len(lengths_S)))
     for sizes_S in (lengths_S, flops(lengths_S, hidden_size=1024)):
         loads = [sizes_S[share].sum() for share in shares]
@@ -146,8 +146,8 @@ def test_first_fit_decreasing(sizes: list[int], expected: list[list[int]]) -> No
 
 def test_the_differencing_method_by_hand() -> None:
     # 8, 7 | 6, 5 | 4: spreads 1, 1, 4. {8+5, 7+6} with spread 0, then 4 to either.
-    assert sorted(sum([8, 7, 6, 5, 4][i] for i in part) for part in divide_evenly([8, 7, 6, 5, 4], num_bins=2)) == [
+    assert sorted(sum([8, 7, 6, 5, 4][i] for i in part) for part in karmarkar_karp([8, 7, 6, 5, 4], num_bins=2)) == [
         14,
         16,
     ]
-    assert divide_evenly([], num_bins=2) == [[], []]
+    assert karmarkar_karp([], num_bins=2) == [[], []]

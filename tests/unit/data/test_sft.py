@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlscale.config import DataConfig, RolloutConfig
 from rlscale.data.batch import build_batch
-from rlscale.data.prompts import FilePromptSource, Learned, load_prompts
+from rlscale.data.prompts import FilePromptSource, SftTarget, load_prompts
 from rlscale.errors import ConfigError, DataError
 from rlscale.models.char_tokenizer import character_tokenizer
 from rlscale.rollout.sft import SftSource
@@ -69,7 +69,7 @@ def test_prompts_too_long_with_their_labels_are_left_out_and_named(
     path = write_jsonl({"input": "1+1=", "label": "2"}, {"input": "1+1=", "label": "22"}, {"input": "1=", "label": "1"})
     data, lengths = DataConfig(prompt_data=path, label_key="label"), RolloutConfig(max_response_len=100)
     with caplog.at_level("WARNING"):
-        kept = load_prompts(data, lengths, tokenizer, positions=6, learns=Learned.labels)
+        kept = load_prompts(data, lengths, tokenizer, positions=6, sft_target=SftTarget.labels)
     assert [prompt.index for prompt in kept] == [0, 2]
     assert "1 of 3 prompts with their labels of" in caplog.text and "were dropped: rows 2" in caplog.text
 
@@ -89,7 +89,7 @@ def test_a_label_that_the_tokenizer_cannot_read_is_named_before_the_start(
     path = write_jsonl({"input": "1", "label": "1"}, {"input": "1", "label": "\u00e9"})
     data = DataConfig(prompt_data=path, label_key="label")
     with pytest.raises(DataError, match="row 2 must fit the tokenizer"):
-        load_prompts(data, RolloutConfig(), tokenizer, positions=6, learns=Learned.labels)
+        load_prompts(data, RolloutConfig(), tokenizer, positions=6, sft_target=SftTarget.labels)
 
 
 def test_a_source_of_the_user_may_not_give_what_is_longer_than_the_model(

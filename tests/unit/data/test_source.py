@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlscale.config import RunConfig, load_config
 from rlscale.config.user_functions import check_hooks
 from rlscale.data.prompts import FilePromptSource
-from rlscale.data.source import open_prompts
+from rlscale.data.source import build_prompt_source
 from rlscale.errors import ConfigError, DataError
 
 MODULE = """
@@ -80,7 +80,7 @@ def config(module: str, name: str, *words: str) -> RunConfig:
 
 
 def test_a_source_of_the_user_gives_the_prompts(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    source = open_prompts(config(module, "Counting", "custom.step=10"), tokenizer)
+    source = build_prompt_source(config(module, "Counting", "custom.step=10"), tokenizer)
     assert [prompt.text for prompt in source.take(3)] == ["0+0=", "10+0=", "20+0="]
     state: Mapping[str, Any] = source.state_dict()
     source.take(1)
@@ -90,7 +90,7 @@ def test_a_source_of_the_user_gives_the_prompts(module: str, tokenizer: PreTrain
 
 
 def test_without_one_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert isinstance(open_prompts(load_config([]), tokenizer), FilePromptSource)
+    assert isinstance(build_prompt_source(load_config([]), tokenizer), FilePromptSource)
     assert check_hooks(load_config([])) == []
 
 
@@ -109,21 +109,21 @@ def test_what_cannot_be_a_source_is_told_beforehand(module: str, name: str, told
 
 def test_a_source_without_its_methods_is_told(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ConfigError, match="add state_dict, load_state_dict as in"):
-        open_prompts(config(module, "Half"), tokenizer)
+        build_prompt_source(config(module, "Half"), tokenizer)
 
 
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
         ("none", "got NoneType"),
-        ("few", "got 1; begin the next epoch where one ends"),
-        ("texts", "got str at place 0"),
-        ("empty", r"got token_ids \(\) at place 0; give at least one token id"),
-        ("floats", r"got token_ids \(1\.5,\) at place 0"),
+        ("few", "got 1; continue with the next epoch at the end of one"),
+        ("texts", "got str at index 0"),
+        ("empty", r"got token_ids \(\) at index 0; return at least one token id"),
+        ("floats", r"got token_ids \(1\.5,\) at index 0"),
     ],
 )
 def test_what_a_source_gives_is_checked(module: str, kind: str, told: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    source = open_prompts(config(module, "wrong", f"custom.kind={kind}"), tokenizer)
+    source = build_prompt_source(config(module, "wrong", f"custom.kind={kind}"), tokenizer)
     rule = r"take\(2\) of user_sources_for_test:wrong must return 2 prompts \(rlscale\.types\.Prompt\), "
     with pytest.raises(DataError, match=rule + told):
         source.take(2)

@@ -15,7 +15,7 @@ from rlscale.engines.embedded import scheduler as scheduler_module
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
-from rlscale.models.packed_linear import Product
+from rlscale.models.packed_linear import PackedLinear
 from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver
@@ -300,7 +300,7 @@ def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler)
     wait_until_running(scheduler)
     layer = scheduler._decoder._layers[0]
     good = layer.output
-    run(scheduler, lambda: setattr(layer, "output", Product(torch.zeros(3, 3), None)))
+    run(scheduler, lambda: setattr(layer, "output", PackedLinear(torch.zeros(3, 3), None)))
     with pytest.raises(Refused, match="a decode step failed") as failure:
         future.result(timeout=10)
     assert failure.value.status == 500

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlscale.models.packed_linear import Product
+from rlscale.models.packed_linear import PackedLinear
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -14,7 +14,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_same_as_linear(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     weight = torch.randn(96, 64).to(dtype)
-    product = Product(weight, torch.randn(96).to(dtype) if bias else None)
+    product = PackedLinear(weight, torch.randn(96).to(dtype) if bias else None)
     for num_rows in (1, 7, 64, 200):
         x = torch.randn(num_rows, 64).to(dtype)
         expected = F.linear(x, weight, product.bias)
@@ -24,7 +24,7 @@ def test_same_as_linear(dtype: torch.dtype, bias: bool) -> None:
 def test_writing_the_weight_or_a_view_of_it_is_seen() -> None:
     fused = torch.randn(8, 4)
     query, key = torch.split(fused, [6, 2])
-    product, x = Product(fused, None), torch.randn(3, 4)
+    product, x = PackedLinear(fused, None), torch.randn(3, 4)
     for part in (query, key, fused):
         product(x)
         with torch.inference_mode():  # as the decode thread does it
@@ -36,7 +36,7 @@ def test_writing_the_weight_or_a_view_of_it_is_seen() -> None:
 
 def test_the_copy_can_be_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(8, 4), torch.randn(3, 4)
-    product = Product(weight, None)
+    product = PackedLinear(weight, None)
     weight.mul_(2)
     product.prepare()
     with monkeypatch.context() as patch:  # nothing is left to make
@@ -52,6 +52,6 @@ def test_the_copy_can_be_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_has_the_same_bits_in_every_place(dtype: torch.dtype, num_rows: int) -> None:
     torch.manual_seed(0)
     for num_out, num_in in ((96, 64), (33, 100), (1000, 48)):
-        product, x = Product(torch.randn(num_out, num_in).to(dtype), None), torch.randn(num_rows, num_in).to(dtype)
+        product, x = PackedLinear(torch.randn(num_out, num_in).to(dtype), None), torch.randn(num_rows, num_in).to(dtype)
         order = torch.randperm(num_rows)
         assert torch.equal(product(x[order]), product(x)[order])

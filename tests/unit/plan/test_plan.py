@@ -124,11 +124,11 @@ def test_parties_of_an_engine_have_samples_of_their_own() -> None:
 
 def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
     from rlscale.engines.embedded.scheduler import SchedulerOptions
-    from rlscale.models.batch_shapes import lane_length
+    from rlscale.models.batch_shapes import cache_length
 
     found = plan("rollout=embedded", "rollout.num_slots=16", response_tokens=1000)
     assert found.engine is not None
-    length = lane_length(1512)
+    length = cache_length(1512)
     assert found.engine.cache_tokens == length * SchedulerOptions(num_slots=16).slots_of(length)
 
 

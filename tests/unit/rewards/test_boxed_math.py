@@ -75,5 +75,5 @@ def test_a_child_that_dies_is_an_error_and_no_zero(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, make_sample: Callable[..., Sample]
 ) -> None:
     monkeypatch.setattr(boxed_math, "_CHILD", f"{tmp_path}/missing.py")
-    with pytest.raises(RuntimeError, match="the process that compares answers ended with code 2"):
+    with pytest.raises(RuntimeError, match="the process that compares answers exited with code 2"):
         MathReward()(make_sample(r"\boxed{1}", label="1"))

@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, content: str | None,
 
 
 def test_the_batch_is_written_with_the_trainers_logprobs(tmp_path: Path) -> None:
-    batch = build_batch(GROUPS, 4, has_rewards=True, leave_out_truncated=False)
+    batch = build_batch(GROUPS, 4, has_rewards=True, mask_truncated=False)
     BatchDump(str(tmp_path / "a" / "{rollout_id}.safetensors")).write(
         3, batch, logprobs={1: np.array([-1.0, -2.0, -3.0], dtype=np.float32)}
     )

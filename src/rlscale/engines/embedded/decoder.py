@@ -17,26 +17,26 @@ from torch import Tensor
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
 from rlscale.engines.embedded.kv_cache import Cache
 from rlscale.models.decoder_config import USE_SGLANG, DecoderConfig, rotary_tables
-from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, heads_of, normed
-from rlscale.models.packed_linear import Product
+from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, rms_norm, split_heads
+from rlscale.models.packed_linear import PackedLinear
 
 
 class DenseMlp:
     """The gated MLP of a layer without experts."""
 
-    def __init__(self, gate_up: Product, down: Product) -> None:
+    def __init__(self, gate_up: PackedLinear, down: PackedLinear) -> None:
         self._gate_up, self._down = gate_up, down
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(gated(self._gate_up(x)))
 
     def prepare(self) -> None:
-        """See `Product`."""
+        """See `PackedLinear`."""
         self._gate_up.prepare()
         self._down.prepare()
 
     def forget(self) -> None:
-        """See `Product`."""
+        """See `PackedLinear`."""
         self._gate_up.forget()
         self._down.forget()
 
@@ -44,10 +44,10 @@ class DenseMlp:
 @dataclass(slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: Product  # to (H + 2K) D
+    qkv: PackedLinear  # to (H + 2K) D
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Product
+    output: PackedLinear
     mlp_norm: Tensor
     mlp: DenseMlp | ExpertMlp
 
@@ -75,7 +75,7 @@ class Decoder:
         self._embedding = self._take("model.embed_tokens.weight")
         self._layers = [self._layer(f"model.layers.{i}.") for i in range(config.architecture.num_layers)]
         self._norm = self._take("model.norm.weight")
-        self._head = Product(self._take_head(), None)
+        self._head = PackedLinear(self._take_head(), None)
         left = [name for name in self._source if not name.endswith("rotary_emb.inv_freq")]
         if left:
             raise ValueError(f"weights must be those of {config.raw.get('model_type')}, got {left[:3]}; {USE_SGLANG}")
@@ -137,18 +137,18 @@ class Decoder:
     # -- the blocks
 
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = layer.qkv(normed(x, layer.input_norm, eps=self.config.norm_eps))
+        qkv = layer.qkv(rms_norm(x, layer.input_norm, eps=self.config.norm_eps))
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = layer.query_norm, layer.key_norm
-        return heads_of(qkv, self.config, norms=norms, cos=cos, sin=sin)
+        return split_heads(qkv, self.config, norms=norms, cos=cos, sin=sin)
 
     def _mix_and_mlp(self, layer: _Layer, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + layer.output(mixed)
-        return x + layer.mlp(normed(x, layer.mlp_norm, eps=self.config.norm_eps))
+        return x + layer.mlp(rms_norm(x, layer.mlp_norm, eps=self.config.norm_eps))
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._head(normed(x, self._norm, eps=self.config.norm_eps))
+        return self._head(rms_norm(x, self._norm, eps=self.config.norm_eps))
 
     def chosen(self) -> Tensor:
         """Experts of each token of the last pass, 0 in layers without experts. [N, L, K] int16, on the CPU
@@ -174,7 +174,7 @@ class Decoder:
         for part in self._multiplied():
             part.forget()
 
-    def _multiplied(self) -> Iterator[Product | DenseMlp | ExpertMlp]:
+    def _multiplied(self) -> Iterator[PackedLinear | DenseMlp | ExpertMlp]:
         for layer in self._layers:
             yield from (layer.qkv, layer.output, layer.mlp)
         yield self._head
@@ -209,9 +209,9 @@ class Decoder:
         self.weights.update({f"{prefix}{name}": view for name, view in mlp.weights.items()})
         return mlp
 
-    def _product(self, names: list[str]) -> Product:
+    def _product(self, names: list[str]) -> PackedLinear:
         """The layers of these names, which read the same input, as one."""
-        return Product(self._fuse([f"{n}.weight" for n in names]), self._fuse_if([f"{n}.bias" for n in names]))
+        return PackedLinear(self._fuse([f"{n}.weight" for n in names]), self._fuse_if([f"{n}.bias" for n in names]))
 
     def _take(self, name: str) -> Tensor:
         if name not in self._source:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.models.decoder_config import Routing
-from rlscale.models.packed_linear import Product
+from rlscale.models.packed_linear import PackedLinear
 
 
 class ExpertMlp:
@@ -27,7 +27,7 @@ class ExpertMlp:
         self._routing, self._router = routing, router
         self.chosen_NK: Tensor | None = None  # experts of each token of the last call, in no particular order
         gates, ups, downs = zip(*experts, strict=True)
-        self._gate_up = Product(torch.cat([*gates, *ups]), None)
+        self._gate_up = PackedLinear(torch.cat([*gates, *ups]), None)
         self._down_EHI = torch.stack(downs)
         gate_up = self._gate_up.weight.view(2, len(experts), *gates[0].shape)
         self.weights = {
@@ -43,11 +43,11 @@ class ExpertMlp:
         return torch.bmm(inner_NEI.transpose(0, 1), self._down_EHI.transpose(1, 2)).sum(0)
 
     def prepare(self) -> None:
-        """See `Product`."""
+        """See `PackedLinear`."""
         self._gate_up.prepare()
 
     def forget(self) -> None:
-        """See `Product`."""
+        """See `PackedLinear`."""
         self._gate_up.forget()
 
     def _weights_NE(self, x_NH: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
-from rlscale.models.batch_shapes import lane_length
+from rlscale.models.batch_shapes import cache_length
 from rlscale.models.decoder_config import DecoderConfig
 
 BYTES_PER_THREAD = 4 << 20
@@ -64,7 +64,7 @@ def load_decoder(
         raise ValueError(
             f"max_context_len must be at most {config.max_positions}, the positions of {model_path}, got {limit}"
         )
-    decoder = Decoder(config, weights, dtype=dtype, device=device, num_positions=lane_length(limit))
+    decoder = Decoder(config, weights, dtype=dtype, device=device, num_positions=cache_length(limit))
     return decoder, limit
 
 

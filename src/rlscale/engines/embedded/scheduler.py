@@ -27,7 +27,7 @@ from rlscale.engines.embedded.weight_store import UNUSABLE_STATUS, WeightStore
 from rlscale.engines.server.engine_service import Load
 from rlscale.engines.server.generate_request import Answer, GenerateRequest, Refused
 from rlscale.engines.server.stop_conditions import Decode
-from rlscale.models.batch_shapes import MAX_CACHED_TOKENS, lane_length, slots_of
+from rlscale.models.batch_shapes import MAX_CACHED_TOKENS, cache_length, slots_of
 
 log = logging.getLogger(__name__)
 
@@ -388,7 +388,7 @@ class Scheduler:
             ticket.future.set_exception(error)
 
     def _free(self, sequence: Sequence) -> None:
-        lane = self._lanes.get(lane_length(sequence.ticket.total_len))
+        lane = self._lanes.get(cache_length(sequence.ticket.total_len))
         if lane is not None and sequence in lane.sequences:
             lane.remove(sequence)
 
@@ -407,7 +407,7 @@ class Scheduler:
         self, tokens: tuple[int, ...], sequences: list[Sequence], ticket: Request, *, first: bool = False
     ) -> None:
         job = PrefillJob(tokens=tokens, sequences=deque(sequences), wants_routes=ticket.request.return_routes)
-        jobs = self._waiting.setdefault(lane_length(ticket.total_len), deque())
+        jobs = self._waiting.setdefault(cache_length(ticket.total_len), deque())
         if first:
             jobs.appendleft(job)
         else:

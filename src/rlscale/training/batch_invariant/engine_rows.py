@@ -73,7 +73,7 @@ def engine_rows(
     prompts: dict[int, list[Int64]] = {}
     lanes: dict[tuple[int, int], list[Int64]] = {}
     for start, length, prompt_len in zip(starts_S.tolist(), lengths_S.tolist(), prompt_lens_S.tolist(), strict=True):
-        padded, lane = padded_len(prompt_len), shapes.lane_of(prompt_len)
+        padded, lane = padded_len(prompt_len), shapes.decode_shape(prompt_len)
         rows = np.arange(start, start + length)
         in_layers[rows[:prompt_len]], in_head[rows[:prompt_len]] = fixed_rows(padded) * padded, fixed_rows(padded)
         in_layers[rows[prompt_len:]] = in_head[rows[prompt_len:]] = lane[1]

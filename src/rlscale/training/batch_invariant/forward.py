@@ -21,8 +21,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.decoder_config import DecoderConfig, rotary_tables
-from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, heads_of, normed
-from rlscale.models.packed_linear import Product
+from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, rms_norm, split_heads
+from rlscale.models.packed_linear import PackedLinear
 from rlscale.training.attention.packed import PackedLayout, packed_attention
 from rlscale.training.batch_invariant.engine_rows import Blocks, EngineRows
 
@@ -118,7 +118,7 @@ def _forward(
     context = _Pass(rows=engine_rows, packing=packing, cos=cos, sin=sin)
     for layer in parts.layers:
         x = layer(x, context)
-    x = normed(x[logits_to_keep], _weight(model.base_model, "norm"), eps=config.norm_eps)
+    x = rms_norm(x[logits_to_keep], _weight(model.base_model, "norm"), eps=config.norm_eps)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits = _product(x, [head], engine_rows.head)
     # Not a view: FSDP warns of those.
@@ -131,12 +131,12 @@ def _layer_forward(layer: nn.Module, config: DecoderConfig, x: Tensor, context: 
     norms = None
     if hasattr(attention, "q_norm"):
         norms = _weight(attention, "q_norm"), _weight(attention, "k_norm")
-    h = normed(x, _weight(layer, "input_layernorm"), eps=config.norm_eps)
+    h = rms_norm(x, _weight(layer, "input_layernorm"), eps=config.norm_eps)
     qkv = _product(h, [attention.get_submodule(f"{name}_proj") for name in "qkv"], blocks)
-    q, k, v = heads_of(qkv, config, norms=norms, cos=context.cos, sin=context.sin)
+    q, k, v = split_heads(qkv, config, norms=norms, cos=context.cos, sin=context.sin)
     mixed = _attend(q, k, v, context)
     x = x + _product(mixed, [attention.get_submodule("o_proj")], blocks)
-    h = normed(x, _weight(layer, "post_attention_layernorm"), eps=config.norm_eps)
+    h = rms_norm(x, _weight(layer, "post_attention_layernorm"), eps=config.norm_eps)
     inner = gated(_product(h, [mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")], blocks))
     return x + _product(inner, [mlp.get_submodule("down_proj")], blocks)
 
@@ -197,7 +197,7 @@ class _BlockProduct(torch.autograd.Function):
         ctx.save_for_backward(x, *parameters)
         ctx.num_weights = num_weights
         weight, bias = _joined(parameters, num_weights)
-        product = Product(weight, bias)
+        product = PackedLinear(weight, bias)
         out = x.new_empty(x.shape[0], weight.shape[0])
         for block in blocks:
             for rows in torch.split(block.rows, block.size):
