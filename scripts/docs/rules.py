@@ -3,32 +3,107 @@
 from __future__ import annotations
 
 import inspect
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
+from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
+from rlscale.config import BatchConfig, ModelBuild, RunConfig
+from rlscale.config.keys import keys
 from rlscale.config.rules import MODULES, RULES, Rule
 
 _INTRODUCTION = """# Rules between keys
 
-What must hold between keys, beside the type and the limits of each. All are checked together, before anything starts;
-each that does not hold is told with the value, where it was set, and what to write instead. A rule is not asked when a
-key that it reads is wrong by itself.
+Conditions between keys, in addition to the type and the limits of each key. All of them are checked together, before
+anything starts. An error shows the value, where it was set, and what to write instead. A rule is skipped if a key that
+it reads is wrong by itself.
 
-The rules are small functions in `src/rlscale/config/rules/`, one a rule; a new one is one more function there.
+The rules are small functions in `src/rlscale/config/rules/`; to add a rule, add a function there.
 """
+
+_VALUES: Mapping[Any, tuple[Any, ...]] = {
+    bool: (False, True),
+    int: (1, 2, 3),
+    float: (0.0, 0.5, 2.0),
+    str: ("a",),
+    list[str]: (["a"], ["a", "b"]),
+    list[int]: ([1],),
+}
+"""Values to try for a key of each type; keys with choices have those instead."""
 
 
 def make_rules_page() -> str:
-    """The text of the page, without the line that says it is generated."""
+    """The text of the page, without the line that marks it as generated."""
     parts = [_INTRODUCTION]
     for module in MODULES:
-        own = [rule for rule in RULES if rule.check.__module__ == module.__name__]
+        rules = [rule for rule in RULES if rule.check.__module__ == module.__name__]
         title = (inspect.getdoc(module) or "").splitlines()[0].removesuffix(".")
-        parts += [f"## {title}", "", "| rule | keys it reads |", "|---|---|", *map(_row, own), ""]
+        parts += [f"## {title}", "", "| rule | keys it reads |", "|---|---|", *map(_row, rules), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
+@cache
+def keys_read(rule: Rule) -> tuple[str, ...]:
+    """Keys that the rule reads in any branch, in the order of the config.
+
+    Which keys a rule reads depends on the values of others. So other values are tried for each key that it reads, and
+    a change that makes it read further keys is kept as the start of further changes.
+    """
+    config = RunConfig(batch=BatchConfig(rollout_batch_size=16))
+    found: set[str] = set()
+    with tempfile.TemporaryDirectory() as folder:
+        _write_config_json(Path(folder))
+        states: list[dict[str, Any]] = [{}]
+        for state in states:  # grows while it is read
+            for changes in ({}, *_changes(_trace(rule, config, state), folder)):
+                read = _trace(rule, config, {**state, **changes})
+                if changes and not read <= found:
+                    states.append({**state, **changes})
+                found |= read
+    order = {path: place for place, path in enumerate(keys())}
+    return tuple(sorted(found, key=lambda path: (order.get(path, len(order)), path)))
+
+
+def _changes(read: frozenset[str], folder: str) -> Iterator[dict[str, Any]]:
+    """Other values of each key, one key at a time; `folder` contains a checkpoint's `config.json`."""
+    for path in sorted(read & keys().keys()):
+        key = keys()[path]
+        values = tuple(key.type) if key.choices else _VALUES.get(key.type, ())
+        if path == "model.hf_checkpoint":
+            values = (folder,)
+        yield from ({path: value} for value in (*values, *([None] if key.optional else [])))
+
+
+def _trace(rule: Rule, config: RunConfig, changes: Mapping[str, Any]) -> frozenset[str]:
+    """Keys that the rule reads in the config with other values; restores them."""
+    before = {path: attrgetter(path)(config) for path in changes}
+    try:
+        _set(config, changes)
+        return rule.trace(config)[1]
+    finally:
+        _set(config, before)
+
+
+def _set(config: RunConfig, values: Mapping[str, Any]) -> None:
+    for path, value in values.items():
+        group, _, name = path.rpartition(".")
+        setattr(attrgetter(group)(config), name, value)
+
+
+def _write_config_json(folder: Path) -> None:
+    """Writes a `config.json` with every architecture key, so that a rule compares all of them."""
+    fields = {names[0]: 1 for names in CONFIG_NAMES.values()}
+    fields |= {CONFIG_NAMES[name][0]: value for name, value in TINY_MODELS[ModelBuild.tiny_deepseek_v3].items()}
+    (folder / "config.json").write_text(json.dumps({**fields, "model_type": "deepseek_v3"}), encoding="utf-8")
+
+
 def _row(rule: Rule) -> str:
-    """The name in words, what the docstring adds, and the keys."""
+    """The name in words, the docstring, and the keys."""
     words = rule.name.replace("_", " ").capitalize()
     more = " ".join((inspect.getdoc(rule.check) or "").split())
-    keys = ", ".join(f"`{path}`" for path in dict.fromkeys(rule.reads))
-    return f"| {words}. {more} | {keys} |".replace(".  |", ". |")
+    listed = ", ".join(f"`{path}`" for path in keys_read(rule))
+    return f"| {words}. {more} | {listed} |".replace(".  |", ". |")

@@ -8,7 +8,7 @@ import pytest
 
 from rlscale.config import TrainBackendName
 from rlscale.config.user_functions import check_hooks
-from tests.unit.config.test_rules import change
+from tests.unit.config.rules.valid_config import config_with
 from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.rollouts import tiny_model
 
@@ -100,11 +100,11 @@ def test_signatures_are_checked_before_anything_starts(
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     on = {"train.backend": TrainBackendName.megatron}
-    assert check_hooks(change({**on, key: f"{example}:{example}"})) == []
+    assert check_hooks(config_with({**on, key: f"{example}:{example}"})) == []
     wrong = next(each for each in EXAMPLES if each != example)
-    (problem,) = check_hooks(change({**on, key: f"{wrong}:{wrong}"}))
+    (problem,) = check_hooks(config_with({**on, key: f"{wrong}:{wrong}"}))
     assert problem.path == key and problem.rule.startswith("be callable with (")
-    assert check_hooks(change({"train.backend": TrainBackendName.fsdp, key: "gone_for_test:f"})) == []
+    assert check_hooks(config_with({"train.backend": TrainBackendName.fsdp, key: "gone_for_test:f"})) == []
 
 
 def test_collectives_of_every_group_wait_as_long_as_the_config_says(reports: list[dict[str, Any]]) -> None:

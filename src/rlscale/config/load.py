@@ -15,11 +15,10 @@ from rlscale.config.hydra.compose import Composed, compose
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
 from rlscale.config.keys import keys
-from rlscale.config.notes import warnings_of
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.resolve.defaults import resolve
 from rlscale.config.resolve.draft import Derived
-from rlscale.config.rules import check_rules, rope_type_is_meant
+from rlscale.config.rules import check_given_rope_type, check_rules, find_warnings
 from rlscale.config.run_config import RunConfig
 from rlscale.config.unsupported import check_supported
 from rlscale.errors import ConfigError, Problem
@@ -79,7 +78,7 @@ def load_parsed(
     if to_run:
         found += [problem for problem in check_supported(checked.config) if not _is_consequence(problem, broken)]
     found += check_rules(checked.config, broken=broken)
-    found += rope_type_is_meant(checked.config, checked.keys - broken)
+    found += check_given_rope_type(checked.config, checked.keys - broken)
     problems += [with_origin(problem, composed) for problem in found]
     if problems:
         raise ConfigError(problems)
@@ -92,7 +91,7 @@ def load_parsed(
     return LoadedConfig(
         config=config,
         derived=tuple(derived),
-        warnings=tuple(warnings_of(given, _changed_keys(checked) | checked.passthrough)),
+        warnings=tuple(find_warnings(given, _changed_keys(checked) | checked.passthrough)),
         overrides=tuple(overrides),
         composed=composed,
     )

@@ -17,9 +17,9 @@ from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.keys import keys
-from rlscale.config.notes import ignored
 from rlscale.config.resolve.derived import DERIVATIONS
 from rlscale.config.resolve.draft import Draft
+from rlscale.config.rules import warn_ignored
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
@@ -172,7 +172,7 @@ def check_supported(config: RunConfig) -> list[Problem]:
     for path in found:
         value, known = attrgetter(path)(config), supported_values()[path]
         # `known` stands for "not derived": it equals no value.
-        if derived.get(path, known) == value or ignored(config, [path]):
+        if derived.get(path, known) == value or warn_ignored(config, [path]):
             continue
         listed = ", ".join(show(item) for item in known.values)
         rule = f"be {listed}" if len(known.values) == 1 else f"be one of {listed}"

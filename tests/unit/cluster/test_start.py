@@ -11,7 +11,7 @@ from rlscale.config.groups.model import MegatronToHf
 from rlscale.driver.preflight import _check_bridge, _check_start, check_files
 from rlscale.driver.trainer_spec import is_weights_alone, model_source, starting_weights
 from rlscale.models.megatron_folder import torch_dist_folder
-from tests.unit.config.test_rules import change
+from tests.unit.config.rules.valid_config import config_with
 
 
 def weights(folder: Path) -> Path:
@@ -22,7 +22,7 @@ def weights(folder: Path) -> Path:
 
 
 def config(load: Path, backend: TrainBackendName = TrainBackendName.megatron) -> RunConfig:
-    return change({"train.backend": backend, "checkpoint.load": str(load)})
+    return config_with({"train.backend": backend, "checkpoint.load": str(load)})
 
 
 def test_the_format_of_megatron_core_is_found_wherever_it_is_written(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_folder_that_is_neither_is_refused(tmp_path: Path) -> None:
 
 
 def test_mbridge_is_looked_for_where_it_is_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = change({"train.backend": TrainBackendName.megatron, "model.megatron_to_hf_mode": MegatronToHf.bridge})
+    wanted = config_with({"train.backend": TrainBackendName.megatron, "model.megatron_to_hf_mode": MegatronToHf.bridge})
     assert _check_bridge(wanted) == []
     monkeypatch.setitem(sys.modules, "mbridge", None)
     (problem,) = _check_bridge(wanted)
@@ -91,7 +91,7 @@ def test_mbridge_is_looked_for_where_it_is_to_convert(monkeypatch: pytest.Monkey
         "model.megatron_to_hf_mode must be raw without mbridge, got bridge; pip install 'rlscale[bridge]', or "
         "leave it out"
     )
-    assert _check_bridge(change({"train.backend": TrainBackendName.fsdp})) == []
+    assert _check_bridge(config_with({"train.backend": TrainBackendName.fsdp})) == []
 
 
 def test_a_figure_that_the_checkpoint_contradicts_is_told_by_its_own_name(tmp_path: Path) -> None:

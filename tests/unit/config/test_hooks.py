@@ -12,7 +12,7 @@ from rlscale.config.groups.patterns import DOTTED_PATH
 from rlscale.config.keys import keys
 from rlscale.config.unsupported import supported_values
 from rlscale.config.user_functions import HOOKS, check_hooks
-from tests.unit.config.test_rules import change
+from tests.unit.config.rules.valid_config import config_with
 
 MODULE = """
 class Source:
@@ -48,7 +48,7 @@ def in_a_folder_with_user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def told(key: str, path: str, **others: Any) -> list[str]:
-    return [str(problem) for problem in check_hooks(change({key: path, **others}))]
+    return [str(problem) for problem in check_hooks(config_with({key: path, **others}))]
 
 
 @pytest.mark.parametrize(

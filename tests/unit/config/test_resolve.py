@@ -17,18 +17,18 @@ from rlscale.config import (
     to_yaml,
 )
 from rlscale.config.resolve.defaults import resolve
-from tests.unit.config.test_rules import change, good
+from tests.unit.config.rules.valid_config import config_with, valid_config
 
 PPO = {"algo.advantage_estimator": "ppo"}
 
 
 def derive(values: dict[str, Any], *, has_cuda: bool = False) -> tuple[RunConfig, dict[str, Any]]:
-    config, derived = resolve(change(values), has_cuda=lambda: has_cuda)
+    config, derived = resolve(config_with(values), has_cuda=lambda: has_cuda)
     return config, {each.key: each.value for each in derived}
 
 
 def test_the_given_config_is_not_changed() -> None:
-    given = good()
+    given = valid_config()
     before = deepcopy(given)
     resolve(given, has_cuda=lambda: False)
     assert given == before

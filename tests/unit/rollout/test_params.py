@@ -7,12 +7,12 @@ import pytest
 from rlscale.config.resolve.defaults import resolve
 from rlscale.rollout.generated import eval_params, sampling_params
 from rlscale.types import SamplingParams
-from tests.unit.config.test_rules import change
+from tests.unit.config.rules.valid_config import config_with
 
 
 def params_of(given: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
     """How training and evaluation samples are drawn with these keys."""
-    config, _ = resolve(change(given), has_cuda=lambda: False)
+    config, _ = resolve(config_with(given), has_cuda=lambda: False)
     return sampling_params(config.rollout), eval_params(config.eval, config.rollout)
 
 

@@ -23,7 +23,7 @@ from rlscale.config.resolve.derived import (
     derive_sources,
 )
 from rlscale.config.resolve.draft import Derived, Draft
-from rlscale.config.rules import uses_decoupled_loss, uses_engines, uses_router
+from rlscale.config.rules import resolve_decoupled_loss, uses_engines, uses_router
 from rlscale.config.run_config import RunConfig
 from rlscale.config.to_yaml import config_hash
 
@@ -104,7 +104,7 @@ def _set_prompt_length(draft: Draft) -> None:
 
 def _set_algo(draft: Draft) -> None:
     draft.fill("algo.eps_clip_high", draft.config.algo.eps_clip, "algo.eps_clip")
-    draft.fill("algo.decoupled_loss", *uses_decoupled_loss(draft.config))
+    draft.fill("algo.decoupled_loss", *resolve_decoupled_loss(draft.config))
 
 
 def _set_optim(draft: Draft) -> None:

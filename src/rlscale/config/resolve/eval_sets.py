@@ -49,6 +49,15 @@ class EvalSetConfig:
     eval: EvalConfig
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalFileEntry:
+    """One data set of the file of `eval.config`: its name, its file, and its own values of `SET_KEYS`."""
+
+    name: str
+    path: str
+    settings: Mapping[str, Any]
+
+
 def eval_sets(config: EvalConfig) -> list[EvalSetConfig]:
     """The data sets of an evaluation; a single path in `eval.prompt_data` is named `eval`. Empty without any.
 
@@ -56,7 +65,10 @@ def eval_sets(config: EvalConfig) -> list[EvalSetConfig]:
         ConfigError: the file of `eval.config` cannot be used; lists all its problems.
     """
     if config.config is not None:
-        return _read(config, config.config)
+        return [
+            EvalSetConfig(name=each.name, path=each.path, eval=replace(config, **each.settings))
+            for each in read_eval_file(config.config)
+        ]
     given = config.prompt_data or []
     # Names and paths alternate.
     pairs = [("eval", given[0])] if len(given) == 1 else zip(given[::2], given[1::2], strict=True)
@@ -68,7 +80,12 @@ def _adapter() -> TypeAdapter[EvalConfig]:
     return TypeAdapter(EvalConfig)
 
 
-def _read(config: EvalConfig, path: str) -> list[EvalSetConfig]:
+def read_eval_file(path: str) -> list[EvalFileEntry]:
+    """Reads and checks the file of `eval.config`.
+
+    Raises:
+        ConfigError: the file cannot be used; lists all its problems.
+    """
     try:
         content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -81,16 +98,16 @@ def _read(config: EvalConfig, path: str) -> list[EvalSetConfig]:
     problems = [_unknown_key(path, f"eval.{name}", name, _BODY_KEYS) for name in body if name not in _BODY_KEYS]
     defaults = body.get("defaults") or {}
     problems += _key_problems(path, "eval.defaults", defaults, SET_KEYS)
-    sets: list[EvalSetConfig] = []
+    sets: list[EvalFileEntry] = []
     for number, entry in enumerate(datasets):
         place = f"eval.datasets[{number}]"
         found = _key_problems(path, place, entry, ("name", "path", *SET_KEYS))
         found += [] if found else _name_problems(path, place, entry)
         problems += found
         if not problems:
-            made = _make_set(config, path, place, dict(defaults) | dict(entry))
+            made = _make_entry(path, place, dict(defaults) | dict(entry))
             problems += made if isinstance(made, list) else []
-            sets += [made] if isinstance(made, EvalSetConfig) else []
+            sets += [made] if isinstance(made, EvalFileEntry) else []
     names = [each.name for each in sets]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(_problem("give each set a unique name", f"{name} twice in {path}", "rename one"))
@@ -99,7 +116,7 @@ def _read(config: EvalConfig, path: str) -> list[EvalSetConfig]:
     return sets
 
 
-def _make_set(config: EvalConfig, path: str, place: str, entry: dict[str, Any]) -> EvalSetConfig | list[Problem]:
+def _make_entry(path: str, place: str, entry: dict[str, Any]) -> EvalFileEntry | list[Problem]:
     own = {name: value for name, value in entry.items() if name in SET_KEYS}
     try:
         checked = _adapter().validate_python(own)
@@ -112,7 +129,7 @@ def _make_set(config: EvalConfig, path: str, place: str, entry: dict[str, Any]) 
         ]
     # Only keys of the file override the group: the validated group has a default for every other key.
     given = {name: getattr(checked, name) for name in own}
-    return EvalSetConfig(name=entry["name"], path=entry["path"], eval=replace(config, **given))
+    return EvalFileEntry(name=entry["name"], path=entry["path"], settings=given)
 
 
 def _key_problems(path: str, place: str, entry: Any, known: Sequence[str]) -> list[Problem]:

@@ -1,7 +1,7 @@
-"""Rules between keys, one small function each: RunConfig -> what is wrong with it.
+"""Rules between keys (errors) and warnings about settings, one module per topic.
 
-Each rule names the keys it reads. When one of them was wrong in itself the rule is not asked: it could only report a
-consequence. Bounds of a single key stand in its `Field`.
+A rule is a small function from a RunConfig to its problems. If a key that a rule reads is itself wrong, the result of
+the rule is ignored: it could only be a consequence. Bounds of a single key are in its `Field`.
 """
 
 from __future__ import annotations
@@ -13,55 +13,60 @@ from rlscale.config.rules import (
     batch,
     critic,
     data,
+    debug,
     engines,
+    megatron,
     model,
     optim,
     parallel,
     placement,
-    pool,
     rewards,
     sampling,
-    scoring,
-    servers,
     training,
     weights,
 )
-from rlscale.config.rules import debug as running
-from rlscale.config.rules.model import rope_type_is_meant
-from rlscale.config.rules.placement import uses_router
-from rlscale.config.rules.rule import (
-    Rule,
+from rlscale.config.rules.algo import warn_algo
+from rlscale.config.rules.conditions import (
     has_critic_ranks,
     learns_conversations,
     num_critic_ranks,
     ranks_per_model,
-    uses_decoupled_loss,
+    resolve_decoupled_loss,
     uses_engines,
+    uses_router,
 )
+from rlscale.config.rules.model import check_given_rope_type
+from rlscale.config.rules.rule import IgnoredKey, Rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 __all__ = [
+    "IGNORED",
+    "MODULES",
     "RULES",
+    "IgnoredKey",
     "Rule",
+    "check_given_rope_type",
     "check_rules",
+    "find_warnings",
     "has_critic_ranks",
     "learns_conversations",
     "num_critic_ranks",
     "ranks_per_model",
-    "rope_type_is_meant",
-    "uses_decoupled_loss",
+    "resolve_decoupled_loss",
     "uses_engines",
     "uses_router",
+    "warn_algo",
+    "warn_ignored",
 ]
 
 MODULES = (
     model,
     data,
     sampling,
-    pool,
     batch,
     parallel,
+    megatron,
     algo,
     critic,
     training,
@@ -69,12 +74,10 @@ MODULES = (
     weights,
     placement,
     engines,
-    servers,
     rewards,
-    scoring,
-    running,
+    debug,
 )
-"""Modules with rules, in the order in which their problems are told."""
+"""Modules with rules, in the order in which their problems are reported."""
 
 RULES: tuple[Rule, ...] = tuple(
     each
@@ -82,16 +85,80 @@ RULES: tuple[Rule, ...] = tuple(
     for each in vars(module).values()
     if isinstance(each, Rule) and each.check.__module__ == module.__name__
 )
-"""Every rule, in the order of the modules and of the lines in each."""
+"""All rules, in the order of the modules and of the lines in each."""
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    *batch.IGNORED,
+    *sampling.IGNORED,
+    *engines.IGNORED,
+    *weights.IGNORED,
+    *training.IGNORED,
+    *megatron.IGNORED,
+    *model.IGNORED,
+    *data.IGNORED,
+    *algo.IGNORED,
+    *critic.IGNORED,
+    *placement.IGNORED,
+    *rewards.IGNORED,
+    *debug.IGNORED,
+    *debug.PARTIAL_RUN,
+    *optim.IGNORED,
+)
+"""All entries. The first one that applies to a key gives the reason."""
+
+MAX_LINES = 3
+"""Limit of warning lines per group and reason; an overlay can leave dozens of keys of an experiment without effect."""
 
 
 def check_rules(config: RunConfig, *, broken: Iterable[str] = ()) -> list[Problem]:
-    """Problems of all rules that read no broken key or group (an empty string stands for all of them)."""
-    unreliable = tuple(f"{name}." for name in broken)
+    """Problems of all rules except those that read a broken key.
 
-    def reliable(key: str) -> bool:
-        own = f"{key}."
-        return not any(name == "." or own.startswith(name) or name.startswith(own) for name in unreliable)
+    Args:
+        broken: keys and groups that are wrong by themselves and have a default in `config` instead. An empty string
+            stands for all of them.
+    """
+    prefixes = tuple(f"{name}." for name in broken)
+    if not prefixes:
+        return [problem for each in RULES for problem in each(config)]
+    if "." in prefixes:
+        return []
 
-    sound = [each for each in RULES if all(reliable(key) for key in each.reads)]
-    return [problem for each in sound for problem in each(config)]
+    def is_broken(key: str) -> bool:
+        return any(f"{key}.".startswith(prefix) or prefix.startswith(f"{key}.") for prefix in prefixes)
+
+    problems = []
+    for each in RULES:
+        found, read = each.trace(config)
+        if not any(map(is_broken, read)):
+            problems += found
+    return problems
+
+
+def find_warnings(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
+    """Lists one line for each doubtful setting, and for each key of `set_keys` that has no effect.
+
+    Args:
+        config: as given, before it is resolved.
+        set_keys: keys that the command line or a YAML file sets to a value other than the default.
+    """
+    return warn_algo(config) + warn_ignored(config, set_keys)
+
+
+def warn_ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
+    """Warnings about keys that are set and have no effect; many keys of a group with one reason share a line."""
+    reasons: dict[str, str] = {}
+    for path in sorted(set_keys):
+        for entry in IGNORED:
+            if any(path == name or path.startswith(f"{name}.") for name in entry.names) and entry.when(config):
+                reasons.setdefault(path, entry.why)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for path, why in reasons.items():
+        alike.setdefault((path.rpartition(".")[0], why), []).append(path)
+    return [line for (group, why), paths in alike.items() for line in _warning_lines(group, why, paths)]
+
+
+def _warning_lines(group: str, why: str, paths: list[str]) -> list[str]:
+    if len(paths) <= MAX_LINES:
+        return [f"{path} is ignored: {why}" for path in paths]
+    names = ", ".join(path.removeprefix(f"{group}.") for path in paths)
+    return [f"{len(paths)} keys of {group} are ignored: {why} ({names})"]

@@ -1,198 +1,399 @@
-"""Rules about estimator, loss and corrections."""
+"""Rules and warnings about advantage estimator, loss and off-policy corrections."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import (
     GROUP_CENTRED,
+    WITH_RETURNS,
     WITHOUT_KL,
     AdvantageEstimator,
     AlgoConfig,
+    KlType,
     LossType,
     TisType,
     compares_policies,
+    uses_reference,
 )
-from rlscale.config.rules.rule import CONVERSATIONS, learns_conversations, rule
+from rlscale.config.rules.conditions import is_sft, learns_conversations, resolve_decoupled_loss
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
-ESTIMATES = (
-    "algo.loss_type",
-    "algo.advantage_estimator",
-    "algo.custom_advantage_function_path",
-    "algo.compute_advantages_and_returns",
-)
-"""Keys that say whether, and by which estimator, rewards become advantages."""
 
-
-def _estimates(algo: AlgoConfig) -> bool:
-    """Whether advantages come from `algo.advantage_estimator`."""
+def _uses_estimator(algo: AlgoConfig) -> bool:
+    """Whether `algo.advantage_estimator` computes the advantages."""
     return algo.custom_advantage_function_path is None and compares_policies(algo)
 
 
-@rule(
-    "algo.loss_type",
-    "algo.advantage_estimator",
-    "algo.rewards_normalization",
-    "algo.custom_advantage_function_path",
-    "algo.compute_advantages_and_returns",
-    "batch.n_samples_per_prompt",
-)
-def groups_can_be_centred(config: RunConfig) -> list[Problem]:
-    """In a group of one, a reward minus the mean of its group is 0, and rloo has no other sample to compare with."""
+@rule
+def group_baseline_needs_two_samples(config: RunConfig) -> list[Problem]:
+    """In a group of one sample, a reward minus the mean of its group is 0, and rloo has no other sample."""
     algo = config.algo
     name, is_rloo = algo.advantage_estimator, algo.advantage_estimator == AdvantageEstimator.rloo
     centred = is_rloo or (name in GROUP_CENTRED and algo.rewards_normalization)
-    if not centred or config.batch.n_samples_per_prompt > 1 or not _estimates(algo):
+    if not centred or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
         return []
-    fix = "every advantage would be 0; set e.g. batch.n_samples_per_prompt=8"
+    fix = "all advantages would be 0; set e.g. batch.n_samples_per_prompt=8"
     fix += "" if is_rloo else ", or algo.rewards_normalization=false"
     rule = f"be at least 2 with algo.advantage_estimator={name}"
     return [Problem(path="batch.n_samples_per_prompt", rule=rule, value="1", fix=fix)]
 
 
-@rule(*ESTIMATES, "algo.kl_coef")
-def estimator_knows_the_kl_penalty(config: RunConfig) -> list[Problem]:
+@rule
+def estimator_supports_kl_coef(config: RunConfig) -> list[Problem]:
     algo = config.algo
-    if not algo.kl_coef or algo.advantage_estimator not in WITHOUT_KL or not _estimates(algo):
+    if not algo.kl_coef or algo.advantage_estimator not in WITHOUT_KL or not _uses_estimator(algo):
         return []
     rule = f"be 0 with algo.advantage_estimator={algo.advantage_estimator}"
-    fix = "its advantages know no KL penalty; use algo.use_kl_loss and algo.kl_loss_coef"
+    fix = "this estimator has no KL penalty; use algo.use_kl_loss and algo.kl_loss_coef"
     return [Problem(path="algo.kl_coef", rule=rule, value=show(algo.kl_coef), fix=fix)]
 
 
-@rule("algo.kl_coef", "algo.kl_loss_coef")
+@rule
 def one_kl_penalty(config: RunConfig) -> list[Problem]:
     algo = config.algo
     if not algo.kl_coef or not algo.kl_loss_coef:
         return []
-    fix = "the policy would be held to the reference twice; keep one of them"
     rule = f"be 0 with algo.kl_loss_coef={algo.kl_loss_coef:g}"
+    fix = "keep one of them; both penalise the distance to the reference"
     return [Problem(path="algo.kl_coef", rule=rule, value=show(algo.kl_coef), fix=fix)]
 
 
-@rule(*ESTIMATES, "algo.normalize_advantages")
-def returns_are_whitened(config: RunConfig) -> list[Problem]:
+@rule
+def reinforce_plus_plus_whitens_advantages(config: RunConfig) -> list[Problem]:
     algo = config.algo
     whitened = {AdvantageEstimator.reinforce_plus_plus, AdvantageEstimator.reinforce_plus_plus_baseline}
-    if algo.advantage_estimator not in whitened or algo.normalize_advantages or not _estimates(algo):
+    if algo.advantage_estimator not in whitened or algo.normalize_advantages or not _uses_estimator(algo):
         return []
     rule = f"be true with algo.advantage_estimator={algo.advantage_estimator}"
-    fix = f"set it, or choose algo={algo.advantage_estimator}, which does"
+    fix = f"set it, or choose algo={algo.advantage_estimator}, which sets it"
     return [Problem(path="algo.normalize_advantages", rule=rule, value="false", fix=fix)]
 
 
-@rule("algo.loss_type", "algo.custom_loss_function_path")
-def custom_loss_is_named(config: RunConfig) -> list[Problem]:
+@rule
+def custom_loss_is_set(config: RunConfig) -> list[Problem]:
     if config.algo.loss_type != LossType.custom_loss or config.algo.custom_loss_function_path is not None:
         return []
-    fix = "set it to <package.module:name>"
-    rule = "be set with algo.loss_type=custom_loss"
+    rule, fix = "be set with algo.loss_type=custom_loss", "set it to <package.module:name>"
     return [Problem(path="algo.custom_loss_function_path", rule=rule, value="null", fix=fix)]
 
 
-@rule("algo.loss_type", "algo.compute_advantages_and_returns")
+@rule
 def policy_loss_has_advantages(config: RunConfig) -> list[Problem]:
     if config.algo.loss_type != LossType.policy_loss or config.algo.compute_advantages_and_returns:
         return []
-    fix = "leave it out, or choose algo=sft or algo.loss_type=custom_loss"
-    rule = "be true with algo.loss_type=policy_loss"
+    rule, fix = (
+        "be true with algo.loss_type=policy_loss",
+        "leave it out, or choose algo=sft or algo.loss_type=custom_loss",
+    )
     return [Problem(path="algo.compute_advantages_and_returns", rule=rule, value="false", fix=fix)]
 
 
-@rule("algo.calculate_per_token_loss", "algo.divide_by_max_response_len")
-def one_reduction(config: RunConfig) -> list[Problem]:
+@rule
+def one_loss_reduction(config: RunConfig) -> list[Problem]:
     if not (config.algo.calculate_per_token_loss and config.algo.divide_by_max_response_len):
         return []
-    rule = "be false with algo.calculate_per_token_loss"
-    fix = "they are two ways to average; keep one of them"
+    rule, fix = "be false with algo.calculate_per_token_loss", "keep one of them; each defines the average of the loss"
     return [Problem(path="algo.divide_by_max_response_len", rule=rule, value="true", fix=fix)]
 
 
-@rule("algo.overlong_buffer_len", "rollout.max_response_len")
+@rule
 def overlong_buffer_fits(config: RunConfig) -> list[Problem]:
     buffer, longest = config.algo.overlong_buffer_len, config.rollout.max_response_len
     if buffer is None or buffer <= longest:
         return []
     rule = f"be at most rollout.max_response_len={longest}"
-    fix = f"it is the last part of a response; set it to {longest} at most"
+    fix = f"set it to {longest} or less; the buffer is the end of the longest response"
     return [Problem(path="algo.overlong_buffer_len", rule=rule, value=show(buffer), fix=fix)]
 
 
-@rule("batch.n_samples_per_prompt", *CONVERSATIONS)
+@rule
 def supervised_training_has_labels(config: RunConfig) -> list[Problem]:
-    if config.algo.loss_type != LossType.sft_loss:
+    if not is_sft(config):
         return []
     problems = []
     number = config.batch.n_samples_per_prompt
     if number != 1:
-        fix = "a prompt has one label; set batch.n_samples_per_prompt=1"
-        rule = "be 1 with algo.loss_type=sft_loss"
+        rule, fix = "be 1 with algo.loss_type=sft_loss", "set batch.n_samples_per_prompt=1; a prompt has one label"
         problems.append(Problem(path="batch.n_samples_per_prompt", rule=rule, value=show(number), fix=fix))
     data = config.data
     if data.label_key is None and data.data_source_path is None and not learns_conversations(config):
-        fix = "set it to the field that holds the answer, or data.apply_chat_template=true for whole conversations"
         rule = "be set with algo.loss_type=sft_loss"
+        fix = "set it to the field with the answer, or set data.apply_chat_template=true to learn whole conversations"
         problems.append(Problem(path="data.label_key", rule=rule, value="null", fix=fix))
     return problems
 
 
-@rule("algo.use_tis", "algo.use_rollout_logprobs")
+@rule
 def tis_needs_trainer_logprobs(config: RunConfig) -> list[Problem]:
     if not (config.algo.use_tis and config.algo.use_rollout_logprobs):
         return []
-    fix = "the correction compares the two logprobs that algo.use_rollout_logprobs makes the same; keep one of them"
-    return [Problem(path="algo.use_tis", rule="be false with algo.use_rollout_logprobs", value="true", fix=fix)]
+    rule = "be false with algo.use_rollout_logprobs"
+    fix = "keep one of them; with algo.use_rollout_logprobs the ratio of trainer to engine is always 1"
+    return [Problem(path="algo.use_tis", rule=rule, value="true", fix=fix)]
 
 
-@rule("algo.loss_type", "algo.decoupled_loss", "algo.use_tis", "algo.use_rollout_logprobs")
-def decoupled_loss_stands_alone(config: RunConfig) -> list[Problem]:
+@rule
+def decoupled_loss_excludes_other_weights(config: RunConfig) -> list[Problem]:
     algo = config.algo
-    if not algo.decoupled_loss or algo.loss_type == LossType.sft_loss:
+    if not algo.decoupled_loss or is_sft(config):
         return []
-    reasons = {
-        "use_tis": "both weigh by the ratio of trainer to engine, which would count twice; keep one of them",
-        "use_rollout_logprobs": "it clips around the engine's policy, from which this decouples; keep one of them",
+    fixes = {
+        "use_tis": "keep one of them; both weight tokens by the ratio of trainer to engine",
+        "use_rollout_logprobs": "keep one of them; algo.use_rollout_logprobs clips around the engine's policy",
     }
     return [
         Problem(path="algo.decoupled_loss", rule=f"be false with algo.{name}", value="true", fix=fix)
-        for name, fix in reasons.items()
+        for name, fix in fixes.items()
         if getattr(algo, name)
     ]
 
 
-@rule(
-    "algo.use_tis",
-    "algo.tis_type",
-    "algo.tis_clip",
-    "algo.tis_clip_low",
-    "algo.custom_tis_function_path",
-    "algo.mis.low",
-    "algo.mis.reject_level",
-    "algo.mis.reject_low",
-    "algo.mis.reject_high",
-)
+@rule
 def tis_bounds_are_ordered(config: RunConfig) -> list[Problem]:
     algo, mis = config.algo, config.algo.mis
     if not algo.use_tis or algo.custom_tis_function_path is not None:
         return []
-    pairs = [("algo.tis_clip_low", algo.tis_clip_low, "algo.tis_clip", algo.tis_clip)]
     if algo.tis_type == TisType.mis:
-        pairs = [("algo.mis.low", _or_inverse(mis.low, algo.tis_clip), "algo.tis_clip", algo.tis_clip)]
+        pairs = [("algo.mis.low", _low_or_inverse(mis.low, algo.tis_clip), "algo.tis_clip", algo.tis_clip)]
         if mis.reject_level is not None:
             name, high = "algo.mis.reject_high", mis.reject_high
             if high is None:
                 name, high = "algo.tis_clip", algo.tis_clip
-            pairs.append(("algo.mis.reject_low", _or_inverse(mis.reject_low, high), name, high))
+            pairs.append(("algo.mis.reject_low", _low_or_inverse(mis.reject_low, high), name, high))
+    else:
+        pairs = [("algo.tis_clip_low", algo.tis_clip_low, "algo.tis_clip", algo.tis_clip)]
     return [
         Problem(
-            path=low_path, rule=f"be at most {high_path}={high:g}", value=f"{low:g}", fix="lower it, or raise the other"
+            path=path, rule=f"be at most {high_path}={high:g}", value=f"{low:g}", fix="lower it, or raise the other"
         )
-        for low_path, low, high_path, high in pairs
+        for path, low, high_path, high in pairs
         if low > high
     ]
 
 
-def _or_inverse(low: float | None, high: float) -> float:
-    """What a lower bound that was left open comes to."""
+def _low_or_inverse(low: float | None, high: float) -> float:
+    """Lower bound of a ratio; the default is the inverse of the upper bound."""
     return 1 / high if low is None else low
+
+
+def warn_algo(config: RunConfig) -> list[str]:
+    """Warnings about settings of `algo` that are allowed and rarely intended."""
+    algo = config.algo
+    warnings = []
+    if compares_policies(algo) and algo.use_kl_loss and algo.kl_loss_coef > 0 and algo.kl_loss_type == KlType.k1:
+        warnings.append("algo.kl_loss_type=k1 has an expected gradient of 0 as a loss; use k2 or low_var_kl")
+    if algo.loss_type != LossType.policy_loss:
+        return warnings
+    is_cispo = algo.advantage_estimator == AdvantageEstimator.cispo
+    high = algo.eps_clip_high
+    if high is not None and high < algo.eps_clip and not is_cispo:
+        warnings.append(f"algo.eps_clip_high={high:g} is below algo.eps_clip={algo.eps_clip:g}; it is usually above")
+    if is_cispo and algo.eps_clip < 1:
+        warnings.append(f"algo.eps_clip={algo.eps_clip:g} is a lower bound of the cispo weight; use 1.0 for no bound")
+    if algo.advantage_estimator == AdvantageEstimator.gspo:
+        warnings += [
+            f"algo.{name} changes gspo from its paper, which averages over samples"
+            for name in ("calculate_per_token_loss", "divide_by_max_response_len")
+            if getattr(algo, name)
+        ]
+    if algo.opsm_delta is not None and _has_one_step(config) and config.rollout.max_staleness == 0:
+        warnings.append(
+            "algo.opsm_delta can hardly mask a sample: with one optimiser step per rollout and rollout.max_staleness=0 "
+            "the trained policy is the one that generated the samples"
+        )
+    return warnings
+
+
+def _has_one_step(config: RunConfig) -> bool:
+    batch = config.batch
+    if batch.num_steps_per_rollout is not None:
+        return batch.num_steps_per_rollout == 1
+    samples = batch.rollout_batch_size * batch.n_samples_per_prompt
+    return batch.global_batch_size is None or batch.global_batch_size >= samples
+
+
+def _algo(*names: str) -> tuple[str, ...]:
+    return tuple(f"algo.{name}" for name in names)
+
+
+def _estimator_not_in(*names: AdvantageEstimator) -> Callable[[RunConfig], bool]:
+    return lambda config: config.algo.advantage_estimator not in names
+
+
+def _centres_rewards(config: RunConfig) -> bool:
+    algo = config.algo
+    is_rloo = algo.advantage_estimator == AdvantageEstimator.rloo
+    return is_rloo or (algo.advantage_estimator in GROUP_CENTRED and algo.rewards_normalization)
+
+
+POLICY_LOSS_KEYS = _algo(
+    "eps_clip",
+    "eps_clip_high",
+    "eps_clip_c",
+    "use_tis",
+    "tis_type",
+    "tis_clip",
+    "tis_clip_low",
+    "custom_tis_function_path",
+    "mis",
+    "decoupled_loss",
+    "opsm_delta",
+)
+ADVANTAGE_KEYS = _algo(
+    "advantage_estimator",
+    "custom_advantage_function_path",
+    "rewards_normalization",
+    "grpo_std_normalization",
+    "normalize_advantages",
+    "baseline",
+    "gamma",
+    "lambd",
+    "overlong_buffer_len",
+    "overlong_penalty",
+    "kl_coef",
+    "use_kl_loss",
+    "use_rollout_logprobs",
+    "use_rollout_entropy",
+)
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=_algo("kl_loss_coef", "use_unbiased_kl"),
+        when=lambda config: not config.algo.use_kl_loss,
+        why="algo.use_kl_loss is false",
+    ),
+    IgnoredKey(
+        names=_algo("kl_loss_type"),
+        when=lambda config: not uses_reference(config.algo),
+        why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
+    ),
+    IgnoredKey(
+        names=_algo("decoupled_weight_max"),
+        when=lambda config: not resolve_decoupled_loss(config)[0],
+        why="algo.decoupled_loss is off",
+    ),
+    IgnoredKey(
+        names=POLICY_LOSS_KEYS,
+        when=lambda config: config.algo.loss_type != LossType.policy_loss,
+        why="algo.loss_type is not policy_loss",
+    ),
+    IgnoredKey(
+        names=(*ADVANTAGE_KEYS, "train.rollout_data_postprocess_path"),
+        when=lambda config: not compares_policies(config.algo),
+        why="no advantages are computed: algo.loss_type is sft_loss, or algo.compute_advantages_and_returns is false",
+    ),
+    IgnoredKey(
+        names=_algo("compute_advantages_and_returns", "overlong_filter"),
+        when=is_sft,
+        why="algo.loss_type is sft_loss",
+    ),
+    IgnoredKey(
+        names=_algo("ref_update_interval"),
+        when=lambda config: not uses_reference(config.algo),
+        why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
+    ),
+    IgnoredKey(
+        names=_algo("custom_loss_function_path"),
+        when=lambda config: config.algo.loss_type != LossType.custom_loss,
+        why="algo.loss_type is not custom_loss",
+    ),
+    IgnoredKey(
+        names=_algo("tis_type", "tis_clip", "tis_clip_low", "custom_tis_function_path", "mis"),
+        when=lambda config: not config.algo.use_tis,
+        why="algo.use_tis is false",
+    ),
+    IgnoredKey(
+        names=_algo("tis_type", "tis_clip", "tis_clip_low", "mis"),
+        when=lambda config: config.algo.custom_tis_function_path is not None,
+        why="algo.custom_tis_function_path is set and takes precedence",
+    ),
+    IgnoredKey(
+        names=_algo("tis_clip_low"),
+        when=lambda config: config.algo.tis_type == TisType.mis,
+        why="algo.tis_type=mis uses algo.mis.low instead",
+    ),
+    IgnoredKey(
+        names=_algo("mis"),
+        when=lambda config: config.algo.tis_type != TisType.mis,
+        why="algo.tis_type is not mis",
+    ),
+    IgnoredKey(
+        names=_algo("mis.reject_low", "mis.reject_high"),
+        when=lambda config: config.algo.mis.reject_level is None,
+        why="algo.mis.reject_level is not set",
+    ),
+    IgnoredKey(
+        names=_algo("rewards_normalization", "grpo_std_normalization", "gamma", "lambd", "kl_coef"),
+        when=lambda config: config.algo.custom_advantage_function_path is not None,
+        why="algo.custom_advantage_function_path is set and takes precedence",
+    ),
+    IgnoredKey(
+        names=_algo("calculate_per_token_loss", "divide_by_max_response_len"),
+        when=lambda config: config.algo.custom_reducer_function_path is not None,
+        why="algo.custom_reducer_function_path is set and takes precedence",
+    ),
+    IgnoredKey(
+        names=_algo("grpo_std_normalization"),
+        when=lambda config: not config.algo.rewards_normalization,
+        why="algo.rewards_normalization is false",
+    ),
+    IgnoredKey(
+        names=_algo("grpo_std_normalization"),
+        when=_estimator_not_in(*WITHOUT_KL),
+        why="algo.advantage_estimator does not divide by a standard deviation",
+    ),
+    IgnoredKey(
+        names=_algo("rewards_normalization"),
+        when=_estimator_not_in(*GROUP_CENTRED),
+        why="algo.advantage_estimator does not use it",
+    ),
+    IgnoredKey(
+        names=_algo("baseline"),
+        when=_centres_rewards,
+        why="algo.advantage_estimator compares rewards within a group, where a constant cancels",
+    ),
+    IgnoredKey(
+        names=_algo("gamma"),
+        when=_estimator_not_in(*WITH_RETURNS),
+        why="algo.advantage_estimator does not compute returns",
+    ),
+    IgnoredKey(
+        names=_algo("lambd"),
+        when=_estimator_not_in(AdvantageEstimator.ppo),
+        why="only ppo uses GAE",
+    ),
+    IgnoredKey(
+        names=_algo("eps_clip_c"),
+        when=lambda config: config.algo.advantage_estimator == AdvantageEstimator.cispo,
+        why="cispo has no dual clip",
+    ),
+    IgnoredKey(
+        names=_algo("overlong_penalty"),
+        when=lambda config: config.algo.overlong_buffer_len is None,
+        why="algo.overlong_buffer_len is not set",
+    ),
+    IgnoredKey(
+        names=_algo("opd_kl_coef"),
+        when=lambda config: not compares_policies(config.algo),
+        why="no advantages are computed, so no policies are compared",
+    ),
+    IgnoredKey(
+        names=_algo("rewards_normalization", "grpo_std_normalization"),
+        when=lambda config: config.reward.post_process_path is not None,
+        why="reward.post_process_path is set and takes precedence",
+    ),
+    IgnoredKey(
+        names=_algo("use_routing_replay"),
+        when=lambda config: config.algo.use_rollout_logprobs or not compares_policies(config.algo),
+        why="there is no pass for old logprobs whose routes could be replayed",
+    ),
+    IgnoredKey(
+        names=_algo("use_rollout_routing_replay"),
+        when=is_sft,
+        why="algo.loss_type is sft_loss, so no engine selects routes",
+    ),
+)

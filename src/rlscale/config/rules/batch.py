@@ -1,35 +1,32 @@
-"""Rules about prompts, batch sizes and the length of the run."""
+"""Rules about batch sizes and prompts per rollout."""
 
 from __future__ import annotations
 
 from rlscale.config.errors import show
-from rlscale.config.rules.rule import PARALLEL, num_trainer_ranks, ranks_per_model, rule, samples_per_step
+from rlscale.config.rules.conditions import num_trainer_ranks, ranks_per_model, samples_per_step
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("data.prompt_data", "data.rollout_global_dataset")
-def prompts_are_given(config: RunConfig) -> list[Problem]:
+@rule
+def prompt_file_is_set(config: RunConfig) -> list[Problem]:
     if config.data.prompt_data is not None or not config.data.rollout_global_dataset:
         return []
-    fix = "set it to a .jsonl file, or choose data=arithmetic"
+    fix = "set it to a .jsonl or .parquet file, or choose data=arithmetic"
     return [Problem(path="data.prompt_data", rule="name a prompt file", value="null", fix=fix)]
 
 
-@rule("data.num_rollout", "data.num_epoch")
+@rule
 def run_has_a_length(config: RunConfig) -> list[Problem]:
     if config.data.num_rollout is not None or config.data.num_epoch is not None:
         return []
-    return [Problem(path="data.num_rollout", rule="be set", value="null", fix="set it, or data.num_epoch")]
+    rule, fix = "be set with data.num_epoch=null", "set it, or data.num_epoch"
+    return [Problem(path="data.num_rollout", rule=rule, value="null", fix=fix)]
 
 
-@rule(
-    "batch.rollout_batch_size",
-    "batch.n_samples_per_prompt",
-    "batch.global_batch_size",
-    "batch.num_steps_per_rollout",
-)
-def batch_identity(config: RunConfig) -> list[Problem]:
+@rule
+def batch_sizes_are_consistent(config: RunConfig) -> list[Problem]:
     """rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout."""
     batch = config.batch
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
@@ -38,7 +35,7 @@ def batch_identity(config: RunConfig) -> list[Problem]:
         divisor = getattr(batch, name)
         if divisor is not None and samples % divisor:
             rule = f"divide {product} = {samples}"
-            fix = _batch_fix(f"batch.{name}", divisor, samples, batch.n_samples_per_prompt)
+            fix = _nearest_sizes(f"batch.{name}", divisor, samples, batch.n_samples_per_prompt)
             return [Problem(path=f"batch.{name}", rule=rule, value=show(divisor), fix=fix)]
     size, steps = batch.global_batch_size, batch.num_steps_per_rollout
     if size is None or steps is None or size * steps == samples:
@@ -49,16 +46,16 @@ def batch_identity(config: RunConfig) -> list[Problem]:
         "or leave one of them out"
     )
     if size * steps % batch.rollout_batch_size == 0:
-        fix += f"; or batch.n_samples_per_prompt={size * steps // batch.rollout_batch_size}"
+        fix += f"; or set batch.n_samples_per_prompt={size * steps // batch.rollout_batch_size}"
     return [Problem(path="batch.global_batch_size", rule=rule, value=show(size), fix=fix)]
 
 
-def _batch_fix(path: str, divisor: int, samples: int, group_size: int) -> str:
-    """The nearest divisors below and above, and the nearest numbers of prompts that `divisor` fits."""
+def _nearest_sizes(path: str, divisor: int, samples: int, group_size: int) -> str:
+    """Suggests the divisors of `samples` next to `divisor`, and the numbers of prompts that `divisor` divides."""
     divisors = [number for number in range(1, samples + 1) if samples % number == 0]
     near = [max(number for number in divisors if number < divisor)]
     near += [number for number in divisors if number > divisor][:1]
-    prompts: list[int] = []
+    # The smallest number of prompts whose samples are a multiple of the divisor; its multiples are too.
     step = next(number for number in range(1, divisor + 1) if number * group_size % divisor == 0)
     below = samples // group_size // step * step
     prompts = [number for number in (below, below + step) if number]
@@ -66,31 +63,38 @@ def _batch_fix(path: str, divisor: int, samples: int, group_size: int) -> str:
     return f"nearest are {path}={sizes}, or batch.rollout_batch_size={' or '.join(show(number) for number in prompts)}"
 
 
-@rule(
-    "batch.rollout_batch_size",
-    "batch.n_samples_per_prompt",
-    "batch.global_batch_size",
-    "batch.num_steps_per_rollout",
-    *PARALLEL,
-)
+@rule
 def every_rank_has_a_sample(config: RunConfig) -> list[Problem]:
-    cluster, each, size = config.cluster, ranks_per_model(config), samples_per_step(config)
-    ranks = num_trainer_ranks(config) // each
+    cluster, shared, size = config.cluster, ranks_per_model(config), samples_per_step(config)
+    ranks = num_trainer_ranks(config) // shared
     if size >= ranks:
         return []
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
     rule = f"be at least the number of trainer ranks, {product}"
-    if each > 1:
-        rule = f"be at least the number of data-parallel ranks, {product} / {each}"
-    fix = f"use fewer ranks (cluster.actor_num_gpus_per_node={max(size, 1) * each}) or larger batches"
+    if shared > 1:
+        rule = f"be at least the number of data-parallel ranks, {product} / {shared}"
+    fix = f"use fewer ranks (cluster.actor_num_gpus_per_node={max(size, 1) * shared}) or larger batches"
     return [Problem(path="batch.global_batch_size", rule=f"{rule} = {ranks}", value=show(size), fix=fix)]
 
 
-@rule("batch.use_dynamic_batch_size", "batch.max_tokens_per_gpu")
+@rule
 def dynamic_batch_has_a_limit(config: RunConfig) -> list[Problem]:
     if not config.batch.use_dynamic_batch_size or config.batch.max_tokens_per_gpu is not None:
         return []
-    fix = "set it, e.g. batch.max_tokens_per_gpu=8192"
-    rule = "be set with batch.use_dynamic_batch_size"
+    rule, fix = "be set with batch.use_dynamic_batch_size", "set it, e.g. batch.max_tokens_per_gpu=8192"
     return [Problem(path="batch.max_tokens_per_gpu", rule=rule, value="null", fix=fix)]
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("batch.micro_batch_size",),
+        when=lambda config: config.batch.use_dynamic_batch_size,
+        why="batch.use_dynamic_batch_size packs by tokens",
+    ),
+    IgnoredKey(
+        names=("batch.max_tokens_per_gpu", "batch.log_probs_max_tokens_per_gpu"),
+        when=lambda config: not config.batch.use_dynamic_batch_size,
+        why="batch.use_dynamic_batch_size is false",
+    ),
+)

@@ -1,69 +1,72 @@
-"""Rules about the critic of ppo. Its keys have no effect with another estimator."""
+"""Rules about the critic of ppo. Its keys have no effect with other estimators."""
 
 from __future__ import annotations
 
 from rlscale.config.errors import show
-from rlscale.config.groups.algo import AdvantageEstimator
-from rlscale.config.rules.parallel import STEP
-from rlscale.config.rules.rule import (
-    CRITIC_RANKS,
-    has_critic_ranks,
-    num_critic_ranks,
-    ranks_per_model,
-    rule,
-    samples_per_step,
-)
+from rlscale.config.groups.algo import AdvantageEstimator, uses_critic
+from rlscale.config.rules.conditions import has_critic_ranks, num_critic_ranks, ranks_per_model, samples_per_step
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("algo.advantage_estimator", "critic.num_critic_only_steps", "data.num_rollout")
-def critic_only_steps_end(config: RunConfig) -> list[Problem]:
+@rule
+def critic_only_steps_end_before_the_run(config: RunConfig) -> list[Problem]:
     steps, rollouts = config.critic.num_critic_only_steps, config.data.num_rollout
     if config.algo.advantage_estimator != AdvantageEstimator.ppo or not steps or not rollouts or steps < rollouts:
         return []
-    rule, fix = f"be less than data.num_rollout={rollouts}", "the policy would never be trained; lower it"
+    rule, fix = f"be less than data.num_rollout={rollouts}", "lower it; the policy would never be trained"
     return [Problem(path="critic.num_critic_only_steps", rule=rule, value=show(steps), fix=fix)]
 
 
-@rule(*CRITIC_RANKS, "cluster.num_gpus_per_node")
+@rule
 def critic_fits_a_node(config: RunConfig) -> list[Problem]:
     cluster = config.cluster
-    each, node = cluster.critic_num_gpus_per_node, cluster.num_gpus_per_node
-    if not has_critic_ranks(config) or each is None or each <= node:
+    given, node = cluster.critic_num_gpus_per_node, cluster.num_gpus_per_node
+    if not has_critic_ranks(config) or given is None or given <= node:
         return []
-    rule, fix = f"be at most cluster.num_gpus_per_node={node}", "set cluster.num_gpus_per_node to what a node has"
-    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=show(each), fix=fix)]
+    rule, fix = f"be at most cluster.num_gpus_per_node={node}", "set cluster.num_gpus_per_node to the GPUs of a node"
+    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=show(given), fix=fix)]
 
 
-@rule(*CRITIC_RANKS)
-def parallel_sizes_divide_the_critic(config: RunConfig) -> list[Problem]:
-    """Its ranks share samples as the policy's do."""
-    each, ranks = ranks_per_model(config), num_critic_ranks(config)
-    if not has_critic_ranks(config) or ranks % each == 0:
+@rule
+def parallel_sizes_divide_critic_ranks(config: RunConfig) -> list[Problem]:
+    """Critic ranks share samples in the same way as policy ranks."""
+    shared, ranks = ranks_per_model(config), num_critic_ranks(config)
+    if not has_critic_ranks(config) or ranks % shared == 0:
         return []
-    rule = f"give a multiple of the {each} ranks that take a sample together"
-    fix = f"set it and cluster.critic_num_nodes for {-(-ranks // each) * each} ranks, or leave both out"
+    rule = f"give a multiple of the {shared} ranks that share a sample"
+    fix = f"set it and cluster.critic_num_nodes for {-(-ranks // shared) * shared} ranks, or leave both out"
     return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=f"{ranks} ranks", fix=fix)]
 
 
-@rule(*CRITIC_RANKS, *STEP)
-def batch_divides_among_the_critics_ranks(config: RunConfig) -> list[Problem]:
-    """Every data-parallel rank takes the same number of samples of a step, as with the policy's."""
-    each, ranks, size = ranks_per_model(config), num_critic_ranks(config), samples_per_step(config)
-    if not has_critic_ranks(config) or ranks % each or size % (ranks // each) == 0:
+@rule
+def batch_divides_among_critic_ranks(config: RunConfig) -> list[Problem]:
+    """Every data-parallel rank gets the same number of samples of a step, as for the policy."""
+    shared, ranks, size = ranks_per_model(config), num_critic_ranks(config), samples_per_step(config)
+    if not has_critic_ranks(config) or ranks % shared or size % (ranks // shared) == 0:
         return []
-    parts = ranks // each
+    parts = ranks // shared
     fewer = max(number for number in range(1, parts + 1) if size % number == 0)
     rule = f"give a divisor of the {size} samples of an optimiser step"
-    fix = f"set it and cluster.critic_num_nodes for {fewer * each} ranks, or change batch.global_batch_size"
-    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=f"{parts} parts", fix=fix)]
+    fix = f"set it and cluster.critic_num_nodes for {fewer * shared} ranks, or change batch.global_batch_size"
+    value = f"{parts} data-parallel ranks"
+    return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=value, fix=fix)]
 
 
-@rule("algo.advantage_estimator", "critic.save", "checkpoint.save")
-def critic_is_saved_apart(config: RunConfig) -> list[Problem]:
+@rule
+def critic_has_a_separate_folder(config: RunConfig) -> list[Problem]:
     save = config.critic.save
     if config.algo.advantage_estimator != AdvantageEstimator.ppo or save is None or save != config.checkpoint.save:
         return []
-    rule, fix = f"differ from checkpoint.save={save}", "leave it out for the folder `critic` in it"
+    rule, fix = f"differ from checkpoint.save={save}", "leave it out to use the subfolder `critic` of each checkpoint"
     return [Problem(path="critic.save", rule=rule, value=save, fix=fix)]
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("critic", "cluster.critic_num_nodes", "cluster.critic_num_gpus_per_node"),
+        when=lambda config: not uses_critic(config.algo),
+        why="there is no critic: only algo.advantage_estimator=ppo has one, without advantages of your own",
+    ),
+)

@@ -1,56 +1,90 @@
-"""Rules about where prompts come from and which rollouts are made."""
+"""Rules about prompts and the length of the run."""
 
 from __future__ import annotations
 
 from rlscale.config.errors import nearest, show
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.conditions import is_sft, learns_conversations
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
-
-
-@rule("data.rollout_global_dataset", "data.data_source_path")
-def prompts_have_a_source(config: RunConfig) -> list[Problem]:
-    if config.data.rollout_global_dataset or config.data.data_source_path is not None:
-        return []
-    fix = "set data.data_source_path=<package.module:Class>, or data.rollout_global_dataset=true"
-    rule_text = "be set with data.rollout_global_dataset=false"
-    return [Problem(path="data.data_source_path", rule=rule_text, value="null", fix=fix)]
-
-
-@rule("data.rollout_global_dataset", "data.num_epoch", "data.num_rollout")
-def epochs_need_the_dataset(config: RunConfig) -> list[Problem]:
-    """Without the data set nobody knows how long an epoch is."""
-    data = config.data
-    if data.rollout_global_dataset or data.num_epoch is None or data.num_rollout is not None:
-        return []
-    rule_text = "be null with data.rollout_global_dataset=false"
-    return [Problem(path="data.num_epoch", rule=rule_text, value=show(data.num_epoch), fix="set data.num_rollout")]
-
-
-@rule("data.start_rollout_id", "data.num_rollout")
-def first_rollout_is_in_the_run(config: RunConfig) -> list[Problem]:
-    first, number = config.data.start_rollout_id, config.data.num_rollout
-    if first is None or number is None or first < number:
-        return []
-    rule_text = f"be below data.num_rollout={number}"
-    fix = f"the run ends after rollout {number - 1}; raise data.num_rollout, which counts from rollout 0"
-    return [Problem(path="data.start_rollout_id", rule=rule_text, value=show(first), fix=fix)]
-
 
 MEDIA = ("image", "video", "audio")
 
 
-@rule("data.multimodal_keys", "data.apply_chat_template")
-def media_stand_in_messages(config: RunConfig) -> list[Problem]:
+@rule
+def prompts_have_a_source(config: RunConfig) -> list[Problem]:
+    if config.data.rollout_global_dataset or config.data.data_source_path is not None:
+        return []
+    rule = "be set with data.rollout_global_dataset=false"
+    fix = "set data.data_source_path=<package.module:Class>, or data.rollout_global_dataset=true"
+    return [Problem(path="data.data_source_path", rule=rule, value="null", fix=fix)]
+
+
+@rule
+def epochs_need_the_dataset(config: RunConfig) -> list[Problem]:
+    """Without the dataset the length of an epoch is unknown."""
+    data = config.data
+    if data.rollout_global_dataset or data.num_epoch is None or data.num_rollout is not None:
+        return []
+    rule, fix = "be null with data.rollout_global_dataset=false", "set data.num_rollout instead"
+    return [Problem(path="data.num_epoch", rule=rule, value=show(data.num_epoch), fix=fix)]
+
+
+@rule
+def first_rollout_is_in_the_run(config: RunConfig) -> list[Problem]:
+    first, number = config.data.start_rollout_id, config.data.num_rollout
+    if first is None or number is None or first < number:
+        return []
+    rule = f"be below data.num_rollout={number}"
+    fix = f"the last rollout is {number - 1}; raise data.num_rollout, which counts from rollout 0"
+    return [Problem(path="data.start_rollout_id", rule=rule, value=show(first), fix=fix)]
+
+
+@rule
+def media_need_the_chat_template(config: RunConfig) -> list[Problem]:
     fields, path = config.data.multimodal_keys, "data.multimodal_keys"
     if fields is None:
         return []
     problems = []
     for kind in sorted(fields.keys() - set(MEDIA)):
         found = nearest(kind, MEDIA)
-        fix = f"did you mean {found}?" if found else "leave it out"
+        fix = f"did you mean {found}?" if found else "remove this key"
         problems.append(Problem(path=path, rule=f"have keys among {', '.join(MEDIA)}", value=kind, fix=fix))
     if not config.data.apply_chat_template:
-        rule, fix = "be true with data.multimodal_keys", "the chat template places them; set it"
+        rule, fix = "be true with data.multimodal_keys", "set it; the chat template inserts the media"
         problems.append(Problem(path="data.apply_chat_template", rule=rule, value="false", fix=fix))
     return problems
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("data.prompt_data",),
+        when=lambda config: not config.data.rollout_global_dataset,
+        why="data.rollout_global_dataset is false",
+    ),
+    IgnoredKey(
+        names=("data.num_epoch",),
+        when=lambda config: config.data.num_rollout is not None,
+        why="data.num_rollout is set and takes precedence",
+    ),
+    IgnoredKey(
+        names=("data.apply_chat_template_kwargs",),
+        when=lambda config: not config.data.apply_chat_template,
+        why="data.apply_chat_template is false",
+    ),
+    IgnoredKey(
+        names=("data.loss_mask_type",),
+        when=lambda config: not is_sft(config),
+        why="algo.loss_type is not sft_loss",
+    ),
+    IgnoredKey(
+        names=("data.loss_mask_type",),
+        when=lambda config: not learns_conversations(config),
+        why="supervised training learns labels (data.label_key) instead of whole conversations",
+    ),
+    IgnoredKey(
+        names=("buffer.fetch_trajectory_retry_times", "buffer.min_batch_collection_ratio", "buffer.task_type"),
+        when=lambda config: config.buffer.url is None,
+        why="buffer.url is not set",
+    ),
+)

@@ -1,16 +1,18 @@
-"""Rules about runs of a part of the loop, their files, and assertions about a run."""
+"""Rules about partial runs, dump files, CI checks and logging."""
 
 from __future__ import annotations
 
-from rlscale.config.groups.algo import LossType
-from rlscale.config.rules.rule import rule
+from rlscale.config.groups.logging import WandbMode
+from rlscale.config.keys import keys
+from rlscale.config.rules.conditions import is_sft, uses_engines
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("debug.rollout_only", "debug.train_only", "debug.load_rollout_data")
-def only_one_part_runs_alone(config: RunConfig) -> list[Problem]:
-    """Loading rollouts implies training alone."""
+@rule
+def one_partial_run(config: RunConfig) -> list[Problem]:
+    """`debug.load_rollout_data` implies `debug.train_only`."""
     debug = config.debug
     if not debug.rollout_only or not (debug.train_only or debug.load_rollout_data is not None):
         return []
@@ -18,60 +20,148 @@ def only_one_part_runs_alone(config: RunConfig) -> list[Problem]:
     return [Problem(path="debug.rollout_only", rule=f"be false with {other}", value="true", fix="keep one of them")]
 
 
-@rule("debug.train_only", "debug.load_rollout_data", "algo.loss_type")
-def training_alone_has_samples(config: RunConfig) -> list[Problem]:
-    debug, is_sft = config.debug, config.algo.loss_type == LossType.sft_loss
-    if not debug.train_only or debug.load_rollout_data is not None or is_sft:
+@rule
+def train_only_has_samples(config: RunConfig) -> list[Problem]:
+    debug = config.debug
+    if not debug.train_only or debug.load_rollout_data is not None or is_sft(config):
         return []
-    fix = "set it to files that debug.save_rollout_data wrote, e.g. dumps/{rollout_id}.jsonl, or choose algo=sft"
+    fix = "set it to files written by debug.save_rollout_data, e.g. dumps/{rollout_id}.jsonl, or choose algo=sft"
     return [Problem(path="debug.load_rollout_data", rule="be set with debug.train_only", value="null", fix=fix)]
 
 
-@rule("debug.rollout_only", "algo.loss_type")
-def supervised_training_generates_nothing(config: RunConfig) -> list[Problem]:
-    if not config.debug.rollout_only or config.algo.loss_type != LossType.sft_loss:
+@rule
+def rollout_only_excludes_sft(config: RunConfig) -> list[Problem]:
+    if not config.debug.rollout_only or not is_sft(config):
         return []
-    rule = "be false with algo.loss_type=sft_loss"
-    return [Problem(path="debug.rollout_only", rule=rule, value="true", fix="choose another algo")]
+    rule, fix = "be false with algo.loss_type=sft_loss", "choose another algo; supervised training does not generate"
+    return [Problem(path="debug.rollout_only", rule=rule, value="true", fix=fix)]
 
 
-@rule("debug.save_train_data", "debug.save_rollout_data")
-def dumps_differ(config: RunConfig) -> list[Problem]:
+@rule
+def dump_files_differ(config: RunConfig) -> list[Problem]:
     train, rollout = config.debug.save_train_data, config.debug.save_rollout_data
     if train is None or train != rollout:
         return []
-    rule, fix = "differ from debug.save_rollout_data", "each would overwrite the other; give it a name of its own"
+    rule, fix = "differ from debug.save_rollout_data", "choose another name; one file would overwrite the other"
     return [Problem(path="debug.save_train_data", rule=rule, value=train, fix=fix)]
 
 
-@rule("debug.save_train_data", "debug.load_rollout_data")
-def debug_files_are_templates(config: RunConfig) -> list[Problem]:
-    names = ("save_train_data", "load_rollout_data")
+@rule
+def dump_files_are_templates(config: RunConfig) -> list[Problem]:
+    names = ("save_rollout_data", "save_train_data", "load_rollout_data")
     given = {f"debug.{name}": getattr(config.debug, name) for name in names}
+    fix = "write e.g. dumps/{rollout_id}.jsonl; each rollout has its own file"
     return [
-        Problem(
-            path=path, rule="contain {rollout_id}", value=value, fix="each rollout has its file: dumps/{rollout_id}"
-        )
+        Problem(path=path, rule="contain {rollout_id}", value=value, fix=fix)
         for path, value in given.items()
         if value is not None and "{rollout_id}" not in value
     ]
 
 
-@rule("ci.metric_checker_key", "ci.metric_checker_threshold")
+@rule
 def checked_metric_has_a_threshold(config: RunConfig) -> list[Problem]:
     key, threshold = config.ci.metric_checker_key, config.ci.metric_checker_threshold
     if (key is None) == (threshold is None):
         return []
     if key is None:
-        rule, fix = f"be set with ci.metric_checker_threshold={threshold:g}", "name a metric, e.g. eval/reward"
+        rule, fix = f"be set with ci.metric_checker_threshold={threshold:g}", "name a metric, e.g. eval/reward_mean"
         return [Problem(path="ci.metric_checker_key", rule=rule, value="null", fix=fix)]
-    rule, fix = f"be set with ci.metric_checker_key={key}", "set the value that it must reach"
+    rule, fix = f"be set with ci.metric_checker_key={key}", "set the value that the metric must reach"
     return [Problem(path="ci.metric_checker_threshold", rule=rule, value="null", fix=fix)]
 
 
-@rule("data.num_rollout", "eval.interval")
-def something_is_done(config: RunConfig) -> list[Problem]:
+@rule
+def empty_run_evaluates(config: RunConfig) -> list[Problem]:
     if config.data.num_rollout != 0 or config.eval.interval is not None:
         return []
-    rule, fix = "be set with data.num_rollout=0", "without rollouts a run only evaluates; set eval.interval=1"
+    rule, fix = "be set with data.num_rollout=0", "set eval.interval=1; a run without rollouts only evaluates"
     return [Problem(path="eval.interval", rule=rule, value="null", fix=fix)]
+
+
+ENGINE_KEYS = ("train.backend", "train.dtype", "batch.rollout_batch_size", "batch.n_samples_per_prompt")
+"""Keys of the trainer groups that engines use as well."""
+
+MODEL_KEYS = (
+    "algo.advantage_estimator",
+    "algo.compute_advantages_and_returns",
+    "algo.custom_advantage_function_path",
+    "algo.kl_coef",
+    "algo.loss_type",
+    "algo.opd_kl_coef",
+    "algo.use_kl_loss",
+)
+"""Keys of the group `algo` that decide which models are loaded."""
+
+PARTIAL_RUN: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=(
+            "algo",
+            "checkpoint.save_final",
+            "checkpoint.save_hf",
+            "checkpoint.save_interval",
+            "critic",
+            "debug.memory_snapshot_dir",
+            "debug.profile_dir",
+            "debug.profile_rollouts",
+            "debug.save_train_data",
+            "fault_tolerance",
+            "fsdp",
+            "megatron",
+            "optim",
+            "rollout.max_staleness",
+            *(path for path in keys() if path.startswith("train.") and path not in ENGINE_KEYS),
+            *(path for path in keys() if path.startswith("batch.") and path not in ENGINE_KEYS),
+        ),
+        when=lambda config: config.debug.rollout_only,
+        why="debug.rollout_only does not train",
+    ),
+    IgnoredKey(
+        names=("optim", *(path for path in keys() if path.startswith("algo.") and path not in MODEL_KEYS)),
+        when=lambda config: config.data.num_rollout == 0,
+        why="data.num_rollout=0 only evaluates",
+    ),
+)
+"""Keys of several groups without effect if a part of the loop does not run."""
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("run.config_dir", "run.experiment", "run.overrides"),
+        when=lambda config: True,
+        why="the command sets it",
+    ),
+    IgnoredKey(
+        names=("debug.logprob_diff_warn",),
+        when=lambda config: not uses_engines(config),
+        why="the run does not generate, so there are no engines",
+    ),
+    IgnoredKey(
+        names=("debug.profile_dir",),
+        when=lambda config: config.debug.profile_rollouts is None,
+        why="debug.profile_rollouts is not set",
+    ),
+    IgnoredKey(
+        names=("ci.disable_kl_checker", "ci.metric_checker_key", "ci.metric_checker_threshold"),
+        when=lambda config: not config.ci.enabled,
+        why="ci.enabled is false",
+    ),
+    IgnoredKey(
+        names=tuple(path for path in keys() if path.startswith("logging.wandb.") and path != "logging.wandb.enabled"),
+        when=lambda config: not config.logging.wandb.enabled,
+        why="logging.wandb.enabled is false",
+    ),
+    IgnoredKey(
+        names=("logging.wandb.key", "logging.wandb.host"),
+        when=lambda config: config.logging.wandb.mode == WandbMode.offline,
+        why="logging.wandb.mode is offline",
+    ),
+    IgnoredKey(
+        names=("logging.tensorboard.dir", "logging.tensorboard.project_name", "logging.tensorboard.experiment_name"),
+        when=lambda config: not config.logging.tensorboard.enabled,
+        why="logging.tensorboard.enabled is false",
+    ),
+    IgnoredKey(
+        names=("logging.log_multi_turn", "logging.log_passrate", "logging.log_reward_category"),
+        when=is_sft,
+        why="algo.loss_type is sft_loss",
+    ),
+)

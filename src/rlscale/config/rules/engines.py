@@ -1,63 +1,149 @@
-"""Rules about the servers that generate."""
+"""Rules about inference servers and the router in front of them."""
 
 from __future__ import annotations
+
+import re
 
 from rlscale.architectures.family import find_family
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.passthrough.sglang_python import check_python
+from rlscale.config.rules.conditions import uses_engines, uses_external_engines, uses_router
 from rlscale.config.rules.model import architecture_field
-from rlscale.config.rules.placement import USES_ROUTER, uses_router
-from rlscale.config.rules.rule import EXTERNAL, USES_ENGINES, rule, uses_engines
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
+_ADDRESS = re.compile(r"^(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+):\d{1,5}/?$")
 
-@rule(
-    "sglang.python",
-    *EXTERNAL,
-    "router.enabled",
-    "cluster.ray_address",
-    "cluster.rollout_num_gpus",
-    "cluster.rollout_num_gpus_per_engine",
-    *USES_ENGINES,
-)
+
+@rule
 def interpreter_has_sglang(config: RunConfig) -> list[Problem]:
-    """An interpreter that is given runs and has what it is for. On a cluster it lies on other machines."""
+    """An interpreter that is set explicitly runs and has the packages it needs.
+
+    Not checked for a Ray cluster, whose machines may have other files.
+    """
     if config.sglang.python is None or config.cluster.ray_address is not None or not uses_engines(config):
         return []
     serves = config.rollout.engine == EngineKind.sglang
     routes = uses_router(config)
     if not serves and not routes:
         return []
-    # Whether it can serve on a CPU is asked once the device is resolved.
+    # The device is not resolved yet. Support for CPUs is checked after that.
     return check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=False)
 
 
-@rule("sglang.server_args", *USES_ROUTER)
-def routes_come_with_samples(config: RunConfig) -> list[Problem]:
-    """sglang-router hands on the parts of a request that it knows; a stage of SGLang's pipeline sees its own layers."""
+@rule
+def engine_returns_routes(config: RunConfig) -> list[Problem]:
+    """sglang-router drops the request for routes, and a pipeline stage of SGLang knows only its own layers."""
     if not config.algo.use_rollout_routing_replay:
         return []
     rule, problems = "be {} with algo.use_rollout_routing_replay", []
     if uses_router(config):
-        fix = "sglang-router does not hand the request for routes on; leave it out"
+        fix = "leave it out; sglang-router does not pass on the request for routes"
         problems.append(Problem(path="router.enabled", rule=rule.format("false"), value="true", fix=fix))
     stages = config.sglang.server_args.get("pp_size")
     if config.rollout.engine == EngineKind.sglang and stages not in (None, 1):
-        fix = "a stage knows the routes of its own layers only; use tensor parallelism"
+        fix = "use tensor parallelism; a pipeline stage returns only the routes of its own layers"
         problems.append(Problem(path="sglang.pp_size", rule=rule.format("1"), value=show(stages), fix=fix))
     return problems
 
 
-@rule("model.tie_word_embeddings", "model.model_type", "model.build", "model.hf_checkpoint", *EXTERNAL, *USES_ENGINES)
-def sglang_has_the_output_layer(config: RunConfig) -> list[Problem]:
-    """A table that is embedding and output layer in one is sent once: such an output layer is never filled."""
+@rule
+def sglang_supports_tied_embeddings(config: RunConfig) -> list[Problem]:
+    """The weight sync sends a tied embedding once, so a separate output layer of SGLang would get no weights."""
     if config.rollout.engine != EngineKind.sglang or not uses_engines(config):
         return []
     family = architecture_field(config.model, "model_type")
     if not find_family(family).sglang_unties or not architecture_field(config.model, "tie_word_embeddings"):
         return []
     rule = f"be false with rollout.engine=sglang and model.model_type={family}"
-    fix = "SGLang does not share the table in this family, and would draw from an empty output layer"
+    fix = "use another engine; SGLang does not tie embedding and output layer in this family"
     return [Problem(path="model.tie_word_embeddings", rule=rule, value="true", fix=fix)]
+
+
+@rule
+def external_engines_have_addresses(config: RunConfig) -> list[Problem]:
+    addresses, path = config.rollout.external_engine_addrs, "rollout.external_engine_addrs"
+    if not uses_external_engines(config) or not uses_engines(config):
+        return []
+    if addresses is None:
+        fix = 'set it, e.g. rollout.external_engine_addrs=["10.0.0.1:30000"]'
+        return [Problem(path=path, rule=f"be set with {_external_key(config)}", value="null", fix=fix)]
+    wrong = [address for address in addresses if not _ADDRESS.match(address)]
+    rule, fix = "contain addresses as host:port", "write e.g. 10.0.0.1:30000"
+    return [Problem(path=path, rule=rule, value=show(address), fix=fix) for address in wrong]
+
+
+@rule
+def external_engines_are_not_colocated(config: RunConfig) -> list[Problem]:
+    if not uses_external_engines(config) or not config.cluster.colocate:
+        return []
+    fix = "set cluster.colocate=false; the run cannot offload external engines"
+    return [Problem(path="cluster.colocate", rule=f"be false with {_external_key(config)}", value="true", fix=fix)]
+
+
+def _external_key(config: RunConfig) -> str:
+    """The setting that selects external engines, for a message."""
+    return "rollout.external" if config.rollout.external else "rollout.engine=external"
+
+
+@rule
+def middlewares_need_the_middleware_router(config: RunConfig) -> list[Problem]:
+    paths = config.router.middleware_paths
+    if not paths or config.router.use_middleware_router or not uses_router(config):
+        return []
+    rule, fix = "be empty without router.use_middleware_router", "set router.use_middleware_router=true"
+    return [Problem(path="router.middleware_paths", rule=rule, value=show(paths), fix=fix)]
+
+
+@rule
+def middleware_router_is_enabled(config: RunConfig) -> list[Problem]:
+    if not config.router.use_middleware_router or config.router.enabled is not False:
+        return []
+    rule, fix = "be false with router.enabled=false", "keep one of them"
+    return [Problem(path="router.use_middleware_router", rule=rule, value="true", fix=fix)]
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("sglang",),
+        when=lambda config: config.rollout.engine != EngineKind.sglang and not uses_router(config),
+        why="rollout.engine is not sglang",
+    ),
+    IgnoredKey(
+        names=("router",),
+        when=lambda config: not uses_router(config),
+        why="there is no router: router.enabled is false, or there is at most one engine",
+    ),
+    IgnoredKey(
+        names=("rollout.external_engine_addrs",),
+        when=lambda config: not uses_external_engines(config),
+        why="rollout.engine is not external",
+    ),
+    IgnoredKey(
+        names=(
+            "fault_tolerance.health_check_first_wait_s",
+            "fault_tolerance.health_check_interval_s",
+            "fault_tolerance.health_check_timeout_s",
+            "fault_tolerance.max_restarts",
+        ),
+        when=lambda config: not config.fault_tolerance.enabled,
+        why="fault_tolerance.enabled is false",
+    ),
+    IgnoredKey(
+        names=(
+            "fault_tolerance.health_check_first_wait_s",
+            "fault_tolerance.health_check_interval_s",
+            "fault_tolerance.health_check_timeout_s",
+            "router",
+        ),
+        when=uses_external_engines,
+        why="the run does not place or restart external engines",
+    ),
+    IgnoredKey(
+        names=("router", "sglang"),
+        when=lambda config: config.debug.train_only or config.debug.load_rollout_data is not None,
+        why="there are no engines, by debug.train_only or debug.load_rollout_data",
+    ),
+)

@@ -1,4 +1,4 @@
-"""Rules about the model and the lengths it is used with."""
+"""Rules about the model and sequence lengths."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from collections.abc import Collection
 from typing import Any
 
 from rlscale.architectures.family import find_family, names_with
-from rlscale.architectures.hf_config import CONFIG_NAMES, architecture_fields, read_config_json
+from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS, architecture_fields, read_config_json
 from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture, check_rope_type
 from rlscale.config.errors import show
+from rlscale.config.groups.algo import uses_reference, uses_teacher
 from rlscale.config.groups.megatron import MegatronConfig, RopeType
 from rlscale.config.groups.model import MegatronToHf, ModelConfig
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.rules.rule import USES_ENGINES, rule, uses_engines
+from rlscale.config.rules.conditions import uses_engines, uses_megatron
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
+_FROM_CHECKPOINT = "use the values of the checkpoint's config.json, or choose the matching model=<option>"
+
 
 def architecture_field(model: ModelConfig, name: str) -> Any:
-    """One architecture field: set in the config, or else of the tiny model or the checkpoint. None: unknown."""
+    """Value of an architecture key: as set, else of `model.build`, else of `config.json`; None where it is unknown."""
     given = {name: getattr(model, name)}
     return architecture_fields(given, build=model.build, hf_checkpoint=model.hf_checkpoint).get(name)
 
@@ -37,70 +40,65 @@ def megatron_keys(model: ModelConfig, megatron: MegatronConfig) -> MegatronKeys:
     )
 
 
-@rule("model.hf_checkpoint", "model.build")
+@rule
 def model_has_one_source(config: RunConfig) -> list[Problem]:
     model = config.model
     if model.hf_checkpoint is None and model.build is None:
-        fix = "set it, or choose model=tiny_qwen3 for a small model made on the spot"
-        return [Problem(path="model.hf_checkpoint", rule="name a model", value="null", fix=fix)]
+        fix = "set it, or choose model=tiny_qwen3 for a small model with random weights"
+        return [Problem(path="model.hf_checkpoint", rule="be set with model.build=null", value="null", fix=fix)]
     if model.hf_checkpoint is not None and model.build is not None:
-        rule = f"not be set together with model.build={model.build}"
-        fix = "add model=hf, which takes everything from the checkpoint"
+        rule = f"be null with model.build={model.build}"
+        fix = "choose model=hf to use the checkpoint, or leave it out"
         return [Problem(path="model.hf_checkpoint", rule=rule, value=model.hf_checkpoint, fix=fix)]
     return []
 
 
-@rule("model.num_attention_heads", "model.num_key_value_heads")
-def heads_divide(config: RunConfig) -> list[Problem]:
+@rule
+def kv_heads_divide_query_heads(config: RunConfig) -> list[Problem]:
     heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
     if heads is None or kv_heads is None or heads % kv_heads == 0:
         return []
     rule = f"divide model.num_attention_heads={heads}"
-    fix = "take both from the checkpoint's config.json, or choose the model=<option> it is"
-    return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads), fix=fix)]
+    return [Problem(path="model.num_key_value_heads", rule=rule, value=show(kv_heads), fix=_FROM_CHECKPOINT)]
 
 
-@rule("rollout.engine", "model.model_type", "model.build", "model.hf_checkpoint", *USES_ENGINES)
-def engine_runs_the_model(config: RunConfig) -> list[Problem]:
-    model = config.model
+@rule
+def engine_supports_the_model(config: RunConfig) -> list[Problem]:
     if config.rollout.engine != EngineKind.embedded or not uses_engines(config):
         return []
-    family = architecture_field(model, "model_type")
+    family = architecture_field(config.model, "model_type")
+    # An unknown family is checked by the engine when it reads the checkpoint.
     if family is None or find_family(family).embedded:
-        return []  # what is not known is told by the engine, when it reads the checkpoint
+        return []
     rule = f"be sglang or external with model.model_type={family}"
-    fix = f"choose rollout=sglang; the embedded engine runs {', '.join(names_with('embedded'))}"
+    fix = f"choose rollout=sglang; the embedded engine supports {', '.join(names_with('embedded'))}"
     return [Problem(path="rollout.engine", rule=rule, value=show(config.rollout.engine), fix=fix)]
 
 
-@rule("model.num_experts", "model.num_experts_per_tok", "model.n_group", "model.topk_group")
-def experts_can_be_chosen(config: RunConfig) -> list[Problem]:
-    """A token chooses some of the experts, from some of the groups that they are evenly divided into."""
+@rule
+def expert_counts_are_consistent(config: RunConfig) -> list[Problem]:
+    """The router selects some groups of equal size and some of their experts for each token."""
     model = config.model
     limits = {"num_experts_per_tok": ("num_experts", model.num_experts), "topk_group": ("n_group", model.n_group)}
-    fix = "take both from the checkpoint's config.json, or choose the model=<option> it is"
     problems = [
-        Problem(path=f"model.{name}", rule=f"be at most model.{of}={limit}", value=show(getattr(model, name)), fix=fix)
-        for name, (of, limit) in limits.items()
+        Problem(
+            path=f"model.{name}",
+            rule=f"be at most model.{total}={limit}",
+            value=show(getattr(model, name)),
+            fix=_FROM_CHECKPOINT,
+        )
+        for name, (total, limit) in limits.items()
         if limit is not None and (getattr(model, name) or 0) > limit
     ]
     if model.num_experts is not None and model.n_group is not None and model.num_experts % model.n_group:
         rule = f"divide model.num_experts={model.num_experts}"
-        problems.append(Problem(path="model.n_group", rule=rule, value=show(model.n_group), fix=fix))
+        problems.append(Problem(path="model.n_group", rule=rule, value=show(model.n_group), fix=_FROM_CHECKPOINT))
     return problems
 
 
-@rule(
-    "rollout.max_prompt_len",
-    "rollout.max_response_len",
-    "rollout.max_context_len",
-    "model.max_position_embeddings",
-    "model.build",
-    "model.hf_checkpoint",
-    "eval.max_response_len",
-)
+@rule
 def lengths_fit(config: RunConfig) -> list[Problem]:
-    """The longest prompt with the longest response fits the context, and the context fits the model."""
+    """The longest prompt plus the longest response fits the context, and the context fits the model."""
     rollout, positions = config.rollout, architecture_field(config.model, "max_position_embeddings")
     limits = {"rollout.max_context_len": rollout.max_context_len, "model.max_position_embeddings": positions}
     responses = {
@@ -111,9 +109,9 @@ def lengths_fit(config: RunConfig) -> list[Problem]:
     problems = [
         Problem(
             path=path,
-            rule=f"fit {name}={limit} after a prompt of {prompt} tokens",
+            rule=f"be at most {name}={limit} minus a prompt of {prompt} tokens",
             value=show(length),
-            fix=f"set {path}={limit - prompt} at most" if limit > prompt else "set a smaller rollout.max_prompt_len",
+            fix=f"set {path}={limit - prompt} or less" if limit > prompt else "lower rollout.max_prompt_len",
         )
         for name, limit in limits.items()
         for path, length in responses.items()
@@ -122,12 +120,12 @@ def lengths_fit(config: RunConfig) -> list[Problem]:
     context = rollout.max_context_len
     if context is not None and positions is not None and context > positions:
         rule = f"be at most model.max_position_embeddings={positions}"
-        fix = f"set it to {positions} at most, or leave it out"
+        fix = f"set it to {positions} or less, or leave it out"
         problems.append(Problem(path="rollout.max_context_len", rule=rule, value=show(context), fix=fix))
     return problems
 
 
-@rule("rollout.top_k", "eval.top_k")
+@rule
 def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
     values = {"rollout.top_k": config.rollout.top_k, "eval.top_k": config.eval.top_k}
     return [
@@ -137,39 +135,66 @@ def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
     ]
 
 
-@rule(
-    "train.backend",
-    "model.hf_checkpoint",
-    "model.build",
-    "model.name",
-    "model.use_hf_config_for_megatron",
-    "megatron.core_args",
-    "megatron.rope_type",
-    "megatron.max_position_embeddings",
-    "model.megatron_to_hf_mode",
-    *(f"model.{name}" for name in CONFIG_NAMES),
-)
-def megatron_has_the_architecture(config: RunConfig) -> list[Problem]:
-    """Megatron-core can compute what the checkpoint's config.json describes, and no key contradicts it."""
+@rule
+def megatron_supports_the_architecture(config: RunConfig) -> list[Problem]:
+    """Megatron-core supports the architecture in the checkpoint's config.json, and no key contradicts it."""
     model = config.model
-    if config.train.backend != TrainBackendName.megatron or model.build is not None:
+    if not uses_megatron(config) or model.build is not None:
         return []
     config_json = read_config_json(model.hf_checkpoint)
     if not config_json:
-        return []  # the trainer looks again when it has the checkpoint
+        return []  # checked again by the trainer, which has the checkpoint
     return check_architecture(config_json, megatron_keys(model, config.megatron))
 
 
-def rope_type_is_meant(config: RunConfig, given: Collection[str]) -> list[Problem]:
-    """Whether `megatron.rope_type=rope`, which is what it is without a word as well, contradicts the checkpoint.
+def check_given_rope_type(config: RunConfig, given: Collection[str]) -> list[Problem]:
+    """Checks `megatron.rope_type=rope`, which is also the default, against the checkpoint if it was set explicitly.
 
     Args:
-        config: whose rules have been checked; they leave this out where the checkpoint's config.json is to count.
-        given: keys that somebody has set.
+        config: already checked by the rules, which do not check this value with `model.use_hf_config_for_megatron`.
+        given: keys that a file or the command line sets.
     """
     model, megatron = config.model, config.megatron
-    is_theirs = config.train.backend == TrainBackendName.megatron and model.use_hf_config_for_megatron
-    if "megatron.rope_type" not in given or not is_theirs or megatron.rope_type != RopeType.rope:
+    is_checked = uses_megatron(config) and model.use_hf_config_for_megatron
+    if "megatron.rope_type" not in given or not is_checked or megatron.rope_type != RopeType.rope:
         return []
     config_json = read_config_json(model.hf_checkpoint)
     return check_rope_type(config_json, megatron.rope_type) if config_json else []
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=(
+            "model.custom_model_provider_path",
+            "model.megatron_to_hf_mode",
+            "model.name",
+            "model.padded_vocab_size",
+            "model.use_hf_config_for_megatron",
+        ),
+        when=lambda config: not uses_megatron(config),
+        why="train.backend is not megatron",
+    ),
+    IgnoredKey(
+        names=("model.ref_load", "model.ref_ckpt_step"),
+        when=lambda config: not uses_reference(config.algo),
+        why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
+    ),
+    IgnoredKey(
+        names=("model.teacher_load",),
+        when=lambda config: not uses_teacher(config.algo),
+        why="there is no distillation: algo.opd_kl_coef is 0, or no advantages are computed",
+    ),
+    *(
+        IgnoredKey(
+            names=tuple(f"model.{name}" for name in CONFIG_NAMES if name not in fields),
+            when=lambda config, build=build: config.model.build == build,  # type: ignore[misc]
+            why=f"model.build={build} does not have this architecture key",
+        )
+        for build, fields in TINY_MODELS.items()
+    ),
+    IgnoredKey(
+        names=("model.init_seed",),
+        when=lambda config: config.model.build is None,
+        why="model.build is not set",
+    ),
+)

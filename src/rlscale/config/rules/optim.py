@@ -1,63 +1,85 @@
-"""Rules about the learning-rate schedule."""
+"""Rules about optimiser and learning-rate schedule."""
 
 from __future__ import annotations
 
 from rlscale.config.errors import show
-from rlscale.config.groups.optim import LrDecayStyle, OptimConfig
+from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.keys import keys
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("optim.lr_warmup_iters", "optim.warmup_ratio")
+@rule
 def one_warmup(config: RunConfig) -> list[Problem]:
-    """The default ratio gives way to `lr_warmup_iters`; another one contradicts it."""
+    """`optim.lr_warmup_iters` replaces the default of `optim.warmup_ratio`, and contradicts any other value."""
     optim = config.optim
     if optim.lr_warmup_iters == 0 or optim.warmup_ratio in (0, keys()["optim.warmup_ratio"].default):
         return []
-    rule = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}"
-    fix = "keep one of them"
+    rule, fix = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}", "keep one of them"
     return [Problem(path="optim.lr_warmup_iters", rule=rule, value=show(optim.lr_warmup_iters), fix=fix)]
 
 
-@rule("optim.lr", "optim.min_lr", "optim.lr_decay_style", "optim.lr_warmup_iters", "optim.lr_decay_iters")
+@rule
 def schedule_is_ordered(config: RunConfig) -> list[Problem]:
     optim = config.optim
     problems = []
     if optim.lr_decay_style != LrDecayStyle.constant and optim.lr is not None and optim.min_lr > optim.lr:
-        rule = f"be at most optim.lr={optim.lr:g}"
-        fix = "the rate falls to it; lower it"
+        rule, fix = f"be at most optim.lr={optim.lr:g}", "lower it; the rate decays to it"
         problems.append(Problem(path="optim.min_lr", rule=rule, value=show(optim.min_lr), fix=fix))
-    return problems + _decay_after_warmup(optim)
+    return problems + _check_decay_after_warmup(optim)
 
 
-def _decay_after_warmup(optim: OptimConfig) -> list[Problem]:
+def _check_decay_after_warmup(optim: OptimConfig) -> list[Problem]:
     if optim.lr_decay_iters is None or optim.lr_decay_iters > optim.lr_warmup_iters:
         return []
     rule = f"be more than optim.lr_warmup_iters={optim.lr_warmup_iters}"
-    fix = "the decay begins after the warm-up and counts it; raise it, or leave it out for the whole run"
+    fix = "raise it, or leave it out to decay over the whole run; it includes the warm-up"
     return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters), fix=fix)]
 
 
-@rule("optim.lr_decay_style", "optim.lr_decay_iters", "optim.lr_wsd_decay_iters")
-def fall_is_part_of_the_decay(config: RunConfig) -> list[Problem]:
+@rule
+def wsd_decay_fits(config: RunConfig) -> list[Problem]:
     optim = config.optim
-    steps, fall = optim.lr_decay_iters, optim.lr_wsd_decay_iters
-    if optim.lr_decay_style != LrDecayStyle.wsd or steps is None or fall is None or fall <= steps:
+    steps, last = optim.lr_decay_iters, optim.lr_wsd_decay_iters
+    if optim.lr_decay_style != LrDecayStyle.wsd or steps is None or last is None or last <= steps:
         return []
-    rule, fix = f"be at most optim.lr_decay_iters={steps}", "the fall is the end of the decay"
-    return [Problem(path="optim.lr_wsd_decay_iters", rule=rule, value=show(fall), fix=fix)]
+    rule, fix = f"be at most optim.lr_decay_iters={steps}", "lower it; it counts the last of those steps"
+    return [Problem(path="optim.lr_wsd_decay_iters", rule=rule, value=show(last), fix=fix)]
 
 
-BY_KIND = ("matrix_lr", "embedding_lr", "unembedding_lr")
+LR_BY_KIND = ("matrix_lr", "embedding_lr", "unembedding_lr")
 
 
-@rule("optim.lr", *(f"optim.{name}" for name in BY_KIND))
-def rates_by_kind_have_a_base(config: RunConfig) -> list[Problem]:
-    """The schedule is that of `optim.lr`; the others are multiples of it."""
-    given = [name for name in BY_KIND if getattr(config.optim, name) is not None]
+@rule
+def learning_rates_by_kind_need_a_base(config: RunConfig) -> list[Problem]:
+    """The schedule belongs to `optim.lr`; the other rates are multiples of it."""
+    given = [name for name in LR_BY_KIND if getattr(config.optim, name) is not None]
     if not given or config.optim.lr != 0:
         return []
-    fix = "they follow its schedule; to train one kind alone use train.only_train_params"
+    fix = "set it; the other rates are multiples of it. To train only some parameters use train.only_train_params"
     return [Problem(path="optim.lr", rule=f"be above 0 with optim.{given[0]}", value="0", fix=fix)]
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("optim.min_lr", "optim.lr_decay_iters"),
+        when=lambda config: config.optim.lr_decay_style == LrDecayStyle.constant,
+        why="optim.lr_decay_style is constant",
+    ),
+    IgnoredKey(
+        names=("optim.lr_decay_power",),
+        when=lambda config: config.optim.lr_decay_style != LrDecayStyle.polynomial,
+        why="optim.lr_decay_style is not polynomial",
+    ),
+    IgnoredKey(
+        names=("optim.lr_wsd_decay_iters", "optim.lr_wsd_decay_style"),
+        when=lambda config: config.optim.lr_decay_style != LrDecayStyle.wsd,
+        why="optim.lr_decay_style is not wsd",
+    ),
+    IgnoredKey(
+        names=("optim.muon_momentum",),
+        when=lambda config: config.optim.name != OptimizerName.muon,
+        why="optim.name is not muon",
+    ),
+)

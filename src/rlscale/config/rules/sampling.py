@@ -1,44 +1,113 @@
-"""Rules about how answers are sampled and where they end."""
+"""Rules about the sampling of responses and the selection of groups."""
 
 from __future__ import annotations
 
 from rlscale.config.errors import show
-from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.rules.rule import rule
+from rlscale.config.groups.rollout import EngineKind, UpdateMode
+from rlscale.config.rules.conditions import is_sft, uses_engines
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 MAX_STOP_STRINGS = 32  # SGLang's limit
 
 
-@rule("rollout.stop")
-def stop_strings_can_be_found(config: RunConfig) -> list[Problem]:
+@rule
+def stop_strings_are_valid(config: RunConfig) -> list[Problem]:
     strings = config.rollout.stop
     if strings is None:
         return []
     if "" in strings:
-        fix = "leave the empty string out: every text contains it"
-        return [Problem(path="rollout.stop", rule="hold no empty string", value=show(strings), fix=fix)]
+        fix = "remove the empty string; every text contains it"
+        return [Problem(path="rollout.stop", rule="contain no empty string", value=show(strings), fix=fix)]
     if len(strings) > MAX_STOP_STRINGS:
         rule = f"have at most {MAX_STOP_STRINGS} entries"
         return [Problem(path="rollout.stop", rule=rule, value=str(len(strings)), fix="keep the most likely ones")]
     return []
 
 
-@rule("rollout.min_p", "rollout.engine", "sglang.server_args")
-def seeds_exclude_min_p(config: RunConfig) -> list[Problem]:
-    by_seed = config.sglang.server_args.get("enable_deterministic_inference", False)
-    if config.rollout.engine != EngineKind.sglang or not by_seed or config.rollout.min_p == 0:
+@rule
+def deterministic_sglang_excludes_min_p(config: RunConfig) -> list[Problem]:
+    deterministic = config.sglang.server_args.get("enable_deterministic_inference", False)
+    if config.rollout.engine != EngineKind.sglang or not deterministic or config.rollout.min_p == 0:
         return []
-    rule, fix = "be 0 with sglang.enable_deterministic_inference", "SGLang cannot draw with both; drop one of them"
+    rule, fix = "be 0 with sglang.enable_deterministic_inference", "SGLang does not support both; leave one of them out"
     return [Problem(path="rollout.min_p", rule=rule, value=show(config.rollout.min_p), fix=fix)]
 
 
-@rule("eval.min_new_tokens", "eval.max_response_len", "rollout.max_response_len")
-def evaluated_answers_can_be_long_enough(config: RunConfig) -> list[Problem]:
+@rule
+def eval_min_new_tokens_fits(config: RunConfig) -> list[Problem]:
     least, own = config.eval.min_new_tokens, config.eval.max_response_len
     longest = config.rollout.max_response_len if own is None else own
     if least is None or least <= longest:
         return []
-    rule = f"be at most the longest response of {longest} tokens"
-    return [Problem(path="eval.min_new_tokens", rule=rule, value=show(least), fix=f"set it to {longest} at most")]
+    rule = f"be at most the maximum response length of {longest} tokens"
+    return [Problem(path="eval.min_new_tokens", rule=rule, value=show(least), fix=f"set it to {longest} or less")]
+
+
+@rule
+def over_sampling_covers_a_rollout(config: RunConfig) -> list[Problem]:
+    number, least = config.sampling.over_sampling_batch_size, config.batch.rollout_batch_size
+    if number is None or number >= least:
+        return []
+    rule, fix = f"be at least batch.rollout_batch_size={least}", f"set it to {least} or more, or leave it out"
+    return [Problem(path="sampling.over_sampling_batch_size", rule=rule, value=show(number), fix=fix)]
+
+
+@rule
+def off_policy_mask_needs_partial_rollout(config: RunConfig) -> list[Problem]:
+    if not config.sampling.mask_offpolicy_in_partial_rollout or config.sampling.partial_rollout:
+        return []
+    rule, fix = "be false without sampling.partial_rollout", "set sampling.partial_rollout=true, or leave it out"
+    return [Problem(path="sampling.mask_offpolicy_in_partial_rollout", rule=rule, value="true", fix=fix)]
+
+
+@rule
+def buffer_filter_needs_partial_rollout(config: RunConfig) -> list[Problem]:
+    path = config.sampling.buffer_filter_path
+    if path is None or config.sampling.partial_rollout:
+        return []
+    rule = "be null without sampling.partial_rollout"
+    fix = "set sampling.partial_rollout=true, or leave it out; no groups are buffered without it"
+    return [Problem(path="sampling.buffer_filter_path", rule=rule, value=path, fix=fix)]
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("rollout.num_slots", "rollout.deterministic"),
+        when=lambda config: config.rollout.engine != EngineKind.embedded,
+        why="only the embedded engine supports it",
+    ),
+    IgnoredKey(
+        names=("rollout.max_staleness",),
+        when=is_sft,
+        why="supervised training does not generate ahead",
+    ),
+    IgnoredKey(
+        names=("rollout.update_mode", "rollout.pause_mode"),
+        when=lambda config: config.rollout.max_staleness == 0 or is_sft(config),
+        why="no request is running during a weight update",
+    ),
+    IgnoredKey(
+        names=("rollout.pause_mode",),
+        when=lambda config: config.rollout.update_mode == UpdateMode.boundary,
+        why="with rollout.update_mode=boundary no request is running during a weight update",
+    ),
+    IgnoredKey(
+        names=(
+            "rollout.deterministic",
+            "rollout.external",
+            "rollout.external_engine_addrs",
+            "rollout.min_p",
+            "rollout.num_slots",
+            "rollout.skip_special_tokens",
+            "rollout.stop",
+            "rollout.stop_token_ids",
+            "rollout.timeout_s",
+            "rollout.top_k",
+            "rollout.top_p",
+        ),
+        when=lambda config: not uses_engines(config),
+        why="the run does not generate, so there are no engines",
+    ),
+)

@@ -1,4 +1,4 @@
-"""Rules about what is trained, against what, and by which kernels."""
+"""Rules about trained parameters, reference and teacher models, and training kernels."""
 
 from __future__ import annotations
 
@@ -6,139 +6,127 @@ import re
 
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
+from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
-from rlscale.config.rules.rule import are_external, rule
+from rlscale.config.rules.conditions import is_sft, uses_external_engines
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
-REFERENCE = (
-    "algo.use_kl_loss",
-    "algo.kl_coef",
-    "algo.loss_type",
-    "algo.compute_advantages_and_returns",
-    "model.ref_load",
-)
-"""Keys that say whether there is a reference model, and where it is given."""
 
-
-@rule(*REFERENCE, "checkpoint.load", "model.hf_checkpoint", "model.build")
-def reference_can_be_found(config: RunConfig) -> list[Problem]:
-    """`model.ref_load`, else `checkpoint.load`, else `model.hf_checkpoint`, else the model that is built."""
+@rule
+def reference_has_a_source(config: RunConfig) -> list[Problem]:
+    """The source is `model.ref_load`, else `checkpoint.load`, `model.hf_checkpoint` or `model.build`."""
     model = config.model
     sources = (model.ref_load, config.checkpoint.load, model.hf_checkpoint, model.build)
     if not uses_reference(config.algo) or any(source is not None for source in sources):
         return []
-    name = "algo.use_kl_loss" if config.algo.use_kl_loss else f"algo.kl_coef={config.algo.kl_coef:g}"
+    cause = "algo.use_kl_loss" if config.algo.use_kl_loss else f"algo.kl_coef={config.algo.kl_coef:g}"
     fix = "set it, or model.hf_checkpoint, to a Hugging Face folder"
-    return [Problem(path="model.ref_load", rule=f"be set with {name}", value="null", fix=fix)]
+    return [Problem(path="model.ref_load", rule=f"be set with {cause}", value="null", fix=fix)]
 
 
-@rule(*REFERENCE, "model.ref_ckpt_step")
+@rule
 def reference_step_has_a_folder(config: RunConfig) -> list[Problem]:
     step = config.model.ref_ckpt_step
     if step is None or not uses_reference(config.algo) or config.model.ref_load is not None:
         return []
-    rule, fix = "be null without model.ref_load", "set model.ref_load to the folder of the checkpoints it counts in"
+    rule, fix = "be null without model.ref_load", "set model.ref_load to the folder with these checkpoints"
     return [Problem(path="model.ref_ckpt_step", rule=rule, value=show(step), fix=fix)]
 
 
-@rule("train.only_train_params", "train.freeze_params")
-def parameters_are_chosen_one_way(config: RunConfig) -> list[Problem]:
+@rule
+def one_parameter_filter(config: RunConfig) -> list[Problem]:
     only, frozen = config.train.only_train_params, config.train.freeze_params
     if only is None or frozen is None:
         return []
-    rule, fix = "be null with train.only_train_params", "leave one of them out"
+    rule, fix = "be null with train.only_train_params", "keep one of them"
     return [Problem(path="train.freeze_params", rule=rule, value=show(frozen), fix=fix)]
 
 
-@rule("train.only_train_params", "train.freeze_params")
-def parameter_patterns_can_be_read(config: RunConfig) -> list[Problem]:
+@rule
+def parameter_patterns_are_valid(config: RunConfig) -> list[Problem]:
     problems = []
     for name in ("only_train_params", "freeze_params"):
         for pattern in getattr(config.train, name) or ():
             try:
                 re.compile(pattern)
             except re.error as error:
-                path, rule = f"train.{name}", "hold regular expressions"
-                problems.append(Problem(path=path, rule=rule, value=pattern, fix=str(error)))
+                fix = f"correct the expression: {error}"
+                problem = Problem(path=f"train.{name}", rule="contain regular expressions", value=pattern, fix=fix)
+                problems.append(problem)
     return problems
 
 
-@rule("train.keep_old_actor", "train.weights_backuper")
-def old_policy_is_kept_in_memory(config: RunConfig) -> list[Problem]:
+@rule
+def old_policy_is_kept_in_host_memory(config: RunConfig) -> list[Problem]:
     if not config.train.keep_old_actor or config.train.weights_backuper:
         return []
-    rule, fix = "be true with train.keep_old_actor", "the old policy waits in host memory for its turn; leave it out"
+    rule, fix = "be true with train.keep_old_actor", "leave it out; the old weights are kept in host memory"
     return [Problem(path="train.weights_backuper", rule=rule, value="false", fix=fix)]
 
 
-@rule("train.keep_old_actor", "algo.use_rollout_logprobs", "algo.decoupled_loss", "algo.loss_type")
-def old_logprobs_come_from_one_place(config: RunConfig) -> list[Problem]:
-    """The kept weights give the logprobs of the policy that generated; others want those of the engine, or of now."""
+@rule
+def old_logprobs_have_one_source(config: RunConfig) -> list[Problem]:
+    """`train.keep_old_actor` computes old logprobs with the weights that generated, other options with others."""
     algo = config.algo
     if not config.train.keep_old_actor or not compares_policies(algo):
         return []
     fixes = {
-        "use_rollout_logprobs": "the engine's logprobs need no weights; keep one of them",
-        "decoupled_loss": "it clips around the policy as the rollout's training begins; keep one of them",
+        "use_rollout_logprobs": "keep one of them; logprobs of the engine do not need old weights",
+        "decoupled_loss": "keep one of them; algo.decoupled_loss uses the weights at the start of training instead",
     }
-    rule = "be false with train.keep_old_actor"
     return [
-        Problem(path=f"algo.{name}", rule=rule, value="true", fix=fix)
+        Problem(path=f"algo.{name}", rule="be false with train.keep_old_actor", value="true", fix=fix)
         for name, fix in fixes.items()
         if getattr(algo, name)
     ]
 
 
-@rule("algo.opd_kl_coef", "algo.loss_type", "algo.compute_advantages_and_returns", "model.teacher_load")
+@rule
 def distillation_has_a_teacher(config: RunConfig) -> list[Problem]:
     if not uses_teacher(config.algo) or config.model.teacher_load is not None:
         return []
-    rule, fix = f"be set with algo.opd_kl_coef={config.algo.opd_kl_coef:g}", "name the teacher's Hugging Face folder"
+    rule = f"be set with algo.opd_kl_coef={config.algo.opd_kl_coef:g}"
+    fix = "set it to the Hugging Face folder of the teacher"
     return [Problem(path="model.teacher_load", rule=rule, value="null", fix=fix)]
 
 
-ROUTES = ("algo.use_rollout_routing_replay", "algo.use_routing_replay")
-"""Keys with which tokens go to experts that were chosen before."""
+ROUTING_REPLAY = ("algo.use_rollout_routing_replay", "algo.use_routing_replay")
+"""Keys that replay expert routes of an earlier pass in training."""
 
 
-def _replays(config: RunConfig) -> list[str]:
-    """Those of `ROUTES` that are on."""
-    return [path for path in ROUTES if getattr(config.algo, path.removeprefix("algo."))]
+def _active_replays(config: RunConfig) -> list[str]:
+    """Keys of `ROUTING_REPLAY` that are true."""
+    return [path for path in ROUTING_REPLAY if getattr(config.algo, path.removeprefix("algo."))]
 
 
-@rule(*ROUTES, "model.num_experts", "model.num_layers")
-def routes_lead_to_experts(config: RunConfig) -> list[Problem]:
-    """A model whose figures are given and name no experts has none."""
+@rule
+def routing_replay_needs_experts(config: RunConfig) -> list[Problem]:
+    """A model with known layers and without a number of experts is dense."""
     if config.model.num_experts is not None or config.model.num_layers is None:
         return []
-    rule, fix = "be false with a model that has no experts", "leave it out"
-    return [Problem(path=path, rule=rule, value="true", fix=fix) for path in _replays(config)]
+    rule, fix = "be false for a model without experts", "leave it out"
+    return [Problem(path=path, rule=rule, value="true", fix=fix) for path in _active_replays(config)]
 
 
-@rule(*ROUTES)
-def routes_come_from_one_place(config: RunConfig) -> list[Problem]:
-    """The engine's routes are taken for the old logprobs, too: there are no others to be kept from them."""
-    if len(_replays(config)) < 2:
+@rule
+def one_routing_replay(config: RunConfig) -> list[Problem]:
+    """The routes of the engine are also used for the old logprobs, which then have no routes to replay."""
+    if len(_active_replays(config)) < 2:
         return []
-    rule, fix = f"be false with {ROUTES[0]}", "keep one of them"
-    return [Problem(path=ROUTES[1], rule=rule, value="true", fix=fix)]
+    rule, fix = f"be false with {ROUTING_REPLAY[0]}", "keep one of them"
+    return [Problem(path=ROUTING_REPLAY[1], rule=rule, value="true", fix=fix)]
 
 
-@rule(
-    *ROUTES,
-    "train.backend",
-    "train.qkv_format",
-    "train.keep_old_actor",
-    "megatron.core_args",
-)
-def routes_are_taken_again(config: RunConfig) -> list[Problem]:
-    """Megatron-core's routers are asked, token by token of packed samples, for those of the policy before its steps.
+@rule
+def routing_replay_is_supported(config: RunConfig) -> list[Problem]:
+    """Only the Megatron-core backend records routes, for packed samples and without a fused router.
 
-    Those of earlier versions come from the engine only.
+    Routes of earlier weight versions come from the engine only.
     """
-    keys = _replays(config)
+    keys = _active_replays(config)
     if not keys:
         return []
     rule = f"be {{}} with {keys[0]}"
@@ -147,8 +135,8 @@ def routes_are_taken_again(config: RunConfig) -> list[Problem]:
     wrong = {
         "train.backend": ("megatron", config.train.backend != TrainBackendName.megatron, "choose train=megatron"),
         "train.qkv_format": ("thd", config.train.qkv_format != QkvFormat.thd, "leave it out"),
-        "train.keep_old_actor": ("false", kept, "earlier versions routed their tokens otherwise; keep one of them"),
-        "megatron.moe_router_fusion": ("false", fused, "the fused router chooses by itself; leave it out"),
+        "train.keep_old_actor": ("false", kept, "keep one of them; older weight versions selected other routes"),
+        "megatron.moe_router_fusion": ("false", fused, "leave it out; routes of the fused router cannot be replaced"),
     }
     values = {"train.backend": config.train.backend, "train.qkv_format": config.train.qkv_format}
     return [
@@ -158,53 +146,36 @@ def routes_are_taken_again(config: RunConfig) -> list[Problem]:
     ]
 
 
-@rule(
-    "train.true_on_policy_mode",
-    "train.backend",
-    "rollout.engine",
-    "rollout.deterministic",
-    "rollout.max_staleness",
-    "rollout.external",
-    "fsdp.context_parallel_size",
-)
-def equal_kernels_need_equal_weights(config: RunConfig) -> list[Problem]:
-    """Trainer and engine give equal bits only with the same weights, and when neither depends on its batch."""
+@rule
+def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
+    """Trainer and engine compute equal bits only with equal weights and batch-invariant kernels."""
     if not config.train.true_on_policy_mode:
         return []
     problems = []
 
-    def problem(path: str, rule: str, value: str, fix: str) -> None:
-        rule = f"{rule} with train.true_on_policy_mode"
-        problems.append(Problem(path=path, rule=rule, value=value, fix=fix))
+    def add(path: str, rule: str, value: str, fix: str) -> None:
+        problems.append(Problem(path=path, rule=f"{rule} with train.true_on_policy_mode", value=value, fix=fix))
 
     rollout = config.rollout
     if config.train.backend != TrainBackendName.fsdp:
-        problem("train.backend", "be fsdp", str(config.train.backend), "choose train=fsdp")
+        add("train.backend", "be fsdp", str(config.train.backend), "choose train=fsdp")
     if rollout.max_staleness:
-        problem("rollout.max_staleness", "be 0", show(rollout.max_staleness), "older weights give other logprobs")
+        add("rollout.max_staleness", "be 0", show(rollout.max_staleness), "set it to 0; older weights change logprobs")
     if rollout.engine == EngineKind.embedded and not rollout.deterministic:
-        problem("rollout.deterministic", "be true", "false", "leave it out")
-    if rollout.engine == EngineKind.sglang or are_external(config):
-        engine = EngineKind.external if are_external(config) else rollout.engine
-        fix = "only the embedded engine computes as the trainer can"
-        problem("rollout.engine", "be embedded", str(engine), fix)
+        add("rollout.deterministic", "be true", "false", "leave it out")
+    if rollout.engine == EngineKind.sglang or uses_external_engines(config):
+        engine = EngineKind.external if uses_external_engines(config) else rollout.engine
+        fix = "choose rollout=embedded; only its kernels can run in the trainer"
+        add("rollout.engine", "be embedded", str(engine), fix)
     if config.train.backend == TrainBackendName.fsdp and config.fsdp.context_parallel_size > 1:
         size = show(config.fsdp.context_parallel_size)
-        problem("fsdp.context_parallel_size", "be 1", size, "no engine cuts a sequence over ranks")
+        add("fsdp.context_parallel_size", "be 1", size, "leave it out; engines do not split sequences over ranks")
     return problems
 
 
-@rule(
-    "train.lora.rank",
-    "train.backend",
-    "train.only_train_params",
-    "train.freeze_params",
-    "train.true_on_policy_mode",
-    "train.keep_old_actor",
-    "algo.ref_update_interval",
-)
-def adapters_are_all_that_is_trained(config: RunConfig) -> list[Problem]:
-    """What chooses, copies or imitates the weights themselves does not go with adapters."""
+@rule
+def lora_is_supported(config: RunConfig) -> list[Problem]:
+    """LoRA trains only adapters, so options that select, copy or reproduce whole weights are excluded."""
     train = config.train
     if not train.lora.rank:
         return []
@@ -213,22 +184,78 @@ def adapters_are_all_that_is_trained(config: RunConfig) -> list[Problem]:
         problems.append(("train.backend", "be fsdp", str(train.backend), "choose train=fsdp"))
     for name in ("only_train_params", "freeze_params"):
         if getattr(train, name) is not None:
-            fix = "train.lora.target_modules chooses the layers"
+            fix = "use train.lora.target_modules to select the layers"
             problems.append((f"train.{name}", "be null", show(getattr(train, name)), fix))
     for name in ("true_on_policy_mode", "keep_old_actor"):
         if getattr(train, name):
-            problems.append((f"train.{name}", "be false", "true", "leave one of them out"))
+            problems.append((f"train.{name}", "be false", "true", "keep one of them"))
     interval = config.algo.ref_update_interval
     if interval is not None:
-        problems.append(("algo.ref_update_interval", "be null", show(interval), "the reference has no adapters"))
+        problems.append(
+            ("algo.ref_update_interval", "be null", show(interval), "leave it out; the reference has no adapters")
+        )
     return [
         Problem(path=path, rule=f"{rule} with train.lora.rank={train.lora.rank}", value=value, fix=fix)
         for path, rule, value, fix in problems
     ]
 
 
-@rule("train.env_vars")
-def variables_have_names(config: RunConfig) -> list[Problem]:
+@rule
+def environment_variable_names_are_valid(config: RunConfig) -> list[Problem]:
     wrong = [name for name in config.train.env_vars if not re.fullmatch(r"[A-Za-z_]\w*", name)]
-    fix = "use letters, digits and _"
-    return [Problem(path="train.env_vars", rule="hold names of variables", value=show(name), fix=fix) for name in wrong]
+    rule, fix = "contain names of environment variables", "use letters, digits and _"
+    return [Problem(path="train.env_vars", rule=rule, value=show(name), fix=fix) for name in wrong]
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("train.share_prompts",),
+        when=lambda config: config.fsdp.attn_implementation == AttnImplementation.eager,
+        why="fsdp.attn_implementation=eager computes every sample separately",
+    ),
+    IgnoredKey(
+        names=("train.share_prompts",),
+        when=lambda config: config.train.qkv_format == QkvFormat.bshd,
+        why="train.qkv_format=bshd puts every sample into a separate row",
+    ),
+    IgnoredKey(
+        names=("fsdp",),
+        when=lambda config: config.train.backend != TrainBackendName.fsdp,
+        why="train.backend is not fsdp",
+    ),
+    IgnoredKey(
+        names=("train.reuse_logprobs",),
+        when=lambda config: not compares_policies(config.algo),
+        why="no advantages are computed, so no policies are compared",
+    ),
+    IgnoredKey(
+        names=("fsdp.attn_implementation",),
+        when=lambda config: config.fsdp.context_parallel_size > 1,
+        why="fsdp.context_parallel_size has its own attention",
+    ),
+    IgnoredKey(
+        names=("train.keep_old_actor",),
+        when=lambda config: not compares_policies(config.algo),
+        why="algo.loss_type does not use old logprobs",
+    ),
+    IgnoredKey(
+        names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules"),
+        when=lambda config: config.train.lora.rank == 0,
+        why="train.lora.rank is 0, so there are no adapters",
+    ),
+    IgnoredKey(
+        names=("train.log_probs_chunk_size", "train.share_prompts", "fsdp.attn_implementation"),
+        when=lambda config: config.train.true_on_policy_mode,
+        why="train.true_on_policy_mode uses the kernels of the engine",
+    ),
+    IgnoredKey(
+        names=("train.true_on_policy_mode",),
+        when=is_sft,
+        why="algo.loss_type is sft_loss, so no engine generates the samples",
+    ),
+    IgnoredKey(
+        names=("train.reuse_logprobs",),
+        when=lambda config: config.train.keep_old_actor,
+        why="train.keep_old_actor provides the old logprobs",
+    ),
+)

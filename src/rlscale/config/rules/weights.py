@@ -1,36 +1,57 @@
-"""Rules about the way of the weights to the engines."""
+"""Rules about the weight sync between trainer and engines."""
 
 from __future__ import annotations
 
 from rlscale.config.errors import show
-from rlscale.config.groups.algo import LossType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
-from rlscale.config.rules.rule import rule
+from rlscale.config.rules.conditions import is_sft, uses_engines
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 
-@rule("train.update_weights_interval", "rollout.max_staleness", "algo.loss_type")
-def interval_keeps_the_bound(config: RunConfig) -> list[Problem]:
-    """Between two syncs the trainer moves away from the engines, update by update."""
+@rule
+def sync_interval_keeps_the_staleness_bound(config: RunConfig) -> list[Problem]:
+    """Between two weight syncs samples get older by one update per rollout."""
     interval, staleness = config.train.update_weights_interval, config.rollout.max_staleness
-    if config.algo.loss_type == LossType.sft_loss or interval <= staleness + 1:
+    if is_sft(config) or interval <= staleness + 1:
         return []
     rule = f"be at most rollout.max_staleness + 1 = {staleness + 1}"
-    fix = f"set rollout.max_staleness={interval - 1}, as samples between two syncs get that old"
+    fix = f"set rollout.max_staleness={interval - 1}, the age that samples reach between two weight syncs"
     return [Problem(path="train.update_weights_interval", rule=rule, value=show(interval), fix=fix)]
 
 
-@rule("train.weight_channel", "cluster.actor_num_nodes", "rollout.engine")
-def shared_memory_is_on_one_machine(config: RunConfig) -> list[Problem]:
+@rule
+def shared_memory_needs_one_machine(config: RunConfig) -> list[Problem]:
     if config.train.weight_channel != WeightChannelName.shared_memory:
         return []
-    fix = "use train.weight_channel=process_group"
+    path, others = "train.weight_channel", "process_group, disk or delta"
     if config.rollout.engine == EngineKind.external:
-        rule = "be another one with rollout.engine=external, whose machine is not known"
-        return [Problem(path="train.weight_channel", rule=rule, value="shared_memory", fix=fix)]
+        rule = f"be {others} with rollout.engine=external"
+        fix = "use train.weight_channel=process_group; the servers may be on other machines"
+        return [Problem(path=path, rule=rule, value="shared_memory", fix=fix)]
     if config.cluster.actor_num_nodes > 1:
-        rule = f"be another one with cluster.actor_num_nodes={config.cluster.actor_num_nodes}"
-        return [Problem(path="train.weight_channel", rule=rule, value="shared_memory", fix=fix)]
+        rule = f"be {others} with cluster.actor_num_nodes={config.cluster.actor_num_nodes}"
+        fix = "use train.weight_channel=process_group"
+        return [Problem(path=path, rule=rule, value="shared_memory", fix=fix)]
     return []
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("train.weight_folder",),
+        when=lambda config: config.train.weight_channel not in (WeightChannelName.disk, WeightChannelName.delta),
+        why="train.weight_channel is neither disk nor delta",
+    ),
+    IgnoredKey(
+        names=(
+            "train.weight_channel",
+            "train.weight_folder",
+            "train.update_weights_interval",
+            "train.update_weight_buffer_size",
+        ),
+        when=lambda config: not uses_engines(config),
+        why="the run does not generate, so no engine needs weights",
+    ),
+)

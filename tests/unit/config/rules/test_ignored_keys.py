@@ -1,23 +1,26 @@
-"""Doubtful settings and ignored keys are told; the others are not."""
-
-from typing import Any
+"""Warnings about doubtful settings and ignored keys, and none about others."""
 
 import pytest
 
 from rlscale.config.keys import keys, nodes
-from rlscale.config.notes import IGNORED, doubtful, ignored
-from rlscale.config.notes.parts import OF_GENERATION
-from rlscale.config.notes.table import EVAL_DATA
-from tests.unit.config.test_rules import change
+from rlscale.config.rules import IGNORED, warn_algo, warn_ignored
+from rlscale.config.rules.rewards import EVAL_DATA
+from tests.unit.config.rules.valid_config import Values, config_with
 
+GENERATION_KEYS = [
+    name
+    for entry in IGNORED
+    if entry.why == "the run does not generate, so there are no engines"
+    for name in entry.names
+]
 EVALUATED = {"eval.prompt_data": ["a", "b"], "eval.interval": 1}
 KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("values", "told", "kept"),
+    ("values", "message", "other"),
     [
-        (KL, "algo.kl_loss_type=k1 has no gradient", {**KL, "algo.kl_loss_type": "low_var_kl"}),
+        (KL, "algo.kl_loss_type=k1 has an expected gradient of 0", {**KL, "algo.kl_loss_type": "low_var_kl"}),
         (KL, "use k2 or low_var_kl", {**KL, "algo.kl_loss_coef": 0.0}),
         ({"algo.eps_clip_high": 0.1}, "algo.eps_clip_high=0.1 is below algo.eps_clip=0.2", {"algo.eps_clip_high": 0.2}),
         (
@@ -27,12 +30,12 @@ KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
         ),
         (
             {"algo.advantage_estimator": "gspo", "algo.divide_by_max_response_len": True},
-            "algo.divide_by_max_response_len makes gspo differ",
+            "algo.divide_by_max_response_len changes gspo from its paper",
             {"algo.divide_by_max_response_len": True},
         ),
         (
             {"algo.opsm_delta": 0.1},
-            "algo.opsm_delta can hardly drop a sample",
+            "algo.opsm_delta can hardly mask a sample",
             {"algo.opsm_delta": 0.1, "rollout.max_staleness": 1},
         ),
         (
@@ -42,15 +45,15 @@ KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
         ),
         (
             {"algo.advantage_estimator": "cispo"},
-            "algo.eps_clip=0.2 bounds the weight of cispo",
+            "algo.eps_clip=0.2 is a lower bound of the cispo weight",
             {"algo.advantage_estimator": "cispo", "algo.eps_clip": 1.0, "algo.eps_clip_high": 0.3},
         ),
     ],
 )
-def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> None:
-    (line,) = doubtful(change(values))
-    assert told in line
-    assert doubtful(change(kept)) == []
+def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: Values) -> None:
+    (line,) = warn_algo(config_with(values))
+    assert message in line
+    assert warn_algo(config_with(other)) == []
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("algo.opd_kl_coef", {"algo.loss_type": "sft_loss"}, {}),
         *(
             (key, without, {"algo.loss_type": "sft_loss", **EVALUATED})
-            for key in OF_GENERATION
+            for key in GENERATION_KEYS
             if key not in ("rollout.external_engine_addrs", "rollout.stop")
             for without in ({"algo.loss_type": "sft_loss"}, {"debug.train_only": True})
         ),
@@ -222,26 +225,30 @@ def test_doubtful(values: dict[str, Any], told: str, kept: dict[str, Any]) -> No
         ("model.kv_lora_rank", {"model.build": "tiny_qwen3"}, {"model.build": None}),
     ],
 )
-def test_ignored(key: str, without: dict[str, Any], with_effect: dict[str, Any]) -> None:
-    (line,) = ignored(change(without), [key])
+def test_a_key_without_effect_gets_a_warning(key: str, without: Values, with_effect: Values) -> None:
+    (line,) = warn_ignored(config_with(without), [key])
     assert line.startswith(f"{key} is ignored: ")
-    assert ignored(change(with_effect), [key]) == []
-    assert ignored(change(without), []) == []
+    assert warn_ignored(config_with(with_effect), [key]) == []
+    assert warn_ignored(config_with(without), []) == []
 
 
-def test_what_the_command_sets_is_its_own() -> None:
+def test_keys_that_the_command_sets_are_ignored() -> None:
     for key in ("run.config_dir", "run.experiment", "run.overrides"):
-        assert ignored(change({}), [key]) == [f"{key} is ignored: the command sets it"]
+        assert warn_ignored(config_with({}), [key]) == [f"{key} is ignored: the command sets it"]
 
 
-def test_generating_alone_uses_nothing_of_the_trainer() -> None:
-    config = change({"debug.rollout_only": True, "debug.save_rollout_data": "{rollout_id}.jsonl"})
+def test_rollout_only_ignores_the_trainer() -> None:
+    config = config_with({"debug.rollout_only": True, "debug.save_rollout_data": "{rollout_id}.jsonl"})
     paths = [path for path in keys() if path.startswith(("train.", "batch.", "optim.", "algo.", "fsdp.", "megatron."))]
-    lines = " ".join(ignored(config, paths))
-    told = {path for path in paths if ignored(config, [path])}
-    kept = {"train.backend", "train.dtype", "batch.rollout_batch_size", "batch.n_samples_per_prompt"}
-    assert set(paths) - told == kept
-    assert "by debug.rollout_only" in lines
+    lines = " ".join(warn_ignored(config, paths))
+    reported = {path for path in paths if warn_ignored(config, [path])}
+    used = {"train.backend", "train.dtype", "batch.rollout_batch_size", "batch.n_samples_per_prompt"}
+    assert set(paths) - reported == used
+    assert "debug.rollout_only does not train" in lines
+
+
+def test_generation_keys_stand_in_three_modules_with_one_reason() -> None:
+    assert len(GENERATION_KEYS) == 18
 
 
 def test_entries_name_keys_or_groups() -> None:
@@ -251,7 +258,9 @@ def test_entries_name_keys_or_groups() -> None:
 
 def test_many_keys_of_a_group_with_one_reason_share_a_line() -> None:
     names = sorted(path for path in keys() if path.startswith("eval.") and path not in EVAL_DATA)[:5]
-    few, many = (ignored(change({"eval.prompt_data": None, "eval.config": None}), names[:count]) for count in (3, 5))
+    few, many = (
+        warn_ignored(config_with({"eval.prompt_data": None, "eval.config": None}), names[:count]) for count in (3, 5)
+    )
     assert [line.partition(" is ignored: ")[0] for line in few] == names[:3]
     (line,) = many
     assert line.startswith("5 keys of eval are ignored: neither eval.prompt_data")

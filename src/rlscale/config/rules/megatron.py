@@ -1,0 +1,134 @@
+"""Rules about options of Megatron-core."""
+
+from __future__ import annotations
+
+from rlscale.config.errors import show
+from rlscale.config.groups.train import QkvFormat
+from rlscale.config.rules.conditions import uses_megatron
+from rlscale.config.rules.rule import IgnoredKey, rule
+from rlscale.config.run_config import RunConfig
+from rlscale.errors import Problem
+
+
+@rule
+def experts_are_sharded_with_tensor_parallel(config: RunConfig) -> list[Problem]:
+    """Megatron-core 0.16 sums wrong gradients for experts that are replicated on tensor-parallel ranks."""
+    megatron = config.megatron
+    tensor, path = megatron.tensor_model_parallel_size, "megatron.expert_tensor_parallel_size"
+    within = megatron.core_args.get("expert_tensor_parallel_size") or tensor
+    is_sharded = megatron.expert_model_parallel_size > 1 or within > 1
+    is_dense = config.model.num_experts is None
+    if not uses_megatron(config) or is_dense or tensor == 1 or is_sharded:
+        return []
+    rule = f"be {tensor} with megatron.tensor_model_parallel_size={tensor} and megatron.expert_model_parallel_size=1"
+    fix = "leave it out, or raise megatron.expert_model_parallel_size"
+    return [Problem(path=path, rule=rule, value=show(within), fix=fix)]
+
+
+@rule
+def experts_need_sequence_parallel(config: RunConfig) -> list[Problem]:
+    """With tensor parallelism, Megatron-core trains experts only with sequence parallelism."""
+    megatron = config.megatron
+    tensor, is_on = megatron.tensor_model_parallel_size, bool(megatron.core_args.get("sequence_parallel"))
+    if not uses_megatron(config) or config.model.num_experts is None or tensor == 1 or is_on:
+        return []
+    rule = f"be true for a model with experts and megatron.tensor_model_parallel_size={tensor}"
+    return [Problem(path="megatron.sequence_parallel", rule=rule, value="false", fix="set it to true")]
+
+
+@rule
+def token_dispatcher_supports_variable_lengths(config: RunConfig) -> list[Problem]:
+    """Micro-batches differ in length, which the allgather dispatcher of Megatron-core does not support."""
+    kind = config.megatron.core_args.get("moe_token_dispatcher_type")
+    if not uses_megatron(config) or kind != "allgather":
+        return []
+    path, rule, fix = (
+        "megatron.moe_token_dispatcher_type",
+        "be alltoall or flex",
+        "leave it out; micro-batches differ in length",
+    )
+    return [Problem(path=path, rule=rule, value=show(kind), fix=fix)]
+
+
+DELAYED_GATHER = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+"""Fields of Megatron-core that gather the updated weights only in the next forward pass."""
+
+
+@rule
+def weights_are_complete_between_steps(config: RunConfig) -> list[Problem]:
+    if not uses_megatron(config):
+        return []
+    fix = "leave it out; the weight sync and passes without gradient read complete weights between steps"
+    return [
+        Problem(path=f"megatron.{name}", rule="be false", value="true", fix=fix)
+        for name in DELAYED_GATHER
+        if config.megatron.core_args.get(name)
+    ]
+
+
+@rule
+def offloaded_optimizer_has_a_fraction(config: RunConfig) -> list[Problem]:
+    """The default fraction of Megatron-core is 0."""
+    given, path = config.megatron.core_args, "megatron.optimizer_offload_fraction"
+    fraction = given.get("optimizer_offload_fraction", 0.0)
+    is_on = uses_megatron(config) and given.get("optimizer_cpu_offload", False)
+    if not is_on or 0 < fraction <= 1:
+        return []
+    rule = "be above 0 and at most 1 with megatron.optimizer_cpu_offload"
+    fix = "set it to the fraction of the optimiser state to keep in host memory, e.g. 1.0"
+    return [Problem(path=path, rule=rule, value=show(fraction), fix=fix)]
+
+
+@rule
+def fixed_seq_length_fits_a_micro_batch(config: RunConfig) -> list[Problem]:
+    """With `megatron.variable_seq_lengths=false` every packed micro-batch has `megatron.seq_length` tokens."""
+    megatron, limit = config.megatron, config.batch.max_tokens_per_gpu
+    packs = config.batch.use_dynamic_batch_size and config.train.qkv_format == QkvFormat.thd
+    if not uses_megatron(config) or megatron.variable_seq_lengths or not packs or limit is None:
+        return []
+    needed = limit * megatron.context_parallel_size
+    if megatron.seq_length >= needed:
+        return []
+    rule = f"be at least batch.max_tokens_per_gpu * megatron.context_parallel_size = {needed} with "
+    rule += "megatron.variable_seq_lengths=false"
+    return [Problem(path="megatron.seq_length", rule=rule, value=show(megatron.seq_length), fix=f"set it to {needed}")]
+
+
+@rule
+def megatron_dtype_matches(config: RunConfig) -> list[Problem]:
+    """The default, true, follows `train.dtype`; false contradicts bfloat16."""
+    if not uses_megatron(config) or config.megatron.bf16 or config.train.dtype != "bfloat16":
+        return []
+    rule, fix = "be true with train.dtype=bfloat16", "set train.dtype=float32 instead; megatron.bf16 follows it"
+    return [Problem(path="megatron.bf16", rule=rule, value="false", fix=fix)]
+
+
+@rule
+def padded_vocabulary_fits(config: RunConfig) -> list[Problem]:
+    padded, size = config.model.padded_vocab_size, config.model.vocab_size
+    if not uses_megatron(config) or padded is None:
+        return []
+    parts, path = config.megatron.tensor_model_parallel_size, "model.padded_vocab_size"
+    problems = []
+    if size is not None and padded < size:
+        rule, fix = f"be at least model.vocab_size={size}", "leave it out to derive it"
+        problems.append(Problem(path=path, rule=rule, value=show(padded), fix=fix))
+    if padded % parts:
+        rule = f"be a multiple of megatron.tensor_model_parallel_size={parts}"
+        fix = f"set it to {(padded // parts + 1) * parts}, or leave it out"
+        problems.append(Problem(path=path, rule=rule, value=show(padded), fix=fix))
+    return problems
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("megatron",),
+        when=lambda config: not uses_megatron(config),
+        why="train.backend is not megatron",
+    ),
+    IgnoredKey(
+        names=("megatron.seq_length",),
+        when=lambda config: config.megatron.variable_seq_lengths,
+        why="megatron.variable_seq_lengths allows micro-batches of different lengths",
+    ),
+)

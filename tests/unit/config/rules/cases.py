@@ -1,0 +1,21 @@
+"""All cases of the rules between keys."""
+
+from tests.unit.config.rules import (
+    cases_algo,
+    cases_cluster,
+    cases_model,
+    cases_parallel,
+    cases_rewards,
+    cases_training,
+)
+from tests.unit.config.rules.valid_config import Values
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    *cases_model.CASES,
+    *cases_parallel.CASES,
+    *cases_algo.CASES,
+    *cases_training.CASES,
+    *cases_cluster.CASES,
+    *cases_rewards.CASES,
+]
+"""Name of a rule, values that violate it, a part of the message, and similar values that satisfy it."""

@@ -1,0 +1,213 @@
+"""Cases of the rules about weight sync, placement and engines; see `cases.CASES` for the columns."""
+
+from rlscale.config import EngineKind
+from tests.unit.config.rules.valid_config import GPUS_PER_ENGINE, SFT, SGLANG, Values
+
+ADDRESSES = "rollout.external_engine_addrs"
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "sync_interval_keeps_the_staleness_bound",
+        {"train.update_weights_interval": 3, "rollout.max_staleness": 1},
+        "train.update_weights_interval must be at most rollout.max_staleness + 1 = 2, got 3; "
+        "set rollout.max_staleness=2",
+        {"train.update_weights_interval": 3, "rollout.max_staleness": 2},
+    ),
+    (
+        "sync_interval_keeps_the_staleness_bound",
+        {"train.update_weights_interval": 2},
+        "train.update_weights_interval must be at most rollout.max_staleness + 1 = 1, got 2",
+        {**SFT, "train.update_weights_interval": 2},
+    ),
+    (
+        "shared_memory_needs_one_machine",
+        {"train.weight_channel": "shared_memory", "cluster.actor_num_nodes": 2},
+        "train.weight_channel must be process_group, disk or delta with cluster.actor_num_nodes=2, got "
+        "shared_memory; use train.weight_channel=process_group",
+        {"train.weight_channel": "disk", "cluster.actor_num_nodes": 2},
+    ),
+    (
+        "shared_memory_needs_one_machine",
+        {"train.weight_channel": "shared_memory", "rollout.engine": "external"},
+        "train.weight_channel must be process_group, disk or delta with rollout.engine=external, got "
+        "shared_memory; use train.weight_channel=process_group; the servers may be on other machines",
+        {"train.weight_channel": "shared_memory"},
+    ),
+    (
+        "trainer_fits_a_node",
+        {"cluster.actor_num_gpus_per_node": 8, "cluster.num_gpus_per_node": 4},
+        "cluster.actor_num_gpus_per_node must be at most cluster.num_gpus_per_node=4, got 8",
+        {"cluster.actor_num_gpus_per_node": 4, "cluster.num_gpus_per_node": 4},
+    ),
+    (
+        "small_nodes_are_declared",
+        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4},
+        "cluster.num_gpus_per_node must be 4 with cluster.colocate and cluster.actor_num_gpus_per_node=4, got 8; "
+        "set cluster.num_gpus_per_node=4",
+        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4, "cluster.num_gpus_per_node": 4},
+    ),
+    (
+        "small_nodes_are_declared",
+        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 1},
+        "set cluster.num_gpus_per_node=1, or use all 8 GPUs of a node",
+        {"cluster.colocate": False, "cluster.actor_num_gpus_per_node": 1},
+    ),
+    (
+        "offload_covers_both",
+        {"cluster.offload": True, "cluster.offload_train": False},
+        "cluster.offload_train must not be false with cluster.offload, got false",
+        {"cluster.offload": True, "cluster.offload_train": True},
+    ),
+    (
+        "offload_covers_both",
+        {"cluster.offload": True, "cluster.offload_rollout": False},
+        "cluster.offload_rollout must not be false with cluster.offload",
+        {"cluster.offload_rollout": False},
+    ),
+    (
+        "engines_fit_nodes",
+        {**SGLANG, GPUS_PER_ENGINE: 3, "cluster.rollout_num_gpus": 24},
+        "cluster.rollout_num_gpus_per_engine must divide cluster.num_gpus_per_node=8, or be a multiple of it, got 3; "
+        "set it to 2 or 8",
+        {**SGLANG, GPUS_PER_ENGINE: 3, "cluster.rollout_num_gpus": 6},
+    ),
+    (
+        "engines_fit_nodes",
+        {**SGLANG, GPUS_PER_ENGINE: 12, "cluster.rollout_num_gpus": 24},
+        "got 12; set it to 8 or 16",
+        {**SGLANG, GPUS_PER_ENGINE: 16, "cluster.rollout_num_gpus": 32},
+    ),
+    (
+        "engines_have_gpus",
+        {"cluster.rollout_num_gpus": None},
+        "cluster.rollout_num_gpus must be at least 1, got null",
+        {"cluster.rollout_num_gpus": None, "cluster.colocate": True},
+    ),
+    ("engines_have_gpus", {"cluster.rollout_num_gpus": 0}, "got 0", {**SFT, "cluster.rollout_num_gpus": 0}),
+    (
+        "offloaded_engines_are_synchronous",
+        {"cluster.offload_rollout": True, "rollout.max_staleness": 1},
+        "rollout.max_staleness must be 0 with cluster.offload_rollout, got 1; set it to 0, or "
+        "cluster.offload_rollout=false; offloaded engines cannot generate ahead",
+        {"cluster.offload_train": True, "rollout.max_staleness": 1},
+    ),
+    (
+        "offloaded_engines_get_full_weights",
+        {"cluster.offload": True, "train.weight_channel": "delta"},
+        "train.weight_channel must be process_group, shared_memory or disk with cluster.offload_rollout, got "
+        "delta; set cluster.offload_rollout=false; an offloaded engine has no weights to apply changes to",
+        {"cluster.offload_train": True, "train.weight_channel": "delta"},
+    ),
+    (
+        "colocated_engines_are_synchronous",
+        {"rollout.max_staleness": 1, "cluster.colocate": True},
+        "rollout.max_staleness must be 0 with cluster.colocate, got 1; set rollout.max_staleness=0, or "
+        "cluster.colocate=false with separate GPUs (cluster.rollout_num_gpus); engines that share GPUs with "
+        "the trainer cannot generate ahead",
+        {"rollout.max_staleness": 1},
+    ),
+    (
+        "colocated_engines_are_synchronous",
+        {"rollout.max_staleness": 4, "cluster.colocate": True},
+        "got 4",
+        {"cluster.colocate": True},
+    ),
+    (
+        "engine_size_divides_gpus",
+        {"rollout.engine": "sglang", "cluster.rollout_num_gpus": 6, "cluster.rollout_num_gpus_per_engine": 4},
+        "cluster.rollout_num_gpus_per_engine must divide the 6 GPUs of all engines, got 4; set it to 1, or "
+        "cluster.rollout_num_gpus=8",
+        {"rollout.engine": "sglang", "cluster.rollout_num_gpus": 8, "cluster.rollout_num_gpus_per_engine": 4},
+    ),
+    (
+        "engine_size_divides_gpus",
+        {"cluster.rollout_num_gpus": 2, "cluster.rollout_num_gpus_per_engine": 2},
+        "cluster.rollout_num_gpus_per_engine must be 1 with rollout.engine=embedded, got 2",
+        {"cluster.rollout_num_gpus": 2},
+    ),
+    (
+        "engine_size_divides_gpus",
+        {
+            "rollout.engine": "sglang",
+            "cluster.rollout_num_gpus": 8,
+            "cluster.rollout_num_gpus_per_engine": 4,
+            "sglang.server_args": {"pp_size": 3},
+        },
+        "sglang.pp_size must be a positive divisor of cluster.rollout_num_gpus_per_engine=4, got 3",
+        {
+            "rollout.engine": "sglang",
+            "cluster.rollout_num_gpus": 8,
+            "cluster.rollout_num_gpus_per_engine": 4,
+            "sglang.server_args": {"pp_size": 2},
+        },
+    ),
+    (
+        "interpreter_has_sglang",
+        {"rollout.engine": EngineKind.sglang, "sglang.python": "/no/such/python"},
+        "sglang.python must name a Python interpreter that runs, got /no/such/python",
+        {"rollout.engine": EngineKind.embedded, "sglang.python": "/no/such/python"},
+    ),
+    (
+        "engine_returns_routes",
+        {"algo.use_rollout_routing_replay": True, "router.enabled": True},
+        "router.enabled must be false with algo.use_rollout_routing_replay, got true; leave it out; "
+        "sglang-router does not pass on the request for routes",
+        {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "cluster.rollout_num_gpus": 4},
+    ),
+    (
+        "engine_returns_routes",
+        {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "sglang.server_args": {"pp_size": 2}},
+        "sglang.pp_size must be 1 with algo.use_rollout_routing_replay, got 2; use tensor parallelism; a "
+        "pipeline stage returns only the routes of its own layers",
+        {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "sglang.server_args": {"pp_size": 1}},
+    ),
+    (
+        "sglang_supports_tied_embeddings",
+        {**SGLANG, "model.model_type": "qwen3_moe", "model.tie_word_embeddings": True},
+        "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
+        {**SGLANG, "model.model_type": "qwen3_moe", "model.tie_word_embeddings": False},
+    ),
+    (
+        "sglang_supports_tied_embeddings",
+        {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3_moe"},
+        "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
+        {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3"},
+    ),
+    (
+        "external_engines_have_addresses",
+        {"rollout.engine": "external"},
+        "rollout.external_engine_addrs must be set with rollout.engine=external, got null; set it, e.g.",
+        {"rollout.engine": "external", ADDRESSES: ["10.0.0.1:30000", "http://host:80/", "[::1]:3"]},
+    ),
+    (
+        "external_engines_have_addresses",
+        {"rollout.external": True},
+        "rollout.external_engine_addrs must be set with rollout.external, got null",
+        {"rollout.external": True, ADDRESSES: ["host:1"]},
+    ),
+    (
+        "external_engines_have_addresses",
+        {"rollout.engine": "external", ADDRESSES: ["host"]},
+        "rollout.external_engine_addrs must contain addresses as host:port, got host; write e.g. 10.0.0.1:30000",
+        {ADDRESSES: ["host"]},
+    ),
+    (
+        "external_engines_are_not_colocated",
+        {"rollout.external": True, "cluster.colocate": True},
+        "cluster.colocate must be false with rollout.external, got true; set cluster.colocate=false; the run "
+        "cannot offload external engines",
+        {"rollout.external": True},
+    ),
+    (
+        "middlewares_need_the_middleware_router",
+        {"router.middleware_paths": ["a:b"], "router.enabled": True},
+        'router.middleware_paths must be empty without router.use_middleware_router, got ["a:b"]',
+        {"router.middleware_paths": ["a:b"], "router.use_middleware_router": True},
+    ),
+    (
+        "middleware_router_is_enabled",
+        {"router.use_middleware_router": True, "router.enabled": False},
+        "router.use_middleware_router must be false with router.enabled=false, got true",
+        {"router.use_middleware_router": True},
+    ),
+]

@@ -1,0 +1,232 @@
+"""Cases of the rules about model, data, sampling and batch sizes; see `cases.CASES` for the columns."""
+
+from tests.unit.config.rules.valid_config import MEGATRON, QWEN3_FOLDER, Values
+
+QWEN3: Values = {"model.build": None, "model.hf_checkpoint": QWEN3_FOLDER}
+FROM_HF: Values = {"model.use_hf_config_for_megatron": True}
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "model_has_one_source",
+        {"model.build": None},
+        "model.hf_checkpoint must be set with model.build=null, got null; set it, or choose model=tiny_qwen3 "
+        "for a small model with random weights",
+        {},
+    ),
+    (
+        "model_has_one_source",
+        {"model.hf_checkpoint": "/m"},
+        "model.hf_checkpoint must be null with model.build=tiny_qwen3, got /m; choose model=hf to use the "
+        "checkpoint, or leave it out",
+        {"model.hf_checkpoint": "/m", "model.build": None},
+    ),
+    (
+        "kv_heads_divide_query_heads",
+        {"model.num_attention_heads": 6, "model.num_key_value_heads": 4},
+        "model.num_key_value_heads must divide model.num_attention_heads=6, got 4",
+        {"model.num_attention_heads": 8, "model.num_key_value_heads": 4},
+    ),
+    (
+        "engine_supports_the_model",
+        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "glm4"},
+        "rollout.engine must be sglang or external with model.model_type=glm4, got embedded; choose rollout=sglang",
+        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "qwen3_moe"},
+    ),
+    (
+        "engine_supports_the_model",
+        {"model.build": "tiny_deepseek_v3"},
+        "rollout.engine must be sglang or external with model.model_type=deepseek_v3, got embedded; choose rollout=",
+        {"model.build": "tiny_deepseek_v3", "rollout.engine": "sglang"},
+    ),
+    (
+        "expert_counts_are_consistent",
+        {"model.num_experts": 8, "model.num_experts_per_tok": 9},
+        "model.num_experts_per_tok must be at most model.num_experts=8, got 9",
+        {"model.num_experts": 8, "model.num_experts_per_tok": 8},
+    ),
+    (
+        "expert_counts_are_consistent",
+        {"model.n_group": 8, "model.topk_group": 9},
+        "model.topk_group must be at most model.n_group=8, got 9",
+        {"model.n_group": 8, "model.topk_group": 8},
+    ),
+    (
+        "expert_counts_are_consistent",
+        {"model.num_experts": 10, "model.n_group": 4},
+        "model.n_group must divide model.num_experts=10, got 4",
+        {"model.num_experts": 12, "model.n_group": 4},
+    ),
+    (
+        "lengths_fit",
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 41},
+        "rollout.max_response_len must be at most rollout.max_context_len=100 minus a prompt of 60 tokens, "
+        "got 41; set rollout.max_response_len=40 or less",
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 40},
+    ),
+    (
+        "lengths_fit",
+        {"model.max_position_embeddings": 1024, "rollout.max_response_len": 1024},
+        "rollout.max_response_len must be at most model.max_position_embeddings=1024 minus a prompt of 1 "
+        "tokens, got 1024; set rollout.max_response_len=1023 or less",
+        {"model.max_position_embeddings": 1024, "rollout.max_response_len": 1023},
+    ),
+    (
+        "lengths_fit",
+        {"eval.max_response_len": 2000, "rollout.max_context_len": 2000},
+        "eval.max_response_len must be at most rollout.max_context_len=2000 minus a prompt of 1 tokens, got "
+        "2000; set eval.max_response_len=1999 or less",
+        {"eval.max_response_len": 1999, "rollout.max_context_len": 2000},
+    ),
+    (
+        "lengths_fit",
+        {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2049},
+        "rollout.max_context_len must be at most model.max_position_embeddings=2048, got 2049",
+        {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2048},
+    ),
+    (
+        "lengths_fit",  # a model made on the spot has its own limit
+        {"model.max_position_embeddings": None, "rollout.max_response_len": 512},
+        "rollout.max_response_len must be at most model.max_position_embeddings=512 minus a prompt of 1 "
+        "tokens, got 512; set rollout.max_response_len=511 or less",
+        {"model.max_position_embeddings": None, "rollout.max_response_len": 511},
+    ),
+    ("top_k_is_off_or_positive", {"eval.top_k": 0}, "eval.top_k must be -1 (off) or at least 1", {"eval.top_k": 1}),
+    (
+        "megatron_supports_the_architecture",
+        {**MEGATRON, **QWEN3},
+        "got false; set it to true, or add megatron.normalization=RMSNorm megatron.layernorm_epsilon=1e-06",
+        {**MEGATRON, **QWEN3, **FROM_HF},
+    ),
+    (
+        "megatron_supports_the_architecture",
+        {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 3},
+        "model.num_layers must be 2, as in config.json, got 3; leave it out",
+        {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 2},
+    ),
+    (
+        "prompts_have_a_source",
+        {"data.rollout_global_dataset": False},
+        "data.data_source_path must be set with data.rollout_global_dataset=false, got null; set data.data_source_path",
+        {"data.rollout_global_dataset": False, "data.data_source_path": "a:B"},
+    ),
+    (
+        "epochs_need_the_dataset",
+        {"data.rollout_global_dataset": False, "data.num_epoch": 2, "data.num_rollout": None},
+        "data.num_epoch must be null with data.rollout_global_dataset=false, got 2; set data.num_rollout",
+        {"data.rollout_global_dataset": True, "data.num_epoch": 2, "data.num_rollout": None},
+    ),
+    (
+        "first_rollout_is_in_the_run",
+        {"data.start_rollout_id": 3, "data.num_rollout": 3},
+        "data.start_rollout_id must be below data.num_rollout=3, got 3; the last rollout is 2; raise "
+        "data.num_rollout, which counts from rollout 0",
+        {"data.start_rollout_id": 2, "data.num_rollout": 3},
+    ),
+    (
+        "media_need_the_chat_template",
+        {"data.multimodal_keys": {"image": "images"}},
+        "data.apply_chat_template must be true with data.multimodal_keys, got false",
+        {"data.multimodal_keys": {"image": "images"}, "data.apply_chat_template": True},
+    ),
+    (
+        "media_need_the_chat_template",
+        {"data.multimodal_keys": {"images": "images"}, "data.apply_chat_template": True},
+        "data.multimodal_keys must have keys among image, video, audio, got images; did you mean image?",
+        {},
+    ),
+    (
+        "stop_strings_are_valid",
+        {"rollout.stop": ["</s>", ""]},
+        'rollout.stop must contain no empty string, got ["</s>", ""]; remove the empty string; every text contains it',
+        {"rollout.stop": ["</s>"]},
+    ),
+    (
+        "stop_strings_are_valid",
+        {"rollout.stop": ["a"] * 33},
+        "rollout.stop must have at most 32 entries, got 33",
+        {"rollout.stop": ["a"] * 32},
+    ),
+    (
+        "deterministic_sglang_excludes_min_p",
+        {
+            "rollout.engine": "sglang",
+            "rollout.min_p": 0.1,
+            "sglang.server_args": {"enable_deterministic_inference": True},
+        },
+        "rollout.min_p must be 0 with sglang.enable_deterministic_inference, got 0.1",
+        {"rollout.engine": "sglang", "rollout.min_p": 0.1},
+    ),
+    (
+        "eval_min_new_tokens_fits",
+        {"eval.min_new_tokens": 9, "eval.max_response_len": 8},
+        "eval.min_new_tokens must be at most the maximum response length of 8 tokens, got 9; set it to 8 or less",
+        {"eval.min_new_tokens": 8, "eval.max_response_len": 8},
+    ),
+    (
+        "eval_min_new_tokens_fits",
+        {"eval.min_new_tokens": 9, "rollout.max_response_len": 8},
+        "eval.min_new_tokens must be at most the maximum response length of 8 tokens, got 9; set it to 8 or less",
+        {"eval.min_new_tokens": 9, "rollout.max_response_len": 8, "eval.max_response_len": 9},
+    ),
+    (
+        "over_sampling_covers_a_rollout",
+        {"sampling.over_sampling_batch_size": 15},
+        "sampling.over_sampling_batch_size must be at least batch.rollout_batch_size=16, got 15; set it to 16 or more",
+        {"sampling.over_sampling_batch_size": 16},
+    ),
+    (
+        "off_policy_mask_needs_partial_rollout",
+        {"sampling.mask_offpolicy_in_partial_rollout": True},
+        "sampling.mask_offpolicy_in_partial_rollout must be false without sampling.partial_rollout, got true",
+        {"sampling.mask_offpolicy_in_partial_rollout": True, "sampling.partial_rollout": True},
+    ),
+    (
+        "buffer_filter_needs_partial_rollout",
+        {"sampling.buffer_filter_path": "a:b"},
+        "sampling.buffer_filter_path must be null without sampling.partial_rollout, got a:b; set "
+        "sampling.partial_rollout=true, or leave it out; no groups are buffered without it",
+        {"sampling.buffer_filter_path": "a:b", "sampling.partial_rollout": True},
+    ),
+    ("prompt_file_is_set", {"data.prompt_data": None}, "data.prompt_data must name a prompt file", {}),
+    ("run_has_a_length", {"data.num_rollout": None}, "data.num_rollout must be set", {"data.num_rollout": 0}),
+    ("run_has_a_length", {"data.num_rollout": None}, "or data.num_epoch", {"data.num_epoch": 1}),
+    (
+        "batch_sizes_are_consistent",
+        {"batch.global_batch_size": 48},
+        "must divide rollout_batch_size * n_samples_per_prompt = 16 * 16 = 256, got 48; nearest are "
+        "batch.global_batch_size=32 or 64, or batch.rollout_batch_size=15 or 18",
+        {"batch.global_batch_size": 64},
+    ),
+    (
+        "batch_sizes_are_consistent",
+        {"batch.num_steps_per_rollout": 3},
+        "batch.num_steps_per_rollout must divide rollout_batch_size * n_samples_per_prompt = 16 * 16 = 256, got 3; "
+        "nearest are batch.num_steps_per_rollout=2 or 4, or batch.rollout_batch_size=15 or 18",
+        {"batch.num_steps_per_rollout": 4},
+    ),
+    (
+        "batch_sizes_are_consistent",
+        {"batch.global_batch_size": 512},
+        "nearest are batch.global_batch_size=256, or batch.rollout_batch_size=32",
+        {"batch.global_batch_size": 256},
+    ),
+    (
+        "batch_sizes_are_consistent",
+        {"batch.global_batch_size": 64, "batch.num_steps_per_rollout": 2},
+        "(num_steps_per_rollout = 2) = 128, got 64; set batch.global_batch_size=128 or batch.num_steps_per_rollout=4",
+        {"batch.global_batch_size": 64, "batch.num_steps_per_rollout": 4},
+    ),
+    (
+        "every_rank_has_a_sample",
+        {"cluster.actor_num_nodes": 2, "cluster.actor_num_gpus_per_node": 8, "batch.global_batch_size": 8},
+        "batch.global_batch_size must be at least the number of trainer ranks, cluster.actor_num_nodes=2 * "
+        "cluster.actor_num_gpus_per_node=8 = 16, got 8",
+        {"cluster.actor_num_nodes": 2, "cluster.actor_num_gpus_per_node": 8, "batch.global_batch_size": 16},
+    ),
+    (
+        "dynamic_batch_has_a_limit",
+        {"batch.use_dynamic_batch_size": True},
+        "batch.max_tokens_per_gpu must be set with batch.use_dynamic_batch_size",
+        {"batch.use_dynamic_batch_size": True, "batch.max_tokens_per_gpu": 9},
+    ),
+]

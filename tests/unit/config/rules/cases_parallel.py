@@ -1,0 +1,243 @@
+"""Cases of the rules about parallel sizes and Megatron-core; see `cases.CASES` for the columns."""
+
+from tests.unit.config.rules.valid_config import (
+    CORE_ARGS,
+    EIGHT_GPUS,
+    EXPERTS,
+    GPUS_PER_ENGINE,
+    MEGATRON,
+    PIPELINE,
+    SGLANG,
+    TENSOR,
+    Values,
+)
+
+SEQUENCE_PARALLEL = {"sequence_parallel": True}
+UNSHARDED_EXPERTS = {"expert_tensor_parallel_size": 1}
+ONE_LENGTH: Values = {
+    "megatron.variable_seq_lengths": False,
+    "batch.use_dynamic_batch_size": True,
+    "batch.max_tokens_per_gpu": 4096,
+}
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "parallel_sizes_divide_trainer_ranks",
+        {**MEGATRON, **EIGHT_GPUS, TENSOR: 2, PIPELINE: 3},
+        "megatron.tensor_model_parallel_size must divide the trainer's 1 * 8 = 8 ranks, together with pipeline and "
+        "context, got tensor 2 * pipeline 3 * context 1 = 6",
+        {**MEGATRON, **EIGHT_GPUS, TENSOR: 2, PIPELINE: 2, "megatron.context_parallel_size": 2},
+    ),
+    (
+        "parallel_sizes_divide_trainer_ranks",
+        {**EIGHT_GPUS, "train.backend": "fsdp", "fsdp.context_parallel_size": 3},
+        "fsdp.context_parallel_size must divide the trainer's 1 * 8 = 8 ranks, got 3; set it to 2",
+        {**EIGHT_GPUS, "train.backend": "fsdp", "fsdp.context_parallel_size": 4, TENSOR: 3},
+    ),
+    (
+        "parallel_sizes_divide_trainer_ranks",
+        {**MEGATRON, **EIGHT_GPUS, PIPELINE: 3},
+        "megatron.pipeline_model_parallel_size must divide the trainer's 1 * 8 = 8 ranks, together with tensor and "
+        "context, got tensor 1 * pipeline 3 * context 1 = 3",
+        {**MEGATRON, **EIGHT_GPUS, PIPELINE: 4},
+    ),
+    (
+        "context_parallel_excludes_eager_attention",
+        {**EIGHT_GPUS, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "eager"},
+        "fsdp.attn_implementation must not be eager with fsdp.context_parallel_size=2, got eager; leave it out",
+        {**EIGHT_GPUS, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "sdpa"},
+    ),
+    (
+        "batch_divides_among_ranks",
+        {"cluster.actor_num_gpus_per_node": 3, "batch.global_batch_size": 64},
+        "batch.global_batch_size must be a multiple of the number of data-parallel ranks, cluster.actor_num_nodes=1 * "
+        "cluster.actor_num_gpus_per_node=3 = 3, got 64; nearest are "
+        "batch.global_batch_size=63 or batch.global_batch_size=66, or 2 data-parallel ranks",
+        {"cluster.actor_num_gpus_per_node": 4, "batch.global_batch_size": 64},
+    ),
+    (
+        "batch_divides_among_ranks",
+        {**EIGHT_GPUS, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 2},
+        "batch.global_batch_size must be a multiple of the number of data-parallel ranks, "
+        "cluster.actor_num_nodes=1 * cluster.actor_num_gpus_per_node=8 / 2 ranks per model = 4, got 6; "
+        "nearest are batch.global_batch_size=4 or batch.global_batch_size=8, or 3 data-parallel ranks",
+        {**EIGHT_GPUS, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 4},
+    ),
+    (
+        "micro_batch_size_divides_samples_per_rank",
+        {**MEGATRON, **EIGHT_GPUS, "batch.global_batch_size": 64, "batch.micro_batch_size": 3},
+        "batch.micro_batch_size must divide the 8 samples per rank and step, got 3; set it to 2",
+        {**EIGHT_GPUS, "train.backend": "fsdp", "batch.global_batch_size": 64, "batch.micro_batch_size": 3},
+    ),
+    (
+        "micro_batch_size_divides_samples_per_rank",
+        {**MEGATRON, "batch.micro_batch_size": 5},
+        "batch.micro_batch_size must divide the 256 samples per rank and step, got 5; set it to 4",
+        {**MEGATRON, "batch.micro_batch_size": 5, "batch.use_dynamic_batch_size": True},
+    ),
+    (
+        "tensor_parallel_divides_heads",
+        {**MEGATRON, TENSOR: 3, "model.num_attention_heads": 32},
+        "megatron.tensor_model_parallel_size must divide model.num_attention_heads=32, got 3; set it to 2",
+        {TENSOR: 3, "model.num_attention_heads": 32, "train.backend": "fsdp"},
+    ),
+    (
+        "tensor_parallel_divides_heads",
+        {**MEGATRON, TENSOR: 4, "model.num_attention_heads": 32, "model.num_key_value_heads": 6},
+        "must divide model.num_key_value_heads=6, or be a multiple of it, got 4; set it to 3",
+        {**MEGATRON, TENSOR: 8, "model.num_attention_heads": 32, "model.num_key_value_heads": 4},
+    ),
+    (
+        "pipeline_parallel_divides_layers",
+        {**MEGATRON, PIPELINE: 4, "model.num_layers": 61},
+        "megatron.pipeline_model_parallel_size must divide model.num_layers=61, got 4; set it to 1, or set "
+        "megatron.num_layers_in_last_pipeline_stage=<number> for an uneven stage",
+        {
+            **MEGATRON,
+            PIPELINE: 4,
+            "model.num_layers": 61,
+            "megatron.core_args": {"num_layers_in_last_pipeline_stage": 13},
+        },
+    ),
+    (
+        "pipeline_parallel_divides_layers",
+        {**MEGATRON, PIPELINE: 5, "model.num_layers": 36},
+        "got 5; set it to 4",
+        {**MEGATRON, PIPELINE: 4, "model.num_layers": 36},
+    ),
+    (
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, EXPERTS: 3, "model.num_experts": 128, "model.num_layers": 48},
+        "megatron.expert_model_parallel_size must divide model.num_experts=128, got 3; set it to 2",
+        {**MEGATRON, **EIGHT_GPUS, EXPERTS: 8, "model.num_experts": 128, "model.num_layers": 48},
+    ),
+    (
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, EXPERTS: 8, PIPELINE: 2, "model.num_experts": 128},
+        "megatron.expert_model_parallel_size must divide the 4 ranks of a pipeline stage, got 8; set it to 4",
+        {**MEGATRON, **EIGHT_GPUS, EXPERTS: 4, PIPELINE: 2, "model.num_experts": 128},
+    ),
+    (
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, EXPERTS: 2, "model.num_layers": 36},
+        "megatron.expert_model_parallel_size must be 1 for a model without experts, got 2; leave it out",
+        {**MEGATRON, **EIGHT_GPUS, EXPERTS: 2},
+    ),
+    (
+        "padded_layout_has_fixed_micro_batches",
+        {**MEGATRON, "train.qkv_format": "bshd", "batch.use_dynamic_batch_size": True},
+        "batch.use_dynamic_batch_size must be false with train.qkv_format=bshd, got true; use "
+        "train.qkv_format=thd to pack by tokens, or leave it out",
+        {**MEGATRON, "train.qkv_format": "bshd"},
+    ),
+    (
+        "padded_layout_has_fixed_micro_batches",
+        {"train.qkv_format": "bshd", "train.true_on_policy_mode": True},
+        "train.qkv_format must be thd with train.true_on_policy_mode=true, got bshd",
+        {"train.qkv_format": "bshd"},
+    ),
+    (
+        "padded_layout_has_fixed_micro_batches",
+        {"train.backend": "fsdp", "train.qkv_format": "bshd", "fsdp.context_parallel_size": 2},
+        "train.qkv_format must be thd with fsdp.context_parallel_size=2, got bshd",
+        {"train.backend": "fsdp", "train.qkv_format": "bshd"},
+    ),
+    (
+        "engine_tensor_parallel_divides_heads",
+        {**SGLANG, GPUS_PER_ENGINE: 3, "model.num_attention_heads": 32},
+        "cluster.rollout_num_gpus_per_engine must divide model.num_attention_heads=32, got 3; set it to 2",
+        {**SGLANG, GPUS_PER_ENGINE: 6, "model.num_attention_heads": 32, "sglang.server_args": {"pp_size": 3}},
+    ),
+    (
+        "engine_parallel_sizes_divide",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 3, "dp_size": 16}},
+        "sglang.ep_size must divide the 8 GPUs of a pipeline stage of an engine, got 3; set it to 2, or raise "
+        "cluster.rollout_num_gpus_per_engine",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 8, "dp_size": 8}},
+    ),
+    (
+        "engine_parallel_sizes_divide",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16}},
+        "sglang.dp_size must divide the 8 GPUs of a pipeline stage of an engine, got 16; set it to 8, or "
+        "raise cluster.rollout_num_gpus_per_engine",
+        {"rollout.engine": "embedded", GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16}},
+    ),
+    (
+        "engine_parallel_sizes_divide",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 8}, "model.num_experts": 60},
+        "sglang.ep_size must divide model.num_experts=60, got 8; set it to 6",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 4}, "model.num_experts": 60},
+    ),
+    (
+        "experts_are_sharded_with_tensor_parallel",
+        {
+            **MEGATRON,
+            **EIGHT_GPUS,
+            "model.num_experts": 8,
+            TENSOR: 2,
+            "megatron.core_args": {**SEQUENCE_PARALLEL, **UNSHARDED_EXPERTS},
+        },
+        "megatron.expert_tensor_parallel_size must be 2 with megatron.tensor_model_parallel_size=2 and "
+        "megatron.expert_model_parallel_size=1, got 1; leave it out, or raise "
+        "megatron.expert_model_parallel_size",
+        {
+            **MEGATRON,
+            **EIGHT_GPUS,
+            "model.num_experts": 8,
+            TENSOR: 2,
+            EXPERTS: 2,
+            "megatron.core_args": {**SEQUENCE_PARALLEL, **UNSHARDED_EXPERTS},
+        },
+    ),
+    (
+        "experts_need_sequence_parallel",
+        {**MEGATRON, **EIGHT_GPUS, "model.num_experts": 8, TENSOR: 2},
+        "megatron.sequence_parallel must be true for a model with experts and megatron.tensor_model_parallel_size=2",
+        {**MEGATRON, **EIGHT_GPUS, "model.num_experts": 8, TENSOR: 2, "megatron.core_args": SEQUENCE_PARALLEL},
+    ),
+    (
+        "token_dispatcher_supports_variable_lengths",
+        {**MEGATRON, "megatron.core_args": {"moe_token_dispatcher_type": "allgather"}},
+        "megatron.moe_token_dispatcher_type must be alltoall or flex, got allgather; leave it out; "
+        "micro-batches differ in length",
+        {**MEGATRON, "megatron.core_args": {"moe_token_dispatcher_type": "alltoall"}},
+    ),
+    (
+        "weights_are_complete_between_steps",
+        {**MEGATRON, "megatron.core_args": {"overlap_param_gather": True}},
+        "megatron.overlap_param_gather must be false, got true; leave it out; the weight sync and passes "
+        "without gradient read complete weights between steps",
+        {"train.backend": "fsdp", "megatron.core_args": {"overlap_param_gather": True}},
+    ),
+    (
+        "offloaded_optimizer_has_a_fraction",
+        {**MEGATRON, CORE_ARGS: {"optimizer_cpu_offload": True}},
+        "megatron.optimizer_offload_fraction must be above 0 and at most 1 with megatron.optimizer_cpu_offload, got 0",
+        {**MEGATRON, CORE_ARGS: {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}},
+    ),
+    (
+        "fixed_seq_length_fits_a_micro_batch",
+        {**MEGATRON, **ONE_LENGTH, "megatron.context_parallel_size": 2, "megatron.seq_length": 4096},
+        "megatron.seq_length must be at least batch.max_tokens_per_gpu * megatron.context_parallel_size = "
+        "8192 with megatron.variable_seq_lengths=false, got 4096; set it to 8192",
+        {**MEGATRON, **ONE_LENGTH, "megatron.seq_length": 4096},
+    ),
+    (
+        "megatron_dtype_matches",
+        {**MEGATRON, "megatron.bf16": False},
+        "megatron.bf16 must be true with train.dtype=bfloat16, got false; set train.dtype=float32 instead",
+        {**MEGATRON, "megatron.bf16": False, "train.dtype": "float32"},
+    ),
+    (
+        "padded_vocabulary_fits",
+        {**MEGATRON, "model.padded_vocab_size": 100, "model.vocab_size": 101},
+        "model.padded_vocab_size must be at least model.vocab_size=101, got 100",
+        {**MEGATRON, "model.padded_vocab_size": 101, "model.vocab_size": 101},
+    ),
+    (
+        "padded_vocabulary_fits",
+        {**MEGATRON, "model.padded_vocab_size": 101, TENSOR: 4},
+        "must be a multiple of megatron.tensor_model_parallel_size=4, got 101; set it to 104, or leave it out",
+        {**MEGATRON, "model.padded_vocab_size": 104, TENSOR: 4},
+    ),
+]

@@ -1,0 +1,202 @@
+"""Cases of the rules about training and optimiser; see `cases.CASES` for the columns."""
+
+from tests.unit.config.rules.valid_config import CORE_ARGS, EIGHT_GPUS, MEGATRON, SGLANG, Values
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "reference_has_a_source",
+        {"algo.use_kl_loss": True, "model.build": None},
+        "model.ref_load must be set with algo.use_kl_loss, got null; set it, or model.hf_checkpoint, to a Hugging Face",
+        {"algo.use_kl_loss": True, "model.build": None, "checkpoint.load": "/m"},
+    ),
+    (
+        "reference_has_a_source",
+        {"algo.kl_coef": 0.1, "model.build": None},
+        "model.ref_load must be set with algo.kl_coef=0.1",
+        {"algo.kl_coef": 0.1, "model.build": None, "model.ref_load": "/m"},
+    ),
+    (
+        "reference_step_has_a_folder",
+        {"algo.use_kl_loss": True, "model.ref_ckpt_step": 3},
+        "model.ref_ckpt_step must be null without model.ref_load, got 3",
+        {"algo.use_kl_loss": True, "model.ref_ckpt_step": 3, "model.ref_load": "/m"},
+    ),
+    (
+        "one_parameter_filter",
+        {"train.only_train_params": ["norm"], "train.freeze_params": ["embed"]},
+        'train.freeze_params must be null with train.only_train_params, got ["embed"]; keep one of them',
+        {"train.freeze_params": ["embed"]},
+    ),
+    (
+        "parameter_patterns_are_valid",
+        {"train.freeze_params": ["embed", "layers.(1"]},
+        "train.freeze_params must contain regular expressions, got layers.(1; correct the expression: missing "
+        "), unterminated subpattern at position 7",
+        {"train.only_train_params": [r"layers\.(1|2)"]},
+    ),
+    (
+        "old_policy_is_kept_in_host_memory",
+        {"train.keep_old_actor": True, "train.weights_backuper": False},
+        "train.weights_backuper must be true with train.keep_old_actor, got false",
+        {"train.weights_backuper": False},
+    ),
+    (
+        "old_logprobs_have_one_source",
+        {"train.keep_old_actor": True, "algo.use_rollout_logprobs": True},
+        "algo.use_rollout_logprobs must be false with train.keep_old_actor, got true; keep one of them; "
+        "logprobs of the engine do not need old weights",
+        {"train.keep_old_actor": True, "rollout.max_staleness": 1},
+    ),
+    (
+        "old_logprobs_have_one_source",
+        {"train.keep_old_actor": True, "algo.decoupled_loss": True},
+        "algo.decoupled_loss must be false with train.keep_old_actor, got true; keep one of them; "
+        "algo.decoupled_loss uses the weights at the start of training instead",
+        {"train.keep_old_actor": True, "algo.decoupled_loss": False},
+    ),
+    (
+        "distillation_has_a_teacher",
+        {"algo.opd_kl_coef": 0.5},
+        "model.teacher_load must be set with algo.opd_kl_coef=0.5, got null; set it to the Hugging Face "
+        "folder of the teacher",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_load": "/teacher"},
+    ),
+    (
+        "routing_replay_needs_experts",
+        {"algo.use_routing_replay": True, "model.num_layers": 36},
+        "algo.use_routing_replay must be false for a model without experts, got true; leave it out",
+        {"algo.use_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
+    ),
+    (
+        "routing_replay_needs_experts",
+        {"algo.use_rollout_routing_replay": True, "model.num_layers": 36},
+        "algo.use_rollout_routing_replay must be false for a model without experts, got true; leave it out",
+        {"algo.use_rollout_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
+    ),
+    (
+        "one_routing_replay",
+        {"algo.use_rollout_routing_replay": True, "algo.use_routing_replay": True},
+        "algo.use_routing_replay must be false with algo.use_rollout_routing_replay, got true; keep one of them",
+        {"algo.use_rollout_routing_replay": True},
+    ),
+    (
+        "routing_replay_is_supported",
+        {"algo.use_routing_replay": True, "train.backend": "fsdp"},
+        "train.backend must be megatron with algo.use_routing_replay, got fsdp; choose train=megatron",
+        {"algo.use_routing_replay": True, **MEGATRON},
+    ),
+    (
+        "routing_replay_is_supported",
+        {"algo.use_routing_replay": True, **MEGATRON, CORE_ARGS: {"moe_router_fusion": True}},
+        "megatron.moe_router_fusion must be false with algo.use_routing_replay, got true; leave it out; "
+        "routes of the fused router cannot be replaced",
+        {"algo.use_routing_replay": True, **MEGATRON, CORE_ARGS: {"moe_router_fusion": False}},
+    ),
+    (
+        "routing_replay_is_supported",
+        {"algo.use_routing_replay": True, **MEGATRON, "train.keep_old_actor": True},
+        "train.keep_old_actor must be false with algo.use_routing_replay, got true",
+        {"algo.use_routing_replay": False, **MEGATRON, "train.keep_old_actor": True},
+    ),
+    (
+        "routing_replay_is_supported",
+        {"algo.use_rollout_routing_replay": True, "train.backend": "fsdp"},
+        "train.backend must be megatron with algo.use_rollout_routing_replay, got fsdp; choose train=megatron",
+        {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.keep_old_actor": True},
+    ),
+    (
+        "routing_replay_is_supported",
+        {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.qkv_format": "bshd"},
+        "train.qkv_format must be thd with algo.use_rollout_routing_replay, got bshd; leave it out",
+        {"algo.use_rollout_routing_replay": True, **MEGATRON},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {"train.true_on_policy_mode": True, "train.backend": "megatron"},
+        "train.backend must be fsdp with train.true_on_policy_mode, got megatron; choose train=fsdp",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp"},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp", **SGLANG},
+        "rollout.engine must be embedded with train.true_on_policy_mode, got sglang; choose rollout=embedded; "
+        "only its kernels can run in the trainer",
+        {"train.backend": "fsdp", **SGLANG},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {**EIGHT_GPUS, "train.true_on_policy_mode": True, "train.backend": "fsdp", "fsdp.context_parallel_size": 2},
+        "fsdp.context_parallel_size must be 1 with train.true_on_policy_mode, got 2; leave it out; engines do "
+        "not split sequences over ranks",
+        {**EIGHT_GPUS, "train.true_on_policy_mode": True, "train.backend": "fsdp"},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp", "rollout.max_staleness": 1},
+        "rollout.max_staleness must be 0 with train.true_on_policy_mode, got 1",
+        {"rollout.max_staleness": 1},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {"train.true_on_policy_mode": True, "train.backend": "fsdp", "rollout.deterministic": False},
+        "rollout.deterministic must be true with train.true_on_policy_mode",
+        {"rollout.deterministic": False},
+    ),
+    (
+        "lora_is_supported",
+        {"train.lora.rank": 8, "train.backend": "megatron"},
+        "train.backend must be fsdp with train.lora.rank=8, got megatron; choose train=fsdp",
+        {"train.lora.rank": 8, "train.backend": "fsdp"},
+    ),
+    (
+        "lora_is_supported",
+        {"train.lora.rank": 8, "train.backend": "fsdp", "train.freeze_params": ["norm"]},
+        'train.freeze_params must be null with train.lora.rank=8, got ["norm"]; use train.lora.target_modules '
+        "to select the layers",
+        {"train.lora.rank": 8, "train.backend": "fsdp", "train.lora.target_modules": ["q_proj"]},
+    ),
+    (
+        "lora_is_supported",
+        {"train.lora.rank": 8, "train.backend": "fsdp", "train.true_on_policy_mode": True},
+        "train.true_on_policy_mode must be false with train.lora.rank=8, got true; keep one of them",
+        {"train.backend": "fsdp", "train.true_on_policy_mode": True},
+    ),
+    (
+        "environment_variable_names_are_valid",
+        {"train.env_vars": {"NCCL-DEBUG": "INFO"}},
+        "train.env_vars must contain names of environment variables, got NCCL-DEBUG; use letters, digits and _",
+        {"train.env_vars": {"NCCL_DEBUG": "INFO"}},
+    ),
+    (
+        "one_warmup",
+        {"optim.lr_warmup_iters": 5, "optim.warmup_ratio": 0.1},
+        "optim.lr_warmup_iters must be 0 with optim.warmup_ratio=0.1, got 5",
+        {"optim.lr_warmup_iters": 5},
+    ),
+    (
+        "schedule_is_ordered",
+        {"optim.lr_decay_style": "cosine", "optim.lr": 1e-5, "optim.min_lr": 1e-4},
+        "optim.min_lr must be at most optim.lr=1e-05",
+        {"optim.lr_decay_style": "cosine", "optim.lr": 1e-5, "optim.min_lr": 1e-6},
+    ),
+    (
+        "schedule_is_ordered",
+        {"optim.lr_warmup_iters": 10, "optim.lr_decay_iters": 10},
+        "optim.lr_decay_iters must be more than optim.lr_warmup_iters=10, got 10",
+        {"optim.lr_warmup_iters": 10, "optim.lr_decay_iters": 11},
+    ),
+    (
+        "wsd_decay_fits",
+        {"optim.lr_decay_style": "wsd", "optim.lr_decay_iters": 10, "optim.lr_wsd_decay_iters": 11},
+        "optim.lr_wsd_decay_iters must be at most optim.lr_decay_iters=10, got 11; lower it; it counts the "
+        "last of those steps",
+        {"optim.lr_decay_style": "wsd", "optim.lr_decay_iters": 10, "optim.lr_wsd_decay_iters": 10},
+    ),
+    (
+        "learning_rates_by_kind_need_a_base",
+        {"optim.lr": 0.0, "optim.matrix_lr": 0.02},
+        "optim.lr must be above 0 with optim.matrix_lr, got 0; set it; the other rates are multiples of it. "
+        "To train only some parameters use train.only_train_params",
+        {"optim.lr": 0.1, "optim.matrix_lr": 0.02},
+    ),
+]
