@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain, combinations
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
 from rlscale.config import BatchConfig, ModelBuild, RunConfig
-from rlscale.config.keys import keys
+from rlscale.config.keys import Key, keys
 from rlscale.config.rules import MODULES, RULES, Rule
 
 _INTRODUCTION = """# Rules between keys
@@ -27,11 +29,12 @@ The rules are small functions in `src/rlscale/config/rules/`; to add a rule, add
 
 _VALUES: Mapping[Any, tuple[Any, ...]] = {
     bool: (False, True),
-    int: (1, 2, 3),
-    float: (0.0, 0.5, 2.0),
+    int: (0, 1, 3, 12),
+    float: (0.5, 2.0),
     str: ("a",),
     list[str]: (["a"], ["a", "b"]),
     list[int]: ([1],),
+    dict[str, Any]: ({"image": "a"},),
 }
 """Values to try for a key of each type; keys with choices have those instead."""
 
@@ -50,8 +53,8 @@ def make_rules_page() -> str:
 def keys_read(rule: Rule) -> tuple[str, ...]:
     """Keys that the rule reads in any branch, in the order of the config.
 
-    Which keys a rule reads depends on the values of others. So other values are tried for each key that it reads, and
-    a change that makes it read further keys is kept as the start of further changes.
+    Which keys a rule reads depends on the values of others. So other values are tried for one and for two of the keys
+    that it reads, and a change that makes it read further keys is kept as the start of further changes.
     """
     config = RunConfig(batch=BatchConfig(rollout_batch_size=16))
     found: set[str] = set()
@@ -59,10 +62,14 @@ def keys_read(rule: Rule) -> tuple[str, ...]:
         _write_config_json(Path(folder))
         states: list[dict[str, Any]] = [{}]
         for state in states:  # grows while it is read
-            for changes in ({}, *_changes(_trace(rule, config, state), folder)):
-                read = _trace(rule, config, {**state, **changes})
-                if changes and not read <= found:
-                    states.append({**state, **changes})
+            read = _trace(rule, config, state)
+            found |= read
+            singles = list(_changes(read, folder))
+            for first, second in chain(((single, {}) for single in singles), combinations(singles, 2)):
+                changed = state | first | second
+                read = _trace(rule, config, changed)
+                if not read <= found:
+                    states.append(changed)
                 found |= read
     order = {path: place for place, path in enumerate(keys())}
     return tuple(sorted(found, key=lambda path: (order.get(path, len(order)), path)))
@@ -70,12 +77,27 @@ def keys_read(rule: Rule) -> tuple[str, ...]:
 
 def _changes(read: frozenset[str], folder: str) -> Iterator[dict[str, Any]]:
     """Other values of each key, one key at a time; `folder` contains a checkpoint's `config.json`."""
+    if "sglang.server_args" in read:
+        yield {"sglang.server_args": {"enable_deterministic_inference": True}}
     for path in sorted(read & keys().keys()):
         key = keys()[path]
         values = tuple(key.type) if key.choices else _VALUES.get(key.type, ())
         if path == "model.hf_checkpoint":
             values = (folder,)
-        yield from ({path: value} for value in (*values, *([None] if key.optional else [])))
+        yield from ({path: value} for value in values if _is_allowed(key, value))
+        if key.optional:
+            yield {path: None}
+
+
+def _is_allowed(key: Key, value: Any) -> bool:
+    """Whether a value is within the limits of the key; a check may rely on them."""
+    limits = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+    return all(
+        compare(value, getattr(limit, name))
+        for limit in key.constraints
+        for name, compare in limits.items()
+        if hasattr(limit, name)
+    )
 
 
 def _trace(rule: Rule, config: RunConfig, changes: Mapping[str, Any]) -> frozenset[str]:

@@ -45,7 +45,7 @@ def test_pairs_and_one_path_alone() -> None:
 
 def test_a_file_is_resolved_with_the_rollouts_own_sampling(tmp_path: Path) -> None:
     loaded = load_config_with_notes([f"eval.config={write(tmp_path, TWO)}", "eval.n_samples_per_prompt=3"])
-    assert "eval.prompt_data is ignored: eval.config is set and wins" in loaded.warnings
+    assert "eval.prompt_data is ignored: eval.config is set and takes precedence" in loaded.warnings
     hard, _ = eval_sets(loaded.config.eval)
     assert hard.eval.top_k == loaded.config.rollout.top_k and hard.eval.n_samples_per_prompt == 4
 

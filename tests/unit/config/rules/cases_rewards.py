@@ -89,7 +89,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "eval_file_is_valid",
         {"eval.config": "/no/such/file.yaml"},
-        "eval.config must name a YAML file that can be read, got /no/such/file.yaml",
+        "eval.config must name a readable YAML file, got /no/such/file.yaml",
         {"eval.config": None},
     ),
     (
