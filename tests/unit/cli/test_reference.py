@@ -9,6 +9,7 @@ from rlscale.config.keys import keys
 from rlscale.config.rules import RULES
 from scripts.docs.algorithms import ADDITIONS, GOLDEN, read_options
 from scripts.docs.reference import make_pages, write_pages
+from scripts.docs.rules import keys_read
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 
@@ -39,7 +40,7 @@ def test_the_page_of_rules_names_every_rule_and_what_it_reads() -> None:
         (row,) = [
             line for line in page.splitlines() if line.startswith(f"| {rule.name.replace('_', ' ').capitalize()}. ")
         ]
-        assert all(f"`{path}`" in row for path in rule.reads)
+        assert all(f"`{path}`" in row for path in keys_read(rule))
 
 
 def test_the_tests_and_pictures_that_the_page_names_exist() -> None:

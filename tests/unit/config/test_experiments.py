@@ -187,7 +187,8 @@ def test_an_overlay_may_stand_before_the_experiment() -> None:
 def test_options_that_need_more_say_what() -> None:
     assert mistakes("algo=sft") == [
         "batch.n_samples_per_prompt must be 1 with algo.loss_type=sft_loss, got 8; set "
-        f"batch.n_samples_per_prompt=1; a prompt has one label ({origin('experiment/quickstart.yaml', 'n_samples_per_prompt')}; "
+        "batch.n_samples_per_prompt=1; a prompt has one label "
+        f"({origin('experiment/quickstart.yaml', 'n_samples_per_prompt')}; "
         f"algo.loss_type: {origin('algo/sft.yaml', 'loss_type')})"
     ]
     assert mistakes("algo=sft", "batch.n_samples_per_prompt=1") == []

@@ -212,7 +212,9 @@ def test_several_values_are_for_sweeps() -> None:
 def test_null_chooses_no_option() -> None:
     assert load_config(["logging=null"]) != load_config(["logging=plain"])
     assert load_config(["algo=null"]).algo == load_config().algo
-    assert "model.hf_checkpoint must be set with model.build=null" in only_mistake(["~model", "model.warmup_experiment=null"])
+    assert "model.hf_checkpoint must be set with model.build=null" in only_mistake(
+        ["~model", "model.warmup_experiment=null"]
+    )
     line = parse_command_line(["experiment=null", "on=null", "algo=null"], GROUPS)
     assert (line.overrides, line.experiment, line.problems) == (["~algo"], None, [])
     assert any("batch.rollout_batch_size must be set" in text for text in mistakes("experiment=null"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -72,6 +73,8 @@ def installed_packages(python: Path) -> InstalledPackages:
 
     Raises: OSError, subprocess.SubprocessError or ValueError when it fails or prints anything else.
     """
+    if not python.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(python))
     done = subprocess.run(
         [str(python), "-c", _PRINT_PACKAGES],
         capture_output=True,

@@ -12,6 +12,7 @@ from rlscale.config.keys import keys
 from rlscale.config.rules import RULES, Rule, check_rules
 from rlscale.config.rules.rule import rule
 from rlscale.errors import Problem
+from scripts.docs.rules import keys_read
 from tests.unit.config.rules.cases import CASES
 from tests.unit.config.rules.valid_config import Values, config_with, valid_config
 
@@ -64,6 +65,15 @@ def test_a_rule_is_ignored_exactly_if_a_key_that_it_reads_is_broken(
             assert not set(problems) & set(check_rules(config, broken=[broken])) - set(others(config, name))
     unread = [key for key in keys() if not any(f"{key}.".startswith(f"{path}.") for path in read)]
     assert set(problems) <= set(check_rules(config, broken=unread))
+
+
+@pytest.mark.parametrize(("name", "violating", "message", "satisfying"), CASES, ids=IDS)
+def test_the_page_of_rules_lists_the_keys_of_every_case(
+    name: str, violating: Values, message: str, satisfying: Values
+) -> None:
+    rule = find_rule(name)
+    for values in (violating, satisfying):
+        assert rule.trace(config_with(values))[1] <= set(keys_read(rule))
 
 
 def others(config: RunConfig, name: str) -> list[Problem]:
