@@ -14,7 +14,9 @@ def test_two_ranks_share_samples_and_the_engine_agrees(command: Command) -> None
         *sizes,
     )
     assert done.code == 0, done.err
-    assert "fsdp.attn_implementation is ignored: fsdp.context_parallel_size has its own attention" in done.out + done.err
+    assert (
+        "fsdp.attn_implementation is ignored: fsdp.context_parallel_size has its own attention" in done.out + done.err
+    )
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["weights/version"] for record in steps] == [1, 2]
     assert all(0 <= record["logprob_diff/mean"] < 1e-4 for record in steps)

@@ -57,7 +57,10 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
     done = command.run(*experts, "cluster.actor_num_gpus_per_node=2")
     assert done.code == 0, done.err
-    assert "model.intermediate_size is ignored: model.build=tiny_qwen3_moe does not have this architecture key" in done.out + done.err
+    assert (
+        "model.intermediate_size is ignored: model.build=tiny_qwen3_moe does not have this architecture key"
+        in done.out + done.err
+    )
     steps = [m for m in command.metrics() if "train/loss" in m]
     assert {m["weights/version"] for m in steps} == {1, 2, 3}
     # The engine multiplies in another order, and a token that two experts suit equally well may go to the other one.
