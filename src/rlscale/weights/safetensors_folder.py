@@ -47,7 +47,7 @@ _MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 
 
 @dataclass(kw_only=True, slots=True)
-class WrittenFiles:
+class TensorFiles:
     """Tensors that have been written to files."""
 
     checksums: dict[str, str] = field(default_factory=dict)  # by tensor
@@ -67,7 +67,7 @@ class WrittenFiles:
 
 def write_folder(
     folder: Path, weights: Iterable[Named], *, bucket_bytes: int, model_folder: Path | None
-) -> WrittenFiles:
+) -> TensorFiles:
     """Writes `folder`, which must not exist; it appears only when it is complete.
 
     Args:
@@ -87,9 +87,9 @@ def start_folder(folder: Path) -> None:
     writing.mkdir(parents=True)
 
 
-def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, stem: str = "model") -> WrittenFiles:
+def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, stem: str = "model") -> TensorFiles:
     """Writes weights into a started folder. Several processes may do so, each with a different `stem`."""
-    writing, written = _writing(folder), WrittenFiles()
+    writing, written = _writing(folder), TensorFiles()
     for i, named in enumerate(split_into_buckets(weights, bucket_bytes)):
         path = writing / f"{stem}-{i + 1:05d}.safetensors"
         written.add(
@@ -100,7 +100,7 @@ def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, st
     return written
 
 
-def finish_folder(folder: Path, written: WrittenFiles, *, model_folder: Path | None) -> None:
+def finish_folder(folder: Path, written: TensorFiles, *, model_folder: Path | None) -> None:
     """Completes a started folder and gives it its final name."""
     writing = _writing(folder)
     _copy_model_files(model_folder, writing)

@@ -17,7 +17,7 @@ from pathlib import Path
 from rlscale.types import WeightVersion
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.safetensors_folder import (
-    WrittenFiles,
+    TensorFiles,
     finish_folder,
     recreate_folder,
     start_folder,
@@ -71,7 +71,7 @@ class DiskTransport(Transport):
 
     def publish(self, version: WeightVersion, reports: Sequence[SendReport]) -> EngineCall:
         """See Transport."""
-        folder, written = self._version_folder(version), WrittenFiles()
+        folder, written = self._version_folder(version), TensorFiles()
         for report in reports:
             written.add(checksums=report.checksums, files=report.files, num_bytes=report.num_bytes)
         finish_folder(folder, written, model_folder=self._model_folder)

@@ -184,7 +184,7 @@ class BlockWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Bytes `start` to `stop` of the tensor with this number in its bucket."""
 
     number: int
@@ -200,7 +200,7 @@ class Part:
         return slice(self.start, self.stop)
 
 
-Piece = list[Part]
+Piece = list[TensorPart]
 
 
 def split_into_pieces(sizes: Sequence[int]) -> list[Piece]:
@@ -214,12 +214,12 @@ def split_into_pieces(sizes: Sequence[int]) -> list[Piece]:
     for number, size in enumerate(sizes):
         if size > SMALL_BYTES:
             starts = range(0, size, PIECE_BYTES)
-            large += [[Part(number, start, min(start + PIECE_BYTES, size))] for start in starts]
+            large += [[TensorPart(number, start, min(start + PIECE_BYTES, size))] for start in starts]
         elif size:
             if size > free_bytes:
                 small.append([])
                 free_bytes = PIECE_BYTES
-            small[-1].append(Part(number, 0, size))
+            small[-1].append(TensorPart(number, 0, size))
             free_bytes -= size
     return large + small
 

@@ -17,7 +17,7 @@ from rlscale.weights.transports.gloo_blocks import (
     SMALL_BYTES,
     BlockSender,
     BlockWeights,
-    Part,
+    TensorPart,
     split_into_pieces,
 )
 
@@ -38,7 +38,7 @@ def test_pieces_hold_every_byte_once_and_none_is_too_large() -> None:
 def test_small_tensors_share_a_piece() -> None:
     pieces = split_into_pieces(SIZES)
     assert len(pieces) == 1 + 3 + 3  # of the two large tensors, and of 42 small ones with 21 MB
-    assert split_into_pieces([8] * 1000) == [[Part(i, 0, 8) for i in range(1000)]]
+    assert split_into_pieces([8] * 1000) == [[TensorPart(i, 0, 8) for i in range(1000)]]
 
 
 @pytest.fixture
