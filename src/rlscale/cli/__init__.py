@@ -1,1 +1,1 @@
-"""The commands, one module each."""
+"""The commands of rlscale, one module each."""

@@ -1,4 +1,4 @@
-"""The command `rlscale-config`: looks at configurations and starts nothing."""
+"""The command `rlscale-config`: inspects configurations and starts nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlscale.config.load import load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 from rlscale.secrets import REDACTED, is_secret, redact
 
-_CONFIGURATION = "a run folder, a config.yaml, an experiment, or words in quotes: 'experiment=quickstart algo=gspo'"
+_CONFIGURATION = "a run folder, a config.yaml, an experiment, or overrides in quotes: 'experiment=quickstart algo=gspo'"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,38 +40,45 @@ def make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        command.add_argument("--config-dir", type=Path, default=None, metavar="DIR", help="further options, like conf/")
+        command.add_argument(
+            "--config-dir",
+            type=Path,
+            default=None,
+            metavar="DIR",
+            help="further options, like conf/",
+        )
         return command
 
     command = add("help", "document a group, or all groups")
     command.add_argument("group", nargs="?", help="e.g. algo, or algo.mis; default: an overview of all")
-    command = add("explain", "tell what a key is, what it has been set to, and by whom")
+    command = add("explain", "print the type and value of a key and where the value was set")
     command.add_argument("key", help="e.g. algo.eps_clip")
-    command.add_argument("words", nargs="*", help="as for rlscale-train, e.g. experiment=quickstart algo=gspo")
+    command.add_argument("overrides", nargs="*", help="as for rlscale-train, e.g. experiment=quickstart algo=gspo")
     command.add_argument("--json", action="store_true", help="as JSON")
-    command = add("diff", "list what differs between two configurations")
+    command = add("diff", "list the differences between two configurations")
     command.add_argument("before", help=_CONFIGURATION)
-    command.add_argument("after", help="likewise")
-    command.add_argument("--all", action="store_true", help="also names and folders of the run, which always differ")
+    command.add_argument("after", help="the same")
+    command.add_argument("--all", action="store_true", help="include names and folders of the run, which always differ")
     command.add_argument("--json", action="store_true", help="as JSON")
-    command = add("minimize", "write a configuration as its differences from defaults and options")
+    command = add("minimize", "print a configuration as differences from defaults and options")
     command.add_argument("configuration", help=_CONFIGURATION)
-    command.add_argument("--words", action="store_true", help="as a command line instead of an experiment's file")
+    command.add_argument("--words", action="store_true", help="as a command line instead of an experiment file")
     command.add_argument("--from", dest="experiment", metavar="EXPERIMENT", help="as a command line on this experiment")
-    command = add("schema", "write the JSON schemas of the YAML files, for editors")
-    command.add_argument("group", nargs="?", help="print that of conf/<group>/*.yaml; default: that of experiments")
-    command.add_argument("--write", type=Path, metavar="DIR", help="write all into DIR and print the editor's settings")
+    command = add("schema", "print or write the JSON schemas of the YAML files, for editors")
+    command.add_argument("group", nargs="?", help="print that of conf/<group>/*.yaml; default: of experiments")
+    command.add_argument("--write", type=Path, metavar="DIR", help="write all to DIR and print the editor's settings")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, or 2 when what was asked for is wrong."""
+    """Runs the command. Returns 0, or 2 when the input is wrong."""
     parser = make_parser()
-    arguments, behind = parser.parse_known_args(argv)
-    if behind and (arguments.command != "explain" or any(word.startswith("-") for word in behind)):
-        parser.error(f"unrecognized arguments: {' '.join(behind)}")
-    if behind:  # argparse takes no words behind a flag for a list that began before it
-        arguments.words += behind
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (arguments.command != "explain" or any(argument.startswith("-") for argument in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        # argparse does not add arguments after a flag to a list that started before the flag.
+        arguments.overrides += rest
     try:
         sys.stdout.write(_COMMANDS[arguments.command](arguments))
     except ConfigError as error:
@@ -83,12 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _help(arguments: argparse.Namespace) -> str:
     folders = ConfigFolders.find(arguments.config_dir)
     if arguments.group in keys() and "." in arguments.group:
-        return _explain(argparse.Namespace(**vars(arguments), key=arguments.group, words=[], json=False))
+        return _explain(argparse.Namespace(**vars(arguments), key=arguments.group, overrides=[], json=False))
     return overview(folders) if arguments.group is None else group_help(arguments.group, folders)
 
 
 def _explain(arguments: argparse.Namespace) -> str:
-    loaded = load_config_with_notes(arguments.words, config_dir=arguments.config_dir, to_run=False)
+    loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     found = explain(arguments.key, loaded)
     if is_secret(found.key) and found.value is not None:
         found = replace(found, value=REDACTED)

@@ -1,4 +1,4 @@
-"""The command `rlscale-convert`: weights from a Hugging Face folder to one of Megatron-core, and back."""
+"""The command `rlscale-convert`: converts weights from Hugging Face to Megatron-core format and back."""
 
 from __future__ import annotations
 
@@ -23,32 +23,37 @@ DTYPES = ("float32", "bfloat16", "float16")
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlscale-convert",
-        description="Converts weights from Hugging Face to Megatron-core, or back, by what SOURCE is. A checkpoint of "
-        "a Megatron trainer is such a source, too. There and back again gives the same bytes.",
-        epilog="For a model that is too large for one process start several, as in torchrun --nproc-per-node 4 -m "
-        "rlscale.cli.convert SOURCE TARGET --tensor-parallel 4; what is written can be read with any sizes. "
+        description="Converts weights from Hugging Face to Megatron-core format or back, depending on SOURCE. "
+        "SOURCE may be a checkpoint of a Megatron trainer. Converting there and back gives the same bytes.",
+        epilog="For a model that is too large for one process start several: torchrun --nproc-per-node 4 -m "
+        "rlscale.cli.convert SOURCE TARGET --tensor-parallel 4. The result can be loaded with any parallel sizes. "
         "exit code: 0 done, 2 the input is wrong",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("source", help="Hugging Face folder or hub id, or a folder with torch_dist/, also Megatron-LM's")
+    add("source", help="Hugging Face folder or hub id, or a folder with torch_dist/, e.g. of Megatron-LM")
     add("target", type=Path, help="new folder")
-    add("--model", default=None, help="Hugging Face folder or hub id that says what a trainer's checkpoint is of")
-    add("--dtype", choices=DTYPES, default=None, help="type of the weights; default: the one they have")
-    add("--mode", choices=MODES, default="raw", help="maps of names and layouts: rlscale's own, or those of mbridge")
-    add("--tensor-parallel", type=int, default=1, help="processes that share every layer's matrices")
-    add("--pipeline-parallel", type=int, default=1, help="processes that have some of the layers each")
-    add("--expert-parallel", type=int, default=1, help="processes that share the experts of a layer")
+    add("--model", default=None, help="Hugging Face folder or hub id of the model in a trainer's checkpoint")
+    add("--dtype", choices=DTYPES, default=None, help="data type of the weights; default: unchanged")
+    add(
+        "--mode",
+        choices=MODES,
+        default="raw",
+        help="mapping of names and layouts: of rlscale, or of mbridge",
+    )
+    add("--tensor-parallel", type=int, default=1, help="tensor-parallel size")
+    add("--pipeline-parallel", type=int, default=1, help="pipeline-parallel size")
+    add("--expert-parallel", type=int, default=1, help="expert-parallel size")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Converts. Returns the exit code."""
+    """Converts the weights. Returns the exit code."""
     args = make_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     log.setLevel(logging.INFO)
     if args.target.exists():
-        log.error("TARGET must be a new folder, got %s, which exists; choose another one", args.target)
+        log.error("TARGET must be a new folder, got %s, which exists; choose another folder", args.target)
         return WRONG_INPUT
     try:
         _convert(args)
@@ -80,6 +85,7 @@ def _convert(args: argparse.Namespace) -> None:
         core_args={"expert_tensor_parallel_size": 1} if expert > 1 else {},
     )
     mode = MegatronToHf(args.mode)
+    # Set by torchrun; one process alone is a world of size 1.
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
     join_world(rank, world_size, address, port, "nccl" if torch.cuda.is_available() else "gloo", 1800.0)

@@ -1,4 +1,4 @@
-"""The command `rlscale-crashtest`: does a run of this experiment survive being killed, with the same numbers?"""
+"""The command `rlscale-crashtest`: kills processes of a run and compares its results with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSED, FAILED, WRONG_INPUT = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Where the two runs are and how they are started."""
+    """Folders and commands of the two runs."""
 
     folder: Path
     overrides: Sequence[str]
@@ -51,26 +51,33 @@ class Stage:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlscale-crashtest",
-        description="Runs an experiment unbroken, then again while killing driver, trainers, engines and router at "
-        "random moments, and compares. With the embedded engine and staleness 0 every metric must be equal to the last "
-        "bit; in any case no sample may be lost or used twice, and no process may outlive its driver by 30 s.",
+        description="Runs an experiment undisturbed, then again while killing driver, trainers, engines and router at "
+        "random times, and compares the two runs. With the embedded engine and staleness 0 every metric must be equal "
+        "to the last bit. No sample may be lost or used twice, and no process may outlive its driver by 30 s.",
         epilog="exit code: 0 passed, 1 failed, 2 the input is wrong",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("experiment", help="name of an experiment, e.g. quickstart")
     add("overrides", nargs="*", help="as for rlscale-train, e.g. data.num_rollout=60")
-    add("--kills", type=int, default=20, help="how many processes are killed")
+    add("--kills", type=int, default=20, help="number of processes to kill")
     add(
         "--victims",
         nargs="+",
         choices=[v.value for v in Victim],
         default=None,
-        help="what is killed; default: all parts",
+        help="kinds of processes to kill; default: all",
     )
-    add("--gap", nargs=2, type=float, default=(0.5, 6.0), metavar="S", help="seconds between kills, from and to")
-    add("--seed", type=int, default=0, help="of the order and the moments of the kills")
-    add("--folder", type=Path, default=Path("runs/crashtest"), help="where the two runs go; must be new or empty")
+    add(
+        "--gap",
+        nargs=2,
+        type=float,
+        default=(0.5, 6.0),
+        metavar="S",
+        help="seconds between kills: minimum, maximum",
+    )
+    add("--seed", type=int, default=0, help="seed for the order and the times of the kills")
+    add("--folder", type=Path, default=Path("runs/crashtest"), help="folder of the two runs; must be new or empty")
     add("--report", type=Path, default=None, help="folder of the report; default: --folder")
     return parser
 
@@ -96,14 +103,14 @@ def _run(args: argparse.Namespace) -> int:
         "logging.console=plain",
         *args.overrides,
     ]
-    if not any(word.startswith("checkpoint.save_interval=") for word in args.overrides):
+    if not any(override.startswith("checkpoint.save_interval=") for override in args.overrides):
         overrides.append("checkpoint.save_interval=2")
     config = load_config(overrides)
     args.folder.mkdir(parents=True, exist_ok=True)
     stage = Stage(folder=args.folder.absolute(), overrides=overrides)
-    _tell("unbroken run")
+    _log("undisturbed run")
     unbroken_s = _run_unbroken(stage)
-    _tell(f"unbroken run done in {unbroken_s:.0f} s; now with {args.kills} kills")
+    _log(f"undisturbed run done in {unbroken_s:.0f} s; next: {args.kills} kills")
     outcome = _play(args, stage, config)
     verdict = _judge(args, stage, config, outcome, unbroken_s)
     report = write_report(verdict, args.report or args.folder, f"crashtest_{args.experiment}")
@@ -116,7 +123,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--kills must be at least 1, got {args.kills}")
     low, high = args.gap
     if not 0 <= low <= high:
-        raise ValueError(f"--gap must be two numbers of seconds, the smaller first, got {low:g} {high:g}")
+        raise ValueError(f"--gap must be two numbers of seconds, the smaller one first, got {low:g} {high:g}")
     if args.folder.exists() and any(args.folder.iterdir()):
         raise ValueError(f"--folder must be new or empty, got {args.folder}; remove it or choose another")
     if sys.platform != "linux":
@@ -129,7 +136,7 @@ def _run_unbroken(stage: Stage) -> float:
         code = subprocess.run(stage.command("unbroken"), stdout=log, stderr=log, check=False).returncode
     if code != 0:
         tail = (stage.folder / "unbroken.log").read_text(errors="replace")[-2000:]
-        raise ValueError(f"the unbroken run must end well, got code {code}:\n{tail}")
+        raise ValueError(f"the undisturbed run must succeed, got exit code {code}:\n{tail}")
     return time.monotonic() - began
 
 
@@ -144,7 +151,7 @@ def _play(args: argparse.Namespace, stage: Stage, config: RunConfig) -> Outcome:
         victims=_order(kinds, args.kills, rng),
         gap_s=(args.gap[0], args.gap[1]),
     )
-    return Player(script, rng, tell=_tell).play()
+    return Player(script, rng, tell=_log).play()
 
 
 def _victims_of(config: RunConfig) -> list[Victim]:
@@ -153,6 +160,7 @@ def _victims_of(config: RunConfig) -> list[Victim]:
 
 def _order(kinds: Sequence[Victim], num_kills: int, rng: random.Random) -> list[Victim]:
     """Every kind about equally often, in random order."""
+    # Shuffle all kinds, again and again, so that no kind is missing among few kills.
     order: list[Victim] = []
     while len(order) < num_kills:
         order += rng.sample(list(kinds), len(kinds))
@@ -160,7 +168,8 @@ def _order(kinds: Sequence[Victim], num_kills: int, rng: random.Random) -> list[
 
 
 def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: Outcome, unbroken_s: float) -> Verdict:
-    repeats = config.rollout.engine == EngineKind.embedded and config.rollout.max_staleness == 0
+    # Only this combination is deterministic; all other runs differ in their metrics.
+    is_deterministic = config.rollout.engine == EngineKind.embedded and config.rollout.max_staleness == 0
     unbroken, broken = stage.metrics("unbroken"), stage.metrics("broken")
     ended = outcome.failure is None
     overrides = map(redact_override, args.overrides)
@@ -177,13 +186,13 @@ def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: O
         unbroken_s=unbroken_s,
         outcome=outcome,
         num_planned=args.kills,
-        differences=compare_metrics(unbroken, broken) if ended and repeats else None,
+        differences=compare_metrics(unbroken, broken) if ended and is_deterministic else None,
         sample_faults=faults,
         num_records=len(read_records(unbroken)),
     )
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"rlscale-crashtest: {line}\n")
     sys.stderr.flush()
 

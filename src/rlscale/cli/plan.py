@@ -1,4 +1,4 @@
-"""The command `rlscale-plan`: what a run will do, from the same words as `rlscale-train`, and nothing is started."""
+"""The command `rlscale-plan`: plans a run from the overrides of `rlscale-train` and starts nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DEFAULT_GPU = "h100"
 WIDTH = 120  # where the output is no terminal
 
 _USAGE = """\
-Tells what a run will do, and starts nothing: batches, placement, memory, weight sync, the least time of a step, what
-was derived, and what has no effect.
+Plans a run and starts nothing: prints batches, placement, memory, weight sync, the minimum time of a step, derived
+values, and keys without effect.
 
 usage: rlscale-plan [flags] [group=option ...] [group.key=value ...]
 
@@ -38,9 +38,9 @@ flags:
   --prompt-tokens N      length of a prompt; default: rollout.max_prompt_len
   --response-tokens N    length of a response; default: rollout.max_response_len
   --json                 print JSON: bytes and seconds
-  --config-dir DIR       also take experiments and options from DIR, laid out like conf/
-  -h, --help             this text
-  --version              the version
+  --config-dir DIR       also use experiments and options from DIR, which has the layout of conf/
+  -h, --help             print this text
+  --version              print the version
 
 The groups, options and keys are those of rlscale-train; see rlscale-train --help.
 """
@@ -50,8 +50,8 @@ _WITH_VALUE = ("--hardware", "--prompt-tokens", "--response-tokens")
 
 
 @dataclass(kw_only=True, slots=True)
-class Flags:
-    """What is asked of this command; all other words describe the run."""
+class PlanFlags:
+    """The flags of this command; all other arguments describe the run."""
 
     hardware: str | None = None
     prompt_tokens: int | None = None
@@ -60,7 +60,7 @@ class Flags:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plans, and returns the exit code. 0: planned, whether it fits or not. 2: the input is wrong."""
+    """Plans a run and returns the exit code. 0: planned, whether it fits or not. 2: the input is wrong."""
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     except ConfigError as error:
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    flags, words, problems = read_flags(argv)
-    arguments = parse_arguments(words)
+    flags, others, problems = read_flags(argv)
+    arguments = parse_arguments(others)
     if arguments.help:
         sys.stdout.write(_USAGE.format(hardware=", ".join(HARDWARE), default=DEFAULT_GPU))
         return OK
@@ -79,19 +79,19 @@ def _run(argv: list[str]) -> int:
         return OK
     problems += arguments.problems
     if arguments.multirun:
-        problems.append(Problem(path="-m", rule="be left out", value="-m", fix="plan one job at a time"))
+        problems.append(Problem(path="-m", rule="not be used", value="-m", fix="plan one job at a time"))
     try:
         loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     except ConfigError as error:
-        others = [each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE)]
-        raise ConfigError([*problems, *others]) from None
+        found = [each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE)]
+        raise ConfigError([*problems, *found]) from None
     if problems:
         raise ConfigError(problems)
     _show(loaded, flags)
     return OK
 
 
-def _show(loaded: LoadedConfig, flags: Flags) -> None:
+def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
     hardware = _hardware(loaded.config, flags)
 
     def replan(config: RunConfig) -> Plan:
@@ -117,42 +117,42 @@ def _show(loaded: LoadedConfig, flags: Flags) -> None:
     print_plan(plan, fixes, console)
 
 
-def _hardware(config: RunConfig, flags: Flags) -> Hardware:
+def _hardware(config: RunConfig, flags: PlanFlags) -> Hardware:
     if flags.hardware is None:
         return hardware_named("cpu" if config.cluster.device == Device.cpu else DEFAULT_GPU)
     return hardware_named(flags.hardware)
 
 
-def read_flags(argv: Sequence[str]) -> tuple[Flags, list[str], list[Problem]]:
-    """The flags of this command, the other words, and what is wrong with the flags."""
-    flags, rest, problems = Flags(), list[str](), list[Problem]()
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if word == "--json":
+def read_flags(argv: Sequence[str]) -> tuple[PlanFlags, list[str], list[Problem]]:
+    """The flags of this command, the other arguments, and the problems of the flags."""
+    flags, others, problems = PlanFlags(), list[str](), list[Problem]()
+    remaining = list(argv)
+    while remaining:
+        argument = remaining.pop(0)
+        name, equals, value = argument.partition("=")
+        if argument == "--json":
             flags.json = True
         elif (found := nearest(name, _WITH_VALUE, limit=1)) and name.startswith("--"):
-            value = value if equals else words.pop(0) if words else ""
+            value = value if equals else remaining.pop(0) if remaining else ""
             if found == name:
                 problems += _set_flag(flags, name, value)
             else:
                 problems.append(Problem(path=name, rule="be a known flag", value=name, fix=f"did you mean {found}?"))
         else:
-            rest.append(word)
-    return flags, rest, problems
+            others.append(argument)
+    return flags, others, problems
 
 
-def _set_flag(flags: Flags, name: str, value: str) -> list[Problem]:
+def _set_flag(flags: PlanFlags, name: str, value: str) -> list[Problem]:
     if name == "--hardware":
         flags.hardware = value
         if value not in HARDWARE:
-            fix = f"leave it out for cpu or {DEFAULT_GPU}, as cluster.device says"
+            fix = f"remove it to use cpu or {DEFAULT_GPU}, depending on cluster.device"
             return [Problem(path=name, rule=f"be one of {', '.join(HARDWARE)}", value=value or "nothing", fix=fix)]
     elif value.isdigit() and int(value) > 0:
         setattr(flags, name.lstrip("-").replace("-", "_"), int(value))
     else:
-        fix = "leave it out for the limit that the config has"
+        fix = "remove it to use the limit of the config"
         return [Problem(path=name, rule="be a number of tokens, at least 1", value=value or "nothing", fix=fix)]
     return []
 

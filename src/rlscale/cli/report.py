@@ -20,25 +20,32 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlscale-report",
         description="Writes a run as one HTML page: curves, time by phase, distributions, and samples token by token.",
-        epilog="The page needs no network, and works for runs that are under way or were broken off.",
+        epilog="The page needs no network. It can be written for unfinished and failed runs too.",
     )
     add = parser.add_argument
     add("run", type=Path, help="run folder, as rlscale-train prints it")
-    add("-o", "--out", type=Path, default=None, metavar="FILE", help=f"the page; default: {PAGE} in the run folder")
-    add("--open", action="store_true", help="open it in a browser")
+    add(
+        "-o",
+        "--out",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help=f"the page; default: {PAGE} in the run folder",
+    )
+    add("--open", action="store_true", help="open the page in a browser")
     add(
         "--max-samples",
         type=int,
         default=1000,
         metavar="N",
-        help="samples in the page; of more, or of more than 30 MB, evenly spaced ones are taken; default: 1000",
+        help="maximum number of samples in the page, evenly spaced; also limited to 30 MB; default: 1000",
     )
     add("--version", action="version", version=f"rlscale {rlscale.__version__}")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page. Returns 0, or 2 when there is no run to report on."""
+    """Writes the page. Returns 0, or 2 when there is no run in the folder."""
     arguments = make_parser().parse_args(argv)
     page = arguments.out or arguments.run / PAGE
     try:

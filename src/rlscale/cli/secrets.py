@@ -14,20 +14,20 @@ _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 
 
 def hide_secrets() -> None:
-    """Starts this command anew when its words hold a secret: then they name a variable of its environment instead.
+    """Restarts this command when its arguments contain a secret, with an environment variable in place of the secret.
 
-    What other programs record of a command line (Ray, trackers) holds no secret then either.
+    So programs that record command lines (Ray, trackers) do not record secrets.
     """
-    words, variables = move_secrets(sys.argv[1:])
+    arguments, variables = move_secrets(sys.argv[1:])
     if not variables:
         return
-    # All that Python itself was told, and the words replaced.
-    before = sys.orig_argv[1 : len(sys.orig_argv) - len(words)]
-    os.execve(sys.executable, [sys.executable, *before, *words], {**os.environ, **variables})
+    # Keep the arguments of Python itself (-m, -X ...), which come first in orig_argv.
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+    os.execve(sys.executable, [sys.executable, *before, *arguments], {**os.environ, **variables})
 
 
-def move_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words with references in place of secrets, and the variables that these refer to.
+def move_secrets(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments with references in place of secrets, and the variables they refer to.
 
     Example:
         move_secrets(["logging.wandb.key=abc", "train.env_vars={HF_TOKEN: xyz}"])
@@ -44,11 +44,11 @@ def move_secrets(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         variables[variable] = text
         return f"${{oc.env:{variable}}}"
 
-    return [replace_secrets(word, refer) for word in words], variables
+    return [replace_secrets(argument, refer) for argument in arguments], variables
 
 
 def _plain(value: str) -> str:
-    """The text that Hydra makes of a quoted value, or of one without quotes."""
+    """The string that Hydra parses from a value with or without quotes."""
     value = value.strip()
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         return value[1:-1].replace(f"\\{value[0]}", value[0])

@@ -1,7 +1,7 @@
-"""`rlscale-serve`: the embedded engine as a server of its own.
+"""The command `rlscale-serve`: runs the embedded engine as an HTTP server.
 
-A key that clients must send comes from the variable RLSCALE_ENGINE_API_KEY, never from the command line, which every
-user of the machine can read.
+The API key comes from the environment variable RLSCALE_ENGINE_API_KEY and never from the command line, which every user
+of the machine can read.
 """
 
 import argparse
@@ -36,46 +36,51 @@ EXIT_USAGE = 2
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlscale-serve",
-        description="Serves a Hugging Face causal language model with SGLang's HTTP API, in torch alone.",
-        epilog=f"With {API_KEY_VARIABLE} set, clients must send it as a bearer token; needed beyond loopback.",
+        description="Serves a Hugging Face causal language model with SGLang's HTTP API, on torch alone.",
+        epilog=f"If {API_KEY_VARIABLE} is set, clients must send it as a bearer token; required beyond loopback.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--model-path", required=True, help="folder in Hugging Face format, or a hub id")
     add("--served-model-name", default=None, help="name at /v1/models; default: the model path")
     add("--host", default="127.0.0.1", help="address to listen on")
-    add("--port", type=int, default=30000, help="port; 0 takes a free one and logs it")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
+    add("--port", type=int, default=30000, help="port; 0 chooses a free one and logs it")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="data type of weights and KV cache")
     add("--device", default="cpu", help="torch device: auto, cpu, cuda, cuda:1, ...")
-    add("--num-slots", type=int, default=64, help="sequences decoded at once per length class")
+    add("--num-slots", type=int, default=64, help="number of sequences decoded at once per length class")
     add(
         "--max-cached-tokens",
         type=int,
         default=MAX_CACHED_TOKENS,
-        help="cache of one length class; long sequences get fewer slots",
+        help="KV cache of one length class, in tokens; long sequences get fewer slots",
     )
-    add("--max-context-len", type=int, default=None, help="prompt and answer together; default: the model's limit")
+    add(
+        "--max-context-len",
+        type=int,
+        default=None,
+        help="maximum prompt and response length; default: the model's limit",
+    )
     add(
         "--num-threads",
         type=int,
         default=None,
-        help="most threads of the decode loop, which takes one per 4 MiB of weights",
+        help="maximum threads of the decode loop, which uses one per 4 MiB of weights",
     )
-    add("--seed", type=int, default=0, help="of the seeds for requests that bring none")
+    add("--seed", type=int, default=0, help="seed for requests without one")
     add(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="answers depend on weights, prompt, parameters and seed alone; without it, fewer rows are computed",
+        help="responses depend on weights, prompt, parameters and seed only; without it, fewer rows are computed",
     )
-    add("--weight-version", default="0", help="version of the weights at the start")
-    add("--parent-death", action="store_true", help="die when the process that started this one dies")
-    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="of the log on stderr")
+    add("--weight-version", default="0", help="initial version of the weights")
+    add("--parent-death", action="store_true", help="exit when the parent process dies")
+    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="level of the log on stderr")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the server until a signal. Returns 0, or 2 when it cannot be started as asked."""
+    """Runs the server until a signal. Returns 0, or 2 when the arguments are invalid."""
     args = make_parser().parse_args(argv)
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if args.parent_death:
@@ -83,22 +88,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     api_key = os.environ.get(API_KEY_VARIABLE)
     if api_key is None and not is_loopback(args.host):
         log.error(
-            "--host must be a loopback address, got %s; set %s to a secret to listen to other machines",
+            "--host must be a loopback address, got %s; set %s to a secret to accept other machines",
             args.host,
             API_KEY_VARIABLE,
         )
         return EXIT_USAGE
     try:
-        service, scheduler, bind = build(args)
+        service, scheduler, error_handler = build(args)
     except ValueError as e:
         log.error("%s", e)
         return EXIT_USAGE
-    asyncio.run(_serve(args, service, scheduler, bind, api_key))
+    asyncio.run(_serve(args, service, scheduler, error_handler, api_key))
     return 0
 
 
-class _Deaths:
-    """Passes the decode thread's death on to the server, which is made later."""
+class _DecodeErrorHandler:
+    """Passes a fatal error of the decode thread to the server, which is created later."""
 
     def __init__(self) -> None:
         self.server: Server | None = None
@@ -108,13 +113,13 @@ class _Deaths:
             self.server.fail(error)
 
 
-def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths]:
-    """Loads the model and wires engine and weight receiver. Raises ValueError for what cannot be served."""
+def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _DecodeErrorHandler]:
+    """Loads the model and creates engine and weight receiver. Raises ValueError for a model that cannot be served."""
     if args.num_slots < 1:
         raise ValueError(f"--num-slots must be at least 1, got {args.num_slots}")
-    most_threads = args.num_threads or torch.get_num_threads()
-    # GNU OpenMP gives each thread that computes in parallel a team of its own; with more of them than cores the teams
-    # sleep between operations, and a decode step took 1.5 times as long. So this thread computes alone.
+    max_threads = args.num_threads or torch.get_num_threads()
+    # GNU OpenMP creates one thread pool per thread that computes in parallel. With more pool threads than cores they
+    # sleep between operations, and a decode step takes 1.5 times as long. So this thread computes single-threaded.
     torch.set_num_threads(1)
     kind = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(kind)
@@ -139,14 +144,14 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
         num_slots=args.num_slots,
         max_cached_tokens=args.max_cached_tokens,
         deterministic=args.deterministic,
-        num_threads=useful_threads(decoder.weights.values(), most=most_threads),
+        num_threads=useful_threads(decoder.weights.values(), most=max_threads),
         seed=args.seed,
         eos_ids=eos_ids(args.model_path, config.raw),
     )
-    deaths = _Deaths()
+    error_handler = _DecodeErrorHandler()
     codec = open_codec(Path(args.model_path))
     decode = None if codec is None else codec.decode
-    scheduler = Scheduler(decoder, weights, options, decode=decode, on_death=deaths)
+    scheduler = Scheduler(decoder, weights, options, decode=decode, on_death=error_handler)
     facts = {
         "model_path": args.model_path,
         "served_model_name": args.served_model_name or args.model_path,
@@ -161,15 +166,19 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Deaths
     limits = Limits(
         vocab_size=config.architecture.vocab_size, max_context_len=limit, has_experts=config.routing is not None
     )
-    return EmbeddedService(scheduler, limits, codec=codec, facts=facts), scheduler, deaths
+    return EmbeddedService(scheduler, limits, codec=codec, facts=facts), scheduler, error_handler
 
 
 async def _serve(
-    args: argparse.Namespace, service: EmbeddedService, scheduler: Scheduler, deaths: _Deaths, api_key: str | None
+    args: argparse.Namespace,
+    service: EmbeddedService,
+    scheduler: Scheduler,
+    error_handler: _DecodeErrorHandler,
+    api_key: str | None,
 ) -> None:
     scheduler.start()
     server = Server(make_app(service, api_key=api_key), host=args.host, port=args.port)
-    deaths.server = server
+    error_handler.server = server
     await server.start()
     log.info("ready at %s", server.url)
     try:
@@ -179,7 +188,7 @@ async def _serve(
 
 
 def _load_with_transformers(path: str, dtype: torch.dtype) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    # Costs 1.7 s of imports, which plain folders of safetensors do without.
+    # Importing transformers takes 1.7 s; plain folders of safetensors do not need it.
     from rlscale.models.hf_models import load_causal_lm
 
     model = load_causal_lm(path, dtype=dtype)

@@ -105,7 +105,7 @@ def test_one_job_is_planned_at_a_time(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().err
     assert text.startswith("rlscale-plan: 2 errors, nothing was started\n") and "add -m" not in text
     assert (
-        "-m must be left out" in text and "--hardwre must be a known flag, got --hardwre; did you mean --hard" in text
+        "-m must not be used" in text and "--hardwre must be a known flag, got --hardwre; did you mean --hard" in text
     )
 
 
