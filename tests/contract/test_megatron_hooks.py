@@ -1,4 +1,4 @@
-"""Functions of the user in a Megatron-core trainer: the examples of the docs, called on two pipeline ranks."""
+"""User functions in a Megatron-core trainer: the examples of the docs, called on two pipeline ranks."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ def write_examples(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks found; they run once for all tests of this module."""
+    """Reports of two ranks, which run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("hooks")
     write_examples(folder)
     model = tiny_model(folder / "models", num_layers=2, tied=False)
@@ -60,7 +60,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [report(folder, rank) for rank in range(2)]
 
 
-def test_each_function_is_called_with_what_it_is_promised(reports: list[dict[str, Any]]) -> None:
+def test_each_function_gets_the_documented_arguments(reports: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(reports):
         assert found["calls"] == [
             ["init", 2, 10],
@@ -74,11 +74,11 @@ def test_each_function_is_called_with_what_it_is_promised(reports: list[dict[str
         ]
 
 
-def test_what_the_model_provider_froze_stays_as_it_was(reports: list[dict[str, Any]]) -> None:
+def test_weights_frozen_by_the_model_provider_do_not_change(reports: list[dict[str, Any]]) -> None:
     assert reports[0]["unchanged"] == ["model.embed_tokens.weight"]
 
 
-def test_a_provider_must_give_a_model(reports: list[dict[str, Any]]) -> None:
+def test_a_provider_must_return_a_model(reports: list[dict[str, Any]]) -> None:
     assert reports[0]["no model"] == (
         "model.custom_model_provider_path must return a MegatronDecoder, got TransformerConfig from "
         "recorded_megatron_hooks:no_model; return the result of build(...), or an instance of a subclass of build.kind"
@@ -107,5 +107,5 @@ def test_signatures_are_checked_before_anything_starts(
     assert check_hooks(config_with({"train.backend": TrainBackendName.fsdp, key: "gone_for_test:f"})) == []
 
 
-def test_collectives_of_every_group_wait_as_long_as_the_config_says(reports: list[dict[str, Any]]) -> None:
+def test_every_group_has_the_configured_timeout(reports: list[dict[str, Any]]) -> None:
     assert all(found["timeouts"] for found in reports)

@@ -17,7 +17,7 @@ def loss(lp, tokens):
     count = tokens.mask.sum()
     return -lp * tokens.advantages, {"seen": (float(os.environ["SEEN"]) * count, count)}
 """
-"""A loss that tells what trainers find in their environment."""
+"""A loss that reports an environment variable of the trainers as a metric."""
 
 
 def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> None:
@@ -35,9 +35,13 @@ def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> Non
     assert (command.run_dir / "hf" / "model.safetensors").exists()
 
 
-def test_routes_of_the_engine_reach_the_trainer(command: Command) -> None:
+def test_the_trainer_replays_routes_of_the_engine(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
-    replaced = ("data.num_rollout", "eval.interval", "model.intermediate_size")  # the last one it does not have
+    replaced = (
+        "data.num_rollout",
+        "eval.interval",
+        "model.intermediate_size",
+    )  # a model with experts has no model.intermediate_size
     once = ("data.num_rollout=1", "eval.interval=null", "checkpoint.save_final=false")
     words = [word for word in SMALL if not word.startswith(replaced)] + [*experts, *once]
     done = command.run("train=megatron", "algo.use_rollout_routing_replay=true", *words, small=False)
@@ -47,7 +51,7 @@ def test_routes_of_the_engine_reach_the_trainer(command: Command) -> None:
     assert step["logprob_diff/mean"] < 1e-4
 
 
-def test_experts_reach_the_engine_from_both_of_their_owners(command: Command) -> None:
+def test_both_owners_send_their_experts_to_the_engine(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
     no_dense_layer = "model.intermediate_size=null"
     twice = ("data.num_rollout=2", "eval.interval=null", "checkpoint.save_final=false", "ci.enabled=true")
@@ -55,13 +59,13 @@ def test_experts_reach_the_engine_from_both_of_their_owners(command: Command) ->
     assert done.code == 0, done.err
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["weights/version"] for record in steps] == [1, 2]
-    # What each has sent is in the second rollout.
+    # The second rollout uses the weights that both have sent.
     assert all(record["logprob_diff/mean"] < 1e-4 for record in steps)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
-def test_the_quickstart_learns_as_it_does_with_fsdp(command: Command) -> None:
+def test_the_quickstart_reaches_the_reward_of_fsdp(command: Command) -> None:
     done = command.run(*TWO, STAGES, "ci.enabled=true", small=False, timeout_s=1200)
     assert done.code == 0, done.err
     rewards = held_out(command)
@@ -71,7 +75,7 @@ def test_the_quickstart_learns_as_it_does_with_fsdp(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 def test_the_quickstart_learns_with_tensor_parallelism(command: Command, warm: Path) -> None:
-    """As far as it takes to know that it does; benchmarks/results/megatron_quickstart.md has a whole run."""
+    """Trains until the reward has clearly risen; benchmarks/results/megatron_quickstart.md has a complete run."""
     ends = (f"checkpoint.load={warm}", "eval.stop_reward=0.65")
     done = command.run(*TWO, TENSOR, *ends, "ci.enabled=true", small=False, timeout_s=1200)
     assert done.code == 0, done.err

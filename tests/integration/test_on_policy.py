@@ -1,9 +1,9 @@
-"""A whole run with the true-on-policy mode: two trainer ranks and the embedded engine agree in every bit."""
+"""A complete run in true-on-policy mode: two trainer ranks and the embedded engine agree bitwise."""
 
 from tests.integration.conftest import Command
 
 
-def test_trainer_and_engine_agree_bit_for_bit_while_the_model_learns(command: Command) -> None:
+def test_trainer_and_engine_agree_bitwise_while_the_model_learns(command: Command) -> None:
     done = command.run(
         "train.true_on_policy_mode=true",
         "cluster.actor_num_gpus_per_node=2",

@@ -1,4 +1,4 @@
-"""Models beside the policy, and engines, that take turns on what they share: runs of the real command."""
+"""The real command with critic, reference and engines that share a GPU or have their own."""
 
 import json
 import os
@@ -15,7 +15,7 @@ PPO = (
     "critic.num_critic_only_steps=1",
     "algo.kl_coef=0.01",
     "algo.kl_loss_type=k2",
-    "reward.type=random",  # a model that was never trained earns none of the others
+    "reward.type=random",  # an untrained model gets no other reward
     "optim.lr_warmup_iters=0",
     "cluster.colocate=true",
     "cluster.num_gpus_per_node=1",
@@ -33,26 +33,26 @@ def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path:
     assert done.code == 0, done.err
     steps = [record for record in shared.metrics() if "train/critic_loss" in record]
     assert len(steps) == 3 and "train/loss" not in steps[0] and "train/loss" in steps[2]
-    # The engine gave back its memory while the trainer worked, and had the right weights afterwards (ci.enabled).
+    # The engine released its memory during training and has the right weights afterwards (ci.enabled checks that).
     assert all(record["time/offload_s"] > 0 for record in steps)
     saved = shared.run_dir / "checkpoints" / "rollout_00000002"
     assert {path.name for path in saved.iterdir()} >= {"tensors", "critic"}
 
-    (tmp_path / "apart").mkdir()
-    apart = Command(folder=tmp_path / "apart", cache=cache, ray=shared_ray)
+    (tmp_path / "separate").mkdir()
+    separate = Command(folder=tmp_path / "separate", cache=cache, ray=shared_ray)
     stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
     from_checkpoint = (f"checkpoint.load={saved}", f"model.ref_load={shared.run_dir}", "model.ref_ckpt_step=2")
-    done = apart.run(*PPO, *stays, *from_checkpoint, "eval.interval=null")
+    done = separate.run(*PPO, *stays, *from_checkpoint, "eval.interval=null")
     assert done.code == 0, done.err
-    (last,) = [record for record in apart.metrics() if "train/critic_loss" in record]
-    # The same policy and critic; the reference is now the policy itself.
+    (last,) = [record for record in separate.metrics() if "train/critic_loss" in record]
+    # Policy and critic are the same; the reference is now the policy itself.
     assert last["rollout/kl"] == 0.0 < steps[2]["rollout/kl"]
     assert last["logprob_diff/mean"] < 1e-4
-    assert json.loads((apart.run_dir / "finished.json").read_text())["num_rollouts"] == 3
+    assert json.loads((separate.run_dir / "finished.json").read_text())["num_rollouts"] == 3
 
 
-def test_a_critic_on_a_gpu_of_its_own_may_die_and_changes_nothing(cache: Path, tmp_path: Path) -> None:
-    apart = (
+def test_a_critic_on_its_own_gpu_is_restarted_without_changing_results(cache: Path, tmp_path: Path) -> None:
+    separate = (
         "data.num_rollout=24",
         "cluster.colocate=false",
         "cluster.num_gpus_per_node=8",
@@ -65,7 +65,7 @@ def test_a_critic_on_a_gpu_of_its_own_may_die_and_changes_nothing(cache: Path, t
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         command = Command(folder=tmp_path / name, cache=cache)
-        process = command.start(*PPO, *apart, "fault_tolerance.enabled=true")
+        process = command.start(*PPO, *separate, "fault_tolerance.enabled=true")
         if name == "killed":
             path = command.run_dir / "metrics.jsonl"
             wait_until(lambda path=path: path.exists() and len(path.read_text().splitlines()) > 5, 120, "training")  # type: ignore[misc]
@@ -97,10 +97,10 @@ def die_once(rollout):
 
 
 @pytest.mark.own_ray
-def test_a_trainer_that_dies_while_engines_have_given_back_their_memory_is_restarted(command: Command) -> None:
+def test_a_trainer_that_dies_while_engines_are_offloaded_is_restarted(command: Command) -> None:
     (command.folder / "deaths.py").write_text(DIES_ONCE)
     done = command.run(
-        "train.rollout_data_postprocess_path=deaths:die_once",  # in the middle of training on the third rollout
+        "train.rollout_data_postprocess_path=deaths:die_once",  # while it trains on the third rollout
         "cluster.colocate=true",
         "cluster.num_gpus_per_node=1",
         "cluster.actor_num_gpus_per_node=1",
@@ -115,5 +115,5 @@ def test_a_trainer_that_dies_while_engines_have_given_back_their_memory_is_resta
     assert (command.folder / "died").exists() and "restarting the trainers from the last checkpoint" in done.out
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["step"] for record in steps] == list(range(5))
-    # The engine, which had no weights when the trainer died, has had the right ones since.
+    # The engine had no weights when the trainer died; it has had the right ones since.
     assert all(record["time/offload_s"] > 0 and record["logprob_diff/mean"] < 1e-4 for record in steps)

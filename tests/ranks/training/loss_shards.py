@@ -1,4 +1,4 @@
-"""What one of two ranks does for `test_shards.py`, which starts this file as a program.
+"""Program of the two ranks of `test_loss_shards.py`.
 
 python -m tests.ranks.training.loss_shards <rank> <port> <folder>
 """
@@ -19,7 +19,7 @@ from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenS
 from tests.property.test_objective import ALGORITHMS, Rollout, advantages, make_rollout, share_of
 
 LENGTHS = [4, 0, 3, 6, 1, 5]
-PARTS = [[0, 3], [1, 4], [2, 5]]  # micro-batches; in one of them a rank has no token
+PARTS = [[0, 3], [1, 4], [2, 5]]  # samples of each micro-batch; in one of them a rank has no token
 
 
 def rollout() -> Rollout:
@@ -29,7 +29,7 @@ def rollout() -> Rollout:
 
 
 def own_tokens(made: Rollout, *, rank: int) -> Tensor:
-    """The tokens of one rank, every sample cut in zigzag chunks."""
+    """Token rows of one rank: every sample is divided into zigzag chunks."""
     starts = torch.tensor([0, *made.lengths]).cumsum(0).tolist()
     own = []
     for sample, length in enumerate(made.lengths):
@@ -52,7 +52,7 @@ def shard_of(made: Rollout, part: list[int], *, rank: int) -> TokenShard:
 
 
 def sharded(name: str, made: Rollout, *, rank: int) -> tuple[Tensor, Tensor]:
-    """The loss of the step, and the gradient at this rank's tokens (0 elsewhere); no rank has logprobs of another's."""
+    """The loss of the step and the gradient at this rank's tokens, 0 elsewhere. A rank has only its own logprobs."""
     advantages_T = advantages(AlgoConfig(**ALGORITHMS[name]), made)
     mine = {key: torch.zeros_like(made.columns[key]).requires_grad_() for key in ("lp", "entropy")}
     own = own_tokens(made, rank=rank)

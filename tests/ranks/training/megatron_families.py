@@ -1,4 +1,4 @@
-"""Tiny models of every family that Megatron-core trains, as Hugging Face folders. No test in here."""
+"""Tiny models of every family that Megatron-core trains, as Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KIMI_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "num_key_value_heads": 4,
-    "head_dim": 4,  # for transformers that of the part with positions
+    "head_dim": 4,  # transformers: width of the rotary part
     "q_lora_rank": 12,
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 8,
@@ -65,7 +65,7 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
-"""Of DeepSeek-V3: values are narrower than keys, two of four groups are chosen, and one layer has no experts."""
+"""Fields of DeepSeek-V3: values are narrower than keys, two of four groups are chosen, one layer has no experts."""
 
 CONFIGS = {
     "qwen3": Qwen3Config(**SHARED),
@@ -89,7 +89,7 @@ CONFIGS = {
 
 
 def write_families(root: Path, *, dtype: torch.dtype = torch.float32) -> None:
-    """One folder a name of `CONFIGS`, in which no two tensors are alike: norms and biases are random, too."""
+    """Writes one folder per name of `CONFIGS`. All tensors are random, norms and biases included."""
     logging.disable_progress_bar()
     generator = torch.Generator().manual_seed(5)
     for name, config in CONFIGS.items():
@@ -100,7 +100,7 @@ def write_families(root: Path, *, dtype: torch.dtype = torch.float32) -> None:
                 parameter.copy_(noise + 1 if "norm" in key else noise)
             for key, buffer in model.named_buffers():
                 if "bias" in key:
-                    # In float32 whatever the weights are, as published.
+                    # Published checkpoints store it in float32, whatever the dtype of the weights.
                     buffer.data = torch.randn(buffer.shape, generator=generator) * 0.1
         model.save_pretrained(root / name, max_shard_size="40KB" if name == "qwen3" else "1GB")
         if name == "kimi_k2":

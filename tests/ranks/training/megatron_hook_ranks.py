@@ -1,4 +1,4 @@
-"""What one of two ranks does for `tests/contract/test_megatron_hooks.py`, which starts this file as a program.
+"""Program of the two ranks of `tests/contract/test_megatron_hooks.py`.
 
 python -m tests.ranks.training.megatron_hook_ranks <rank> <port> <model> <folder with the functions, for reports>
 """
@@ -28,7 +28,7 @@ CODE = "recorded_megatron_hooks"
 TIMEOUT_MINUTES = 3.5
 
 
-def with_functions(model_path: str) -> TrainerSpec:
+def spec_with_hooks(model_path: str) -> TrainerSpec:
     config = MegatronConfig(
         pipeline_model_parallel_size=2,
         async_save=True,
@@ -42,8 +42,8 @@ def with_functions(model_path: str) -> TrainerSpec:
     return replace(spec, model=replace(spec.model, custom_model_provider_path=f"{CODE}:provider"))
 
 
-def unlike(spec: TrainerSpec, *, rank: int) -> str:
-    """What is said of a provider that makes no model."""
+def no_model_error(spec: TrainerSpec, *, rank: int) -> str:
+    """The error for a provider that returns no model."""
     try:
         model = replace(spec.model, custom_model_provider_path=f"{CODE}:no_model")
         MegatronBackend(replace(spec, model=model), rank=rank, world_size=2)
@@ -55,7 +55,7 @@ def unlike(spec: TrainerSpec, *, rank: int) -> str:
 def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     sys.path.append(str(folder))
     join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
-    spec = with_functions(model_path)
+    spec = spec_with_hooks(model_path)
     backend = MegatronBackend(spec, rank=rank, world_size=2)
     for version, batch in enumerate(BATCHES[:2], start=4):
         train(backend, replace(batch, version=version), 1)
@@ -70,7 +70,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "calls": calls,
         "unchanged": unchanged,
         "timeouts": timeouts == {timedelta(minutes=TIMEOUT_MINUTES)},
-        "no model": unlike(spec, rank=rank),
+        "no model": no_model_error(spec, rank=rank),
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     leave_world()
@@ -78,5 +78,5 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What one of two ranks does for `test_megatron_model.py`, which starts this file as a program.
+"""Program of the two ranks of `test_megatron_model.py`.
 
 python -m tests.ranks.training.megatron_model_ranks <rank> <port> <folder of the models> <folder for reports>
 """
@@ -76,18 +76,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BRIDGED_CASES = ("tp2", "pp2, tied", "vpp2", "ep2", "tp2 sp etp2", "tp2, qwen2", "tp2, llama")
 LENGTHS = ([4, 12, 24], [8, 8, 36])
-"""Tokens of the samples of two micro-batches; all can be cut in four. In rows they are all as long as the longest."""
+"""Tokens of the samples of two micro-batches, all divisible by four. In rows all have the length of the longest."""
 
 
 def make_micro(lengths: list[int], *, seed: int) -> tuple[Tensor, list[int]]:
-    """Token ids of samples end to end, and the samples' lengths."""
+    """Token ids of concatenated samples, and the lengths of the samples."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 101, (sum(lengths),), generator=generator), lengths
 
 
 @cache
 def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Logprobs of tokens after the first of each sample, by micro-batch, the gradient of their mean, and buffers."""
+    """Logprobs by micro-batch of all tokens but the first of each sample, the gradient of their mean, and buffers."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     found, total = [], 0
     for ids, lengths in micros(is_row):
@@ -99,17 +99,17 @@ def reference(path: str, is_row: bool) -> tuple[list[Tensor], dict[str, Tensor]]
         total += len(found[-1])
     (torch.cat(found).sum() / total).backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-    # Without a gradient: it stays what it is, and comes with the weights.
+    # The bias has no gradient. It is exported unchanged, together with the weights.
     grads |= {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
-    # As weights are published, each expert by itself.
+    # Under published names, with one tensor per expert.
     return [each.detach() for each in found], revert_weight_conversion(model, grads)
 
 
-def come_back(model: MegatronModel, path: str, **options: Any) -> bool:
-    """Whether the weights of a folder, which the model has loaded, come back bit for bit on the ranks that get them.
+def round_trips(model: MegatronModel, path: str, **options: Any) -> bool:
+    """Whether exported weights are bitwise equal to those of the folder that the model has loaded; a collective.
 
     Args:
-        options: of `Exporter`.
+        options: keyword arguments of `Exporter`.
     """
     checkpoint = HfCheckpoint(path)
     found = {name: tensor.clone() for name, tensor in Exporter(model, **options).weights()}
@@ -129,8 +129,8 @@ def micros(is_row: bool) -> list[tuple[Tensor, list[int]]]:
     return [make_micro(each, seed=i) for i, each in enumerate(lengths)]
 
 
-def bridged(path: str, sizes: Mapping[str, Any]) -> bool:
-    """Whether mbridge loads the same parameters as we do, and gives the weights of the folder back, bit for bit."""
+def bridge_agrees(path: str, sizes: Mapping[str, Any]) -> bool:
+    """Whether mbridge loads the same parameters as `load_hf` and exports the weights of the folder bitwise."""
     models = [
         build_model(
             path,
@@ -163,13 +163,13 @@ class Case:
         self.found: dict[int, Tensor] = {}
         self.worst = 0.0
 
-    def exported_is_loaded(self) -> bool:
-        """Whether the weights of the folder come back bit for bit under the same names: on rank 0, and spread."""
+    def export_equals_folder(self) -> bool:
+        """Whether exported weights equal those of the folder, for every choice of the ranks that get them."""
         load_hf(self.model, self.path)
-        return all(come_back(self.model, self.path, to=to) for to in WeightOwners)
+        return all(round_trips(self.model, self.path, to=to) for to in WeightOwners)
 
     def run(self) -> dict[str, float]:
-        """Largest differences of logprobs, and of gradients in units of the largest of the tensor."""
+        """Largest differences of logprobs, and of gradients relative to the largest entry of the tensor."""
         config, ddp = self.model.config, DistributedDataParallelConfig(use_distributed_optimizer=False)
         config.calculate_per_token_loss = True
         config.finalize_model_grads_func = finalize_model_grads
@@ -244,25 +244,25 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
         faulthandler.dump_traceback_later(250, exit=True)
         for name in os.environ.get("ONLY", "").split(";") if os.environ.get("ONLY") else CASES:
             case = Case(name, root)
-            report[name] = {"exported": case.exported_is_loaded(), **case.run()}
+            report[name] = {"exported": case.export_equals_folder(), **case.run()}
             if name in BRIDGED_CASES:
-                report[name]["bridged"] = bridged(case.path, CASES[name][1])
+                report[name]["bridged"] = bridge_agrees(case.path, CASES[name][1])
             parallel_state.destroy_model_parallel()
-        report["converted"] = {name: converted(name, root, folder) for name in CONFIGS}
+        report["converted"] = {name: conversion_round_trips(name, root, folder) for name in CONFIGS}
         report["megatron-lm"] = read_as_megatron_lm("qwen3", root, folder)
-    report["started"] = started_from(folder / "qwen3-there", root / "qwen3", rank=rank)
+    report["started"] = starts_from(folder / "qwen3-megatron", root / "qwen3", rank=rank)
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     leave_world()
 
 
-def converted(name: str, root: Path, folder: Path) -> bool:
-    """Whether a folder comes back bit for bit by way of one that tensor-parallel ranks write and stages read."""
-    source, there, back = root / name, folder / f"{name}-there", folder / f"{name}-back"
-    written = convert_to_megatron(str(source), there, sizes=MegatronConfig(tensor_model_parallel_size=2))
-    spread = {EP: 2, "core_args": {ETP: 1}} if "moe" in name or name == "deepseek_v3" else {PP: 2}
-    assert stored_dtype(there) == torch.float32
-    read = convert_to_hf(there, back, model=None, sizes=MegatronConfig(**spread), dtype=torch.float32)
+def conversion_round_trips(name: str, root: Path, folder: Path) -> bool:
+    """Whether a folder round-trips bitwise: tensor-parallel ranks write torch_dist, other parallel sizes read it."""
+    source, megatron, back = root / name, folder / f"{name}-megatron", folder / f"{name}-back"
+    written = convert_to_megatron(str(source), megatron, sizes=MegatronConfig(tensor_model_parallel_size=2))
+    sizes = {EP: 2, "core_args": {ETP: 1}} if "moe" in name or name == "deepseek_v3" else {PP: 2}
+    assert stored_dtype(megatron) == torch.float32
+    read = convert_to_hf(megatron, back, model=None, sizes=MegatronConfig(**sizes), dtype=torch.float32)
     before, after = HfCheckpoint(str(source)), HfCheckpoint(str(back))
     assert written.num_tensors == read.num_tensors == len(after.files)
     same = all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
@@ -271,10 +271,10 @@ def converted(name: str, root: Path, folder: Path) -> bool:
 
 
 def read_as_megatron_lm(name: str, root: Path, folder: Path) -> bool:
-    """Whether weights are found where Megatron-LM puts them, with what its own training saves beside them."""
+    """Whether a checkpoint in the folder layout of Megatron-LM is read: iter_<n> and a file with the last one."""
     saved = folder / "megatron-lm"
     if dist.get_rank() == 0:
-        shutil.copytree(folder / f"{name}-there" / "torch_dist", saved / "iter_0000012")
+        shutil.copytree(folder / f"{name}-megatron" / "torch_dist", saved / "iter_0000012")
         (saved / "latest_checkpointed_iteration.txt").write_text("12")
     dist.barrier()
     back = folder / "from-megatron-lm"
@@ -283,8 +283,8 @@ def read_as_megatron_lm(name: str, root: Path, folder: Path) -> bool:
     return all(torch.equal(before.tensor(each), after.tensor(each)) for each in before.files)
 
 
-def started_from(saved: Path, source: Path, *, rank: int) -> bool:
-    """Whether a trainer starts from weights in Megatron-core's format: its Hugging Face folder has none."""
+def starts_from(saved: Path, source: Path, *, rank: int) -> bool:
+    """Whether a trainer starts from torch_dist weights. Its Hugging Face folder has no weights."""
     spec = megatron_spec(str(saved / "hf"), MegatronConfig(**{PP: 2}))
     spec = replace(spec, algo=AlgoConfig(use_kl_loss=False), ref_path=None, start_weights=saved)
     backend = MegatronBackend(spec, rank=rank, world_size=2)
@@ -298,5 +298,5 @@ def started_from(saved: Path, source: Path, *, rank: int) -> bool:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
-    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

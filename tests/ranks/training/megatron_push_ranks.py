@@ -1,4 +1,4 @@
-"""Weights of four ranks to engines, each sent by a rank that holds it: a part of `megatron_transfer_ranks`."""
+"""Weight sync from four ranks to engines, each weight from a rank that holds it; used by `megatron_transfer_ranks`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_channel(name: WeightChannelName, *, rank: int, senders: Sequence[int], 
 
 
 def arrives(channel: WeightSync, exporter: Exporter, path: str, engines: Sequence[EngineAddress]) -> dict[str, Any]:
-    """Pushes twice; who sent how many bytes, and on rank 0 whether every engine then holds the folder's bytes."""
+    """Pushes twice. Returns bytes by sender and, on rank 0, whether all engines hold the weights of the folder."""
     checkpoint = HfCheckpoint(path)
     expected = {name: checksum(checkpoint.tensor(name)) for name in checkpoint.files}
     channel.connect(engines)
@@ -54,7 +54,7 @@ def arrives(channel: WeightSync, exporter: Exporter, path: str, engines: Sequenc
         "senders": list(exporter.senders),
         "own_bytes": sum(tensor.nbytes for _, tensor in exporter.weights()),
         "all_bytes": num_bytes,
-        "told": [report.num_bytes for report in reports],
+        "reported": [report.num_bytes for report in reports],
         "same": all({name: found[name] for name in expected} == expected for found in held),
     }
 
@@ -62,14 +62,14 @@ def arrives(channel: WeightSync, exporter: Exporter, path: str, engines: Sequenc
 def one_owner_fails(
     exporter: Exporter, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
 ) -> dict[str, Any]:
-    """What every rank says when one owner's iterator gives no tensor any more, and how the next push goes."""
+    """The error of each rank when the weight iterator of one owner fails, and the result of the next push."""
     channel = open_channel(GROUP, rank=rank, senders=exporter.senders, folder=folder)
     channel.connect(engines)
     victim = exporter.senders[-1]
     failing = _failing(exporter.weights()) if rank == victim else exporter.weights()
     return {
         "victim": victim,
-        "said": _push(channel, failing),
+        "error": _push(channel, failing),
         "unconnected": _push(channel, exporter.weights()),
         "afterwards": arrives(channel, exporter, path, engines),
     }
@@ -78,13 +78,13 @@ def one_owner_fails(
 def one_engine_dies(
     exporter: Exporter, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
 ) -> dict[str, Any]:
-    """What every rank says when the last engine ends with the first bucket, and how the next push goes without it."""
+    """The error of each rank when the last engine dies at the first bucket, and the result of a push without it."""
     channel = open_channel(GROUP, rank=rank, senders=exporter.senders, folder=folder)
     channel.connect(engines)
     return {
-        "said": _push(channel, exporter.weights()),
+        "error": _push(channel, exporter.weights()),
         "afterwards": arrives(channel, exporter, path, engines[:-1]),
-        "gone": _connect(channel, engines),
+        "reconnect_error": _connect(channel, engines),
     }
 
 

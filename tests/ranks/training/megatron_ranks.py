@@ -1,4 +1,4 @@
-"""What each trainer rank does for `test_megatron.py`, which starts this file as a program: both backends, side by side.
+"""Program of the trainer ranks of `test_megatron_backend.py`, which compares both backends.
 
 python -m tests.ranks.training.megatron_ranks <rank> <port> <dense> <with experts> <other dense> <deeper> <latent>
     <folder> <kind>
@@ -34,9 +34,9 @@ from tests.unit.training.ranks import full_spec, whole_rollout_spec
 from tests.unit.training.rollouts import plan
 
 SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]
-"""Micro-batches of a step; with two data-parallel ranks each has two of them, and one has nothing to do at the end."""
+"""Micro-batches of a step. With two data-parallel ranks each has two of them, and one of these is empty."""
 
-# transformers lets no gradient reach the embedding of the padding token, 0, which Megatron-core does not know of.
+# transformers gives the embedding of the padding token, 0, no gradient; Megatron-core does not treat it specially.
 BATCHES = [replace(batch, tokens=np.where(batch.tokens == 0, 14, batch.tokens)) for batch in RANDOM]
 SAVED_AFTER = 2
 BY_TOKENS = BatchConfig(
@@ -46,20 +46,20 @@ BY_TOKENS = BatchConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """A way to divide the ranks. Sizes are fields of the config, further ones are handed on to Megatron-core."""
+    """A parallel layout. `sizes` are fields of MegatronConfig, `more` are fields of Megatron-core."""
 
     sizes: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     has_experts: bool = False
-    is_latent: bool = False  # with latent attention, and with experts whose choice is biased
+    is_latent: bool = False  # latent attention, and experts that are chosen with a bias
     num_ranks: int = 2
-    is_slow: bool = False  # left out of the short tests
-    is_padded: bool = False  # each sample in a row of its own
-    is_dynamic: bool = False  # micro-batches hold so many tokens, and are cut as a run cuts them
+    is_slow: bool = False  # not part of the short tests
+    is_padded: bool = False  # one sample per row
+    is_dynamic: bool = False  # micro-batches are limited by tokens and planned as in a run
 
     @property
     def model(self) -> int:
-        """Its place among the models that the ranks are told of."""
+        """Index into the models that are passed to the ranks."""
         return 4 if self.is_latent else int(self.has_experts)
 
     @property
@@ -75,7 +75,7 @@ SHORT = {
     "ep": "expert_model_parallel_size",
 }
 ROLES = ("pp2",)
-MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # which take longer
+MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # slow
 RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2", "ep2", "pp2, latent")
 RESHARDED = {"pp2": "dp2", "pp2, latent": "tp2, latent"}
 REPLAYS = {(2, False): ("ep2",), (2, True): ("tp2, etp2",), (4, True): ("ep2 cp2", "ep2 pp2")}
@@ -140,7 +140,7 @@ def megatron_spec(model_path: str, config: MegatronConfig, **changes: Any) -> Tr
 
 
 def cut(num_data_ranks: int) -> Sequence[Sequence[Sequence[int]]]:
-    """`SAMPLES` dealt out, the same number of micro-batches to each."""
+    """`SAMPLES` by data-parallel rank, the same number of micro-batches for each."""
     return [SAMPLES[i::num_data_ranks] for i in range(num_data_ranks)]
 
 
@@ -151,13 +151,13 @@ def train(
     if by_tokens:
         steps = plan_steps(batch, BY_TOKENS, num_ranks=num_data_ranks)
         numbers = {len(micros) for micros in steps[0].microbatches}
-        assert len(steps) == len(numbers) == 1 and numbers.pop() > 1, "as many for every rank, and several"
+        assert len(steps) == len(numbers) == 1 and numbers.pop() > 1, "the same number for every rank, above one"
     result = backend.train(batch, steps)
     return {**result.steps[0], **result.metrics}
 
 
 def weights_of(backend: TrainBackend) -> dict[str, torch.Tensor]:
-    """On every rank those that come on rank 0."""
+    """The weights that rank 0 exports, on every rank."""
     found = [{name: weight.clone() for name, weight in backend.weights()}]
     dist.broadcast_object_list(found, src=0)
     return found[0]
@@ -169,21 +169,21 @@ def data_ranks(config: MegatronConfig) -> int:
 
 
 @dataclass(kw_only=True)
-class Run:
-    """Three steps and what they led to."""
+class TrainingRun:
+    """Metrics of three steps, and the weights after them."""
 
     steps: list[dict[str, float]]
     weights: dict[str, torch.Tensor]
-    moved: float = 0.0  # largest share of tokens that would have gone to other experts without routing replay
+    moved: float = 0.0  # largest share of tokens that routing replay sends to other experts
 
     @classmethod
-    def of(cls, backend: TrainBackend, *, num_data_ranks: int, by_tokens: bool = False) -> Run:
+    def from_backend(cls, backend: TrainBackend, *, num_data_ranks: int, by_tokens: bool = False) -> TrainingRun:
         steps = [train(backend, batch, num_data_ranks, by_tokens=by_tokens) for batch in BATCHES]
         return cls(steps=steps, weights=weights_of(backend))
 
 
-def difference(one: Run, other: Run) -> dict[str, Any]:
-    """The greatest differences of numbers, each over max(1, its size), and of weights."""
+def difference(one: TrainingRun, other: TrainingRun) -> dict[str, Any]:
+    """Largest differences of metrics, relative to max(1, value), and of weights."""
     names = {name for step, theirs in zip(one.steps, other.steps, strict=True) for name in set(step) ^ set(theirs)}
     numbers = {
         name: max(abs(a[name] - b[name]) / max(1.0, abs(b[name])) for a, b in zip(one.steps, other.steps, strict=True))
@@ -199,7 +199,7 @@ def difference(one: Run, other: Run) -> dict[str, Any]:
 
 
 def resumed(spec: TrainerSpec, folder: Path, *, rank: int) -> dict[str, bool]:
-    """Whether a run that is loaded after `SAVED_AFTER` steps goes on as it would have, bit for bit."""
+    """Whether a run that is loaded after `SAVED_AFTER` steps continues bitwise as the saved one."""
     world_size, shares = dist.get_world_size(), data_ranks(spec.megatron)
     first = MegatronBackend(spec, rank=rank, world_size=world_size)
     for batch in BATCHES[:SAVED_AFTER]:
@@ -211,17 +211,17 @@ def resumed(spec: TrainerSpec, folder: Path, *, rank: int) -> dict[str, bool]:
     number, weights = train(first, BATCHES[SAVED_AFTER], shares), weights_of(first)
     first.export_hf(folder / "hf")
     first.close()
-    again = MegatronBackend(spec, rank=rank, world_size=world_size)
-    again.load(folder)
-    same = train(again, BATCHES[SAVED_AFTER], shares) == number
-    loaded = weights_of(again)
+    second = MegatronBackend(spec, rank=rank, world_size=world_size)
+    second.load(folder)
+    same = train(second, BATCHES[SAVED_AFTER], shares) == number
+    loaded = weights_of(second)
     if rank == 0:
         save_file(weights, folder / "final.safetensors")
     return {"numbers": same, "weights": all(torch.equal(loaded[name], weight) for name, weight in weights.items())}
 
 
 def moved_bias(path: str, config: MegatronConfig, *, rank: int) -> list[float]:
-    """The bias of a router after a step, with a rate by which it moves."""
+    """The bias of a router after a step with a nonzero update rate."""
     moving = replace(config, core_args={**config.core_args, "moe_router_bias_update_rate": 0.25})
     spec = replace(megatron_spec(path, moving), algo=AlgoConfig(), ref_path=None)
     backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
@@ -232,7 +232,7 @@ def moved_bias(path: str, config: MegatronConfig, *, rank: int) -> list[float]:
 
 
 def kl_to_saved(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
-    """The KL loss of the saved policy to the reference with the same weights, from the same folder."""
+    """The KL loss between the saved policy and a reference that is loaded from the same folder."""
     backend = MegatronBackend(replace(spec, ref_checkpoint=folder), rank=rank, world_size=dist.get_world_size())
     backend.load(folder)
     kl = train(backend, BATCHES[0], data_ranks(spec.megatron))["kl_loss"]
@@ -240,74 +240,74 @@ def kl_to_saved(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
     return kl
 
 
-def with_passes(spec: TrainerSpec, reference: str, *, rank: int) -> dict[str, Any]:
-    """A step with every pass before the loss, which have micro-batches of their own, on both backends."""
+def all_scoring_passes(spec: TrainerSpec, reference: str, *, rank: int) -> dict[str, Any]:
+    """Compares both backends in a step with every scoring pass, with separate micro-batches for these passes."""
     algo = whole_rollout_spec(spec.model_path).algo
     spec = replace(spec, algo=algo, ref_path=reference)
     size, shares = dist.get_world_size(), data_ranks(spec.megatron)
     fsdp: TrainBackend = FsdpBackend(spec, rank=rank, world_size=size)
-    expected = Run(steps=[train(fsdp, BATCHES[0], size)], weights=weights_of(fsdp))
+    expected = TrainingRun(steps=[train(fsdp, BATCHES[0], size)], weights=weights_of(fsdp))
     ours = MegatronBackend(spec, rank=rank, world_size=size)
     scoring = tuple((tuple(i for micro in own for i in micro),) for own in cut(shares))
     result = ours.train(BATCHES[0], [replace(plan(BATCHES[0], cut(shares)), scoring=scoring)])
-    found = difference(Run(steps=[{**result.steps[0], **result.metrics}], weights=weights_of(ours)), expected)
+    found = difference(TrainingRun(steps=[{**result.steps[0], **result.metrics}], weights=weights_of(ours)), expected)
     ours.close()
     return found
 
 
-def replayed(spec: TrainerSpec, *, rank: int) -> Run:
-    """Rollouts of two large steps, after old logprobs by micro-batches of their own; `moved` counts tokens."""
+def run_with_replay(spec: TrainerSpec, *, rank: int) -> TrainingRun:
+    """Two rollouts of two large steps each; old logprobs use other micro-batches. Sets `moved`."""
     shares = data_ranks(spec.megatron)
     backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
     pairs = [SAMPLES[:2], SAMPLES[2:]]
     cuts = [[pair[i::shares] or [[]] for i in range(shares)] for pair in pairs]
     steps = []
     for batch in BATCHES[:2]:
-        plans = [replace(plan(batch, each), scoring=tuple(_joined(micros) for micros in each)) for each in cuts]
+        plans = [replace(plan(batch, each), scoring=tuple(_merged(micros) for micros in each)) for each in cuts]
         result = backend.train(batch, plans)
         steps += [{**step, **result.metrics} for step in result.steps]
-    run = Run(steps=steps, weights=weights_of(backend))
+    run = TrainingRun(steps=steps, weights=weights_of(backend))
     run.moved = max(step.get("routes/differing", 0.0) for step in steps)
     backend.close()
     return run
 
 
-def _joined(micros: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Two micro-batches as one."""
+def _merged(micros: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Merges micro-batches into one."""
     return (tuple(i for micro in micros for i in micro),)
 
 
-def replays(path: str, modes: Sequence[str], *, rank: int) -> dict[str, Any]:
-    """Routing replay in several modes against one where data-parallel ranks have whole experts, and without it."""
+def compare_replays(path: str, modes: Sequence[str], *, rank: int) -> dict[str, Any]:
+    """Compares routing replay in several modes with plain data parallelism, and with no replay."""
     algo = AlgoConfig(use_rollout_logprobs=False, use_routing_replay=True)
     without = {"algo": replace(algo, use_routing_replay=False), "ref_path": None}
     base = replace(megatron_spec(path, MegatronConfig(), lr=0.03), algo=algo, ref_path=None)
-    expected, plain = replayed(base, rank=rank), replayed(replace(base, **without), rank=rank)
+    expected, plain = run_with_replay(base, rank=rank), run_with_replay(replace(base, **without), rank=rank)
     differs = max(difference(expected, plain)["weights"].values())
     report: dict[str, Any] = {"moved": expected.moved, "differs": differs}
-    if modes not in (REPLAYS[2, False], LATENT_REPLAYS):  # the others take longer
+    if modes not in (REPLAYS[2, False], LATENT_REPLAYS):  # else the tests take too long
         still = replace(base, optim=replace(base.optim, lr=0.0))
-        one, other = (replayed(each, rank=rank) for each in (still, replace(still, **without)))
-        report["of a policy that stays"] = difference(one, other)["numbers"]
+        one, other = (run_with_replay(each, rank=rank) for each in (still, replace(still, **without)))
+        report["with lr 0"] = difference(one, other)["numbers"]
     for name in modes:
         sizes = replace(MODES[name].config, recompute_granularity="full")  # type: ignore[arg-type]
-        report[name] = difference(replayed(replace(base, megatron=sizes), rank=rank), expected)
+        report[name] = difference(run_with_replay(replace(base, megatron=sizes), rank=rank), expected)
     return report
 
 
 def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger: str) -> dict[str, Any]:
-    """All roles on this backend and on FSDP2."""
+    """Compares a run with all roles on Megatron-core and on FSDP2."""
     spec, shares = megatron_roles.with_everyone(path, other, mode.config), data_ranks(mode.config)
     steps, weights = megatron_roles.expected(path, other, rank=rank)
     found = megatron_roles.moved_and_saved(spec, folder, rank=rank, num_data_ranks=shares)
-    ours = Run(steps=found["rollouts"], weights=found["weights"])
+    ours = TrainingRun(steps=found["rollouts"], weights=found["weights"])
     report = {
-        "difference": difference(ours, Run(steps=steps, weights=weights)),
+        "difference": difference(ours, TrainingRun(steps=steps, weights=weights)),
         "resumed exactly": found["resumed exactly"],
-        "bytes at rest": found["bytes at rest"],
+        "bytes when offloaded": found["bytes when offloaded"],
     }
     if mode in (MODES[name] for name in ROLES):
-        return report  # the others take longer
+        return report  # else the tests take too long
     further = {"rank": rank, "num_data_ranks": shares}
     return report | {
         "apart": megatron_roles.critic_apart(spec, **further),
@@ -316,7 +316,7 @@ def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger:
 
 
 def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
-    """The message of every rank when only the loss of the samples that the last one may have is no number."""
+    """The error message of every rank when the loss is NaN on the last rank only."""
     batch, shares = BATCHES[0], data_ranks(spec.megatron)
     logprobs = batch.rollout_logprobs.copy()
     logprobs[batch.offsets[1] : batch.offsets[2]] = np.nan
@@ -330,8 +330,8 @@ def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
     return "no error"
 
 
-def continued(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
-    """The greatest difference of weights when ranks divided otherwise go on from what was saved."""
+def continue_difference(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
+    """Largest difference of weights when another parallel layout continues from a checkpoint."""
     backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
     backend.load(folder)
     train(backend, BATCHES[SAVED_AFTER], data_ranks(spec.megatron))
@@ -343,24 +343,24 @@ def continued(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
 def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -> None:
     num_ranks, is_slow = int(kind[0]), kind.endswith("slow")
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 60.0)
-    expected: dict[int, Run] = {}
+    expected: dict[int, TrainingRun] = {}
     report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}, "resharded": {}}
     if num_ranks == 1:
         saved = [each for each in folder.iterdir() if each.name in RESUMED]
         folder = folder / "alone"
         folder.mkdir()
         specs = {each: megatron_spec(models[MODES[each.name].model], MegatronConfig()) for each in saved}
-        report["alone"] = {each.name: continued(spec, each, rank=rank) for each, spec in specs.items()}
+        report["alone"] = {each.name: continue_difference(spec, each, rank=rank) for each, spec in specs.items()}
     for name, mode in MODES.items():
         if mode.num_ranks != num_ranks or mode.is_slow != is_slow:
             continue
         path, config = models[mode.model], mode.config
         if mode.model not in expected:
             backend: TrainBackend = FsdpBackend(full_spec(path), rank=rank, world_size=num_ranks)
-            expected[mode.model] = Run.of(backend, num_data_ranks=num_ranks)
+            expected[mode.model] = TrainingRun.from_backend(backend, num_data_ranks=num_ranks)
         spec = megatron_spec(path, config, qkv_format=QkvFormat.bshd if mode.is_padded else QkvFormat.thd)
         ours = MegatronBackend(spec, rank=rank, world_size=num_ranks)
-        run = Run.of(ours, num_data_ranks=data_ranks(config), by_tokens=mode.is_dynamic)
+        run = TrainingRun.from_backend(ours, num_data_ranks=data_ranks(config), by_tokens=mode.is_dynamic)
         report["modes"][name] = difference(run, expected[mode.model])
         ours.close()
         if name in (*RESUMED, *MORE_RESHARDED):
@@ -370,17 +370,17 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
         if name == "tp2":
             report["kl to itself"] = kl_to_saved(spec, folder / name, rank=rank)
         if name == "pp2":
-            # The reference is a model that other tests have left: its values are another's, its shapes the same.
-            report["passes"] = with_passes(spec, str(folder / "tp2" / "hf"), rank=rank)
+            # An exported model of an earlier mode: other weights, same shapes.
+            report["passes"] = all_scoring_passes(spec, str(folder / "tp2" / "hf"), rank=rank)
             no_kl = replace(spec, algo=AlgoConfig(use_rollout_logprobs=True), ref_path=None)
             report["nan"] = nan_on_last_rank(no_kl, rank=rank)
     for name, other in (MORE_RESHARDED if is_slow else RESHARDED).items() if num_ranks == 2 else ():
         spec = megatron_spec(models[MODES[name].model], MODES[other].config)
-        report["resharded"][name] = continued(spec, folder / name, rank=rank)
+        report["resharded"][name] = continue_difference(spec, folder / name, rank=rank)
     if num_ranks > 1:
-        report["replays"] = replays(models[1], REPLAYS[num_ranks, is_slow], rank=rank)
+        report["replays"] = compare_replays(models[1], REPLAYS[num_ranks, is_slow], rank=rank)
     if num_ranks == 2 and is_slow:
-        report["latent replays"] = replays(models[4], LATENT_REPLAYS, rank=rank)
+        report["latent replays"] = compare_replays(models[4], LATENT_REPLAYS, rank=rank)
     for name in MORE_ROLES if is_slow else ROLES:
         mode = MODES[name]
         if mode.num_ranks == num_ranks:
@@ -393,5 +393,5 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:8], Path(sys.argv[8]), sys.argv[9])
-    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

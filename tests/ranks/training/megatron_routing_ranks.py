@@ -1,4 +1,4 @@
-"""What each of two ranks does for `test_megatron_routes.py`, which starts this file as a program.
+"""Program of the two ranks of `test_megatron_routing_replay.py`.
 
 python -m tests.ranks.training.megatron_routing_ranks <rank> <port> <model with experts> <folder>
 """
@@ -34,8 +34,8 @@ from tests.unit.training.rollouts import plan
 
 NUM_EXPERTS = 4
 PROMPTS = ((5, 9, 3, 7, 2), (8, 4, 11), (3, 3, 12, 6, 10, 2, 9))
-CUTS = [[[0, 3], [1]], [[2, 5], [4]]]  # the samples of micro-batches, by step
-DIVISIONS: Mapping[str, Mapping[str, Any]] = {
+CUTS = [[[0, 3], [1]], [[2, 5], [4]]]  # samples of each micro-batch, by step
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "ep2": {"expert_model_parallel_size": 2},
     "tp2": {"tensor_model_parallel_size": 2, "core_args": {"sequence_parallel": True}},
     "pp2": {"pipeline_model_parallel_size": 2},
@@ -43,8 +43,8 @@ DIVISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def rollout(path: str, dtype: torch.dtype) -> TrainBatch:
-    """Two answers to each prompt by the embedded engine, with its routes."""
+def generate(path: str, dtype: torch.dtype) -> TrainBatch:
+    """Two responses to each prompt by the embedded engine, with its routes."""
     device = torch.device("cpu")
     decoder, _ = load_decoder(path, lambda _: ({}, {}), dtype=dtype, device=device, max_context_len=None)
     weights = WeightStore(decoder.weights, decoder.aliases, receiver=None, checksum=None, version="0")
@@ -71,8 +71,8 @@ def rollout(path: str, dtype: torch.dtype) -> TrainBatch:
     return build_batch(groups, 0)
 
 
-def otherwise(batch: TrainBatch) -> TrainBatch:
-    """Every token goes to the experts after those of the engine; the first sample has no routes."""
+def with_other_routes(batch: TrainBatch) -> TrainBatch:
+    """Shifts the experts of every token by one; the first sample has no routes."""
     assert batch.routes is not None
     unknown = np.iinfo(batch.routes.dtype).max
     routes = np.where(batch.routes == unknown, unknown, (batch.routes + 1) % NUM_EXPERTS).astype(batch.routes.dtype)
@@ -81,7 +81,7 @@ def otherwise(batch: TrainBatch) -> TrainBatch:
 
 
 def trained(spec: TrainerSpec, batch: TrainBatch, sizes: Mapping[str, Any], *, rank: int) -> dict[str, Any]:
-    """Two optimiser steps on a rollout: their metrics, the old logprobs, and the weights."""
+    """Trains two optimiser steps on a rollout. Returns metrics, old logprobs and weights."""
     config = MegatronConfig(**{"recompute_granularity": "full", **sizes})
     backend = MegatronBackend(replace(spec, megatron=config), rank=rank, world_size=dist.get_world_size())
     shared = [config.tensor_model_parallel_size, config.pipeline_model_parallel_size, config.context_parallel_size]
@@ -103,7 +103,7 @@ def trained(spec: TrainerSpec, batch: TrainBatch, sizes: Mapping[str, Any], *, r
 
 
 def logprobs_with_routes(path: str, batch: TrainBatch) -> Tensor:
-    """Of response tokens but the first sample's, by transformers' model with its routers told what to choose."""
+    """Logprobs of the responses without the first sample, by transformers with the given experts."""
     assert batch.routes is not None
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     columns = []
@@ -132,15 +132,15 @@ def _choosing(chosen: Tensor) -> Callable[[nn.Module, Any, Any], Any]:
     return choose
 
 
-def greatest(values: Tensor) -> float:
+def max_abs(values: Tensor) -> float:
     return float(values.abs().max())
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """The greatest of numbers, each over max(1, its size), and of weights."""
+    """Largest differences of metrics, relative to max(1, value), and of weights."""
     steps = zip(one["steps"], other["steps"], strict=True)
     numbers = [abs(a[name] - b[name]) / max(1.0, abs(b[name])) for a, b in steps for name in b]
-    weights = [greatest(weight - other["weights"][name]) for name, weight in one["weights"].items()]
+    weights = [max_abs(weight - other["weights"][name]) for name, weight in one["weights"].items()]
     return {"numbers": max(numbers), "weights": max(weights)}
 
 
@@ -149,29 +149,27 @@ def main(rank: int, port: int, path: str, folder: Path) -> None:
     algo = AlgoConfig(use_rollout_routing_replay=True, use_rollout_logprobs=False)
     spec = replace(megatron_spec(path, MegatronConfig(), lr=0.01), algo=algo, ref_path=None)
     own = replace(spec, algo=replace(algo, use_rollout_routing_replay=False))
-    found = [rollout(path, torch.bfloat16) if rank == 0 else None]
+    found = [generate(path, torch.bfloat16) if rank == 0 else None]
     dist.broadcast_object_list(found, src=0)
     batch = found[0]
     assert batch is not None
     base, routed_by_trainer = trained(spec, batch, {}, rank=rank), trained(own, batch, {}, rank=rank)
-    moved = trained(spec, otherwise(batch), {}, rank=rank)
+    moved = trained(spec, with_other_routes(batch), {}, rank=rank)
     first = int(batch.offsets[1] - batch.prompt_lens[0])  # tokens of the first response
     before = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
     gates = {name: weight for name, weight in base["weights"].items() if name.endswith("mlp.gate.weight")}
-    expected = logprobs_with_routes(path, otherwise(batch))
+    expected = logprobs_with_routes(path, with_other_routes(batch))
     report = {
         "steps": base["steps"],
-        "steps otherwise": moved["steps"],
+        "steps with other routes": moved["steps"],
         "lengths": np.diff(batch.offsets).tolist(),
         "difference to the engine": base["steps"][0]["logprob_diff/mean"],
         "difference without": routed_by_trainer["steps"][0]["logprob_diff/mean"],
-        "moves": greatest(moved["logprobs"][first:] - base["logprobs"][first:]),
-        "follows": greatest(moved["logprobs"][first:] - expected),
-        "stays": greatest(moved["logprobs"][:first] - routed_by_trainer["logprobs"][:first]),
-        "gates": [greatest(weight - before[name]) for name, weight in gates.items()],
-        "divisions": {
-            name: difference(trained(spec, batch, sizes, rank=rank), base) for name, sizes in DIVISIONS.items()
-        },
+        "moves": max_abs(moved["logprobs"][first:] - base["logprobs"][first:]),
+        "follows": max_abs(moved["logprobs"][first:] - expected),
+        "stays": max_abs(moved["logprobs"][:first] - routed_by_trainer["logprobs"][:first]),
+        "gates": [max_abs(weight - before[name]) for name, weight in gates.items()],
+        "layouts": {name: difference(trained(spec, batch, sizes, rank=rank), base) for name, sizes in LAYOUTS.items()},
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     leave_world()
@@ -179,5 +177,5 @@ def main(rank: int, port: int, path: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

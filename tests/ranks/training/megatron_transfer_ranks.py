@@ -1,9 +1,8 @@
-"""What one of four ranks does for `test_megatron_transfer.py`, which starts this file as a program.
+"""Program of the four ranks of `test_megatron_transfer.py`.
 
 python -m tests.ranks.training.megatron_transfer_ranks <rank> <port> <folder of the models> <for reports> <engines>
 
-Engines are URLs: two that read every form of weights, one that reads packed buckets alone, one that ends with its first
-bucket.
+Engines are URLs: two accept every format of weights, one accepts packed buckets only, one dies at its first bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from rlscale.training.megatron.parallel_dims import build_parallel_dims
 from rlscale.training.megatron.transfer.exchange import P2P
 from rlscale.training.spec import WeightOwners
 from rlscale.types import EngineAddress
-from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, come_back
+from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, round_trips
 from tests.ranks.training.megatron_push_ranks import (
     DISK,
     GROUP,
@@ -43,7 +42,7 @@ from tests.ranks.training.megatron_push_ranks import (
 )
 
 NUM_RANKS = 4
-SMALL_BUCKET = 3000  # bytes: several rounds, and weights that are larger
+SMALL_BUCKET = 3000  # bytes: gives several rounds, and some weights are larger
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2 pp2, tied": ("qwen3_tied", {TP: 2, PP: 2}),
     "tp2 dp2": ("llama", {TP: 2}),
@@ -58,10 +57,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 PUSHED = {"ep4": "group", "ep2 pp2": "packed", "tp2 ep4": "group", "tp2 ep2 etp2": "disk", "cp2 ep2": "packed"}
-"""By which way the weights of these divisions go to engines."""
+"""Transport to the engines, by the name of the case."""
 
 
-class Flipping(P2P):
+class FlippingP2P(P2P):
     """Changes one bit of the third message that a rank sends."""
 
     def __init__(self) -> None:
@@ -86,9 +85,9 @@ def built(family: str, sizes: Mapping[str, Any], root: Path) -> MegatronModel:
     return model
 
 
-def changed_on_the_way(model: MegatronModel, *, rank: int) -> tuple[str, int]:
-    """What rank 0 says of a message that rank 2 has sent and that arrives changed, and how many weights came before."""
-    exporter = Exporter(model, bucket_bytes=SMALL_BUCKET, p2p=Flipping() if rank == 2 else None)
+def corrupted_message_error(model: MegatronModel, *, rank: int) -> tuple[str, int]:
+    """The error of each rank when a message of rank 2 arrives changed, and the number of weights received before."""
+    exporter = Exporter(model, bucket_bytes=SMALL_BUCKET, p2p=FlippingP2P() if rank == 2 else None)
     number = 0
     try:
         for _ in exporter.weights():
@@ -130,24 +129,24 @@ def main(rank: int, port: int, root: Path, folder: Path, urls: list[str]) -> Non
         for name, (family, sizes) in CASES.items():
             model = built(family, sizes, root)
             path = str(root / family)
-            report[name] = {to: come_back(model, path, bucket_bytes=SMALL_BUCKET, to=to) for to in WeightOwners}
+            report[name] = {to: round_trips(model, path, bucket_bytes=SMALL_BUCKET, to=to) for to in WeightOwners}
             if name in PUSHED:
                 report[f"{name}, pushed"] = pushed(model, path, PUSHED[name], engines=engines, rank=rank, folder=folder)
             if name == "ep4":
-                about = {"rank": rank, "folder": folder}
-                report["owner"] = one_owner_fails(owners_of(model), path, engines[:2], **about)
-                report["engine"] = one_engine_dies(owners_of(model), path, [engines[0], engines[3]], **about)
+                options = {"rank": rank, "folder": folder}
+                report["owner"] = one_owner_fails(owners_of(model), path, engines[:2], **options)
+                report["engine"] = one_engine_dies(owners_of(model), path, [engines[0], engines[3]], **options)
         report["files"] = written_by_all(
             built("qwen3_moe", {EP: 2, PP: 2}, root), root / "qwen3_moe", folder, rank=rank
         )
-        report["changed"], report["before"] = changed_on_the_way(built("qwen3", {PP: 2}, root), rank=rank)
+        report["changed"], report["before"] = corrupted_message_error(built("qwen3", {PP: 2}, root), rank=rank)
         again = built("qwen3", {PP: 2}, root)
-        report["afterwards"] = come_back(again, str(root / "qwen3"))
+        report["afterwards"] = round_trips(again, str(root / "qwen3"))
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     leave_world()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5]))
-    # All that is tested is on disk. Threads of torch.distributed now and then abort an interpreter that winds down.
+    # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

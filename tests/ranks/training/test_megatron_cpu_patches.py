@@ -1,4 +1,4 @@
-"""Megatron-core's calls for CUDA, answered by the CPU, in a process of its own: functions of torch are replaced."""
+"""Patches that run Megatron-core on a CPU, in a separate process because they replace functions of torch."""
 
 import subprocess
 import sys
@@ -39,14 +39,14 @@ with megatron_device():
     assert works()
     with megatron_device():
         assert works()
-    assert works()  # the inner one did not end the outer one
+    assert works()  # leaving the inner context keeps the outer one active
     assert torch.ones(1).type() == "torch.FloatTensor"
     exec(compile("name = torch.ones(1).type()", "-", "exec"), called := {"__name__": "megatron.x", "torch": torch})
     assert called["name"] == "torch.cuda.FloatTensor"
     found = []
     other = threading.Thread(target=lambda: found.append(fails()))
     other.start(), other.join()
-    assert found == [True]  # each thread enters for itself
+    assert found == [True]  # each thread enters the context for itself
 assert fails()
 
 
@@ -71,18 +71,18 @@ with tracker.fork("one"):
 again = torch.rand(4)
 random._set_cuda_rng_state(state)
 torch.rand(4)
-assert torch.equal(torch.rand(4), again)  # a fork leaves the numbers outside as they were
+assert torch.equal(torch.rand(4), again)  # a fork does not change the random numbers outside
 torch.manual_seed(7)
 assert torch.equal(torch.rand(4), forked)
 """
 
 
-def test_calls_for_cuda_are_answered_in_the_threads_that_entered() -> None:
+def test_calls_for_cuda_use_the_cpu_in_threads_that_entered() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
-def test_another_version_of_megatron_core_is_refused() -> None:
+def test_another_version_of_megatron_core_is_rejected() -> None:
     check_version("0.16.7")
     with pytest.raises(ConfigError) as raised:
         check_version("0.17.0")

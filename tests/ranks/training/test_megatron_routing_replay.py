@@ -1,22 +1,22 @@
-"""Routing replay from the engine: tokens go to the experts that generated them, however the trainer is divided."""
+"""Routing replay from the engine, for several parallel layouts: tokens go to the experts that generated them."""
 
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.ranks.training.megatron_routing_ranks import CUTS, DIVISIONS
+from tests.ranks.training.megatron_routing_ranks import CUTS, LAYOUTS
 from tests.tiny_model import write_tiny_qwen3_moe
 from tests.unit.training.launch import report, run_ranks
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two ranks found; they run once for all tests of this module."""
+    """Report of rank 0 of two ranks, which run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("routes")
     model = write_tiny_qwen3_moe(folder / "model")
     weights = load_file(model / "model.safetensors")
-    # Routers that hardly tell the experts apart: the engine's rounding sends tokens elsewhere.
+    # The router scores are almost equal, so the engine's rounding sends tokens to other experts.
     gates = {name: weight for name, weight in weights.items() if name.endswith("mlp.gate.weight")}
     undecided = {name: (weight[:1] + 0.03 * weight).contiguous() for name, weight in gates.items()}
     save_file(weights | undecided, model / "model.safetensors", metadata={"format": "pt"})
@@ -24,34 +24,34 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report(folder, 0)
 
 
-def test_every_token_goes_where_the_engine_sent_it(found: dict[str, Any]) -> None:
-    # The engine computes in bfloat16 and the trainer in float32, so that now and then they choose otherwise.
+def test_every_token_uses_the_experts_of_the_engine(found: dict[str, Any]) -> None:
+    # The engine computes in bfloat16 and the trainer in float32, so their routers sometimes differ.
     assert [step["routes/replayed"] for step in found["steps"]] == [1, 1]
     assert 0 < found["steps"][0]["routes/differing"] < 0.3
 
 
-def test_logprobs_come_closer_to_the_engine(found: dict[str, Any]) -> None:
+def test_replay_reduces_the_logprob_difference_to_the_engine(found: dict[str, Any]) -> None:
     assert found["difference to the engine"] < 0.5 * found["difference without"]
 
 
-def test_the_trainer_follows_routes_that_nobody_would_choose(found: dict[str, Any]) -> None:
+def test_arbitrary_routes_are_replayed(found: dict[str, Any]) -> None:
     assert found["moves"] > 0.1 and found["follows"] < 1e-4
 
 
-def test_tokens_without_a_route_are_counted_and_routed_by_the_trainer(found: dict[str, Any]) -> None:
+def test_tokens_without_a_route_are_counted_and_use_the_router(found: dict[str, Any]) -> None:
     assert found["stays"] < 1e-5
     lengths = found["lengths"]
-    for step, cut in zip(found["steps otherwise"], CUTS, strict=True):
+    for step, cut in zip(found["steps with other routes"], CUTS, strict=True):
         samples = [i for micro in cut for i in micro]
-        numbers = {i: lengths[i] - 1 for i in samples}  # nothing is predicted from a last token
+        numbers = {i: lengths[i] - 1 for i in samples}  # the last token predicts nothing
         share = 1 - numbers.get(0, 0) / sum(numbers.values())
         assert step["routes/replayed"] == pytest.approx(share, abs=1e-9)
 
 
-def test_routers_learn(found: dict[str, Any]) -> None:
+def test_routers_are_trained(found: dict[str, Any]) -> None:
     assert len(found["gates"]) == 2 and min(found["gates"]) > 1e-4
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
-def test_ranks_divided_otherwise_find_the_same_routes(found: dict[str, Any], division: str) -> None:
-    assert max(found["divisions"][division].values()) < 1e-5, found["divisions"]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_parallel_layouts_replay_the_same_routes(found: dict[str, Any], layout: str) -> None:
+    assert max(found["layouts"][layout].values()) < 1e-5, found["layouts"]

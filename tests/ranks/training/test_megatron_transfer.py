@@ -1,4 +1,4 @@
-"""Weights of four ranks brought together over gloo, from parallel layouts that two ranks cannot have."""
+"""Weight transfer between four ranks over gloo, for parallel layouts that need more than two ranks."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from tests.unit.training.launch import report, run_ranks
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the ranks found; they run once for all tests of this module."""
+    """Reports of the ranks, which run once for all tests of this module."""
     models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("reports")
     write_families(models)
     with engine_processes() as start:
@@ -26,50 +26,50 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("how", list(WeightOwners))
 @pytest.mark.parametrize("name", CASES)
-def test_weights_come_back_bit_for_bit(name: str, how: str, reports: list[dict[str, Any]]) -> None:
+def test_exported_weights_equal_loaded_ones(name: str, how: str, reports: list[dict[str, Any]]) -> None:
     assert all(found[name][how] for found in reports)
 
 
 @pytest.mark.parametrize("name", PUSHED)
-def test_owners_bring_their_weights_to_every_engine(name: str, reports: list[dict[str, Any]]) -> None:
+def test_owners_send_their_weights_to_every_engine(name: str, reports: list[dict[str, Any]]) -> None:
     found = [each[f"{name}, pushed"] for each in reports]
     assert all(each["same"] for each in found)  # the bytes of the Hugging Face folder
     senders = found[0]["senders"]
     assert len(senders) == {"ep4": 4, "ep2 pp2": 4, "tp2 ep4": 4, "tp2 ep2 etp2": 2, "cp2 ep2": 2}[name]
     whole = found[0]["all_bytes"]
     for rank, each in enumerate(found):
-        assert each["told"] == [whole, whole]
+        assert each["reported"] == [whole, whole]
         assert (each["own_bytes"] > 0) == (rank in senders)
     assert sum(each["own_bytes"] for each in found) == whole
 
 
-def test_an_owner_that_fails_is_told_by_all_and_keeps_nobody_waiting(reports: list[dict[str, Any]]) -> None:
+def test_every_rank_reports_an_owner_that_fails_and_none_hangs(reports: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(each["owner"] for each in reports):
-        told = (
+        others = (
             f"WeightSyncError: trainer rank {found['victim']} must send its weights, got RuntimeError: no memory left"
         )
-        assert found["said"] == ("RuntimeError: no memory left" if rank == found["victim"] else told)
+        assert found["error"] == ("RuntimeError: no memory left" if rank == found["victim"] else others)
         assert found["unconnected"].startswith("WeightSyncError: the weight channel must be connected")
         assert found["afterwards"]["same"]
 
 
-def test_an_engine_that_dies_is_told_by_all_and_the_others_get_their_weights(reports: list[dict[str, Any]]) -> None:
+def test_every_rank_reports_an_engine_that_dies_and_the_others_get_their_weights(reports: list[dict[str, Any]]) -> None:
     for found in (each["engine"] for each in reports):
-        assert found["said"].startswith("EngineError: engine 3")
+        assert found["error"].startswith("EngineError: engine 3")
         assert found["afterwards"]["same"]
-        assert found["gone"].startswith("engine 3")
+        assert found["reconnect_error"].startswith("engine 3")
 
 
-def test_a_message_that_arrives_changed_is_told_by_its_receiver(reports: list[dict[str, Any]]) -> None:
+def test_the_receiver_reports_a_corrupted_message(reports: list[dict[str, Any]]) -> None:
     first, *others = reports
     assert first["changed"].startswith("bucket ") and " from trainer rank 2 (" in first["changed"]
     assert "must arrive at rank 0 as it was sent, got another checksum" in first["changed"]
-    assert first["before"] > 0  # the buckets before it
+    assert first["before"] > 0  # from earlier buckets
     assert all(found["changed"] == "" and found["before"] == 0 for found in others)
-    assert all(found["afterwards"] for found in reports)  # nobody was left waiting
+    assert all(found["afterwards"] for found in reports)  # no rank hangs
 
 
-def test_weights_that_do_not_fit_in_one_file_are_written_by_all_ranks(reports: list[dict[str, Any]]) -> None:
+def test_all_ranks_write_weights_that_do_not_fit_in_one_file(reports: list[dict[str, Any]]) -> None:
     for found in (each["files"] for each in reports):
         assert found["same"] and found["writers"] == NUM_RANKS
         number = len(found["names"]) - 1

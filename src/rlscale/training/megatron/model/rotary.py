@@ -46,7 +46,7 @@ def yarn_fields(config: PreTrainedConfig) -> dict[str, float]:
     if rope_parameters(config)["rope_type"] != "yarn":
         return {}
     _, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    assert scale >= 1.0, "architecture_problems rejects a scale below 1"
+    assert scale >= 1.0, "check_architecture rejects a scale below 1"
     # Inverse of scale = 0.1 ln(factor) + 1.
     return {"yarn_rotary_scaling_factor": math.exp((scale - 1.0) / 0.1)}
 

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint of Megatron-core runs no code that it names."""
+"""Reading a checkpoint of Megatron-core runs no code from it."""
 
 import os
 import pickle
@@ -19,8 +19,8 @@ from rlscale.errors import DataError
 from rlscale.training.megatron.checkpoint.safe_pickle import METADATA, restricted_pickle
 
 
-class Sneaky:
-    """A file of it writes another one when it is read."""
+class MaliciousObject:
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -38,7 +38,7 @@ def write_metadata(folder: Path, **more: Any) -> Metadata:
 
 
 def read_metadata(folder: Path) -> Any:
-    """As torch reads it inside of Megatron-core."""
+    """Reads the metadata as torch does inside of Megatron-core."""
     with restricted_pickle(folder):
         return pickle.loads((folder / METADATA).read_bytes())
 
@@ -48,8 +48,8 @@ def test_metadata_of_tensors_is_read(tmp_path: Path) -> None:
     assert read_metadata(tmp_path).state_dict_metadata == written.state_dict_metadata
 
 
-def test_metadata_that_names_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
-    write_metadata(tmp_path, planner_data=Sneaky(tmp_path / "made"))
+def test_metadata_with_a_function_is_rejected_before_the_call(tmp_path: Path) -> None:
+    write_metadata(tmp_path, planner_data=MaliciousObject(tmp_path / "made"))
     with (
         pytest.raises(
             DataError,
@@ -57,12 +57,12 @@ def test_metadata_that_names_a_function_is_refused_before_it_is_called(tmp_path:
         ),
         restricted_pickle(tmp_path),
     ):
-        pytest.fail("nobody gets to read it")
+        pytest.fail("the context must not be entered")
     assert not (tmp_path / "made").exists()
 
 
-class Member:
-    """Pickled as Python up to 3.11.3 pickles a member of an enumeration; of other classes nobody may ask that."""
+class PickledMember:
+    """Pickled as a call of getattr, as Python up to 3.11.3 pickles a member of an enumeration."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name = owner, name
@@ -71,21 +71,21 @@ class Member:
         return (getattr, (self.owner, self.name))
 
 
-def test_members_of_enumerations_are_read_however_they_are_pickled(tmp_path: Path) -> None:
-    write_metadata(tmp_path, planner_data=Member(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
+def test_members_of_enumerations_are_read_in_both_pickled_forms(tmp_path: Path) -> None:
+    write_metadata(tmp_path, planner_data=PickledMember(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
     assert read_metadata(tmp_path).planner_data is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
 
 
 @pytest.mark.parametrize(("owner", "name"), [(_MEM_FORMAT_ENCODING, "__init_subclass__"), (Metadata, "__init__")])
-def test_other_attributes_are_refused(tmp_path: Path, owner: type, name: str) -> None:
-    write_metadata(tmp_path, planner_data=Member(owner, name))
+def test_other_attributes_are_rejected(tmp_path: Path, owner: type, name: str) -> None:
+    write_metadata(tmp_path, planner_data=PickledMember(owner, name))
     with pytest.raises(DataError, match=f"got the attribute {name} of"), restricted_pickle(tmp_path):
-        pytest.fail("nobody gets to read it")
+        pytest.fail("the context must not be entered")
 
 
-def test_objects_are_read_as_plain_values(tmp_path: Path) -> None:
+def test_other_files_are_read_with_plain_types_only(tmp_path: Path) -> None:
     write_metadata(tmp_path)
-    torch.save({"common": Sneaky(tmp_path / "made")}, tmp_path / "common.pt")
+    torch.save({"common": MaliciousObject(tmp_path / "made")}, tmp_path / "common.pt")
     with restricted_pickle(tmp_path), pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir"):
         torch.load(tmp_path / "common.pt", weights_only=False)
     assert not (tmp_path / "made").exists()

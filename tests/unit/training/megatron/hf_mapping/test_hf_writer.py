@@ -1,4 +1,4 @@
-"""Hugging Face folders that are written tensor by tensor."""
+"""Hugging Face folders written tensor by tensor."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("most", "files"), [(10**6, ["model.safetensors"]), (80, 3), (1, 5)])
-def test_files_hold_as_much_as_fits(most: int, files: int | list[str], tmp_path: Path) -> None:
+def test_files_are_filled_up_to_the_limit(most: int, files: int | list[str], tmp_path: Path) -> None:
     writer = HfWriter(folder=tmp_path, max_file_bytes=most)
     for name, tensor in weights().items():
         writer.add(name, tensor)
@@ -32,7 +32,7 @@ def test_files_hold_as_much_as_fits(most: int, files: int | list[str], tmp_path:
     assert writer.num_bytes == 5 * 40 and not list(tmp_path.glob(".part*"))
 
 
-def test_a_tensor_is_kept_as_it_was_when_it_came(tmp_path: Path) -> None:
+def test_a_tensor_is_copied_when_it_is_added(tmp_path: Path) -> None:
     writer, tensor = HfWriter(folder=tmp_path), torch.ones(3)
     writer.add("a", tensor)
     tensor.zero_()
@@ -40,7 +40,7 @@ def test_a_tensor_is_kept_as_it_was_when_it_came(tmp_path: Path) -> None:
     assert HfCheckpoint(str(tmp_path)).tensor("a").tolist() == [1, 1, 1]
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_errors_name_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"must hold config.json, got no such file"):
         copy_model_files(str(tmp_path / "empty"), tmp_path)
@@ -53,7 +53,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
         HfCheckpoint(str(tmp_path)).source("b")
 
 
-def test_experts_in_one_tensor_are_read_one_by_one(tmp_path: Path) -> None:
+def test_experts_in_a_fused_tensor_are_read_one_by_one(tmp_path: Path) -> None:
     gate_up, down = torch.arange(48.0).view(2, 6, 4), torch.arange(24.0).view(2, 4, 3)
     writer = HfWriter(folder=tmp_path)
     writer.add("l.mlp.experts.gate_up_proj", gate_up)
@@ -67,7 +67,7 @@ def test_experts_in_one_tensor_are_read_one_by_one(tmp_path: Path) -> None:
     assert torch.equal(last.columns(slice(1, 3)), down[1, :, 1:3])
 
 
-def test_a_bias_that_is_float32_in_any_case_leaves_a_folder_of_one_type(tmp_path: Path) -> None:
+def test_the_float32_bias_does_not_count_as_a_second_dtype(tmp_path: Path) -> None:
     bias = {"model.layers.0.mlp.gate.e_score_correction_bias": torch.ones(4)}
     save_file({"lm_head.weight": torch.ones(2, 2, dtype=torch.bfloat16), **bias}, tmp_path / "model.safetensors")
     assert HfCheckpoint(str(tmp_path)).dtypes() == {"BF16"}
