@@ -55,9 +55,9 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
     steps = plan_steps(batch, config.batch, num_ranks=parallel.data, context_ranks=parallel.context)
     backend.train(batch, steps)
     gc.collect()
-    trained = backend.policy.trained
+    trainable = backend.policy.trainable
     weights = [tensor for chunk in backend.policy.model.chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
-    gradients = held(gradient_buffers(trained.chunks))
+    gradients = held(gradient_buffers(trainable.chunks))
     step = peak_bytes(lambda: backend.train(batch, steps)) + gradients
     gc.collect()
     sync = peak_bytes(lambda: _drain(backend.weights()))
@@ -69,7 +69,7 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
         save = max(peak_bytes(partial(_save, backend, Path(folder[0]) / str(i))) for i in range(2))
     return MegatronMeasured(
         weights=held(weights),
-        optimizer=held(list(optimizer_tensors(trained.optimizer, but=weights))),
+        optimizer=held(list(optimizer_tensors(trainable.optimizer, exclude=weights))),
         reference=0 if backend.reference is None else held(_copies(backend)),
         step=step,
         sync=sync + gradients,
@@ -79,8 +79,8 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
 
 def _copies(backend: MegatronBackend) -> Iterable[Tensor]:
     """Of the reference, on the host."""
-    assert backend.reference is not None and backend.reference.scorer.weights is not None, "it borrows the policy's"
-    return backend.reference.scorer.weights.tensors
+    assert backend.reference is not None and backend.reference.frozen.weights is not None, "it borrows the policy's"
+    return backend.reference.frozen.weights.tensors
 
 
 def _save(backend: MegatronBackend, folder: Path) -> None:

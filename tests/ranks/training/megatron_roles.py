@@ -97,9 +97,9 @@ def bytes_on_device(backend: MegatronBackend) -> int:
     total = 0
     for role in (backend.policy, backend.critic):
         assert role is not None
-        parameters = [p for chunk in role.trained.model.chunks for p in chunk.parameters()]
+        parameters = [p for chunk in role.trainable.model.chunks for p in chunk.parameters()]
         gradients = [p.main_grad for p in parameters]
-        states = [t for each in role.trained.optimizer.chained_optimizers for t in _states(each.optimizer)]
+        states = [t for each in role.trainable.optimizer.chained_optimizers for t in _states(each.optimizer)]
         total += sum(tensor.untyped_storage().nbytes() for tensor in (*parameters, *gradients, *states) if tensor.dim())
     return total
 

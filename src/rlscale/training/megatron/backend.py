@@ -1,6 +1,6 @@
-"""One trainer rank on Megatron-core.
+"""MegatronBackend: one trainer rank on Megatron-core.
 
-The last stage of the pipeline computes columns and metrics; it broadcasts them, so that every rank returns the same.
+The last pipeline stage computes columns and metrics and sends them to the others, so every rank returns the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.export import write_hf
 from rlscale.training.megatron.hf_mapping.export_hf import make_exporter
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
-from rlscale.training.megatron.model.megatron_model import DTYPES, build_model, configure_pipeline
-from rlscale.training.megatron.policy import MegatronPolicy, PolicyCopies
+from rlscale.training.megatron.model.megatron_model import DTYPES, MegatronModel, build_model, configure_pipeline
+from rlscale.training.megatron.policy import MegatronPolicy
+from rlscale.training.megatron.policy_snapshots import HostSnapshots
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.scorers import MegatronReference, MegatronTeacher
 from rlscale.training.policy_snapshots import PolicySnapshots
@@ -26,9 +27,9 @@ from rlscale.training.trainer_state import TrainerProgress
 
 
 class MegatronBackend(RoleBackend):
-    """Trains a model that is divided over all ranks of the default process group as `megatron.*` configures.
+    """Trains a model that is divided over all ranks of the default process group by the sizes of `megatron`.
 
-    Invariants: those of `RoleBackend`; a process has at most one of it at a time.
+    Invariants: those of `RoleBackend`; a process has at most one instance at a time.
 
     Example:
         join_world(rank, world_size, "127.0.0.1", port, "gloo", 600.0)
@@ -45,26 +46,26 @@ class MegatronBackend(RoleBackend):
     def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
         self.rank = MegatronRank.join(spec, rank=rank, world_size=world_size)
         super().__init__(spec, self.rank)
-        dims, dtype = self.rank.dims, DTYPES[spec.train.dtype]
         with self.rank.computing():
-            model = build_model(
-                spec.model_path, model=spec.model, megatron=spec.megatron, dtype=dtype, custom=spec.custom
-            )
-            configure_pipeline(model, dims)
-            # Before the policy's weights are loaded: these may load their own into the same model for a while.
-            self.reference = MegatronReference.from_spec(spec, policy=model, dims=dims)
-            self.teacher = MegatronTeacher.from_spec(spec, policy=model, dims=dims)
-            if spec.start_weights is None:
-                load_hf(model, spec.model_path)
-            else:
-                load_weights(spec.start_weights, model=model)
-            self.policy = MegatronPolicy(model, on=self.rank)
-            copies = PolicyCopies(self.policy, on=self.rank)
-            self._snapshots = PolicySnapshots(copies, limit=spec.num_old_policies) if spec.num_old_policies else None
-            is_here = spec.critic is not None and spec.critic.dedicated_ranks is None
-            self.critic = MegatronCritic(spec.critic, on=self.rank) if spec.critic and is_here else None
-            self._exporter = make_exporter(model, to=spec.weight_owners)
+            self._build_roles()
+            self._exporter = make_exporter(self.policy.model, to=spec.weight_owners)
         self._register_models()
+
+    def _build_roles(self) -> None:
+        spec, rank = self._spec, self.rank
+        model = _build_policy_model(rank)
+        # Reference and teacher load their weights into the policy's model first, so the policy's come last.
+        self.reference = MegatronReference.from_spec(policy=model, rank=rank)
+        self.teacher = MegatronTeacher.from_spec(policy=model, rank=rank)
+        if spec.start_weights is None:
+            load_hf(model, spec.model_path)
+        else:
+            load_weights(spec.start_weights, model=model)
+        self.policy = MegatronPolicy(model, rank=rank)
+        snapshots = HostSnapshots(self.policy, rank=rank)
+        self._snapshots = PolicySnapshots(snapshots, limit=spec.num_old_policies) if spec.num_old_policies else None
+        is_here = spec.critic is not None and spec.critic.dedicated_ranks is None
+        self.critic = MegatronCritic(spec.critic, rank=rank) if spec.critic and is_here else None
 
     @property
     def senders(self) -> tuple[int, ...]:
@@ -73,19 +74,19 @@ class MegatronBackend(RoleBackend):
 
     def close(self) -> None:
         """See RoleBackend."""
-        del self._exporter
         super().close()
+        del self._exporter
 
     def _published_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._exporter.weights()
 
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:
-        self.policy.trained.save(folder, progress=progress)
+        self.policy.trainable.save(folder, progress=progress)
         if self.reference is not None:
-            self.reference.save(folder, async_saver=self.rank.async_saver)
+            self.reference.save(folder, rank=self.rank)
 
     def _load_models(self, folder: Path) -> TrainerProgress:
-        progress = self.policy.trained.load(folder)
+        progress = self.policy.trainable.load(folder)
         if self.reference is not None:
             self.reference.load(folder)
         return progress
@@ -93,3 +94,15 @@ class MegatronBackend(RoleBackend):
     def _write_hf(self, folder: Path) -> None:
         dtype = DTYPES[self._spec.train.dtype]
         write_hf(self.policy.model, folder, source=self._spec.model_path, dtype=dtype)
+
+
+def _build_policy_model(rank: MegatronRank) -> MegatronModel:
+    spec = rank.spec
+    model = build_model(
+        spec.model_path,
+        model=spec.model,
+        megatron=spec.megatron,
+        dtype=DTYPES[spec.train.dtype],
+        custom=spec.custom,
+    )
+    return configure_pipeline(model, rank.dims)

@@ -1,4 +1,4 @@
-"""The critic on Megatron-core: the value model of ppo, on the policy's ranks or on ranks of its own."""
+"""The critic on Megatron-core: the value model of ppo, on the policy's ranks or on dedicated ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from rlscale.training.megatron.model.megatron_model import (
     build_model,
     configure_pipeline,
 )
-from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.megatron.rank import MegatronRank
-from rlscale.training.megatron.scorers import own_model_config
-from rlscale.training.megatron.step import score
+from rlscale.training.megatron.scorers import separate_model_config
+from rlscale.training.megatron.step import score_column
 from rlscale.training.megatron.trainable import TrainableModel
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.rollout_state import PackedRollout, TrainColumns, all_reduce_column
-from rlscale.training.spec import CriticSpec, TrainerSpec
+from rlscale.training.spec import CriticSpec
 from rlscale.training.trainer_state import (
     CRITIC_FOLDER,
     TrainerProgress,
@@ -41,89 +40,77 @@ from rlscale.training.trainer_state import (
 
 
 class MegatronCritic:
-    """This rank's part of a model with a value head, with optimiser and schedule. Every method is a collective."""
+    """This rank's part of a model with a value head, its optimiser and schedule; see `CriticRole`."""
 
-    def __init__(self, critic: CriticSpec, *, on: MegatronRank) -> None:
-        self._spec, self._critic, self._dims, self._device = on.spec, critic, on.dims, on.device
-        spec, dims = on.spec, on.dims
-        optim = critic_rates(spec.optim, critic)
-        model = _first_model(spec, critic, dims=dims)
-        self.trained = TrainableModel(spec, model, optim=optim, dims=dims, async_saver=on.async_saver)
-        self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
-        self.num_steps = 0  # made
+    def __init__(self, critic: CriticSpec, *, rank: MegatronRank) -> None:
+        self._critic, self._rank = critic, rank
+        optim = critic_rates(rank.spec.optim, critic)
+        model = _build_initial_model(critic, rank=rank)
+        self.trainable = TrainableModel(model, optim=optim, rank=rank)
+        self._schedule = LrSchedule.from_config(optim, total_steps=rank.spec.total_steps)
+        self.num_steps = 0  # finished
 
     def add_to(self, offloader: Offloader, *, name: str) -> None:
-        """Registers weights and optimiser state; no collective."""
-        self.trained.add_to(offloader, name=name)
+        """See ModelRole."""
+        self.trainable.add_to(offloader, name=name)
 
     def compute_values(self, rollout: PackedRollout) -> Tensor:
-        """See CriticRole. [T]"""
+        """See CriticRole."""
+        rank, chunks = self._rank, self.trainable.model.chunks
         with rollout.timed("values"):
-            call_before_logprobs(self._spec, self.trained.model.chunks, role="critic")
-            column = score(
-                self.trained.model.chunks,
-                rollout.scoring_micros,
-                dims=self._dims,
-                entries_of=_values,
-                num_tokens=rollout.num_tokens,
+            call_before_logprobs(rank.spec, chunks, role="critic")
+            column = score_column(
+                chunks, rollout.scoring_micros, dims=rank.dims, entries=_values, num_tokens=rollout.num_tokens
             )
-            values = all_reduce_column(column, device=self._device, group=rollout.data_group)
-        assert values is not None, "there is a column"
+            values = all_reduce_column(column, device=rank.device, group=rollout.data_group)
+        assert values is not None, "computed above"
         return values
 
     def train_step(self, rollout: PackedRollout, columns: TrainColumns, *, step: int) -> dict[str, float]:
-        """See CriticRole. Raises as `TrainableModel.step`."""
-        metrics = MetricSums(self._device, group=self._dims.data_group)
+        """See CriticRole."""
+        spec, device = self._rank.spec, self._rank.device
+        metrics = MetricSums(device, group=self._rank.dims.data_group)
         lr = self._schedule.at(self.num_steps)
-        settings = critic_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
-        loss = ValueLoss(self._spec, rollout, columns, step=step, metrics=metrics, device=self._device)
-        call_before_step(
-            self._spec,
-            self.trained.chunks,
-            self.trained.optimizer,
-            rollout_id=rollout.batch.version,
-            step_id=self.num_steps,
-        )
-        loss_of = partial(_micro_loss, loss)
-        result = self.trained.step(rollout.micros[step], loss_of=loss_of, metrics=metrics, settings=settings)
+        settings = critic_settings(spec, self._critic, number=self.num_steps, lr=lr)
+        loss = ValueLoss(spec, rollout, columns, step=step, metrics=metrics, device=device)
+        chunks, optimizer = self.trainable.chunks, self.trainable.optimizer
+        call_before_step(spec, chunks, optimizer, rollout_id=rollout.batch.version, step_id=self.num_steps)
+        micros, stage_loss = rollout.micros[step], partial(_stage_loss, loss=loss)
+        result = self.trainable.train_step(micros, loss=stage_loss, metrics=metrics, settings=settings)
         self.num_steps += 1
         return {f"critic_{name}": value for name, value in result.items()}
 
     def save(self, folder: Path) -> None:
         """See CriticRole."""
         with critic_checkpoint(self._critic, folder) as own:
-            self.trained.save(own, progress=TrainerProgress(num_steps=self.num_steps))
+            self.trainable.save(own, progress=TrainerProgress(num_steps=self.num_steps))
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`. A checkpoint of a run without a critic leaves it as it was made.
-
-        Raises:
-            DataError: what is there is another critic, or it is missing in `critic.save`.
-        """
+        """See CriticRole."""
         if has_saved_critic(self._critic, folder):
-            self.num_steps = self.trained.load(critic_folder(self._critic, folder)).num_steps
+            self.num_steps = self.trainable.load(critic_folder(self._critic, folder)).num_steps
 
 
-def _micro_loss(loss: ValueLoss, micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
-    """A micro-batch's share of the loss, on the last stage."""
+def _stage_loss(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder, *, loss: ValueLoss) -> Tensor:
+    """The micro-batch's share of the critic's loss, from its hidden states."""
     return loss.compute(micro, values=_values(micro, hidden, decoder))
 
 
 def _values(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
-    """Before each trainable token. [R]"""
+    """The value before each trainable token. [R]"""
     return micro.gather_shards(decoder.values(hidden.flatten(0, 1).index_select(0, micro.logit_rows)))
 
 
-def _first_model(spec: TrainerSpec, critic: CriticSpec, *, dims: ParallelDims) -> MegatronModel:
-    """With the weights of a folder, of the critic of a checkpoint or, where it has none, of its policy."""
-    path, checkpoint = critic.source.path, critic.source.checkpoint
+def _build_initial_model(critic: CriticSpec, *, rank: MegatronRank) -> MegatronModel:
+    """The model with weights of a Hugging Face folder, or of a checkpoint's critic or, if it has none, policy."""
+    spec, path, checkpoint = rank.spec, critic.source.path, critic.source.checkpoint
     config = ModelConfig(
         use_hf_config_for_megatron=True, custom_model_provider_path=spec.model.custom_model_provider_path
     )
     model = build_model(
         path,
         model=config,
-        megatron=own_model_config(spec.megatron),
+        megatron=separate_model_config(spec.megatron),
         dtype=DTYPES[spec.train.dtype],
         has_value_head=True,
         custom=spec.custom,
@@ -133,5 +120,6 @@ def _first_model(spec: TrainerSpec, critic: CriticSpec, *, dims: ParallelDims) -
     elif (checkpoint / CRITIC_FOLDER).is_dir():
         load_weights(checkpoint / CRITIC_FOLDER, model=model)
     else:
+        # A policy has no value head: the new one stays.
         load_weights(checkpoint, model=model, skip_prefix=VALUE_HEAD)
-    return configure_pipeline(model, dims)
+    return configure_pipeline(model, rank.dims)

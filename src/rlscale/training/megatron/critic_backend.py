@@ -1,4 +1,4 @@
-"""One rank of a critic on Megatron-core that has dedicated GPUs."""
+"""MegatronCriticBackend: one rank of a critic on Megatron-core with dedicated ranks, and so GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlscale.training.spec import TrainerSpec
 
 
 class MegatronCriticBackend(CriticBackend):
-    """Trains a critic that is divided over all ranks as `megatron.*` configures; see `CriticBackend`."""
+    """Trains the critic, divided over all ranks of the default process group by the sizes of `megatron`."""
 
     critic: MegatronCritic
 
@@ -18,5 +18,5 @@ class MegatronCriticBackend(CriticBackend):
         context = MegatronRank.join(spec, rank=rank, world_size=world_size)
         super().__init__(context)
         with context.computing():
-            self.critic = MegatronCritic(spec.critic, on=context)
+            self.critic = MegatronCritic(spec.critic, rank=context)
         self._register_critic()

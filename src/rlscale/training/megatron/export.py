@@ -1,4 +1,4 @@
-"""A folder that transformers loads, from the parts of a model that all ranks hold."""
+"""Export of a model as a folder that transformers loads, from the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dt
 
     Args:
         model: its parameters are of `dtype`.
-        folder: made if needed, seen by all ranks.
-        source: Hugging Face folder or hub id that configuration and tokenizer are taken from.
-        dtype: named by the configuration.
+        folder: created if needed, visible to all ranks.
+        source: Hugging Face folder or hub id that provides configuration and tokenizer.
+        dtype: written into the configuration.
     """
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,10 +36,10 @@ def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dt
 
 
 def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> list[WrittenFiles]:
-    """Writes the weights into a folder that rank 0 has made; a collective. Returns what each rank has written.
+    """Writes the weights into a folder that rank 0 has created; a collective. Returns what each rank has written.
 
-    Each rank writes weights of which it holds a part, about as many bytes as the others, and has one file in memory.
-    Weights that fit in one file are written by rank 0 alone.
+    Each rank writes weights of which it holds a shard, about as many bytes as the others, and keeps one file in memory.
+    Rank 0 alone writes weights that fit in one file.
     """
     exporter = make_exporter(model)
     if isinstance(exporter, Exporter) and exporter.num_bytes > max_file_bytes:
@@ -50,6 +50,7 @@ def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = M
         writer.add(name, weight)
     by_rank = [WrittenFiles(files=(), num_bytes=0)] * dist.get_world_size()
     dist.all_gather_object(by_rank, writer.finish())
+    # File names contain the number of files, which is known only now.
     if dist.get_rank() == 0:
         name_files(folder, by_rank)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Megatron-core's optimiser, and one step of it."""
+"""Megatron-core's gradient buffers and optimiser, and one optimiser step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FIELDS = frozenset(field.name for field in fields(CoreOptimizerConfig))
 
 
 def wrap_chunks(model: MegatronModel, *, megatron: MegatronConfig) -> list[DistributedDataParallel]:
-    """The chunks of a model with buffers for float32 gradients, which are added up over the data-parallel ranks.
+    """Wraps the chunks of a model with buffers for float32 gradients, which are summed over data-parallel ranks.
 
-    The loss of a micro-batch is a share of that of the step, so gradients are added and never averaged: Megatron-core
-    does so where it counts tokens itself, of which it is told none.
+    The loss of a micro-batch is its share of the loss of the step, so gradients are summed and never averaged.
+    Megatron-core sums them in its per-token mode, in which it divides by a number of tokens; it gets none.
     """
     config = model.config
     config.calculate_per_token_loss = True
@@ -36,7 +36,8 @@ def wrap_chunks(model: MegatronModel, *, megatron: MegatronConfig) -> list[Distr
         for i, chunk in enumerate(model.chunks)
     ]
     for buffer in (each for chunk in chunks for each in (*chunk.buffers, *chunk.expert_parallel_buffers)):
-        _count_padding(buffer)
+        _include_padding(buffer)
+    # Schedules expect one function for a single chunk and a list for several.
     no_sync = [chunk.no_sync for chunk in chunks]
     config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
     config.finalize_model_grads_func = _finalize
@@ -48,7 +49,7 @@ def make_optimizer(
 ) -> Any:
     """AdamW over all parameters, with float32 master weights. Weight decay applies to each parameter, norms included.
 
-    Returns Megatron-core's ChainedOptimizer: of dense parameters, and of those of experts.
+    Returns Megatron-core's ChainedOptimizer: one part for dense parameters and one for those of experts.
     """
     config = CoreOptimizerConfig(
         **{
@@ -65,26 +66,26 @@ def make_optimizer(
         }
         | {name: value for name, value in megatron.core_args.items() if name in _FIELDS}
     )
-    # No entry: Megatron-core would leave vectors without weight decay.
+    # Empty overrides: by default Megatron-core excludes vectors from weight decay.
     return get_megatron_optimizer(config, list(chunks), config_overrides={}, use_gloo_process_groups=False)
 
 
 def zero_gradients(chunks: Sequence[DistributedDataParallel], optimizer: Any) -> None:
-    """Before the first micro-batch of a step."""
+    """Clears all gradients before the first micro-batch of a step."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
 
 
-def apply_gradients(
+def optim_step(
     optimizer: Any, *, settings: StepSettings, named_parameters: Sequence[tuple[str, nn.Parameter]]
 ) -> float:
-    """Clips the gradients that the schedule left behind and steps; returns their norm from before. A collective.
+    """Clips the accumulated gradients and makes one optimiser step; a collective. Returns the norm before clipping.
 
     Args:
         optimizer: of `make_optimizer`.
         settings: number, rate and clipping.
-        named_parameters: of this rank, for the message.
+        named_parameters: of this rank, for the error message.
 
     Raises:
         WorkerError: the norm is not finite. Raised on every rank, before any weight is changed.
@@ -93,40 +94,41 @@ def apply_gradients(
     norm = float(optimizer.get_grad_norm())
     check_gradient(norm, step=settings.number, bad_names=lambda: _bad_names(named_parameters), role=settings.role)
     if settings.max_grad_norm > 0:
-        for each in optimizer.chained_optimizers:
-            if parameters := each.get_parameters():
+        # Clip each part by the norm over all parts.
+        for part in optimizer.chained_optimizers:
+            if parameters := part.get_parameters():
                 clip_grad_by_total_norm_fp32(parameters, max_norm=settings.max_grad_norm, total_norm=norm)
     for group in optimizer.param_groups:
         group["lr"] = settings.lr
     is_done = optimizer.step_with_ready_grads()
-    assert is_done, "without a scale of the loss no step is left out"
-    optimizer.zero_grad()  # master weights would hold on to theirs
+    assert is_done, "without loss scaling no step is skipped"
+    optimizer.zero_grad()  # else master weights would keep their gradients allocated
     return norm
 
 
 def gradient_buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
-    """What gradients are added up in; of no worth between steps."""
+    """The buffers in which gradients are accumulated; their content is not needed between steps."""
     for chunk in chunks:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             yield buffer.grad_data
 
 
-def optimizer_tensors(optimizer: Any, *, but: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Master weights and moments; without those that lie in the memory of the tensors `but`."""
-    others = {tensor.untyped_storage()._cdata for tensor in but}
-    for each in optimizer.chained_optimizers:
-        states = (value for state in each.optimizer.state.values() for value in state.values())
-        for tensor in (*(p for group in each.param_groups for p in group["params"]), *states):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in others:
+def optimizer_tensors(optimizer: Any, *, exclude: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Master weights and moments, without those that share memory with the tensors of `exclude`."""
+    excluded = {tensor.untyped_storage()._cdata for tensor in exclude}
+    for part in optimizer.chained_optimizers:
+        states = (value for state in part.optimizer.state.values() for value in state.values())
+        for tensor in (*(p for group in part.param_groups for p in group["params"]), *states):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in excluded:
                 yield tensor
 
 
-def _count_padding(buffer: Any) -> None:
-    """Has checkpoints of the optimiser keep what fills up its buckets.
+def _include_padding(buffer: Any) -> None:
+    """Makes checkpoints of the optimiser include the padding of its buckets.
 
-    Else Megatron-core 0.16 leaves it out of the tensor that it cuts the parameters' states from by places that count
-    it: those behind a tied embedding, which has a bucket of its own on the first and last of several stages, are saved
-    shifted where its size is no multiple of 128.
+    Megatron-core 0.16 leaves the padding out of the tensor that it saves, but cuts the states of the parameters from it
+    at positions that count the padding. A tied embedding has its own bucket on the first and last of several stages; if
+    its size is no multiple of 128, the states after it are saved shifted.
     """
     for bucket in buffer.buckets:
         bucket.numel_unpadded = bucket.grad_data.numel()
@@ -134,10 +136,11 @@ def _count_padding(buffer: Any) -> None:
 
 
 def _finalize(chunks: list[nn.Module], num_tokens: object = None, **options: Any) -> None:
-    """Adds up gradients over data-parallel ranks, and what tensor- and pipeline-parallel ranks share."""
+    """Reduces gradients over data-parallel ranks, and those of weights that tensor or pipeline ranks share."""
+    # No number of tokens: the gradients are not divided.
     finalize_model_grads(chunks, None, **options)
 
 
 def _bad_names(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> list[str]:
-    """Parameters whose gradient on this rank holds a NaN or an infinity."""
+    """Parameters whose gradient on this rank contains a NaN or an infinity."""
     return [name for name, p in named_parameters if not bool(getattr(p, "main_grad").isfinite().all())]  # noqa: B009

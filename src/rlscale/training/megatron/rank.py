@@ -1,4 +1,4 @@
-"""Where a trainer rank works: its device, its place in the dims, and how it packs its share of a rollout."""
+"""Device and process groups of a trainer rank on Megatron-core, and the packing of its share of a rollout."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from rlscale.training.rollout_state import PackedRollout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch
 
+Cuts = Sequence[Sequence[int]]
+"""Sample indices of each micro-batch of a step."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronRank:
@@ -40,11 +43,11 @@ class MegatronRank:
     device: torch.device
     dims: ParallelDims
     offloader: Offloader
-    async_saver: AsyncSaver | None  # what writes checkpoints; None: saving waits for them
+    async_saver: AsyncSaver | None  # writes checkpoints concurrently with training; None: saves are synchronous
 
     @classmethod
     def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> MegatronRank:
-        """Takes device, threads and seed of this rank, and divides the world; a collective."""
+        """Sets device, threads and seed of this rank and makes its groups; a collective of all ranks."""
         assert dist.is_initialized(), "join_world comes first"
         assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
         local_rank, num_local_ranks = local_ranks()
@@ -65,33 +68,20 @@ class MegatronRank:
 
     @property
     def computes_loss(self) -> bool:
-        """True on the last stage of the pipeline, which has the logits."""
+        """True on the ranks of the last pipeline stage."""
         return self.dims.is_last_stage
 
     def computing(self) -> AbstractContextManager[None]:
-        """Megatron-core's device, see `megatron_device`."""
+        """Context in which this thread may call Megatron-core."""
         return megatron_device()
-
-    def gather_metrics(self, rollout: PackedRollout) -> dict[str, float]:
-        """Metrics of the rollout: of the last stages by their data group, then of each stage by its pipeline."""
-        metrics, _ = rollout.metrics.gather()
-        return self.dims.broadcast_from_last_stage(metrics)
-
-    def gather_logprobs(self, rollout: PackedRollout) -> dict[int, Float32]:
-        """Requested logprobs by sample; the same two collectives as `gather_metrics`."""
-        logprobs = rollout.logprob_collector.gather(self.device, group=rollout.data_group)
-        return self.dims.broadcast_from_last_stage(logprobs)
-
-    def finish_saving(self) -> None:
-        """Returns when all that was saved is on disk; raises what went wrong there. May be called by any thread."""
-        if self.async_saver is not None:
-            self.async_saver.finish()
 
     def pack_rollout(self, batch: TrainBatch, steps: Sequence[StepPlan], *, with_scoring: bool) -> PackedRollout:
         """Packs this rank's micro-batches of every step; no collective."""
-        index, scoring = self.dims.data_index, None
+        index = self.dims.data_index
+        scoring = None
         if with_scoring and steps and steps[0].scoring is not None:
-            scoring = self._pack(batch, [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[index]])
+            cuts = [cut for plan in steps for cut in (plan.scoring or plan.microbatches)[index]]
+            scoring = self._pack(batch, cuts)
         rollout = PackedRollout(
             batch=batch,
             steps=steps,
@@ -104,51 +94,73 @@ class MegatronRank:
         rollout.metrics.add(count_padding(rollout.all_micros), prefix="rollout/")
         return rollout
 
-    def _pack(self, batch: TrainBatch, cuts: Sequence[Sequence[int]]) -> list[Microbatch]:
-        dims = self.dims
-        multiple = dims.tensor_size if self.spec.megatron.core_args.get("sequence_parallel") else 1
-        if self.spec.train.qkv_format == QkvFormat.bshd:
-            return self._padded(batch, cuts, multiple=multiple)
-        packed = partial(pack_samples, batch, device=self.device, context=dims.context, multiple=multiple)
-        if not self.spec.megatron.variable_seq_lengths:
-            missing = -len(cuts) % dims.num_stages if dims.num_virtual_stages > 1 else 0
-            return [self._of_one_length(packed, samples) for samples in (*cuts, *[()] * missing)]
-        if dims.num_virtual_stages == 1:
-            return [packed(samples) for samples in cuts]
-        # An interleaved pipeline wants them in groups of as many as it has stages, and of one length; empty ones add
-        # nothing.
-        size = 1 if dims.context is None else dims.context.size
-        longest = max(packed(samples).input_ids.shape[1] * size for samples in cuts)
-        missing = -len(cuts) % dims.num_stages
-        return [packed(samples, num_positions=longest) for samples in (*cuts, *[()] * missing)]
+    def gather_metrics(self, rollout: PackedRollout) -> dict[str, float]:
+        """Metrics of the rollout over all ranks; a collective of all ranks."""
+        metrics, _ = rollout.metrics.gather()
+        return self.dims.broadcast_from_last_stage(metrics)
 
-    def _padded(self, batch: TrainBatch, cuts: Sequence[Sequence[int]], *, multiple: int) -> list[Microbatch]:
-        """Micro-batches with a row for each sample; where messages between stages cannot tell of sizes, of one size."""
+    def gather_logprobs(self, rollout: PackedRollout) -> dict[int, Float32]:
+        """Requested logprobs by sample; a collective of all ranks."""
+        logprobs = rollout.logprob_collector.gather(self.device, group=rollout.data_group)
+        return self.dims.broadcast_from_last_stage(logprobs)
+
+    def finish_saving(self) -> None:
+        """Waits until all saves are on disk and raises the first error. May be called from any thread."""
+        if self.async_saver is not None:
+            self.async_saver.finish()
+
+    @property
+    def _context_size(self) -> int:
+        return 1 if self.dims.context is None else self.dims.context.size
+
+    def _pack(self, batch: TrainBatch, cuts: Cuts) -> list[Microbatch]:
+        """Packs the micro-batches of a step, or of the passes without gradient."""
         dims, megatron = self.dims, self.spec.megatron
-        padded = partial(pad_samples, batch, device=self.device, context=dims.context, multiple=multiple)
-        made: list[Microbatch] = [padded(samples) for samples in cuts]
+        # Sequence parallelism divides the positions over the tensor-parallel ranks.
+        multiple = dims.tensor_size if megatron.core_args.get("sequence_parallel") else 1
+        if self.spec.train.qkv_format == QkvFormat.bshd:
+            return self._pad(batch, cuts, multiple=multiple)
+        pack = partial(pack_samples, batch, device=self.device, context=dims.context, multiple=multiple)
+        if not megatron.variable_seq_lengths:
+            return [self._pack_fixed_length(pack, samples) for samples in self._filled_up(cuts)]
+        if dims.num_virtual_stages == 1:
+            return [pack(samples) for samples in cuts]
+        # The interleaved schedule needs micro-batches of one length.
+        longest = max(pack(samples).input_ids.shape[1] * self._context_size for samples in cuts)
+        return [pack(samples, num_positions=longest) for samples in self._filled_up(cuts)]
+
+    def _filled_up(self, cuts: Cuts) -> list[Sequence[int]]:
+        """The cuts and, for an interleaved pipeline, empty ones up to a multiple of the number of stages."""
+        missing = -len(cuts) % self.dims.num_stages if self.dims.num_virtual_stages > 1 else 0
+        return [*cuts, *[()] * missing]
+
+    def _pad(self, batch: TrainBatch, cuts: Cuts, *, multiple: int) -> list[Microbatch]:
+        """Packs one sample per row. All micro-batches get one shape where stages cannot exchange sizes."""
+        dims, megatron = self.dims, self.spec.megatron
+        pad = partial(pad_samples, batch, device=self.device, context=dims.context, multiple=multiple)
+        micros: list[Microbatch] = [pad(samples) for samples in cuts]
         if megatron.variable_seq_lengths and dims.num_virtual_stages == 1:
-            return made
-        size = 1 if dims.context is None else dims.context.size
-        longest, num_rows = (max(micro.input_ids.shape[axis] for micro in made) for axis in (1, 0))
-        width = longest * size if megatron.variable_seq_lengths else megatron.seq_length
-        if longest * size > width:
+            return micros
+        longest, num_rows = (max(micro.input_ids.shape[axis] for micro in micros) for axis in (1, 0))
+        # The shapes are those of one context rank, the limits those of the whole context group.
+        num_tokens = longest * self._context_size
+        width = num_tokens if megatron.variable_seq_lengths else megatron.seq_length
+        if num_tokens > width:
             raise DataError(
                 f"samples must fit megatron.seq_length={width} with megatron.variable_seq_lengths=false, got one of "
-                f"{longest * size} tokens; set a larger length, or leave variable_seq_lengths out"
+                f"{num_tokens} tokens; increase megatron.seq_length, or unset megatron.variable_seq_lengths"
             )
-        missing = -len(cuts) % dims.num_stages if dims.num_virtual_stages > 1 else 0
-        return [padded(samples, least=(num_rows, width)) for samples in (*cuts, *[()] * missing)]
+        return [pad(samples, least=(num_rows, width)) for samples in self._filled_up(cuts)]
 
-    def _of_one_length(self, packed: Callable[..., Microbatch], samples: Sequence[int]) -> Microbatch:
-        """A micro-batch of `megatron.seq_length` places on all ranks of the context group together."""
-        limit, size = self.spec.megatron.seq_length, 1 if self.dims.context is None else self.dims.context.size
-        micro = packed(samples, num_positions=limit)
-        found = micro.input_ids.shape[1] * size
+    def _pack_fixed_length(self, pack: Callable[..., Microbatch], samples: Sequence[int]) -> Microbatch:
+        """Packs a micro-batch of `megatron.seq_length` positions on all ranks of the context group together."""
+        limit = self.spec.megatron.seq_length
+        micro = pack(samples, num_positions=limit)
+        found = micro.input_ids.shape[1] * self._context_size
         if found != limit:
             raise DataError(
                 f"samples {list(samples)} must fit megatron.seq_length={limit} with "
-                f"megatron.variable_seq_lengths=false, got {found} tokens when packed; set a larger length, or leave "
-                "variable_seq_lengths out"
+                f"megatron.variable_seq_lengths=false, got {found} tokens when packed; increase megatron.seq_length, "
+                "or unset megatron.variable_seq_lengths"
             )
         return micro

@@ -1,11 +1,12 @@
-"""Routing replay: experts that were chosen for tokens before, taken again.
+"""Routing replay: sends tokens to experts that were chosen for them before.
 
-A weight that moves a little may send a token to other experts, and its logprob then differs from the old one far more
-than the policy has changed. `OwnRoutes` are of the pass of the old logprobs (R2); those of the engine that generated
-the tokens are in `engine_routes` (R3). Routes are kept by token, so that micro-batches may be cut otherwise in
-training; layers that are computed again in the backward pass find those of their own micro-batch.
+A small change of a router can send a token to other experts, and its logprob then differs from the old one far more
+than the policy changed. `PolicyRoutingReplay` replays the routes of the pass of the old logprobs (R2).
+`EngineRoutingReplay` replays the routes of the engine that generated the tokens (R3). Routes are stored by token, so
+optimiser steps may use other micro-batches. Layers that are recomputed in the backward pass find the routes of their
+own micro-batch.
 
-Shape legend: N tokens of this data-parallel rank's samples, T places of this rank, K experts of a token.
+Shape legend: N tokens of this data-parallel rank's samples, T positions of this rank, K experts of a token.
 """
 
 from __future__ import annotations
@@ -20,162 +21,228 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlscale.errors import DataError
 from rlscale.training.megatron.model.attention import PackedSamples
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.rollout_state import PackedRollout
-from rlscale.types import Int64
+from rlscale.types import Int64, RouteIds
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
-"""Megatron-core's choice of experts: from scores to those of the chosen ones and which they are. Both [T, K]"""
+"""Megatron-core's choice of experts: from router scores to the scores and ids of the chosen experts. Both [T, K]"""
 
 
-class Routes(ABC):
-    """What the routers of this rank's layers are told, and how often they would have chosen otherwise.
+class RoutingReplay(ABC):
+    """Replaces the experts that the routers of this rank's layers choose, and counts how often they differ.
 
     Example:
-        with routes.of_old(rollout): ...        # the pass of the old logprobs
-        with routes.replayed(rollout): ...      # each optimiser step
-        metrics |= routes.measure()
+        with replay.recording(rollout): ...        # the pass of the old logprobs
+        with replay.replaying(rollout): ...        # each optimiser step
+        metrics |= replay.collect_metrics()
     """
 
     def __init__(self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool) -> None:
         """Args:
-        chunks: whose routers ask from now on.
-        dims: the place of this rank.
-        shares_sequences: tensor-parallel ranks share the places between layers (sequence parallelism).
+        chunks: a hook is installed in each of their routers.
+        dims: coordinates of this rank.
+        shares_sequences: tensor-parallel ranks divide the positions between layers (sequence parallelism).
         """
         self._dims, self._shares_sequences = dims, shares_sequences and dims.tensor_size > 1
         layers = [layer for chunk in chunks for layer in chunk.decoder.layers if hasattr(layer.mlp, "router")]  # type: ignore[union-attr]
-        self.taps = [RouterHook(self, layer, index=i) for i, layer in enumerate(layers)]
-        self._counts = torch.zeros(3, dtype=torch.int64)  # places, of these replayed, of these differing
-        self._is_counted = np.zeros(1, dtype=bool)  # by row of the batch; at the end for places without a row
+        self.hooks = [RouterHook(self, layer, index=i) for i, layer in enumerate(layers)]
+        self._counts = torch.zeros(3, dtype=torch.int64)  # positions; of these replayed; of these differing
+        self._is_counted = np.zeros(1, dtype=bool)  # by row of the batch; the last entry is for padding (row -1)
 
     @abstractmethod
-    def of_old(self, rollout: PackedRollout) -> AbstractContextManager[None]:
-        """Around the pass of the old logprobs; a collective."""
+    def recording(self, rollout: PackedRollout) -> AbstractContextManager[None]:
+        """Context of a pass of old logprobs; a collective."""
 
     @abstractmethod
-    def replayed(self, rollout: PackedRollout) -> AbstractContextManager[None]:
-        """Around an optimiser step: takes routes of before, where there are some of this rollout."""
+    def replaying(self, rollout: PackedRollout) -> AbstractContextManager[None]:
+        """Context of an optimiser step: replays routes if there are some for this rollout."""
 
     @abstractmethod
-    def choose(self, tap: RouterHook, own: Tensor) -> Tensor | None:
-        """Which experts the layer of a tap takes in the place of its `own`, and None for these. [T, K]"""
+    def choose(self, hook: RouterHook, own: Tensor) -> Tensor | None:
+        """Experts that replace the router's `own` choice in the layer of a hook; None: the own choice stays. [T, K]"""
 
-    def measure(self) -> dict[str, float]:
-        """Metrics of what was replayed since the last call, over all layers and ranks; a collective.
+    def collect_metrics(self) -> dict[str, float]:
+        """Metrics since the last call, over all layers and ranks; a collective.
 
-        `routes/replayed`: share of the tokens from which others are predicted; `routes/differing`: of those, the share
-        for which the router would have chosen other experts.
+        `routes/replayed`: share of the tokens (those that predict another one) with a route; `routes/differing`: share
+        of these for which the router would have chosen other experts.
         """
         counts = self._counts.to(torch.cuda.current_device())
         dist.all_reduce(counts)
         self._counts = torch.zeros(3, dtype=torch.int64)
-        places, replayed, differing = counts.tolist()
-        return {"routes/replayed": replayed / max(places, 1), "routes/differing": differing / max(replayed, 1)}
+        positions, replayed, differing = counts.tolist()
+        return {"routes/replayed": replayed / max(positions, 1), "routes/differing": differing / max(replayed, 1)}
 
-    def _rows_of(self, tap: RouterHook) -> Int64:
-        """Of the batch, at the places that a router of this rank sees; -1 for those that fill up. [T]"""
-        params = tap.params
-        assert params is not None and params.batch_rows is not None, "layers are told of packed samples"
+    def _batch_rows(self, hook: RouterHook) -> Int64:
+        """Rows of the batch at the positions that a router of this rank sees; -1 at padding. [T]"""
+        params = hook.params
+        assert params is not None and params.batch_rows is not None, "routing replay needs packed samples"
         if not self._shares_sequences:
             return params.batch_rows
+        # With sequence parallelism a router sees an equal, contiguous part of the positions.
         parts: list[Int64] = np.split(params.batch_rows, self._dims.tensor_size)
         return parts[dist.get_rank(self._dims.tensor_group)]
 
-    def _count_in(self, rollout: PackedRollout) -> None:
-        """From now on tokens are those of this rollout; nothing is predicted from the last ones of samples."""
+    def _start_counting(self, rollout: PackedRollout) -> None:
+        """Selects the tokens that metrics count: all but the last of each sample, which predicts nothing."""
         batch = rollout.batch
         self._is_counted = np.ones(len(batch.tokens) + 1, dtype=bool)
         self._is_counted[batch.offsets[1:] - 1] = False
         self._is_counted[-1] = False
 
-    def _take(self, given: Tensor, own: Tensor, *, is_known: Tensor, rows: Int64) -> Tensor:
-        """The given experts where they are known and others than the own ones; counts them. [T, K]"""
+    def _replace(self, given: Tensor, own: Tensor, *, is_known: Tensor, rows: Int64) -> Tensor:
+        """The given experts where they are known and differ from the own ones, which are counted. [T, K]"""
+        # The order of a token's experts has no meaning, so compare them sorted.
         differs = (given.sort(dim=-1).values != own.sort(dim=-1).values).any(dim=-1) & is_known
         counted = torch.from_numpy(self._is_counted[rows]).to(own.device)
         counts = [counted.sum(), (counted & is_known).sum(), (counted & differs).sum()]
         self._counts = self._counts.to(own.device) + torch.stack(counts)
-        # Equal ones stay in their order, so that the last bits of their weights do.
+        # Equal sets keep the router's order: another order would change the rounding of the weighted sum.
         return torch.where(differs[:, None], given, own)
 
 
-class OwnRoutes(Routes):
-    """Those of one rollout, as they were chosen for the old logprobs."""
+class PolicyRoutingReplay(RoutingReplay):
+    """Replays the routes of one rollout that its pass of old logprobs recorded."""
 
     def __init__(self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool) -> None:
         super().__init__(chunks, dims=dims, shares_sequences=shares_sequences)
         self._rollout: PackedRollout | None = None
-        self._place_of: Int64 = np.zeros(0, dtype=np.int64)  # row of the batch -> N, -1 where another rank has it
-        self._kept: list[Tensor] = []  # by tap: which expert, counted from 1, and 0 where nobody knows; [N, K] int16
+        self._index_of: Int64 = np.zeros(0, dtype=np.int64)  # row of the batch -> index in N, -1 on other ranks
+        self._recorded: list[Tensor] = []  # by hook: expert id + 1, 0 if unknown; [N, K] int16
         self._mode: str | None = None  # "record" | "replay"
 
     @contextmanager
-    def of_old(self, rollout: PackedRollout) -> Iterator[None]:
-        """Keeps the routes of the passes inside, for this rollout; a collective."""
+    def recording(self, rollout: PackedRollout) -> Iterator[None]:
+        """Records the routes of the passes inside the context, for this rollout; a collective."""
         batch = rollout.batch
         samples = sorted({int(i) for micro in rollout.scoring_micros for i in micro.sample_indices})
         rows = np.concatenate([np.arange(batch.offsets[i], batch.offsets[i + 1]) for i in samples])
-        self._place_of = np.full(len(batch.tokens) + 1, -1, dtype=np.int64)  # the last one is for places without a row
-        self._place_of[rows] = np.arange(len(rows))
-        self._rollout, self._kept = rollout, []
-        for tap in self.taps:
-            self._kept.append(torch.zeros(len(rows), tap.num_chosen, dtype=torch.int16))
+        # One more entry: the row -1 of padding indexes the last one, which stays -1.
+        self._index_of = np.full(len(batch.tokens) + 1, -1, dtype=np.int64)
+        self._index_of[rows] = np.arange(len(rows))
+        self._rollout, self._recorded = rollout, []
+        for hook in self.hooks:
+            self._recorded.append(torch.zeros(len(rows), hook.num_chosen, dtype=torch.int16))
         self._mode = "record"
         yield
         self._mode = None
-        self._gather()
+        self._merge_ranks()
 
     @contextmanager
-    def replayed(self, rollout: PackedRollout) -> Iterator[None]:
+    def replaying(self, rollout: PackedRollout) -> Iterator[None]:
         self._mode = "replay" if rollout is self._rollout else None
-        self._count_in(rollout)
+        self._start_counting(rollout)
         yield
         self._mode = None
 
-    def choose(self, tap: RouterHook, own: Tensor) -> Tensor | None:
+    def choose(self, hook: RouterHook, own: Tensor) -> Tensor | None:
         if self._mode is None:
             return None
-        rows = self._rows_of(tap)
-        places = self._place_of[rows]
+        rows = self._batch_rows(hook)
+        indices = self._index_of[rows]
         if self._mode == "record":
-            here = np.flatnonzero(places >= 0)
+            here = np.flatnonzero(indices >= 0)
             chosen = (own.cpu()[torch.from_numpy(here)] + 1).to(torch.int16)
-            self._kept[tap.index][torch.from_numpy(places[here])] = chosen
+            self._recorded[hook.index][torch.from_numpy(indices[here])] = chosen
             return None
-        kept = self._kept[tap.index][torch.from_numpy(np.maximum(places, 0))].long()
-        kept[torch.from_numpy(places < 0)] = 0
-        kept = kept.to(own.device)
-        return self._take(kept - 1, own, is_known=(kept > 0).all(dim=-1), rows=rows)
+        recorded = self._recorded[hook.index][torch.from_numpy(np.maximum(indices, 0))].long()
+        recorded[torch.from_numpy(indices < 0)] = 0
+        recorded = recorded.to(own.device)
+        return self._replace(recorded - 1, own, is_known=(recorded > 0).all(dim=-1), rows=rows)
 
-    def _gather(self) -> None:
-        """Brings together what ranks that share samples have seen, each its own places."""
+    def _merge_ranks(self) -> None:
+        """Merges the records of ranks that divide samples: each has only its own positions."""
         groups = [self._dims.tensor_group] if self._shares_sequences else []
         groups += [self._dims.context.group] if self._dims.context is not None else []
-        for i, kept in enumerate(self._kept):
+        for i, recorded in enumerate(self._recorded):
             for group in groups:
-                whole = kept.int().to(torch.cuda.current_device())
+                # Unknown entries are 0 and each position is known to one rank, so the sum merges them.
+                whole = recorded.int().to(torch.cuda.current_device())
                 dist.all_reduce(whole, group=group)
-                kept = whole.cpu().to(torch.int16)
-            self._kept[i] = kept
+                recorded = whole.cpu().to(torch.int16)
+            self._recorded[i] = recorded
+
+
+class EngineRoutingReplay(RoutingReplay):
+    """Replays the routes of the engine, which are a column of the batch.
+
+    Trainer and engine compute the same router with different kernels and sometimes choose other experts. The trainer's
+    logprob then differs from the one that the token was sampled with, although the weights are equal. The router
+    decides for a token without a route, or whose route is not K distinct experts of the model.
+    """
+
+    def __init__(
+        self, chunks: Sequence[nn.Module], *, dims: ParallelDims, shares_sequences: bool, num_layers: int
+    ) -> None:
+        """`num_layers`: of the whole model; the other arguments as in `RoutingReplay`."""
+        super().__init__(chunks, dims=dims, shares_sequences=shares_sequences)
+        self._num_layers = num_layers
+        self._is_active = False
+        self._routes: RouteIds | None = None
+
+    @contextmanager
+    def recording(self, rollout: PackedRollout) -> Iterator[None]:
+        """Nothing is recorded: old logprobs are computed along the engine's routes as well."""
+        with self.replaying(rollout):
+            yield
+        self._counts.zero_()  # metrics count optimiser steps only
+
+    @contextmanager
+    def replaying(self, rollout: PackedRollout) -> Iterator[None]:
+        """Raises DataError for routes of another model."""
+        self._routes = rollout.batch.routes
+        if self._routes is not None:
+            self._check_shape(self._routes)
+        self._start_counting(rollout)
+        self._is_active = True
+        yield
+        self._is_active = False
+        self._routes = None
+
+    def choose(self, hook: RouterHook, own: Tensor) -> Tensor | None:
+        if not self._is_active:
+            return None
+        rows = self._batch_rows(hook)
+        if self._routes is None:
+            is_known = torch.zeros(len(own), dtype=torch.bool, device=own.device)
+            return self._replace(own, own, is_known=is_known, rows=rows)
+        # An unknown expert has the largest id of the dtype, above every expert of the model.
+        ids = self._routes[np.maximum(rows, 0), hook.layer].astype(np.int64)
+        ordered = np.sort(ids, axis=1)
+        is_valid = (rows >= 0) & (ordered[:, -1] < hook.num_experts) & (np.diff(ordered, axis=1) > 0).all(axis=1)
+        given, is_known = torch.from_numpy(ids).to(own.device), torch.from_numpy(is_valid).to(own.device)
+        return self._replace(given, own, is_known=is_known, rows=rows)
+
+    def _check_shape(self, routes: RouteIds) -> None:
+        shapes = {(self._num_layers, hook.num_chosen) for hook in self.hooks}
+        if shapes and shapes != {routes.shape[1:]}:
+            layers, chosen = next(iter(shapes))
+            raise DataError(
+                f"routes of a rollout must be [tokens, {layers}, {chosen}], got {list(routes.shape)}; they belong to "
+                "another model: generate the rollout with this one"
+            )
 
 
 class RouterHook:
-    """Stands where Megatron-core's routers look for a `RouterReplay`.
+    """Replaces the `RouterReplay` of one of Megatron-core's routers.
 
     Example:
-        router.router_replay = tap
+        router.router_replay = hook
     """
 
-    def __init__(self, routes: Routes, layer: Any, *, index: int) -> None:
-        self._routes = routes
+    def __init__(self, replay: RoutingReplay, layer: Any, *, index: int) -> None:
+        self._replay = replay
         self.params: PackedSamples | None = None  # of the micro-batch that the layer is computing
         self.index = index  # among the layers with experts of this rank
         self.layer = int(layer.layer_number) - 1  # among all layers of the model
         self.num_chosen, self.num_experts = int(layer.mlp.router.topk), int(layer.mlp.router.num_experts)
         layer.mlp.router.router_replay = self
-        # Also in front of layers that are computed again: only there is it known for which micro-batch.
-        layer.register_forward_pre_hook(self._enter, with_kwargs=True)
+        # A pre-hook of the layer also runs when the layer is recomputed, which is the only way to know the micro-batch
+        # then.
+        layer.register_forward_pre_hook(self._remember_params, with_kwargs=True)
 
     def get_replay_topk(
         self,
@@ -185,11 +252,11 @@ class RouterHook:
         group_topk: int | None = None,
         default_compute_topk: TopK | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The chosen experts' scores, and which they are. Both [T, K]; the name is Megatron-core's."""
-        assert default_compute_topk is not None, "Megatron-core gives its own"
+        """Scores and ids of the chosen experts. Both [T, K]. Megatron-core's router calls it by this name."""
+        assert default_compute_topk is not None, "Megatron-core passes its own function"
         values, own = default_compute_topk(scores, topk, num_groups, group_topk)
-        chosen = self._routes.choose(self, own)
+        chosen = self._replay.choose(self, own)
         return (values, own) if chosen is None else (scores.gather(1, chosen), chosen)
 
-    def _enter(self, layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.params = options.get("packed_seq_params")
+    def _remember_params(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.params = kwargs.get("packed_seq_params")

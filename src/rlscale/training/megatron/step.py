@@ -1,6 +1,6 @@
-"""Forward and backward passes over the micro-batches of a step, through all stages of the pipeline.
+"""Forward and backward passes over the micro-batches of a step, through all pipeline stages.
 
-Shape legend: R trainable tokens of a micro-batch, T places of this rank, H hidden width.
+Shape legend: R trainable tokens of a micro-batch, T positions of this rank, H hidden width.
 """
 
 from __future__ import annotations
@@ -16,81 +16,117 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from torch import Tensor, nn
 
-from rlscale.training.megatron.model.megatron_model import MegatronDecoder
+from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
 from rlscale.training.megatron.model.model_inputs import MegatronMicrobatch
+from rlscale.training.megatron.model.output_head import OutputHead
 from rlscale.training.megatron.parallel_dims import ParallelDims
+from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
+from rlscale.training.rollout_state import PackedRollout, put_microbatch
 
-StageLoss = Callable[[Microbatch, Tensor, MegatronDecoder], Tensor]
-"""From a micro-batch, its hidden states [1, T, H] and the last chunk to its share of the step's loss."""
+StageFunction = Callable[[Microbatch, Tensor, MegatronDecoder], Tensor]
+"""Called on the last stage with a micro-batch, its hidden states [1, T, H] and the last chunk.
 
-Entries = Callable[[Microbatch, Tensor, MegatronDecoder], Tensor]
-"""Likewise to one number for each of its trainable tokens. [R]"""
+For training it returns the micro-batch's share of the loss of the step, else one number per trainable token [R].
+"""
 
 
-def run_microbatches(
-    chunks: Sequence[nn.Module], micros: Sequence[Microbatch], *, loss_of: StageLoss, forward_only: bool = False
+def forward_backward(
+    chunks: Sequence[nn.Module], micros: Sequence[Microbatch], *, loss: StageFunction, forward_only: bool = False
 ) -> None:
-    """Runs all micro-batches, and unless `forward_only` adds up and reduces their gradients; a collective.
+    """Runs all micro-batches and, unless `forward_only`, accumulates and reduces their gradients; a collective.
 
     Args:
         chunks: of the model on this rank.
-        micros: as many on every rank, at least one.
-        loss_of: called on the last stage; its results add up to the loss of the step, over micro-batches and
+        micros: the same number on every rank, at least one.
+        loss: called on the last stage; its results add up to the loss of the step, over micro-batches and
             data-parallel ranks.
-        forward_only: no gradient; what `loss_of` gives is not used.
+        forward_only: no gradient; the results of `loss` are ignored.
     """
     assert micros, "a step needs at least one micro-batch on every rank"
-
-    def forward_step(data: Iterator[Microbatch], chunk: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        micro = next(data)
-        assert isinstance(micro, MegatronMicrobatch), "packed for Megatron-core"
-        output = chunk(micro.input_ids, micro.position_ids, None, packed_seq_params=micro.params)
-        return output, partial(loss, decoder=unwrap_model(chunk), micro=micro)
-
-    def loss(
-        hidden: Tensor, *, decoder: MegatronDecoder, micro: Microbatch
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        # The share is one of the whole step already: no number of tokens divides it.
-        no_tokens = torch.zeros((), dtype=torch.int, device=hidden.device)
-        return loss_of(micro, hidden, decoder), no_tokens, {}
-
-    num_shares = micros[0].num_shards
     with torch.no_grad() if forward_only else nullcontext():
         get_forward_backward_func()(
-            forward_step_func=forward_step,
+            forward_step_func=_ForwardStep(loss),
             data_iterator=[iter(micros) for _ in chunks],
             model=list(chunks),
             num_microbatches=len(micros),
-            seq_length=micros[0].input_ids.shape[1] * num_shares,  # of no meaning where lengths vary
+            # Over all context-parallel ranks; ignored with variable lengths.
+            seq_length=micros[0].input_ids.shape[1] * micros[0].num_shards,
             micro_batch_size=micros[0].input_ids.shape[0],
             forward_only=forward_only,
         )
 
 
-def score(
+class _ForwardStep:
+    """Forward pass of one micro-batch through one chunk, with the signature of Megatron-core's schedules."""
+
+    def __init__(self, loss: StageFunction) -> None:
+        self._loss = loss
+
+    def __call__(self, data: Iterator[Microbatch], chunk: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        micro = next(data)
+        assert isinstance(micro, MegatronMicrobatch), "packed for Megatron-core"
+        output = chunk(micro.input_ids, micro.position_ids, None, packed_seq_params=micro.params)
+        return output, partial(self._compute_loss, decoder=unwrap_model(chunk), micro=micro)
+
+    def _compute_loss(
+        self, hidden: Tensor, *, decoder: MegatronDecoder, micro: Microbatch
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        # Zero tokens: the share belongs to the whole step already, and Megatron-core must not divide it.
+        num_tokens = torch.zeros((), dtype=torch.int, device=hidden.device)
+        return self._loss(micro, hidden, decoder), num_tokens, {}
+
+
+def score_column(
     chunks: Sequence[nn.Module],
     micros: Sequence[Microbatch],
     *,
     dims: ParallelDims,
-    entries_of: Entries,
+    entries: StageFunction,
     num_tokens: int,
 ) -> Tensor:
-    """What a model says of each trainable token as a column of the batch, 0 elsewhere and outside `micros`.
+    """One number per trainable token as a column of the batch, 0 elsewhere and outside of `micros`; a collective.
 
-    On the CPU, float32, on every stage; a collective. [num_tokens]
+    On the CPU, float32, on every stage. [num_tokens]
     """
     column = torch.zeros(num_tokens)
-
-    def keep(micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder) -> Tensor:
-        entries = entries_of(micro, hidden, decoder)
-        trainable = micro.layout.mask_T.cpu()
-        column[torch.from_numpy(micro.batch_rows)[trainable]] = entries.float().cpu()[trainable]
-        return entries.sum()
-
-    run_microbatches(chunks, micros, loss_of=keep, forward_only=True)
+    forward_backward(chunks, micros, loss=partial(_store_entries, entries=entries, column=column), forward_only=True)
     if dims.num_stages > 1:
         on_device = column.to(micros[0].input_ids.device)
         dist.broadcast(on_device, src=dims.last_stage_rank, group=dims.stage_group)
         column = on_device.cpu()
     return column
+
+
+def score_logprobs(
+    model: MegatronModel,
+    rollout: PackedRollout,
+    *,
+    dims: ParallelDims,
+    head: OutputHead,
+    entropies: MetricSums | None = None,
+) -> Tensor:
+    """Logprobs of a model as a column of the batch, on every stage; a collective. [num_tokens]
+
+    `entropies` gets `rollout/entropy` on the last stage; None: no entropy is added.
+    """
+    entries = partial(_logprob_entries, head=head, entropies=entropies)
+    return score_column(model.chunks, rollout.scoring_micros, dims=dims, entries=entries, num_tokens=rollout.num_tokens)
+
+
+def _store_entries(
+    micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder, *, entries: StageFunction, column: Tensor
+) -> Tensor:
+    """Computes the entries of a micro-batch and writes them into a column; returns a number for the schedule."""
+    computed = entries(micro, hidden, decoder)
+    put_microbatch(column, micro, computed.float().cpu())
+    return computed.sum()
+
+
+def _logprob_entries(
+    micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder, *, head: OutputHead, entropies: MetricSums | None
+) -> Tensor:
+    logprobs, entropy = head.logprobs_and_entropy(hidden, decoder.head_weight, micro=micro, entropy_grad=False)
+    if entropies is not None:
+        entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
+    return logprobs
