@@ -1,8 +1,8 @@
-"""Speed of `rlscale-convert` in GB/s, both ways, beside copying the same files.
+"""Speed of `rlscale-convert` in GB/s in both directions, compared with a copy of the same files.
 
-A random Qwen3 of about `--gigabytes` in bfloat16 is written once. Then in each round, in turn: the folder is copied and
-flushed to disk, converted to Megatron-core's format, and converted back, each in this process without the time of its
-imports. The last folder is compared with the first one, tensor by tensor. Reported are medians. Writes
+Writes a random Qwen3 of about `--gigabytes` in bfloat16 once. Each round copies the folder, converts it to
+Megatron-core's format and converts that back, with all files flushed to disk. Everything runs in this process, and
+imports are not measured. The last folder must equal the first one, tensor by tensor. The report has medians. Writes
 `results/convert.md` and `.json`.
 
     python benchmarks/convert.py [--gigabytes 1] [--rounds 3]
@@ -47,7 +47,7 @@ def write_model(folder: Path, gigabytes: float) -> None:
 
 
 def flush(folder: Path) -> None:
-    """Brings every file to the disk, so that no way is faster by leaving that for later."""
+    """Flushes every file to disk, so that the measured time includes the write."""
     for file in folder.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
@@ -55,21 +55,21 @@ def flush(folder: Path) -> None:
             os.close(descriptor)
 
 
-def copied(source: Path, target: Path) -> None:
+def copy_folder(source: Path, target: Path) -> None:
     shutil.copytree(source, target)
 
 
-def to_core(source: Path, target: Path) -> None:
+def convert_there(source: Path, target: Path) -> None:
     convert_to_megatron(str(source), target, sizes=MegatronConfig())
 
 
-def from_core(source: Path, target: Path) -> None:
+def convert_back(source: Path, target: Path) -> None:
     convert_to_hf(source, target, model=None, sizes=MegatronConfig(), dtype=torch.bfloat16)
 
 
-def seconds_of(way: Callable[[Path, Path], None], source: Path, target: Path) -> float:
+def measure_seconds(action: Callable[[Path, Path], None], source: Path, target: Path) -> float:
     started = time.perf_counter()
-    way(source, target)
+    action(source, target)
     flush(target)
     return time.perf_counter() - started
 
@@ -80,10 +80,10 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     for _ in range(rounds):
         for each in (there, back):
             shutil.rmtree(each, ignore_errors=True)
-        found["copy of the files"].append(seconds_of(copied, source, folder / "copy"))
+        found["copy of the files"].append(measure_seconds(copy_folder, source, folder / "copy"))
         shutil.rmtree(folder / "copy")
-        found["to Megatron-core"].append(seconds_of(to_core, source, there))
-        found["back to Hugging Face"].append(seconds_of(from_core, there, back))
+        found["to Megatron-core"].append(measure_seconds(convert_there, source, there))
+        found["back to Hugging Face"].append(measure_seconds(convert_back, there, back))
     before, after = HfCheckpoint(str(source)), HfCheckpoint(str(back))
     assert before.files.keys() == after.files.keys()
     assert all(torch.equal(before.tensor(name), after.tensor(name)) for name in before.files), "not the same bytes"
@@ -91,16 +91,16 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def report(found: dict[str, list[float]], num_bytes: int, load: float) -> str:
-    rows = ["| way | s | GB/s |", "|---|---|---|"]
+    rows = ["| action | s | GB/s |", "|---|---|---|"]
     for name, seconds in found.items():
         median = statistics.median(seconds)
         rows.append(f"| {name} | {median:.2f} | {num_bytes / 1e9 / median:.2f} |")
     about = (
-        f"{sentence([load])} {num_bytes / 1e9:.2f} GB of bfloat16, one process, everything flushed to disk. Medians of "
-        f"{len(found['copy of the files'])} rounds in turn. What comes back is equal, tensor by tensor. Made by "
+        f"{sentence([load])} {num_bytes / 1e9:.2f} GB of bfloat16, one process, all files flushed to disk. Medians of "
+        f"{len(found['copy of the files'])} interleaved rounds. The result is equal, tensor by tensor. Made by "
         "`python benchmarks/convert.py`."
     )
-    return "\n".join(["# Conversion beside a copy", "", about, "", *rows, ""])
+    return "\n".join(["# Conversion compared with a copy", "", about, "", *rows, ""])
 
 
 def main() -> None:
@@ -121,7 +121,7 @@ def main() -> None:
     (RESULTS / "convert.json").write_text(json.dumps(content, indent=1) + "\n")
     sys.stdout.write(text)
     sys.stdout.flush()
-    os._exit(0)  # threads of torch.distributed now and then abort an interpreter that winds down
+    os._exit(0)  # threads of torch.distributed sometimes abort an interpreter that shuts down
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/megatron_memory.py
 
-Each case is a run by its words, on one or two ranks. `rlscale-plan`'s own code predicts; `megatron_memory_probe.py`
-trains two steps, profiles the second, then the way of the weights to the engines, and a checkpoint. Writes
+Each case is a run on one or two ranks, given by its command-line overrides. `rlscale-plan`'s own code predicts;
+`megatron_memory_probe.py` trains two steps and profiles the second, then a weight sync and a checkpoint. Writes
 results/megatron_memory.*
 """
 
@@ -33,11 +33,11 @@ SPREAD, WITHIN = "expert_model_parallel_size=2", "expert_tensor_parallel_size=2"
 FULL = "recompute_granularity=full"
 
 
-def case(name: str, words: Sequence[str], *divided: str, ranks: int = 2, sample: tuple[int, int]) -> Case:
+def case(name: str, overrides: Sequence[str], *divided: str, ranks: int = 2, sample: tuple[int, int]) -> Case:
     """Of samples with so many tokens of prompt and response."""
     megatron = ["train=megatron", *(f"megatron.{each}" for each in divided)]
     last = f"cluster.actor_num_gpus_per_node={ranks}"
-    return Case(name=name, words=[*words, *megatron, last], prompt=sample[0], response=sample[1])
+    return Case(name=name, overrides=[*overrides, *megatron, last], prompt=sample[0], response=sample[1])
 
 
 GROUPED = dense(4, 320, 832, (10, 2, 32), 1100)
@@ -97,7 +97,7 @@ def measure(one: Case) -> dict[str, float]:
 def row(one: Case) -> dict[str, Any]:
     predicted, measured = predict(one), measure(one)
     errors = {part: predicted[part] / measured[part] - 1 for part in PARTS}
-    about = {"case": one.name, "words": list(one.words), "prompt": one.prompt, "response": one.response}
+    about = {"case": one.name, "overrides": list(one.overrides), "prompt": one.prompt, "response": one.response}
     return {**about, "predicted": predicted, "measured": measured, "errors": errors}
 
 

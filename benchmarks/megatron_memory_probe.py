@@ -101,7 +101,7 @@ def main() -> None:
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 120.0)
     sys.stdout.write(json.dumps(vars(measure(case, rank=rank, num_ranks=num_ranks))) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # threads of torch.distributed now and then abort an interpreter that winds down
+    os._exit(0)  # threads of torch.distributed sometimes abort an interpreter that shuts down
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Step time of the Megatron-core backend beside FSDP2's: the same model, batch and cut, on the same ranks.
+"""Step time of the Megatron-core backend compared with FSDP2: same model, batch and micro-batches, on the same ranks.
 
-Two ranks of one thread each over gloo. In each round the backends of all divisions are made one after the other; each
-takes a step to warm up, then `--steps` steps. A step is `train` as a run calls it: packing, reference logprobs,
-loss, backward, reduction and optimiser. Reported are medians over all steps of the slower rank. The loss of the last
-step stands beside, so that one sees that all did the same work. Writes `results/megatron_step.md` and `.json`.
+Two ranks with one thread each over gloo. In each round all parallel layouts run one after the other; each makes one
+step to warm up, then `--steps` measured steps. A step is `train` as in a run: packing, reference logprobs, loss,
+backward, reduction and optimiser. The report has the medians of the slower rank over all steps, and the loss of the
+last step, which shows that all layouts do the same work. Writes `results/megatron_step.md` and `.json`.
 
     python benchmarks/megatron_step.py [--rounds 2] [--steps 3]
 """
@@ -35,7 +35,7 @@ MODEL = {
     "head_dim": 32,
 }
 SAMPLES, PROMPT, RESPONSE = 16, 32, 96
-DIVISIONS: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "megatron, dp2": {},
     "megatron, tp2": {"tensor_model_parallel_size": 2},
@@ -46,7 +46,7 @@ DIVISIONS: dict[str, dict[str, Any]] = {
 
 
 def run_rank(rank: int, port: int, folder: Path, rounds: int, steps: int) -> None:
-    """One rank's share; rank 0 writes the times and losses of both."""
+    """Runs one rank; rank 0 writes the times and losses of both."""
     import torch
     import torch.distributed as dist
 
@@ -54,9 +54,9 @@ def run_rank(rank: int, port: int, folder: Path, rounds: int, steps: int) -> Non
 
     join_world(rank, NUM_RANKS, "127.0.0.1", port, "gloo", 600.0)
     path, batch = (folder / "model.txt").read_text(), _batch()
-    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "loss": []} for name in DIVISIONS}
+    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "loss": []} for name in LAYOUTS}
     for _ in range(rounds):
-        for name, sizes in DIVISIONS.items():
+        for name, sizes in LAYOUTS.items():
             backend = _backend(name, sizes, path, rank)
             plan = _plan(batch, sizes)
             backend.train(batch, [plan])
@@ -74,7 +74,7 @@ def run_rank(rank: int, port: int, folder: Path, rounds: int, steps: int) -> Non
 
 
 def make_model(folder: Path) -> str:
-    """A random Qwen3 of the size above."""
+    """Creates a random Qwen3 of the size above."""
     from rlscale.config import ModelConfig
     from rlscale.config.groups.model import ModelBuild
     from rlscale.models.resolve_model import resolve_model
@@ -88,12 +88,12 @@ def _batch() -> Any:
     from tests.unit.training.rollouts import make_batch
 
     batch = make_batch([(PROMPT, RESPONSE)] * SAMPLES, seed=3)
-    # transformers lets no gradient reach the embedding of the padding token, 0, which Megatron-core does not know of.
+    # transformers gives the embedding of the padding token, 0, no gradient; Megatron-core does not treat it specially.
     return replace(batch, tokens=np.where(batch.tokens == 0, 14, batch.tokens))
 
 
 def _plan(batch: Any, sizes: dict[str, Any]) -> Any:
-    """All samples in two micro-batches of every data-parallel rank, or in four where the ranks share them."""
+    """Two micro-batches per data-parallel rank, or four on one where the ranks share all samples."""
     from tests.unit.training.rollouts import plan
 
     shared = any(name.endswith("parallel_size") for name in sizes)
@@ -112,7 +112,7 @@ def _backend(name: str, sizes: dict[str, Any], path: str, rank: int) -> Any:
         algo={"use_kl_loss": True, "kl_loss_coef": 0.1},
         ref_path=path,
         lr=1e-4,
-        adam_eps=1e-4,  # or Adam makes full steps of the rounding of vanishing gradients
+        adam_eps=1e-4,  # a smaller value lets Adam amplify the rounding of vanishing gradients
         megatron=MegatronConfig(**sizes),
         model=ModelConfig(use_hf_config_for_megatron=True),
     )
@@ -128,25 +128,29 @@ def start_ranks(folder: Path, rounds: int, steps: int) -> dict[str, dict[str, li
     command += ["--rounds", str(rounds), "--steps", str(steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=environment, cwd=ROOT) for rank in range(NUM_RANKS)]
-    assert [rank.wait() for rank in ranks] == [0] * NUM_RANKS, "a rank failed; it has told why"
+    assert [rank.wait() for rank in ranks] == [0] * NUM_RANKS, "a rank failed; its error is above"
     found: dict[str, dict[str, list[float]]] = json.loads((folder / "found.json").read_text())
     return found
 
 
 def report(found: dict[str, dict[str, list[float]]], load: float) -> str:
     base = statistics.median(found["fsdp"]["seconds"])
-    rows = ["| backend and division | step, s | fastest | slowest | beside FSDP2 | loss |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| backend and layout | step, s | fastest | slowest | relative to FSDP2 | loss |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, one in found.items():
         median = statistics.median(one["seconds"])
         times = f"{median:.3f} | {min(one['seconds']):.3f} | {max(one['seconds']):.3f} | {median / base:.2f}x"
         rows.append(f"| {name} | {times} | {one['loss'][-1]:.7f} |")
     number = len(found["fsdp"]["seconds"])
     about = (
-        f"{sentence([load])} Two ranks of one thread over gloo; Qwen3 of {MODEL['num_layers']} layers and hidden size "
-        f"{MODEL['hidden_size']}, float32; {SAMPLES} samples of {PROMPT} + {RESPONSE} tokens, one optimiser step with "
-        f"a reference. Medians of {number} steps, divisions in turn. Made by `python benchmarks/megatron_step.py`."
+        f"{sentence([load])} Two ranks with one thread over gloo; Qwen3 of {MODEL['num_layers']} layers and hidden "
+        f"size {MODEL['hidden_size']}, float32; {SAMPLES} samples of {PROMPT} + {RESPONSE} tokens, one optimiser step "
+        f"with a reference. Medians of {number} steps, layouts interleaved. Made by "
+        "`python benchmarks/megatron_step.py`."
     )
-    return "\n".join(["# A step on Megatron-core beside FSDP2", "", about, "", *rows, ""])
+    return "\n".join(["# A step on Megatron-core compared with FSDP2", "", about, "", *rows, ""])
 
 
 def main() -> None:
@@ -160,7 +164,7 @@ def main() -> None:
     if args.rank is not None:
         run_rank(args.rank, args.port, args.folder, args.rounds, args.steps)
         sys.stdout.flush()
-        os._exit(0)  # threads of torch.distributed now and then abort an interpreter that winds down
+        os._exit(0)  # threads of torch.distributed sometimes abort an interpreter that shuts down
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

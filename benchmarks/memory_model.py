@@ -2,8 +2,9 @@
 
     python benchmarks/memory_model.py
 
-Each case is a run by its words. `rlscale-plan`'s own code predicts; `memory_probe.py` builds the model, trains two
-steps with the trainer's FSDP2 backend on one or two ranks, and profiles the second. Writes results/memory_model.*
+Each case is a run, given by its command-line overrides. `rlscale-plan`'s own code predicts; `memory_probe.py` builds
+the model, trains two steps with the trainer's FSDP2 backend on one or two ranks, and profiles the second. Writes
+results/memory_model.*
 """
 
 import json
@@ -75,73 +76,73 @@ REFERENCE = ["algo.use_kl_loss=true", "algo.kl_loss_coef=0.1", "algo.kl_loss_typ
 CASES = (
     Case(
         name="dense, float32",
-        words=[*dense(6, 192, 512, (6, 3, 32), 2000), *work(6, 8192)],
+        overrides=[*dense(6, 192, 512, (6, 3, 32), 2000), *work(6, 8192)],
         prompt=20,
         response=140,
     ),
     Case(
         name="dense, bfloat16, several micro-batches",
-        words=[*dense(5, 320, 900, (5, 5, 64), 600), HALF, *work(6, 2000)],
+        overrides=[*dense(5, 320, 900, (5, 5, 64), 600), HALF, *work(6, 2000)],
         prompt=30,
         response=200,
     ),
     Case(
         name="dense, float32, recomputed",
-        words=[*dense(10, 256, 704, (8, 2, 32), 3000), RECOMPUTE, *work(5, 8192)],
+        overrides=[*dense(10, 256, 704, (8, 2, 32), 3000), RECOMPUTE, *work(5, 8192)],
         prompt=50,
         response=150,
     ),
     Case(
         name="vocabulary of 20,000, bfloat16",
-        words=[*dense(4, 256, 640, (4, 2, 64), 20_000), HALF, *work(4, 1500)],
+        overrides=[*dense(4, 256, 640, (4, 2, 64), 20_000), HALF, *work(4, 1500)],
         prompt=60,
         response=190,
     ),
     Case(
         name="vocabulary of 32,000, 40 million parameters",
-        words=[*dense(8, 512, 1408, (8, 4, 64), 32_000), *work(4, 4096)],
+        overrides=[*dense(8, 512, 1408, (8, 4, 64), 32_000), *work(4, 4096)],
         prompt=64,
         response=192,
     ),
     Case(
         name="experts, float32",
-        words=[*experts(5, 160, (12, 3, 112), (5, 5, 32)), *work(6, 8192)],
+        overrides=[*experts(5, 160, (12, 3, 112), (5, 5, 32)), *work(6, 8192)],
         prompt=25,
         response=125,
     ),
     Case(
         name="experts, bfloat16, recomputed",
-        words=[*experts(6, 224, (10, 4, 96), (7, 7, 32)), HALF, RECOMPUTE, *work(8, 4096)],
+        overrides=[*experts(6, 224, (10, 4, 96), (7, 7, 32)), HALF, RECOMPUTE, *work(8, 4096)],
         prompt=40,
         response=200,
     ),
     Case(
         name="short samples, bfloat16",
-        words=[*dense(3, 160, 448, (5, 1, 32), 300), HALF, *work(24, 8192)],
+        overrides=[*dense(3, 160, 448, (5, 1, 32), 300), HALF, *work(24, 8192)],
         prompt=10,
         response=42,
     ),
     Case(
         name="two ranks, reference, bfloat16, two micro-batches",
-        words=[*dense(6, 256, 720, (4, 4, 64), 1200), HALF, *REFERENCE, *work(8, 1600, ranks=2)],
+        overrides=[*dense(6, 256, 720, (4, 4, 64), 1200), HALF, *REFERENCE, *work(8, 1600, ranks=2)],
         prompt=40,
         response=160,
     ),
     Case(
         name="two ranks, experts, float32",
-        words=[*experts(4, 192, (8, 2, 160), (6, 2, 32)), *work(8, 8192, ranks=2)],
+        overrides=[*experts(4, 192, (8, 2, 160), (6, 2, 32)), *work(8, 8192, ranks=2)],
         prompt=30,
         response=170,
     ),
     Case(
         name="two ranks share samples, float32",
-        words=[*dense(5, 256, 640, (4, 2, 64), 900), *SHARED, *work(2, 2048, ranks=2)],
+        overrides=[*dense(5, 256, 640, (4, 2, 64), 900), *SHARED, *work(2, 2048, ranks=2)],
         prompt=100,
         response=900,
     ),
     Case(
         name="two ranks share samples, bfloat16, recomputed",
-        words=[*dense(8, 192, 512, (6, 3, 32), 3000), HALF, RECOMPUTE, *SHARED, *work(1, 3200, ranks=2)],
+        overrides=[*dense(8, 192, 512, (6, 3, 32), 3000), HALF, RECOMPUTE, *SHARED, *work(1, 3200, ranks=2)],
         prompt=200,
         response=1400,
     ),
@@ -169,15 +170,22 @@ MIXTURE = {
     "use_qk_norm": True,
 }
 CASES += (
-    Case(name="Llama, float32", words=work(5, 8192), prompt=30, response=150, family="llama", figures=OTHERS),
-    Case(name="GLM-4, bfloat16", words=[HALF, *work(5, 8192)], prompt=30, response=150, family="glm4", figures=OTHERS),
+    Case(name="Llama, float32", overrides=work(5, 8192), prompt=30, response=150, family="llama", hf_fields=OTHERS),
+    Case(
+        name="GLM-4, bfloat16",
+        overrides=[HALF, *work(5, 8192)],
+        prompt=30,
+        response=150,
+        family="glm4",
+        hf_fields=OTHERS,
+    ),
     Case(
         name="GLM-4.5 with experts, bfloat16",
-        words=[HALF, *work(6, 8192)],
+        overrides=[HALF, *work(6, 8192)],
         prompt=50,
         response=110,
         family="glm4_moe",
-        figures={**OTHERS, **MIXTURE},
+        hf_fields={**OTHERS, **MIXTURE},
     ),
 )
 
@@ -214,7 +222,7 @@ def row(case: Case) -> dict[str, Any]:
     predicted, measured = predict(case), measure(case)
     return {
         "case": case.name,
-        "words": list(case.words),
+        "overrides": list(case.overrides),
         "prompt": case.prompt,
         "response": case.response,
         "predicted": vars(predicted),

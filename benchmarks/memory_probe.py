@@ -1,9 +1,9 @@
-"""Memory of a trainer rank in an optimiser step, as torch's profiler sees it. Started by `memory_model.py`.
+"""Memory of a trainer rank in an optimiser step, measured by torch's profiler. Started by `memory_model.py`.
 
     python memory_probe.py '<case as JSON>' RANK NUM_RANKS PORT
 
-Steady memory is what weights, optimiser state and reference hold; the memory of a step is the highest sum of all
-allocations, less what was freed, since the step began.
+Steady memory is that of weights, optimiser state and reference. The memory of a step is the largest difference between
+allocated and freed bytes since the step started.
 """
 
 import gc
@@ -31,19 +31,19 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
 
 REPLAY = "debug.load_rollout_data='{rollout_id}.jsonl'"
-"""Nothing is generated: the embedded engine does not run every family."""
+"""Replay disables generation, because the embedded engine does not support every family."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run by its words, and the lengths of all its samples."""
+    """A run, by its command-line overrides, and the lengths of all its samples."""
 
     name: str
-    words: Sequence[str]
+    overrides: Sequence[str]
     prompt: int
     response: int
-    family: str | None = None  # of a model that rlscale does not make itself, by transformers' `model_type`
-    figures: Mapping[str, Any] = field(default_factory=dict)  # its config.json
+    family: str | None = None  # `model_type` of a model that rlscale does not build itself
+    hf_fields: Mapping[str, Any] = field(default_factory=dict)  # its config.json
 
     def config(self) -> RunConfig:
         base = ["experiment=quickstart", "model.warmup_experiment=null", "eval.stop_reward=null"]
@@ -51,21 +51,23 @@ class Case:
         model = ["model.max_position_embeddings=4096"]
         if self.family is not None:
             model = ["model=hf", f"model.hf_checkpoint={self._folder()}", "debug.train_only=true", REPLAY]
-        return load_config([*base, *model, *limits, *self.words])
+        return load_config([*base, *model, *limits, *self.overrides])
 
     def _folder(self) -> Path:
-        """The model, written once with random weights."""
-        key = hashlib.sha256(json.dumps([self.family, self.figures], sort_keys=True).encode()).hexdigest()[:12]
+        """Folder of the model, which is written once with random weights."""
+        key = hashlib.sha256(json.dumps([self.family, self.hf_fields], sort_keys=True).encode()).hexdigest()[:12]
         folder = cache_root(None) / "memory_model" / f"{self.family}-{key}"
         if not (folder / "config.json").exists():
             assert self.family is not None
-            AutoModelForCausalLM.from_config(AutoConfig.for_model(self.family, **self.figures)).save_pretrained(folder)
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(self.family, **self.hf_fields)).save_pretrained(
+                folder
+            )
         return folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Bytes of one rank."""
+    """Memory of one rank in bytes."""
 
     weights: int
     optimizer: int
@@ -78,7 +80,7 @@ class Measured:
 
 
 def measure(case: Case, *, rank: int = 0, num_ranks: int = 1) -> Measured:
-    """Trains twice, the second time under the profiler: by then the optimiser has its state. The world is there."""
+    """Trains twice and profiles the second step, when the optimiser has its state. The caller has joined the world."""
     config = case.config()
     path = resolve_model(config.model)
     backend = FsdpBackend(make_spec(config, path), rank=rank, world_size=num_ranks)
@@ -114,7 +116,7 @@ def make_spec(config: RunConfig, path: str) -> TrainerSpec:
 
 
 def make_batch(config: RunConfig, case: Case) -> TrainBatch:
-    """Samples of equal length, no two with the same prompt."""
+    """Samples of equal length with different prompts."""
     number = config.batch.rollout_batch_size * config.batch.n_samples_per_prompt
     length = case.prompt + case.response
     random = np.random.default_rng(0)
@@ -134,14 +136,14 @@ def make_batch(config: RunConfig, case: Case) -> TrainBatch:
 
 
 def held(tensors: Iterator[Tensor] | Sequence[Tensor]) -> int:
-    """Bytes of the memory behind tensors, of sharded ones this rank's."""
+    """Bytes of the storages of tensors; of a sharded tensor, those of this rank."""
     local = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
     memory: Mapping[int, int] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local}
     return sum(memory.values())
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """The most that `run` held at a moment, by the profiler's record of every allocation and release."""
+    """Largest number of bytes that `run` holds at a time, from the profiler's record of allocations and releases."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -155,7 +157,8 @@ def peak_bytes(run: Callable[[], object]) -> int:
 def main() -> None:
     case, rank, num_ranks, port = Case(**json.loads(sys.argv[1])), *map(int, sys.argv[2:5])
     torch.manual_seed(0)
-    resolve_model(case.config().model)  # made before there are ranks: transformers would have only one of them write
+    # Before the ranks join: in a world transformers lets only one rank write the model.
+    resolve_model(case.config().model)
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 120.0)
     measured = measure(case, rank=rank, num_ranks=num_ranks)
     leave_world()

@@ -297,9 +297,9 @@ def compare_replays(path: str, modes: Sequence[str], *, rank: int) -> dict[str, 
 
 def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger: str) -> dict[str, Any]:
     """Compares a run with all roles on Megatron-core and on FSDP2."""
-    spec, shares = megatron_roles.with_everyone(path, other, mode.config), data_ranks(mode.config)
+    spec, shares = megatron_roles.all_roles_spec(path, other, mode.config), data_ranks(mode.config)
     steps, weights = megatron_roles.expected(path, other, rank=rank)
-    found = megatron_roles.moved_and_saved(spec, folder, rank=rank, num_data_ranks=shares)
+    found = megatron_roles.train_with_offload(spec, folder, rank=rank, num_data_ranks=shares)
     ours = TrainingRun(steps=found["rollouts"], weights=found["weights"])
     report = {
         "difference": difference(ours, TrainingRun(steps=steps, weights=weights)),
@@ -310,8 +310,8 @@ def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger:
         return report  # else the tests take too long
     further = {"rank": rank, "num_data_ranks": shares}
     return report | {
-        "apart": megatron_roles.critic_apart(spec, **further),
-        "teacher": 0.0 if mode.has_experts else megatron_roles.teacher_of_another_shape(spec, larger, **further),
+        "dedicated critic": megatron_roles.dedicated_critic_difference(spec, **further),
+        "teacher": 0.0 if mode.has_experts else megatron_roles.larger_teacher_difference(spec, larger, **further),
     }
 
 

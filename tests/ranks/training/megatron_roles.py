@@ -1,4 +1,4 @@
-"""Every role at once on both backends, for `megatron_ranks.py`."""
+"""Runs with all roles on both backends, for `megatron_ranks.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rlscale.config import BatchConfig, MegatronConfig, ModelConfig, OffloadMode
 from rlscale.training.backend import RoleBackend
-from rlscale.training.critic_backend import CriticRanks
+from rlscale.training.critic_backend import CriticBackend
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
 from rlscale.training.megatron.backend import MegatronBackend
@@ -25,14 +25,16 @@ from tests.unit.training.rollouts import plan
 SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]
 
 
-def with_everyone(model: str, other: str, config: MegatronConfig, *, offload: OffloadSpec | None = None) -> TrainerSpec:
-    """Policy, reference, teacher, critic and an earlier policy."""
+def all_roles_spec(
+    model: str, other: str, config: MegatronConfig, *, offload: OffloadSpec | None = None
+) -> TrainerSpec:
+    """A spec with policy, reference, teacher, critic and an earlier version of the policy."""
     made = everyone(model, other, offload=offload)
     return replace(made, megatron=config, model=ModelConfig(use_hf_config_for_megatron=True))
 
 
 def rollout_of(version: int) -> TrainBatch:
-    """Without the padding token, whose embedding gets no gradient with transformers."""
+    """A rollout without the padding token, whose embedding gets no gradient in transformers."""
     batch = batch_of(version)
     return replace(batch, tokens=np.where(batch.tokens == 0, 14, batch.tokens))
 
@@ -51,25 +53,25 @@ def rollouts(backend: RoleBackend, num_data_ranks: int) -> list[dict[str, float]
 def weights_of(backend: RoleBackend) -> dict[str, torch.Tensor]:
     found = [{name: weight.clone() for name, weight in backend.weights()}]  # type: ignore[attr-defined]
     backend.offload()
-    dist.broadcast_object_list(found, src=0)  # some come on rank 0 only
+    dist.broadcast_object_list(found, src=0)  # rank 0 alone exports some of them
     return found[0]
 
 
 def expected(model: str, other: str, *, rank: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """What FSDP2 makes of three rollouts: metrics, and the policy's weights."""
+    """Metrics of three rollouts with FSDP2, and the policy's weights after them."""
     size = dist.get_world_size()
-    backend = FsdpBackend(with_everyone(model, other, MegatronConfig()), rank=rank, world_size=size)
+    backend = FsdpBackend(all_roles_spec(model, other, MegatronConfig()), rank=rank, world_size=size)
     return rollouts(backend, size), weights_of(backend)
 
 
-def moved_and_saved(spec: TrainerSpec, folder: Path, *, rank: int, num_data_ranks: int) -> dict[str, Any]:
-    """Three rollouts while roles take turns, and the third again by a run that is loaded, where all stay."""
+def train_with_offload(spec: TrainerSpec, folder: Path, *, rank: int, num_data_ranks: int) -> dict[str, Any]:
+    """Trains three rollouts with offloading, and the third again without it in a run that loads the checkpoint."""
     size = dist.get_world_size()
     config = replace(spec.megatron, async_save=True)
-    # Whether copies on the host are kept (train.weights_backuper) changes nothing but memory: both ways are taken.
+    # Copies kept on the host (train.weights_backuper) change only memory; the modes cover both settings.
     offload = OffloadSpec(mode=OffloadMode.move, keeps_copies=config.tensor_model_parallel_size == 1)
     first = MegatronBackend(replace(spec, offload=offload, megatron=config), rank=rank, world_size=size)
-    away = bytes_on_device(first)
+    offloaded_bytes = bytes_on_device(first)
     found = []
     for version in range(NUM_ROLLOUTS):
         if version == SAVED_AFTER:
@@ -78,7 +80,7 @@ def moved_and_saved(spec: TrainerSpec, folder: Path, *, rank: int, num_data_rank
             dist.barrier()
             first.save(folder)
         found.append(train(first, version, num_data_ranks))
-    away = max(away, bytes_on_device(first))
+    offloaded_bytes = max(offloaded_bytes, bytes_on_device(first))
     first.finish_saving()
     dist.barrier()
     weights = weights_of(first)
@@ -89,11 +91,11 @@ def moved_and_saved(spec: TrainerSpec, folder: Path, *, rank: int, num_data_rank
     loaded = weights_of(second)
     second.close()
     exactly = same and all(torch.equal(loaded[name], weight) for name, weight in weights.items())
-    return {"rollouts": found, "weights": weights, "resumed exactly": exactly, "bytes at rest": away}
+    return {"rollouts": found, "weights": weights, "resumed exactly": exactly, "bytes when offloaded": offloaded_bytes}
 
 
 def bytes_on_device(backend: MegatronBackend) -> int:
-    """Of weights, gradients and the optimisers' states."""
+    """Bytes of weights, gradients and optimiser states on the device."""
     total = 0
     for role in (backend.policy, backend.critic):
         assert role is not None
@@ -108,8 +110,8 @@ def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [tensor for state in optimizer.state.values() for tensor in state.values()]
 
 
-def critic_apart(spec: TrainerSpec, *, rank: int, num_data_ranks: int) -> float:
-    """The greatest difference of what critics with ranks of their own say and report, from FSDP2's."""
+def dedicated_critic_difference(spec: TrainerSpec, *, rank: int, num_data_ranks: int) -> float:
+    """Largest difference of values and metrics between critics on dedicated ranks of both backends."""
     assert spec.critic is not None
     size = dist.get_world_size()
     batch = BatchConfig(rollout_batch_size=2, n_samples_per_prompt=4)
@@ -121,7 +123,7 @@ def critic_apart(spec: TrainerSpec, *, rank: int, num_data_ranks: int) -> float:
     return float(np.abs(found - theirs).max())
 
 
-def _values_and_steps(critic: CriticRanks, num_data_ranks: int) -> np.ndarray[Any, Any]:
+def _values_and_steps(critic: CriticBackend, num_data_ranks: int) -> np.ndarray[Any, Any]:
     numbers = []
     for version in range(2):
         batch = rollout_of(version)
@@ -133,8 +135,8 @@ def _values_and_steps(critic: CriticRanks, num_data_ranks: int) -> np.ndarray[An
     return np.concatenate(numbers)
 
 
-def teacher_of_another_shape(spec: TrainerSpec, larger: str, *, rank: int, num_data_ranks: int) -> float:
-    """The greatest difference of a rollout's metrics from FSDP2's, with a teacher of more layers."""
+def larger_teacher_difference(spec: TrainerSpec, larger: str, *, rank: int, num_data_ranks: int) -> float:
+    """Largest difference of a rollout's metrics between both backends, with a teacher that has more layers."""
     spec, size = replace(spec, teacher=ModelSource(path=larger), critic=None), dist.get_world_size()
     algo = replace(spec.algo, advantage_estimator="grpo", ref_update_interval=None)  # type: ignore[arg-type]
     spec = replace(spec, algo=algo, ref_path=larger)

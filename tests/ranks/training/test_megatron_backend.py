@@ -91,7 +91,7 @@ def assert_roles(found: dict[str, Any]) -> None:
     assert found["difference"]["other names"] == []
     assert max(numbers.values()) < 1e-5 and max(weights.values()) < 1e-5, found["difference"]
     assert found["resumed exactly"] and found["bytes when offloaded"] == 0
-    assert found.get("apart", 0.0) < 1e-5 and found.get("teacher", 0.0) < 1e-5, found
+    assert found.get("dedicated critic", 0.0) < 1e-5 and found.get("teacher", 0.0) < 1e-5, found
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:

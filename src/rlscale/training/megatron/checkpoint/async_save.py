@@ -1,4 +1,4 @@
-"""Checkpoint writes that run concurrently with training, on a thread and a process group of their own per rank."""
+"""Checkpoint writes that run concurrently with training, on a separate thread and process group of each rank."""
 
 from __future__ import annotations
 
