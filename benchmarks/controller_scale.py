@@ -50,7 +50,7 @@ def measure(num_samples: int, staleness: int) -> Row:
 
         return call
 
-    for name in ("build_batch", "plan_steps", "check_bound", "rollout_metrics"):
+    for name in ("build_batch", "plan_steps", "check_staleness", "rollout_metrics"):
         setattr(loop, name, timed(name, getattr(loop, name)))
     setting = Setting(
         staleness=staleness,
@@ -87,14 +87,14 @@ def _peak_bytes() -> int:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| samples a step | k | CPU per sample, us | of it build_batch | plan_steps | check_bound | rollout_metrics "
-        "| wall per sample, us | memory per sample, KiB | load |",
+        "| samples a step | k | CPU per sample, us | of it build_batch | plan_steps | check_staleness "
+        "| rollout_metrics | wall per sample, us | memory per sample, KiB | load |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {r['samples_per_step']:,.0f} | {r['staleness']:.0f} | {r['cpu_us']:.0f} | {r['build_batch_us']:.1f} "
-        f"| {r['plan_steps_us']:.1f} | {r['check_bound_us']:.2f} | {r['rollout_metrics_us']:.1f} | {r['wall_us']:.0f} "
-        f"| {r['memory_bytes'] / 1024:.1f} | {r['load']:.1f} |"
+        f"| {r['plan_steps_us']:.1f} | {r['check_staleness_us']:.2f} "
+        f"| {r['rollout_metrics_us']:.1f} | {r['wall_us']:.0f} | {r['memory_bytes'] / 1024:.1f} | {r['load']:.1f} |"
         for r in rows
     ]
     return "\n".join(lines)

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from rlscale.checkpoint.store import CheckpointStore
-from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig, RolloutConfig
-from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.config import BatchConfig, CheckpointConfig, ClusterConfig, RolloutConfig, RunConfig, UpdateMode
+from rlscale.control.loop import TrainingLoop
+from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.observe.console import open_console
 from rlscale.observe.reporter import Observer
 from rlscale.rewards import RewardRunner
@@ -267,7 +268,7 @@ def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records
             params=sampling_params(RolloutConfig(max_staleness=setting.staleness)),
             batch=BatchConfig(rollout_batch_size=setting.num_prompts, n_samples_per_prompt=setting.num_samples),
         )
-        parts = Parts(
+        deps = LoopDeps(
             source=source,
             trainers=SimulatedTrainers(engines=engines, token_s=setting.train_token_s, sync_s=setting.sync_s),
             store=CheckpointStore(folder, keep_last=1),
@@ -275,7 +276,7 @@ def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records
             evaluator=None,
             pool=pool,
         )
-        config = LoopConfig(
+        run = RunConfig(
             batch=BatchConfig(
                 rollout_batch_size=setting.num_prompts,
                 n_samples_per_prompt=setting.num_samples,
@@ -283,11 +284,11 @@ def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records
                 max_tokens_per_gpu=16384,
                 balance_data=True,
             ),
-            eval=EvalConfig(),
+            cluster=ClusterConfig(actor_num_gpus_per_node=8),
+            rollout=RolloutConfig(
+                max_staleness=setting.staleness,
+                update_mode=UpdateMode.boundary if setting.drains else UpdateMode.in_flight,
+            ),
             checkpoint=CheckpointConfig(save_final=False),
-            num_rollouts=setting.num_rollouts,
-            num_ranks=8,
-            max_staleness=setting.staleness,
-            drain_before_update=setting.drains,
         )
-        yield TrainingLoop(config, parts, Progress())
+        yield TrainingLoop(LoopConfig(run=run, num_rollouts=setting.num_rollouts), deps, Progress())

@@ -436,7 +436,7 @@ class RolloutSource(Protocol):
         """True if the samples have rewards."""
         ...
 
-    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         """Returns the prompts of the next rollout, each with the index of its group, and advances the position."""
         ...
 
@@ -444,15 +444,15 @@ class RolloutSource(Protocol):
         """Generates one group. Samples that an engine aborted are included, without reward.
 
         Args:
-            index: index of the group, from `take`.
-            prompt: its prompt, from `take`.
+            index: index of the group, from `next_prompts`.
+            prompt: its prompt, from `next_prompts`.
             oldest: oldest version that the engines may have; a token of an older one is an error of the engine.
             newest: newest version that they may have; None: weights may be updated during generation.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position, as JSON values: the next result of `take`."""
+        """Returns the position, as JSON values: the next result of `next_prompts`."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ def wait_for_training(command: Command, process: subprocess.Popen[str], *, timeo
 
 @pytest.mark.parametrize(
     ("victim", "named"),
-    [("TrainActor", "actor rank"), ("rlscale.cli.serve", "engine 0"), ("EngineActor", "engine 0")],
+    [("PolicyActor", "actor rank"), ("rlscale.cli.serve", "engine 0"), ("EngineActor", "engine 0")],
 )
 def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, named: str) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null", "cluster.actor_num_gpus_per_node=2")
@@ -51,7 +51,7 @@ def test_a_trainer_that_dies_before_the_first_checkpoint_repeats_the_run_from_it
     survives = ("checkpoint.save_interval=null", "fault_tolerance.enabled=true", "algo.entropy_coef=0.01")
     process = command.start("data.num_rollout=120", "eval.interval=null", *survives)
     wait_for_training(command, process)
-    pid = next(pid for pid, words in command.processes().items() if "TrainActor" in words)
+    pid = next(pid for pid, words in command.processes().items() if "PolicyActor" in words)
     os.kill(pid, signal.SIGKILL)
     killed_at, before = time.time(), command.metrics()
     out, err = process.communicate(timeout=120)

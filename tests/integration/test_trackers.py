@@ -60,7 +60,7 @@ def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
     wait_until(lambda: command.left_over() == {}, GONE_WITHIN_S, "the end of all processes")
     done = command.run(*OVERRIDES)
     assert done.code == 0, done.err
-    assert "going on from" in done.out
+    assert "resuming from" in done.out
     assert KEY not in done.out + done.err and TOKEN not in done.out + done.err
     return command
 

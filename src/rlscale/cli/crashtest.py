@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import EngineKind, RunConfig, load_config
-from rlscale.crashtest.compare import check_samples, compare_metrics, same_prompts
-from rlscale.crashtest.player import Outcome, Player, Script
+from rlscale.crashtest.compare import check_samples, compare_metrics, compare_prompts
+from rlscale.crashtest.kill_runner import KillPlan, KillRunner, Outcome
 from rlscale.crashtest.verdict import Verdict, to_markdown, write_report
 from rlscale.crashtest.victims import Victim
 from rlscale.errors import ConfigError
@@ -143,7 +143,7 @@ def _run_unbroken(stage: Stage) -> float:
 def _play(args: argparse.Namespace, stage: Stage, config: RunConfig) -> Outcome:
     rng = random.Random(args.seed)
     kinds = [Victim(name) for name in args.victims] if args.victims else _victims_of(config)
-    script = Script(
+    plan = KillPlan(
         command=stage.command("broken"),
         env={},
         metrics=stage.metrics("broken"),
@@ -151,7 +151,7 @@ def _play(args: argparse.Namespace, stage: Stage, config: RunConfig) -> Outcome:
         victims=_order(kinds, args.kills, rng),
         gap_s=(args.gap[0], args.gap[1]),
     )
-    return Player(script, rng, tell=_log).play()
+    return KillRunner(plan, rng, report=_log).run()
 
 
 def _victims_of(config: RunConfig) -> list[Victim]:
@@ -179,7 +179,7 @@ def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: O
             stage.dumps("broken"),
             num_groups=config.batch.rollout_batch_size,
             max_staleness=config.rollout.max_staleness,
-        ) + same_prompts(stage.dumps("unbroken"), stage.dumps("broken"))
+        ) + compare_prompts(stage.dumps("unbroken"), stage.dumps("broken"))
     return Verdict(
         command=shlex.join(["rlscale-crashtest", args.experiment, *overrides, "--kills", str(args.kills)]),
         machine=f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}",

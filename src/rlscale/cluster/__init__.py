@@ -1,1 +1,1 @@
-"""Ray and only Ray: the session, placement, actors and their health."""
+"""Ray: the session, placement groups, actors and their health."""

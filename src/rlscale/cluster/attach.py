@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that somebody else has started."""
+"""Connection to a Ray cluster that was started elsewhere."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import ray
 
 from rlscale.errors import ConfigError, Problem
 
-KNOCK_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 AUTH_MODE = "RAY_AUTH_MODE"
 
 
 def attach(address: str, options: Mapping[str, Any]) -> None:
-    """Connects to the cluster at `address`. `options` are those of `ray.init`.
+    """Connects to the cluster at `address`. `options` are arguments of `ray.init`.
 
     Raises:
-        ConfigError: nobody answers there, or not to somebody without a token.
+        ConfigError: no cluster answers there, or it requires a token.
     """
     try:
         _check_reachable(address)
-        _take_token(address)
+        _enable_token(address)
         ray.init(address=address, **options)
     except ConnectionError as error:
-        fix = "start one with `ray start --head`, or leave it out to start one here"
-        if os.environ.get(AUTH_MODE) is None and _place_of(address) is not None:
-            fix += f"; a cluster with a token takes {AUTH_MODE}=token and its RAY_AUTH_TOKEN in the environment"
+        fix = "start one with `ray start --head`, or leave the key unset to start Ray here"
+        if os.environ.get(AUTH_MODE) is None and _host_and_port(address) is not None:
+            fix += f"; a cluster with a token needs {AUTH_MODE}=token and its RAY_AUTH_TOKEN in the environment"
         problem = Problem(
             path="cluster.ray_address",
             rule="name a Ray cluster that answers",
@@ -40,39 +40,39 @@ def attach(address: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises ConnectionError where nobody listens: Ray itself takes over a minute to say so."""
-    place = _place_of(address)
+    """Raises ConnectionError when nothing listens at the address. Ray itself needs over a minute to report that."""
+    place = _host_and_port(address)
     if place is None:
         return
     try:
-        socket.create_connection(place, timeout=KNOCK_S).close()
+        socket.create_connection(place, timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        raise ConnectionError(f"nobody answers there: {error}") from error
+        raise ConnectionError(f"nothing answers there: {error}") from error
 
 
-def _take_token(address: str) -> None:
-    """Has Ray use this user's token where the cluster is on this machine.
+def _enable_token(address: str) -> None:
+    """Makes Ray use this user's token for a cluster on this machine.
 
-    Every Ray that was started here has one as soon as there is a token, which a run without an address leaves behind.
-    Ray finds it for `auto` alone; and to another machine nobody's token is sent unasked.
+    A run without an address creates a token, and every Ray that is started on this machine afterwards requires it. Ray
+    itself looks for it with the address `auto` only. A token is never sent to another machine without being asked for.
     """
-    place = _place_of(address)
-    if AUTH_MODE in os.environ or place is None or not _is_here(place[0]):
+    place = _host_and_port(address)
+    if AUTH_MODE in os.environ or place is None or not _is_local(place[0]):
         return
-    with suppress(ImportError):  # of a Ray that knows no tokens
+    with suppress(ImportError):  # an older Ray has no tokens
         from ray._private.authentication import authentication_token_setup as tokens
 
         tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
-def _place_of(address: str) -> tuple[str, int] | None:
-    """Host and port; None for `auto`, or a name that Ray knows."""
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    """Host and port; None: `auto`, or a name that Ray resolves."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
 
-def _is_here(host: str) -> bool:
-    """Whether `host` is an address of this machine: only those can be listened at."""
+def _is_local(host: str) -> bool:
+    """Whether `host` is an address of this machine: a socket can be bound to no other."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:

@@ -1,4 +1,4 @@
-"""The keeper of an engine's server as a Ray actor. Imports no torch: its process is there within a moment."""
+"""Ray actor that owns the server process of an engine. Imports no torch, so that it starts at once."""
 
 import time
 from pathlib import Path
@@ -27,7 +27,8 @@ class _EngineActor:
         """Starts the server and waits until it is healthy."""
         address, process = self._launch.open(self._log_folder)
         process.start()
-        self._process = process  # from here on `check`, in its own thread, looks at it
+        # Set before the wait: `check` runs in another thread and reports a server that dies while it starts.
+        self._process = process
         try:
             process.wait_ready(timeout_s)
         except EngineError as error:
@@ -36,7 +37,7 @@ class _EngineActor:
 
     @ray.method(concurrency_group="health")
     def check(self) -> str | None:
-        """Why the server is no longer there; None while it lives."""
+        """The reason why the server has ended; None while it runs."""
         return self._process.poll() if self._process is not None else None
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""torch_memory_saver in the trainer's processes: its library must be there before the first byte of GPU memory is."""
+"""Environment of torch_memory_saver in a trainer's process: it must be loaded before GPU memory is allocated."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LIBRARY = "torch_memory_saver_hook_mode_preload"
 
 
 def saver_variables(spec: TrainerSpec) -> dict[str, str]:
-    """Environment variables of a trainer rank that is to be paused; none for others.
+    """Environment variables of a trainer rank that pauses its memory; empty for other ranks.
 
-    All its memory is the saver's from the start, with a copy on the host while it is paused.
+    The saver manages all memory of the process, and copies it to the host while it is paused.
     """
     if spec.offload is None or spec.offload.mode != OffloadMode.tms:
         return {}
-    # Imported here: it is there, and of use, only where there are GPUs.
+    # Imported here: the package is installed only where there are GPUs.
     from torch_memory_saver.utils import get_binary_path_from_package
 
     library = str(get_binary_path_from_package(LIBRARY))

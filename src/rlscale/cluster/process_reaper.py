@@ -1,14 +1,14 @@
-"""Ends the processes of a Ray session that its driver left behind, however the driver ended.
+"""Ends the processes of a Ray session that outlive the driver.
 
-Ray lets its daemons die with the driver, and its workers notice the loss of their daemon by themselves; a worker that
-is just starting, or starved on a busy machine, takes up to a minute. The guardian is a process of its own that the
-driver starts before Ray: every later process inherits a mark in its environment, and by it is found and ended.
+Ray's daemons die with the driver, and workers notice the loss of their daemon; a worker that is just starting, or
+starved on a busy machine, takes up to a minute. The reaper is a separate process that the driver starts before Ray.
+Every later process inherits a mark in its environment, by which the reaper finds and ends it.
 
-    driver ── starts ──> guardian ── waits for the driver's death, or for the end of its own standard input
-       └─ RLSCALE_SESSION=<mark> ─> Ray's daemons ─> workers ─> engines          then ends all that carry the mark
+    driver ── starts ──> reaper ── waits for the driver's death, or for the end of its standard input
+       └─ RLSCALE_SESSION=<mark> ─> Ray's daemons ─> workers ─> engines      then ends every process with the mark
 
-A process that renames itself overwrites its environment (Ray's agents do, and SGLang's children). It is known as a
-child of one that carries the mark, as long as that one lives; so the guardian looks for such children all the time.
+A process that renames itself overwrites its environment (Ray's agents do, and SGLang's children). It is found as a
+child of a marked process while that one lives, so that the reaper collects such children all the time.
 """
 
 import os
@@ -26,24 +26,24 @@ MARK = "RLSCALE_SESSION"
 GRACE_S = 3.0
 POLL_S = 0.1
 GIVE_UP_S = 20.0
-LOOK_S = 2.0
+SCAN_INTERVAL_S = 2.0
 
 
 @contextmanager
-def guarded_session() -> Iterator[None]:
-    """Marks every process started inside and leaves none of them behind, even when this process is killed.
+def reaped_session() -> Iterator[None]:
+    """Marks every process started inside, and ends all of them at the end or when this process is killed.
 
-    Linux only; elsewhere Ray's own ways are all there is.
+    Linux only; on other systems Ray alone ends its processes.
     """
     if sys.platform != "linux":
         yield
         return
     mark = uuid.uuid4().hex
-    guardian = subprocess.Popen(
+    reaper = subprocess.Popen(
         [sys.executable, "-I", __file__, str(os.getpid()), mark],
         stdin=subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name != MARK},
-        start_new_session=True,  # what is sent to the driver's group is not meant for it
+        start_new_session=True,  # a signal to the driver's process group must not reach it
     )
     before = os.environ.get(MARK)
     os.environ[MARK] = mark
@@ -54,31 +54,32 @@ def guarded_session() -> Iterator[None]:
             del os.environ[MARK]
         else:
             os.environ[MARK] = before
-        assert guardian.stdin is not None
-        guardian.stdin.close()
-        guardian.wait()
+        assert reaper.stdin is not None
+        reaper.stdin.close()
+        reaper.wait()
 
 
 def marked_processes(mark: str, *, variable: str = MARK) -> list[int]:
-    """Ids of the living processes of this user that were started with the mark in their environment."""
+    """Ids of this user's living processes that were started with the mark in their environment."""
     entry = f"{variable}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # it ended meanwhile, or belongs to somebody else
+            continue  # it has ended, or belongs to another user
         if entry in environment:
             found.append(int(folder.name))
     return found
 
 
-def relatives(mark: str, *, variable: str = MARK) -> set[tuple[int, int]]:
-    """The marked processes and all below them, each with its start time: ids are used again."""
+def marked_trees(mark: str, *, variable: str = MARK) -> set[tuple[int, int]]:
+    """The marked processes and their descendants, each with its start time, because process ids are reused."""
     parents = {pid: found for pid in _all_processes() if (found := _parent_and_start(pid)) is not None}
     marked = set(marked_processes(mark, variable=variable))
+    # Each pass adds one generation of children; the loop ends when a pass adds none.
     size = -1
-    while size != len(marked):  # until no generation is missing
+    while size != len(marked):
         size = len(marked)
         marked |= {pid for pid, (parent, _) in parents.items() if parent in marked}
     return {(pid, parents[pid][1]) for pid in marked if pid in parents}
@@ -89,30 +90,31 @@ def _all_processes() -> list[int]:
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
-    """Parent and start time (clock ticks since boot) of a living process."""
+    """Parent and start time (clock ticks since boot) of a living process; None: it has ended."""
     try:
+        # The second field is the name in parentheses, which may itself hold spaces and parentheses.
         state, parent, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None  # it ended meanwhile
+        return None
     return None if state == "Z" else (int(parent), int(rest[17]))
 
 
 def end_processes(mark: str, known: Iterable[tuple[int, int]] = ()) -> None:
-    """Returns once none is left: gives them a moment to end by themselves, then kills them.
+    """Waits until every process has ended; kills those that are left after `GRACE_S`.
 
     Args:
-        known: from `relatives`, of processes that may not carry the mark.
+        known: from `marked_trees`, processes that may not carry the mark.
     """
     began = time.monotonic()
     known = set(known)
     while True:
-        known |= relatives(mark)
+        known |= marked_trees(mark)
         remaining = [pid for pid, start in known if (_parent_and_start(pid) or (0, None))[1] == start]
         if not remaining:
             return
         waited = time.monotonic() - began
         if waited > GIVE_UP_S:
-            return  # the kernel does not let go of them; nothing more can be done from here
+            return  # a process in uninterruptible sleep cannot be killed
         if waited > GRACE_S:
             for pid in remaining:
                 _kill(pid)
@@ -123,25 +125,25 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it ended meanwhile
+        return  # it has ended
 
 
-def _watch(driver: int, mark: str) -> None:
-    """Waits for the end of the driver or of the session, then cleans up."""
+def _reap(driver: int, mark: str) -> None:
+    """Waits for the end of the driver or of the session, and ends the marked processes."""
     known: set[tuple[int, int]] = set()
     poller = select.poll()
     poller.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     try:
-        # Also when a fork of the driver still holds the other end of the pipe.
+        # In addition to the pipe, whose other end a fork of the driver may keep open.
         poller.register(os.pidfd_open(driver), select.POLLIN)
-        while not poller.poll(1000 * LOOK_S):
-            known |= relatives(mark)
+        while not poller.poll(1000 * SCAN_INTERVAL_S):
+            known |= marked_trees(mark)
     except ProcessLookupError:
-        pass  # the driver is gone already
+        pass  # the driver has already ended
     end_processes(mark, known)
 
 
 if __name__ == "__main__":
     for _number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, signal.SIG_IGN)
-    _watch(int(sys.argv[1]), sys.argv[2])
+    _reap(int(sys.argv[1]), sys.argv[2])

@@ -1,18 +1,19 @@
-"""Actors that form one world and are called alike."""
+"""Actors that form one world and get the same calls."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 
-from rlscale.cluster.ray_calls import settle
+from rlscale.cluster.rank_actor import CONCURRENCY_GROUPS
+from rlscale.cluster.ray_calls import gather_calls
 
 Call = tuple[str, "ray.ObjectRef[Any]"]
-"""What was asked of an actor, under its name."""
+"""A call of an actor, with the actor's name."""
 
 
 class RankGroup:
-    """The ranks of the policy's trainer, or of a critic with ranks of its own.
+    """The ranks of the policy's trainer, or of a critic with its own ranks.
 
     Args:
         role: names the ranks, e.g. `actor rank 0`.
@@ -25,27 +26,28 @@ class RankGroup:
 
     @property
     def named_actors(self) -> list[tuple[str, Any]]:
-        """Those that have not been ended."""
+        """Actors that were not killed."""
         return list(zip(self.names, self._actors, strict=True)) if self._actors else []
 
     async def setup(self) -> list[Call]:
-        """Has all ranks join and load their models; none where there are no ranks."""
+        """Calls that let all ranks join and load their models; empty without ranks."""
         if not self._actors:
             return []
-        [(address, port)] = await settle([(self.names[0], self._actors[0].rendezvous.remote())])
+        [(address, port)] = await gather_calls([(self.names[0], self._actors[0].call.remote("rendezvous"))])
         return self.calls("setup", address, port)
 
     def shared(self, argument: object) -> object:
-        """An argument for every rank, put away once; a single rank is given it with the call, which takes less time."""
+        """An argument for every rank, stored once. A single rank gets it with the call, which is faster."""
         return ray.put(argument) if len(self._actors) > 1 else argument
 
     def calls(self, method: str, *args: object) -> list[Call]:
-        """Starts a method on every rank."""
-        return [(name, getattr(actor, method).remote(*args)) for name, actor in self.named_actors]
+        """Starts a method of the worker on every rank."""
+        options = {"concurrency_group": CONCURRENCY_GROUPS[method]} if method in CONCURRENCY_GROUPS else {}
+        return [(name, actor.call.options(**options).remote(method, *args)) for name, actor in self.named_actors]
 
     async def call(self, method: str, *args: object) -> Any:
-        """The same to its end: what rank 0 answers. Raises the first failure of any rank."""
-        return (await settle(self.calls(method, *args)))[0]
+        """Runs a method on every rank; the result of rank 0. Raises the first failure of any rank."""
+        return (await gather_calls(self.calls(method, *args)))[0]
 
     def kill(self) -> None:
         for actor in self._actors:

@@ -1,4 +1,4 @@
-"""One Ray session, started or attached, and the bundles of a run inside it."""
+"""Ray session of a run, started or attached, and the placement group inside it."""
 
 import logging
 import os
@@ -14,47 +14,47 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlscale.cluster.attach import attach
-from rlscale.cluster.process_reaper import guarded_session
+from rlscale.cluster.process_reaper import reaped_session
 from rlscale.config import ClusterConfig, Device
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.plan.placement import Layout
 
 SLOT = "rlscale_slot"
-"""Custom resource that stands for a GPU where there is none; as many as the run asks for."""
+"""Custom resource that replaces a GPU on a machine without GPUs; the run creates as many as it needs."""
 
 PLACEMENT_TIMEOUT_S = 120.0
 
 LOCAL_STARTS = 3
-_TOO_SLOW = "timed out during startup"  # of the bare Exception that Ray raises
+_TOO_SLOW = "timed out during startup"  # in the message of the bare Exception that Ray raises
 
 PASSIVE_OMP_ENV: Mapping[str, str] = {"OMP_WAIT_POLICY": "passive"}
 """Environment of every actor, and through it of every engine; OpenMP reads it when torch is loaded.
 
-Threads that wait by spinning make a step ten times as long as soon as another process wants their core, and trainers,
-engines and driver may share cores all the time.
+Threads that spin while they wait make a step ten times as long as soon as another process needs their core, and
+trainers, engines and driver share cores all the time.
 """
 
 SPIN_OMP_ENV: Mapping[str, str] = {**PASSIVE_OMP_ENV, "GOMP_SPINCOUNT": "20000"}
-"""The same for `cluster.spin_threads`: about 0.2 ms, and none where a process has more such threads than cores."""
+"""The same for `cluster.spin_threads`: spins about 0.2 ms, and not at all in a process with more threads than cores."""
 
 _logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def ray_session(config: ClusterConfig, layout: Layout) -> Iterator["RaySession"]:
-    """Ray for the duration of a run; a session that was already there is used and left alone.
+    """Ray for the duration of a run. A session that already exists is used and left running.
 
-    It starts in the background, while the caller reads what it needs: call `wait` before Ray is used.
+    Ray starts in the background, while the caller reads its data: call `wait` before the first use.
     """
     if ray.is_initialized():
         yield RaySession(config, layout, started=None)
         return
     if threading.current_thread() is threading.main_thread():
-        # A scheduler ends jobs with SIGTERM: it is to end a run as Ctrl-C does.
+        # Schedulers end jobs with SIGTERM, which must end a run like Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
-        guarded_session(),
-        _inherited(worker_variables(config)),
+        reaped_session(),
+        _environment(worker_env(config)),
         ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray") as background,
     ):
         started = background.submit(_start, config, layout)
@@ -66,19 +66,19 @@ def ray_session(config: ClusterConfig, layout: Layout) -> Iterator["RaySession"]
 
 
 class RaySession:
-    """Ray, which may still be on its way."""
+    """Ray, which may still be starting."""
 
     def __init__(self, config: ClusterConfig, layout: Layout, *, started: "Future[None] | None") -> None:
         """Args:
-        started: None: it was there.
+        started: None: Ray is already running.
         """
         self._config, self._layout, self._started = config, layout, started
 
     def wait(self) -> None:
-        """Returns once Ray can be used.
+        """Waits until Ray can be used.
 
         Raises:
-            ConfigError: Ray cannot be reached, or sees fewer GPUs than the run needs.
+            ConfigError: Ray cannot be reached, or has fewer GPUs than the run needs.
             WorkerError: it did not start on this machine.
         """
         if self._started is not None:
@@ -96,29 +96,29 @@ def _start(config: ClusterConfig, layout: Layout) -> None:
         "logging_level": logging.ERROR,
     }
     if address is not None:
-        options |= {"runtime_env": {"env_vars": dict(worker_variables(config))}}
+        options |= {"runtime_env": {"env_vars": dict(worker_env(config))}}
     else:
-        # Actors claim slots or GPUs, never CPUs: a laptop with two cores hosts any number of small ranks.
+        # Actors claim slots or GPUs, never CPUs: a laptop with two cores runs any number of small ranks.
         options |= {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, layout.num_bundles)}
         if config.device == Device.cpu:
             options |= {"resources": {SLOT: layout.num_bundles}, "num_gpus": 0}
     if address is None:
-        _init_here(options)
+        _start_local(options)
     else:
         attach(address, options)
 
 
-def _init_here(options: Mapping[str, Any]) -> None:
-    """Starts Ray on this machine, again where it misses the time that Ray itself gives, which cannot be set.
+def _start_local(options: Mapping[str, Any]) -> None:
+    """Starts Ray on this machine, again if it exceeds Ray's own time limit, which cannot be set.
 
-    What a failed attempt leaves behind is ended by the guardian.
+    The reaper ends the processes of a failed attempt.
 
     Raises:
-        WorkerError: no attempt was in time.
+        WorkerError: every attempt was too slow.
     """
     for attempt in range(1, LOCAL_STARTS + 1):
         try:
-            # After a failed attempt its address lies about, which `None` would take for that of a cluster.
+            # A failed attempt leaves its address in a file, where Ray would find it as that of a running cluster.
             ray.init(address=None if attempt == 1 else "local", **options)
         except Exception as error:
             if _TOO_SLOW not in str(error):
@@ -129,20 +129,20 @@ def _init_here(options: Mapping[str, Any]) -> None:
     raise WorkerError(
         "Ray",
         f"did not start on this machine, {LOCAL_STARTS} times in 30 s each; run again when it is less busy, or "
-        "start Ray yourself (`ray start --head`) and give cluster.ray_address=auto",
+        "start Ray yourself (`ray start --head`) and set cluster.ray_address=auto",
     )
 
 
-def worker_variables(config: ClusterConfig) -> Mapping[str, str]:
-    """How threads of every actor, and of every engine, wait for each other."""
+def worker_env(config: ClusterConfig) -> Mapping[str, str]:
+    """Environment of every actor and engine: how OpenMP's threads wait for each other."""
     return SPIN_OMP_ENV if config.spin_threads and config.device == Device.cpu else PASSIVE_OMP_ENV
 
 
 @contextmanager
-def _inherited(variables: Mapping[str, str]) -> Iterator[None]:
-    """The variables in this process' environment meanwhile: what it starts has them from its first moment.
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables in this process's environment inside, so that every process it starts inherits them.
 
-    A runtime environment would do as well, but for the processes that Ray starts ahead: they could not be used.
+    A runtime environment of Ray would need new workers: it cannot change those that Ray starts in advance.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -160,7 +160,7 @@ def bundle_resource(config: ClusterConfig) -> str:
     """Name of the resource that one bundle holds."""
     if config.device == Device.cuda:
         return "GPU"
-    # A cluster that somebody else started knows no slots; there one CPU stands for a GPU.
+    # A cluster that was started elsewhere has no slots; there one CPU replaces a GPU.
     return SLOT if SLOT in _cluster_resources() else "CPU"
 
 
@@ -171,14 +171,15 @@ def _cluster_resources() -> dict[str, float]:
 
 def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
     resource = bundle_resource(config)
-    have = int(_cluster_resources().get(resource, 0))
-    if have >= layout.num_bundles:
+    available = int(_cluster_resources().get(resource, 0))
+    if available >= layout.num_bundles:
         return
     on_gpus = resource == "GPU"
     fix = (
-        "add +on=cpu to run the same experiment here, small, or give cluster.ray_address of a cluster that has them"
+        "add +on=cpu to run a small version of the experiment here, or set cluster.ray_address to a cluster that has "
+        "them"
         if on_gpus
-        else "ask for fewer ranks and engines, or a larger cluster"
+        else "request fewer ranks and engines, or a larger cluster"
     )
     split = f"{layout.num_trainers} for training, {layout.num_engines * layout.gpus_per_engine} for generation"
     shared = ", shared" if layout.colocate else ""
@@ -187,8 +188,8 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
         [
             Problem(
                 path="cluster",
-                rule=f"fit on the {'GPUs' if on_gpus else resource + 's'} that Ray sees",
-                value=f"a need of {layout.num_bundles} ({split}{shared}) and {have} there",
+                rule=f"fit on the {'GPUs' if on_gpus else resource + 's'} that Ray has",
+                value=f"a need of {layout.num_bundles} ({split}{shared}) and {available} available",
                 fix=fix,
             )
         ]
@@ -197,7 +198,7 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
 
 @contextmanager
 def placement_group_for(config: ClusterConfig, layout: Layout) -> Iterator["Bundles"]:
-    """The placement group of a run; given back at the end."""
+    """The placement group of a run, removed at the end."""
     resource = bundle_resource(config)
     if layout.num_bundles == 0:
         yield Bundles(None, resource)
@@ -216,11 +217,11 @@ def placement_group_for(config: ClusterConfig, layout: Layout) -> Iterator["Bund
 
 
 class Bundles:
-    """Bundles in an order in which neighbours share a node, so that ranks of one node are consecutive."""
+    """Bundles of a placement group, ordered by node, so that ranks of one node are consecutive."""
 
     def __init__(self, group: PlacementGroup | None, resource: str) -> None:
         """Args:
-        group: None: a run of the driver alone, without trainers and with engines that run already.
+        group: None: a run with only the driver, without trainers and with external engines.
         """
         self.group, self.resource = group, resource
         nodes: dict[int, str] = {} if group is None else placement_group_table(group)["bundles_to_node_id"]
@@ -228,12 +229,12 @@ class Bundles:
         self._nodes = [nodes[bundle] for bundle in self._order]
         self.num_nodes = len(set(self._nodes)) or 1
 
-    def num_nodes_of(self, number: int) -> int:
-        """Nodes on which the first `number` bundles lie."""
-        return len(set(self._nodes[:number])) or 1
+    def count_nodes(self, num_bundles: int) -> int:
+        """Nodes of the first `num_bundles` bundles."""
+        return len(set(self._nodes[:num_bundles])) or 1
 
     def options(self, bundle: int, share: float) -> dict[str, object]:
-        """Ray options that put an actor on a bundle, with `share` of what it holds."""
+        """Ray options that place an actor on a bundle, with `share` of its resource."""
         claim: dict[str, object] = {"num_cpus": 0}
         if self.resource == "GPU":
             claim["num_gpus"] = share

@@ -1,10 +1,10 @@
 """All trainer ranks behind the `Trainers` protocol.
 
-With a critic on ranks of its own a rollout goes back and forth between the two worlds:
+With a critic on its own ranks the calls of a rollout alternate between the two worlds:
 
-    policy   score ─────┬─ estimate ─┬─ improve      optimiser steps
-                        │            │
-    critic   values ────┘            └─ train        optimiser steps
+    policy   score ─────┬─ compute_advantages ─┬─ optimize     optimiser steps
+                        │                      │
+    critic   values ────┘                      └─ train        optimiser steps
 
 Calls in one column run at the same time.
 """
@@ -18,42 +18,43 @@ from typing import Any
 import ray
 
 from rlscale.cluster.actor_process import public_env
-from rlscale.cluster.critic_actor import CriticActor
 from rlscale.cluster.memory_saver_env import saver_variables
+from rlscale.cluster.rank_actor import CriticActor, PolicyActor
 from rlscale.cluster.rank_group import RankGroup
-from rlscale.cluster.ray_calls import settle
+from rlscale.cluster.ray_calls import gather_calls
 from rlscale.cluster.ray_session import Bundles
-from rlscale.cluster.train_actor import TrainActor
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.plan.placement import Layout
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.worker.critic import CriticWorker
+from rlscale.worker.policy import PolicyWorker
 from rlscale.worker.rank import WorldSpec
 
 
 class RayTrainers:
-    """Calls every rank alike and returns what rank 0 answers; the first failure of any rank is raised."""
+    """Calls every rank with the same arguments, and returns the result of rank 0 or the first failure of any rank."""
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, layout: Layout, bundles: Bundles, log_folder: Path) -> None:
-        # A process with variables of its own cannot be one that Ray started ahead; it comes up a little later.
+        # An actor with its own environment cannot use a process that Ray started in advance, and starts later.
         variables = {**public_env(spec.train.env_vars), **saver_variables(spec)}
-        own = {"runtime_env": {"env_vars": variables}} if variables else {}
+        options = {"runtime_env": {"env_vars": variables}} if variables else {}
         self._spec = spec
         self._policy = RankGroup(
-            "actor",
+            PolicyWorker.role,
             [
-                TrainActor.options(**bundles.options(rank, layout.share), **own, name=None).remote(
+                PolicyActor.options(**bundles.options(rank, layout.share), **options, name=None).remote(
                     spec, world, rank=rank, log_folder=log_folder
                 )
                 for rank in range(layout.num_trainers)
             ],
         )
-        apart = replace(world, world_size=layout.num_critics)
+        critic_world = replace(world, world_size=layout.num_critics)
         self._critic = RankGroup(
-            "critic",
+            CriticWorker.role,
             [
-                CriticActor.options(**bundles.options(layout.first_critic + rank, 1.0), **own, name=None).remote(
-                    spec, apart, rank=rank, log_folder=log_folder
+                CriticActor.options(**bundles.options(layout.first_critic + rank, 1.0), **options, name=None).remote(
+                    spec, critic_world, rank=rank, log_folder=log_folder
                 )
                 for rank in range(layout.num_critics)
             ],
@@ -66,34 +67,34 @@ class RayTrainers:
 
     async def setup(self) -> None:
         """Starts all ranks; returns when every one has loaded its model."""
-        await settle([*await self._critic.setup(), *await self._policy.setup()])
+        await gather_calls([*await self._critic.setup(), *await self._policy.setup()])
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         if self._critic.names:
-            return await self._train_both(batch, steps)
+            return await self._train_with_critic(batch, steps)
         shared = self._policy.shared
         result: TrainResult = await self._policy.call("train", shared(batch), shared(list(steps)))
         return result
 
-    async def _train_both(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        everything, of_policy = ray.put(batch), ray.put(list(steps))
-        of_critic = ray.put(await asyncio.to_thread(self._steps_of_critic, batch, list(steps)))
-        values, _ = await self._both(
-            self._critic.calls("values", everything, of_critic), self._policy.calls("score", everything, of_policy)
+    async def _train_with_critic(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        batch_ref, policy_steps = ray.put(batch), ray.put(list(steps))
+        critic_steps = ray.put(await asyncio.to_thread(self._plan_critic_steps, batch, list(steps)))
+        values, _ = await self._gather_both(
+            self._critic.calls("values", batch_ref, critic_steps), self._policy.calls("score", batch_ref, policy_steps)
         )
-        returns = await self._policy.call("estimate", ray.put(values))
-        critics, policys = await self._both(
-            self._critic.calls("train", ray.put(returns)), self._policy.calls("improve")
+        returns = await self._policy.call("compute_advantages", ray.put(values))
+        critic, policy = await self._gather_both(
+            self._critic.calls("train", ray.put(returns)), self._policy.calls("optimize")
         )
         return TrainResult(
-            steps=[{**mine, **theirs} for mine, theirs in zip(policys.steps, critics.steps, strict=True)],
-            metrics=policys.metrics,
-            seconds=policys.seconds | critics.seconds,
-            logprobs=policys.logprobs,
+            steps=[{**ours, **theirs} for ours, theirs in zip(policy.steps, critic.steps, strict=True)],
+            metrics=policy.metrics,
+            seconds=policy.seconds | critic.seconds,
+            logprobs=policy.logprobs,
         )
 
-    def _steps_of_critic(self, batch: TrainBatch, steps: list[StepPlan]) -> list[StepPlan]:
-        """The same steps, cut for as many ranks as the critic has."""
+    def _plan_critic_steps(self, batch: TrainBatch, steps: list[StepPlan]) -> list[StepPlan]:
+        """The same steps, split for the number of the critic's ranks."""
         critic = self._spec.critic
         assert critic is not None and critic.dedicated_ranks is not None, "a critic with ranks has them in the spec"
         if len(self._critic.names) == len(self._policy.names):
@@ -114,21 +115,22 @@ class RayTrainers:
         return report
 
     async def save(self, folder: Path) -> None:
-        await self._both(self._critic.calls("save", folder), self._policy.calls("save", folder))
+        await self._gather_both(self._critic.calls("save", folder), self._policy.calls("save", folder))
 
     async def finish_saving(self) -> None:
-        await self._both(self._critic.calls("finish_saving"), self._policy.calls("finish_saving"))
+        await self._gather_both(self._critic.calls("finish_saving"), self._policy.calls("finish_saving"))
 
     async def load(self, folder: Path) -> None:
-        await self._both(self._critic.calls("load", folder), self._policy.calls("load", folder))
+        await self._gather_both(self._critic.calls("load", folder), self._policy.calls("load", folder))
 
     async def export_hf(self, folder: Path) -> None:
         await self._policy.call("export_hf", folder)
 
-    async def _both(self, critics: list[Any], policys: list[Any]) -> tuple[Any, Any]:
-        """What rank 0 of the critic (None: there is none) and rank 0 of the policy answer."""
-        answers = await settle([*critics, *policys])
-        return answers[0] if critics else None, answers[len(critics)]
+    async def _gather_both(self, critic: list[Any], policy: list[Any]) -> tuple[Any, Any]:
+        """Results of rank 0 of the critic (None: there is no critic) and of rank 0 of the policy."""
+        results = await gather_calls([*critic, *policy])
+        # Ranks of the critic come first, so that their number is the index of the policy's rank 0.
+        return results[0] if critic else None, results[len(critic)]
 
     def kill(self) -> None:
         self._policy.kill()

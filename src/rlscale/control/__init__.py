@@ -1,1 +1,1 @@
-"""The story of a run: who produces, who waits for whom, and what happens when something fails. No Ray, no torch."""
+"""The loop of a run: order of phases, staleness bound, metrics, checkpoints and restarts. No Ray, no torch."""

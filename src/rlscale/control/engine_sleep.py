@@ -1,4 +1,4 @@
-"""Engines that give back their memory while the trainer works, and take it back with its weights."""
+"""Weight sync for engines that release their GPU memory while the trainer works."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from rlscale.types import WeightVersion
 
 
 async def send_weights(pool: EnginePool, trainers: Trainers, version: WeightVersion) -> None:
-    """Brings the trainer's weights to all engines; those that rest have all their memory afterwards."""
+    """Sends the trainer's weights to all engines and resumes the memory of those that released it."""
+    # The cache comes last: while the trainer sends, its own memory and the weights must fit on the GPU together.
     await pool.resume_memory("weights")
     await trainers.sync_weights(version)
     await pool.resume_memory("kv_cache")
 
 
 @asynccontextmanager
-async def resting(pool: EnginePool, trainers: Trainers, version: WeightVersion) -> AsyncIterator[None]:
-    """Has engines that are at `version` rest inside, so that the trainer has their GPUs. Nothing may run on them."""
+async def released_engines(pool: EnginePool, trainers: Trainers, version: WeightVersion) -> AsyncIterator[None]:
+    """Releases the memory of idle engines inside, and sends them `version` at the end."""
     await pool.release_memory()
     yield
     await send_weights(pool, trainers, version)

@@ -1,19 +1,18 @@
-"""The first failure of a run, not the last victim."""
+"""Cause of a failure: the first error of several, and the dead worker behind it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 from rlscale.errors import WorkerError
 
-T = TypeVar("T")
-
 Diagnose = Callable[[], Awaitable[WorkerError | None]]
-"""Looks for a dead worker, the usual cause behind a refused connection."""
+"""Looks for a dead worker, the usual cause of a refused connection."""
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The earliest failure inside an exception group; of worker errors the one that happened first."""
+    """The earliest failure inside an exception group; of several worker errors the one that happened first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [first_cause(inner) for inner in error.exceptions]
@@ -22,33 +21,32 @@ def first_cause(error: BaseException) -> BaseException:
     return min(workers, key=lambda cause: cause.failed_at_s) if workers else real[0]
 
 
-async def run_guarded(
-    main: Coroutine[Any, Any, T], *, watchers: Sequence[Coroutine[Any, Any, None]], diagnose: Diagnose
-) -> T:
-    """Runs `main` until it ends or a watcher raises, and raises the first cause of a failure.
+@asynccontextmanager
+async def watch_for_failures(
+    watchers: Sequence[Coroutine[Any, Any, None]], *, diagnose: Diagnose | None = None
+) -> AsyncIterator[None]:
+    """Cancels its body when a watcher raises. Raises the first cause of a failure of either.
 
-        main ────────────┬─> result
-        watcher 0 ───────┤   whoever fails first cancels the others;
-        watcher n ───────┘   then `diagnose` says whether a dead worker stands behind it
+        body ────────────┬─> ends
+        watcher 0 ───────┤   the first failure cancels the others;
+        watcher n ───────┘   then `diagnose` looks for a dead worker behind it
 
-    Watchers run until they are cancelled; they return only by raising.
+    The body stays in the task of the caller, so that a traceback shows all of its callers.
+
+    Args:
+        watchers: run until they are cancelled; they return only by raising.
+        diagnose: None: an outer `watch_for_failures` looks for the dead worker.
     """
-    story = asyncio.ensure_future(main)
-    guards = [asyncio.ensure_future(watcher) for watcher in watchers]
     try:
-        done, _ = await asyncio.wait([story, *guards], return_when=asyncio.FIRST_COMPLETED)
-        failed = next((task for task in (*guards, story) if task in done and task.exception() is not None), None)
-        if failed is None:
-            assert story in done, "a watcher returned without an error"
-            return story.result()
-        error = failed.exception()
-        assert error is not None
-        cause = first_cause(error)
-        dead = None if isinstance(cause, WorkerError) else await diagnose()
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(watcher) for watcher in watchers]
+            yield
+            for watcher in running:
+                watcher.cancel()
+    except BaseExceptionGroup as group:
+        cause = first_cause(group)
+        dead = None if diagnose is None or isinstance(cause, WorkerError) else await diagnose()
         if dead is not None:
             raise dead from cause
-        raise cause
-    finally:
-        for task in (story, *guards):
-            task.cancel()
-        await asyncio.gather(story, *guards, return_exceptions=True)
+        # `from` its own cause: the group around it is no cause and is not shown.
+        raise cause from cause.__cause__

@@ -1,4 +1,4 @@
-"""Writing files in a thread beside the loop."""
+"""File writes in a thread, next to the event loop."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 async def write_in_thread(write: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """As `asyncio.to_thread`, but a cancellation waits until the thread is done.
+    """Like `asyncio.to_thread`, but a cancellation waits for the end of the thread.
 
-    A thread cannot be stopped, and the attempt that follows writes into the same folders.
+    A thread cannot be stopped, and the next attempt of the run writes into the same folders.
     """
     writing = asyncio.ensure_future(asyncio.to_thread(write, *args, **options))
     try:

@@ -1,14 +1,18 @@
-"""From groups and training results to the flat metrics of a step."""
+"""Flat metrics of a step, from groups and training results."""
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from statistics import fmean, pstdev
 
+from rlscale.config import LoggingConfig
 from rlscale.evaluation.named_rewards import named_rewards
-from rlscale.types import Group, SampleStatus, TrainResult
+from rlscale.evaluation.pass_at_k import pass_rates
+from rlscale.types import Group, Sample, SampleStatus, TrainResult
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards and lengths of a rollout; without rewards (SFT) only lengths."""
+def rollout_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str, float]:
+    """Rewards and lengths of a rollout, and the metrics that `logging` adds; without rewards (SFT) only lengths."""
     samples = [sample for group in groups for sample in group.samples]
     lengths = [sample.response_len for sample in samples]
     metrics = {
@@ -25,13 +29,48 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "reward/max": max(rewards),
             "reward/flat_groups": fmean(len({s.reward for s in group.samples}) == 1 for group in groups),
         }
-    return metrics | named_rewards(samples)
+    return metrics | named_rewards(samples) | optional_metrics(groups, config)
+
+
+def optional_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str, float]:
+    """Metrics of `logging.log_multi_turn`, `log_passrate` and `log_reward_category`; none by default."""
+    samples = [sample for group in groups for sample in group.samples]
+    metrics: dict[str, float] = {}
+    if config.log_multi_turn:
+        metrics |= _multi_turn(samples)
+    if config.log_passrate and all(sample.reward is not None for sample in samples):
+        metrics |= {f"passrate/{name}": rate for name, rate in pass_rates(groups, first_k=1).items()}
+    if config.log_reward_category is not None:
+        metrics |= _category_shares(samples, config.log_reward_category)
+    return metrics
 
 
 def train_metrics(result: TrainResult) -> dict[str, float]:
-    """`train/*`: the mean over the optimiser steps of a rollout (rates: the last), beside the rollout-wide metrics."""
+    """`train/*` as the mean over the optimiser steps of a rollout (rates: the last), and rollout-wide metrics."""
     names = result.steps[0].keys() if result.steps else ()
     metrics = {f"train/{name}": fmean(step[name] for step in result.steps) for name in names}
     rates = [name for name in names if name in ("lr", "critic_lr")]
     metrics |= {f"train/{name}": result.steps[-1][name] for name in rates}
     return metrics | result.metrics | {f"time/train_{name}_s": value for name, value in result.seconds.items()}
+
+
+def _multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
+    # A turn of the policy is a run of trainable tokens; the tokens between two runs come from the environment.
+    turns = [sum(trainable for trainable, _ in groupby(sample.loss_mask)) for sample in samples]
+    policy = [sum(sample.loss_mask) for sample in samples]
+    environment = [sample.response_len - own for sample, own in zip(samples, policy, strict=True)]
+    return {
+        "multi_turn/turns_mean": fmean(turns),
+        "multi_turn/turns_max": float(max(turns)),
+        "multi_turn/policy_tokens_mean": fmean(policy),
+        "multi_turn/policy_tokens_max": float(max(policy)),
+        "multi_turn/environment_tokens_mean": fmean(environment),
+        "multi_turn/environment_tokens_max": float(max(environment)),
+    }
+
+
+def _category_shares(samples: Sequence[Sample], name: str) -> dict[str, float]:
+    # A category is an entry of a sample's metadata, or a value of a reward that returns several by name.
+    known = (sample.metadata.get("rewards", {}) | sample.metadata for sample in samples)
+    counts = Counter(str(values[name]) for values in known if name in values)
+    return {f"reward_category/{value}": count / len(samples) for value, count in sorted(counts.items())}

@@ -1,10 +1,10 @@
-"""Going on when an engine dies: it is started anew, gets the current weights, and is asked again.
+"""Restarts dead engines, resyncs their weights and retries their requests.
 
-    watch: dead? ──> restart ──┬─ the trainers hold version v ──> connect, sync v ──> back
-                               └─ they are computing v + 1 ────> their next sync ───> back
-    pool:  request failed ──> was its engine dead? ──> wait until it is back ──> ask again
+    watch: dead? ──> restart ──┬─ the trainers hold version v ──> connect, sync v ──> up
+                               └─ they are computing v + 1 ────> their next sync ───> up
+    pool:  request failed ──> was its engine dead? ──> wait until it is up ──> retry
 
-Until it is back an engine gets no requests, so no answer ever comes from the weights it was started with.
+Until it is up an engine gets no requests, so that no answer comes from the weights it started with.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, Weig
 
 WATCH_INTERVAL_S = 1.0
 # A server's connections break a moment before its process counts as ended.
-PATIENCE_S = 3.0
-PATIENCE_STEP_S = 0.25
+DEATH_TIMEOUT_S = 3.0
+DEATH_POLL_S = 0.25
 
 
-class EngineFleet(Protocol):
+class EngineServers(Protocol):
     """The server processes of all engines."""
 
     @property
@@ -35,37 +35,42 @@ class EngineFleet(Protocol):
         ...
 
     async def restart(self, index: int) -> EngineAddress:
-        """Ends what is left of an engine and starts it anew. Raises WorkerError when it does not become ready."""
+        """Ends the remains of an engine and starts it again. Raises WorkerError when it does not become ready."""
         ...
 
 
 class Restarts:
-    """Counts the restarts of a run. `tell` gets a line for each."""
+    """Counts the restarts of a run.
 
-    def __init__(self, limit: int, *, tell: Callable[[str], None]) -> None:
-        self.limit, self.count, self._tell = limit, 0, tell
+    Args:
+        limit: `fault_tolerance.max_restarts`; 0 allows none.
+        report: gets a line for each restart.
+    """
 
-    def take(self, failure: WorkerError, *, what: str) -> None:
-        """Allows one more restart of `what`, or raises the failure when `fault_tolerance.max_restarts` are used up."""
+    def __init__(self, limit: int, *, report: Callable[[str], None]) -> None:
+        self.limit, self.count, self._report = limit, 0, report
+
+    def allow(self, failure: WorkerError, *, what: str | None = None) -> None:
+        """Counts one more restart of `what` (default: the worker that failed), or raises the failure at the limit."""
         if self.count >= self.limit:
             raise failure
         self.count += 1
-        cause = str(failure).splitlines()[0]  # what follows is the end of a log
-        self._tell(f"{cause}; restarting {what} (restart {self.count} of at most {self.limit})")
+        cause = str(failure).splitlines()[0]  # the other lines are the end of a log
+        self._report(f"{cause}; restarting {what or failure.worker} (restart {self.count} of at most {self.limit})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthChecks:
-    """How engines are asked whether they still answer: figures of the group `fault_tolerance`."""
+    """Health checks of engines, by the keys of `fault_tolerance`."""
 
-    ask: Callable[[int, float], Awaitable[bool]]  # (engine, timeout in seconds)
+    is_healthy: Callable[[int, float], Awaitable[bool]]  # (engine, timeout in seconds)
     interval_s: float
     timeout_s: float
     first_wait_s: float
 
 
 class EngineRecovery:
-    """Keeps engines alive, and is the `Trainers` that the loop drives, so that both agree on which weights exist.
+    """Restarts dead engines. Wraps the `Trainers` that the loop drives, so that both know which weights exist.
 
     Args:
         replace: called with an engine's new address after its restart.
@@ -74,50 +79,51 @@ class EngineRecovery:
     def __init__(
         self,
         trainers: Trainers,
-        fleet: EngineFleet,
+        servers: EngineServers,
         *,
         replace: Callable[[int, EngineAddress], None],
         restarts: Restarts,
         checks: HealthChecks,
     ) -> None:
-        self._trainers, self._fleet, self._replace = trainers, fleet, replace
+        self._trainers, self._servers, self._replace = trainers, servers, replace
         self._restarts, self._checks = restarts, checks
         self._addresses: list[EngineAddress] = []
-        self._version: WeightVersion | None = None  # that the trainers hold; None while they compute the next one
-        self._connected = False
+        self._version: WeightVersion | None = None  # of the trainers' weights; None while they compute the next one
+        self._is_connected = False
         self._down: set[int] = set()
-        self._back = asyncio.Condition()
+        self._up = asyncio.Condition()
+        # Two locks: requests that look for a dead engine must not wait for a training step.
         self._trainers_lock = asyncio.Lock()
         self._restart_lock = asyncio.Lock()
         self._checked_at = time.monotonic()
-        self._started_at = dict.fromkeys(range(len(fleet.names)), self._checked_at)
+        self._started_at = dict.fromkeys(range(len(servers.names)), self._checked_at)
 
-    # -- for the pool of engines
+    # -- called by the pool of engines
 
     def is_down(self, index: int) -> bool:
         return index in self._down
 
     async def recover(self, index: int) -> bool:
-        """Returns True once a dead engine is back; False at once when it is alive, so that a failure has another cause.
+        """Returns True once a dead engine is up; False at once when it is alive, so that a failure has another cause.
 
-        Raises nothing: when it cannot be brought back, `watch` raises and the run ends.
+        Raises nothing: when the engine cannot be restarted, `watch` raises and the run ends.
         """
-        if not await self.died(index):
+        if not await self.is_dead(index):
             return False
-        async with self._back:
-            await self._back.wait_for(lambda: index not in self._down)
+        async with self._up:
+            await self._up.wait_for(lambda: index not in self._down)
         return True
 
-    async def died(self, index: int) -> bool:
-        """Whether an engine is dead, or is just being brought back. Waits a little for what may show late."""
-        end = time.monotonic() + PATIENCE_S
+    async def is_dead(self, index: int) -> bool:
+        """Whether an engine is dead or being restarted. Waits a moment for a death that shows late."""
+        end = time.monotonic() + DEATH_TIMEOUT_S
         while index not in self._down:
-            async with self._restart_lock:  # what was found dead must not come back before it is noted
-                self._down.update(await self._fleet.find_dead())
+            async with self._restart_lock:  # an engine found dead must not restart before `_down` has it
+                self._down.update(await self._servers.find_dead())
             if index not in self._down:
                 if time.monotonic() > end:
                     return False
-                await asyncio.sleep(PATIENCE_STEP_S)
+                await asyncio.sleep(DEATH_POLL_S)
         return True
 
     # -- Trainers
@@ -132,10 +138,10 @@ class EngineRecovery:
             return await self._trainers.loss(batch, steps)
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
-        self._addresses, self._connected = list(engines), False
+        self._addresses, self._is_connected = list(engines), False
 
     async def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
-        """As of `Trainers`; an engine that dies meanwhile is restarted and the sync made again."""
+        """Like `Trainers.sync_weights`; restarts an engine that dies during the sync, and repeats the sync."""
         async with self._trainers_lock:
             return await self._sync(version)
 
@@ -144,7 +150,8 @@ class EngineRecovery:
             await self._trainers.save(folder)
 
     async def finish_saving(self) -> None:
-        await self._trainers.finish_saving()  # beside whatever else they do
+        # Without the lock: it runs concurrently with every other call.
+        await self._trainers.finish_saving()
 
     async def load(self, folder: Path) -> None:
         await self._trainers.load(folder)
@@ -153,61 +160,62 @@ class EngineRecovery:
         async with self._trainers_lock:
             await self._trainers.export_hf(folder)
 
-    # -- the watch
+    # -- the watcher
 
     async def watch(self) -> None:
-        """Restarts what dies, until cancelled. Raises WorkerError when that is no longer allowed or does not help."""
+        """Restarts dead engines until cancelled. Raises WorkerError at the limit of restarts."""
         while True:
             await self._check_health()
             await self._restart_dead()
-            if not self._connected:
+            if not self._is_connected:
                 async with self._trainers_lock:
-                    if not self._connected and self._version is not None:
+                    # Checked again: the loop may have synced, or begun to train, while this waited for the lock.
+                    if not self._is_connected and self._version is not None:
                         await self._sync(self._version)
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _sync(self, version: WeightVersion) -> WeightSyncReport:
         while True:
             try:
-                if not self._connected:
+                if not self._is_connected:
                     await self._trainers.connect(self._addresses)
-                    self._connected = True
+                    self._is_connected = True
                 report = await self._trainers.sync_weights(version)
             except (WorkerError, EngineError, WeightSyncError):
-                if not await self._somebody_died():
+                if not await self._restart_behind_failure():
                     raise
                 continue
             self._version = version
-            async with self._back:
+            async with self._up:
                 self._down.clear()
-                self._back.notify_all()
+                self._up.notify_all()
             return report
 
-    async def _somebody_died(self) -> bool:
-        """Whether a failed sync has a dead engine behind it, which then is restarted."""
-        end = time.monotonic() + PATIENCE_S
-        while not await self._restart_dead() and self._connected:
+    async def _restart_behind_failure(self) -> bool:
+        """Restarts the dead engine behind a failed sync; False: every engine is alive."""
+        end = time.monotonic() + DEATH_TIMEOUT_S
+        while not await self._restart_dead() and self._is_connected:
             if time.monotonic() > end:
                 return False
-            await asyncio.sleep(PATIENCE_STEP_S)
+            await asyncio.sleep(DEATH_POLL_S)
         return True
 
     async def _restart_dead(self) -> bool:
         async with self._restart_lock:
-            dead = await self._fleet.find_dead()
-            for index, why in dead.items():
-                await self._restart(index, why)
+            dead = await self._servers.find_dead()
+            for index, reason in dead.items():
+                await self._restart(index, reason)
             return bool(dead)
 
-    async def _restart(self, index: int, why: str) -> None:
-        name = self._fleet.names[index]
+    async def _restart(self, index: int, reason: str) -> None:
+        name = self._servers.names[index]
         self._down.add(index)
-        self._connected = False
-        failure = WorkerError(name, why)
+        self._is_connected = False
+        failure = WorkerError(name, reason)
         while True:
-            self._restarts.take(failure, what=name)
+            self._restarts.allow(failure, what=name)
             try:
-                address = await self._fleet.restart(index)
+                address = await self._servers.restart(index)
                 break
             except WorkerError as error:
                 failure = error
@@ -221,8 +229,9 @@ class EngineRecovery:
             return
         self._checked_at = now
         due = [i for i, started in self._started_at.items() if now - started >= checks.first_wait_s]
-        answers = await asyncio.gather(*(checks.ask(index, checks.timeout_s) for index in due))
+        answers = await asyncio.gather(*(checks.is_healthy(index, checks.timeout_s) for index in due))
         async with self._restart_lock:
             for index, healthy in zip(due, answers, strict=True):
+                # An engine that restarted during the check is new; its old server failed the check.
                 if not healthy and self._started_at[index] < now:
                     await self._restart(index, f"did not answer its health check within {checks.timeout_s:g} s")

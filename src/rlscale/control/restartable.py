@@ -1,4 +1,4 @@
-"""A start that several may wait for, now and later."""
+"""A start that several tasks may wait for, and that can be repeated."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,40 +10,40 @@ T = TypeVar("T")
 
 
 class Restartable(Generic[T]):
-    """Starts something once, and again when it is killed on the way.
+    """Starts something once, and again when it is killed before it is ready.
 
-    Who waits may be cancelled: the start goes on, and the next to ask gets what comes of it. So a part of a run that
-    ends while an engine is being restarted leaves a running engine to the part after it.
+    A cancelled waiter does not cancel the start; the next waiter gets its result. So an attempt of a run that ends
+    while an engine restarts leaves a running engine to the next attempt.
 
     Args:
         start: starts it and returns when it is ready.
-        renew: ends what is left of it, so that `start` can be called again; a start under way then fails.
-        on_killed: called when it was killed on the way; raises when it shall not be started again.
+        discard: ends its remains, so that `start` can be called again; a start in progress then fails.
+        on_killed: called when it was killed before it was ready; raises when it must not be started again.
     """
 
     def __init__(
         self,
         start: Callable[[], Coroutine[Any, Any, T]],
         *,
-        renew: Callable[[], None],
+        discard: Callable[[], None],
         on_killed: Callable[[WorkerError], None],
     ) -> None:
-        self._start, self._renew, self._on_killed = start, renew, on_killed
+        self._start, self._discard, self._on_killed = start, discard, on_killed
         self._running: asyncio.Task[T] | None = None
 
     @property
-    def is_under_way(self) -> bool:
+    def is_starting(self) -> bool:
         return self._running is not None and not self._running.done()
 
-    def again(self) -> None:
-        """Starts it anew; whoever waits for the last start waits for this one instead."""
-        self._renew()
+    def restart(self) -> None:
+        """Discards it and starts it again; waiters of the last start wait for this one instead."""
+        self._discard()
         self._begin()
 
     async def ready(self) -> T:
-        """What was started, once it is ready. The first call starts it.
+        """The result of `start`. The first call starts it.
 
-        Raises WorkerError when it failed by itself, or was killed and shall not be started again.
+        Raises WorkerError when the start failed by itself, or was killed and must not be repeated.
         """
         while True:
             running = self._running or self._begin()
@@ -51,11 +51,11 @@ class Restartable(Generic[T]):
                 return await asyncio.shield(running)
             except WorkerError as error:
                 if self._running is not running:
-                    continue  # its start was given up for another one
+                    continue  # `restart` has replaced the start that failed
                 if not error.died:
                     raise
                 self._on_killed(error)
-                self.again()
+                self.restart()
 
     def _begin(self) -> "asyncio.Task[T]":
         self._running = asyncio.ensure_future(self._start())
@@ -64,6 +64,6 @@ class Restartable(Generic[T]):
 
 
 def _retrieve_exception(task: "asyncio.Task[Any]") -> None:
-    """Marks an exception as seen: nobody may be left who waits."""
+    """Marks an exception as retrieved. Without it asyncio logs the exception of a start that has no waiter left."""
     if not task.cancelled():
         task.exception()

@@ -1,11 +1,10 @@
-"""A run without a trainer: `debug.rollout_only`."""
+"""Rollouts without a trainer: `debug.rollout_only`."""
 
 import asyncio
 from dataclasses import dataclass
 
-from rlscale.control.extras import extra_metrics
 from rlscale.control.file_io import write_in_thread
-from rlscale.control.loop import LoopConfig, Progress
+from rlscale.control.loop_config import LoopConfig, Progress
 from rlscale.control.metrics import rollout_metrics
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.metrics import Timers
@@ -16,8 +15,8 @@ from rlscale.types import Group, WeightVersion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationParts:
-    """What it drives. `evaluator` is None where nothing is evaluated."""
+class RolloutOnlyDeps:
+    """Objects that the rollouts need. `evaluator` is None where nothing is evaluated."""
 
     source: RolloutSource
     evaluator: Evaluator | None
@@ -25,26 +24,26 @@ class GenerationParts:
     pool: EnginePool
 
 
-async def generate_only(config: LoopConfig, parts: GenerationParts, progress: Progress) -> Progress:
-    """Evaluates once, then makes one rollout after the other; each is rewarded, measured and dumped.
+async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress: Progress) -> Progress:
+    """Evaluates once, then generates one rollout after the other; each is rewarded, measured and dumped.
 
-    Nothing is saved, so that a run that was interrupted begins anew.
+    Nothing is saved: an interrupted run starts from the beginning.
 
     Returns: `progress`, at the end of the run.
     """
-    observer, version = parts.observer, await parts.pool.engines[0].weight_version()
-    if parts.evaluator is not None:
+    observer, version = deps.observer, await deps.pool.engines[0].weight_version()
+    if deps.evaluator is not None:
         observer.phase("eval")
-        measured = await parts.evaluator.run(version)
+        measured = await deps.evaluator.run(version)
         progress.first_eval = progress.last_eval = measured["eval/reward_mean"]
         observer.evaluated(measured, step=progress.next_rollout)
     for rollout_id in range(progress.next_rollout, config.num_rollouts):
         timers = Timers()
         observer.phase("rollout")
         with timers("rollout"):
-            groups = await _generate(parts.source, rollout_id, version=version)
+            groups = await _generate(deps.source, rollout_id, version=version)
         await write_in_thread(observer.generated, rollout_id, groups, version=version)
-        metrics = rollout_metrics(groups) | extra_metrics(groups, config.logging)
+        metrics = rollout_metrics(groups, config.run.logging)
         num_tokens = sum(sample.response_len for group in groups for sample in group.samples)
         seconds = timers.seconds["rollout"]
         metrics |= {"time/rollout_s": seconds, "throughput/tokens_per_s": num_tokens / seconds}
@@ -58,6 +57,6 @@ async def _generate(source: RolloutSource, rollout_id: int, *, version: WeightVe
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(source.group(index, prompt, oldest=version, newest=version))
-            for index, prompt in source.take(rollout_id)
+            for index, prompt in source.next_prompts(rollout_id)
         ]
     return [task.result() for task in running]

@@ -1,5 +1,6 @@
-"""The staleness bound: no trained token is more than `rollout.max_staleness` weight updates old."""
+"""Staleness bound: no trained token is more than `rollout.max_staleness` weight updates old."""
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,18 +9,50 @@ from rlscale.errors import StalenessError
 from rlscale.types import Group, Sample, SampleStatus, TrainBatch, WeightVersion
 
 
-def unusable(group: Group, *, oldest: WeightVersion) -> str | None:
-    """Why a group may not be trained on; None if it may.
+class VersionGate:
+    """Gate that blocks rollout r until weights of version r - max_staleness or newer are on the engines.
+
+    Invariant: the version never decreases. The training loop is the only caller of `open`.
+
+    Example:
+        gate = VersionGate(0)
+        await gate.wait_for(1)   # returns after another task has called gate.open(1)
+    """
+
+    def __init__(self, version: WeightVersion) -> None:
+        self._version = version
+        self._changed = asyncio.Condition()
+
+    @property
+    def version(self) -> WeightVersion:
+        return self._version
+
+    async def wait_for(self, version: WeightVersion) -> WeightVersion:
+        """Waits for `version` or a newer one, and returns the current version."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version >= version)
+            return self._version
+
+    async def open(self, version: WeightVersion) -> None:
+        assert version >= self._version, "the weight version must not decrease"
+        async with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+
+def reason_to_drop(group: Group, *, oldest: WeightVersion) -> str | None:
+    """The reason why a group must not be trained on; None: it may be.
 
     Args:
-        group: as it came from an engine or a checkpoint.
-        oldest: of the weights whose tokens may be trained on.
+        group: as an engine or a checkpoint returned it.
+        oldest: version of the oldest weights whose tokens may be trained on.
     """
     for sample in group.samples:
         if sample.status == SampleStatus.aborted:
             return f"sample {sample.index} was aborted"
+        # Fast path: without an old token, trainable ones need not be told apart from others.
         if min(sample.weight_versions, default=oldest) >= oldest:
-            continue  # what is not trainable need not be told apart
+            continue
         version = oldest_version(sample)
         if version is not None and version < oldest:
             return f"sample {sample.index} has a token of weight version {version}, older than {oldest}"
@@ -27,18 +60,18 @@ def unusable(group: Group, *, oldest: WeightVersion) -> str | None:
 
 
 def oldest_version(sample: Sample) -> WeightVersion | None:
-    """Of the weights that made its trainable tokens; None where there are none."""
+    """The oldest weight version of a sample's trainable tokens; None: it has no trainable token."""
     pairs = zip(sample.weight_versions, sample.loss_mask, strict=True)
     return min((version for version, trainable in pairs if trainable), default=None)
 
 
-def check_bound(batch: TrainBatch, groups: Sequence[Group], *, max_staleness: int) -> dict[str, float]:
-    """The last look before training, at every trainable token.
+def check_staleness(batch: TrainBatch, groups: Sequence[Group], *, max_staleness: int) -> dict[str, float]:
+    """Checks the age of every trainable token just before training.
 
     Args:
         batch: made of `groups`; its version is that of the weights to be trained.
-        groups: to name the sample at fault.
-        max_staleness: updates by which a token may be older.
+        groups: name the sample in the error.
+        max_staleness: largest age of a token, in weight updates.
 
     Returns:
         `staleness/mean` and `staleness/max`, in updates, over the trainable tokens.
@@ -53,6 +86,7 @@ def check_bound(batch: TrainBatch, groups: Sequence[Group], *, max_staleness: in
     wrong = trainable[(ages > max_staleness) | (ages < 0)]
     if len(wrong):
         samples = [sample for group in groups for sample in group.samples]
+        # offsets[i] <= token < offsets[i + 1] holds for the sample i of a token.
         sample = samples[int(np.searchsorted(batch.offsets, wrong[0], side="right")) - 1]
         raise StalenessError(
             f"sample {sample.index} of group {sample.group_index} must be made by weight versions "

@@ -1,1 +1,1 @@
-"""Does a run survive? Kills parts of it at random moments and compares it with an unbroken one."""
+"""Crash test: kills processes of a run at random times and compares it with an unbroken run."""

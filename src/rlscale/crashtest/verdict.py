@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlscale.crashtest.player import Kill, Outcome
+from rlscale.crashtest.kill_runner import Kill, Outcome
 from rlscale.crashtest.victims import Victim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a crash test found. `differences` is None where a run of this config need not repeat bit for bit."""
+    """Result of a crash test. `differences` is None where runs of this config need not be equal bit for bit."""
 
     command: str
     machine: str
@@ -25,13 +25,13 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """All kills made, the run came to its end, nothing differs, no sample lost or used twice."""
+        """Whether all kills happened, the run finished, nothing differs, and no sample was lost or used twice."""
         complete = self.outcome.failure is None and len(self.outcome.kills) == self.num_planned
         return complete and not self.differences and not self.sample_faults
 
 
 def write_report(verdict: Verdict, folder: Path, name: str) -> Path:
-    """Writes `<name>.md` and `<name>.json` and returns the first."""
+    """Writes `<name>.md` and `<name>.json`, and returns the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(asdict(verdict) | {"passed": verdict.passed}, indent=2) + "\n")
     path = folder / f"{name}.md"
@@ -52,12 +52,12 @@ def to_markdown(verdict: Verdict) -> str:
         "",
         *_findings(verdict),
         "",
-        "| killed | times | back after, median s | back after, most s | all processes gone after, most s |",
+        "| killed | times | recovered after, median s | recovered after, max s | all processes gone after, max s |",
         "|---|---|---|---|---|",
         *(_row(victim, [k for k in outcome.kills if k.victim == victim]) for victim in Victim if _has(outcome, victim)),
         "",
-        '"Back" is the first metrics record after the kill; kills that were followed by another one before are not '
-        "counted in it.",
+        '"Recovered" is the first metrics record after the kill; a kill that another kill follows before that is not '
+        "counted.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -65,18 +65,18 @@ def to_markdown(verdict: Verdict) -> str:
 def _findings(verdict: Verdict) -> list[str]:
     found = []
     if verdict.outcome.failure is not None:
-        found.append(f"- The run did not come to its end: {verdict.outcome.failure}")
+        found.append(f"- The run did not finish: {verdict.outcome.failure}")
     elif len(verdict.outcome.kills) < verdict.num_planned:
-        found.append("- The run was over before all kills were made: give it more rollouts, or --gap a smaller range.")
+        found.append("- The run finished before all kills were made: set more rollouts, or a smaller --gap.")
     if verdict.differences is None:
-        found.append("- Metrics were not compared: with staleness or this engine runs do not repeat bit for bit.")
+        found.append("- Metrics were not compared: with staleness or this engine runs are not equal bit for bit.")
     elif verdict.differences:
         found += [f"- {line}" for line in verdict.differences]
     else:
-        found.append(f"- All {verdict.num_records} metrics records are equal to the unbroken run's, to the last bit.")
+        found.append(f"- All {verdict.num_records} metrics records equal those of the unbroken run to the last bit.")
     found += [f"- {line}" for line in verdict.sample_faults]
     if not verdict.sample_faults:
-        found.append("- Every group of samples was trained on once, none was lost, none was older than allowed.")
+        found.append("- Every group was trained on once; none was lost or older than allowed.")
     return found
 
 
@@ -85,11 +85,12 @@ def _has(outcome: Outcome, victim: Victim) -> bool:
 
 
 def _row(victim: Victim, kills: Sequence[Kill]) -> str:
-    back = [kill.back_s for kill in kills if kill.back_s is not None]
-    clean = [kill.clean_s for kill in kills if kill.clean_s is not None]
+    recovered = [kill.recovered_s for kill in kills if kill.recovered_s is not None]
+    # Only the kill of a driver has the time until all its processes are gone.
+    gone = [kill.gone_s for kill in kills if kill.gone_s is not None]
     shown = [
-        f"{statistics.median(back):.1f}" if back else "-",
-        f"{max(back):.1f}" if back else "-",
-        f"{max(clean):.1f}" if clean else "-",
+        f"{statistics.median(recovered):.1f}" if recovered else "-",
+        f"{max(recovered):.1f}" if recovered else "-",
+        f"{max(gone):.1f}" if gone else "-",
     ]
     return f"| {victim} | {len(kills)} | {' | '.join(shown)} |"

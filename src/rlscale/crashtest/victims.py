@@ -1,4 +1,4 @@
-"""The processes of a run under test, by what they are in it. Linux only: they are found through /proc."""
+"""Processes of a run under test, by their part in it. Linux only: they are found through /proc."""
 
 import os
 import signal
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from rlscale.cluster.process_reaper import relatives
+from rlscale.cluster.process_reaper import marked_trees
 
 MARK = "RLSCALE_CRASHTEST"
-"""Variable that the driver is started with and that every process of its run inherits."""
+"""Environment variable of the driver, which every process of its run inherits."""
 
 
 class Victim(StrEnum):
@@ -21,35 +21,37 @@ class Victim(StrEnum):
     router = "router"
 
 
-_WORDS: Mapping[Victim, tuple[str, ...]] = {
-    Victim.trainer: ("TrainActor", "CriticActor"),
+_COMMAND_PARTS: Mapping[Victim, tuple[str, ...]] = {
+    Victim.trainer: ("PolicyActor", "CriticActor"),
     Victim.engine: ("rlscale.cli.serve", "sglang/serve.py", "sglang::scheduler"),
     Victim.router: ("sglang::router",),
 }
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Living processes that carry the mark, and all below them: id -> command line."""
+    """Living processes with the mark, and their descendants: id -> command line."""
     found = {}
-    for pid, _ in relatives(mark, variable=MARK):
+    for pid, _ in marked_trees(mark, variable=MARK):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            # Arguments are separated by NUL bytes. An empty command line is a kernel thread or a zombie.
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
-            continue  # it ended meanwhile
-        if words:
-            found[pid] = words
+            continue  # it has ended
+        if command:
+            found[pid] = command
     return found
 
 
 def candidates(victim: Victim, *, driver: int, mark: str) -> list[int]:
-    """Process ids that a kill of this kind may choose from."""
+    """Ids of the processes of one kind."""
     if victim == Victim.driver:
         return [driver]
-    return sorted(pid for pid, words in processes(mark).items() if any(w in words for w in _WORDS[victim]))
+    parts = _COMMAND_PARTS[victim]
+    return sorted(pid for pid, command in processes(mark).items() if any(part in command for part in parts))
 
 
 def kill(pid: int) -> bool:
-    """SIGKILL; False when there was nothing left to kill."""
+    """Sends SIGKILL; False when the process has already ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

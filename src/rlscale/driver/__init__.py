@@ -1,1 +1,1 @@
-"""The composition root: builds every part of a run from its config and drives it."""
+"""Composition root: builds the parts of a run from its config, and runs it."""

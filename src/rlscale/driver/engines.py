@@ -1,14 +1,19 @@
-"""Which server a config starts for an engine, and how it is talked to."""
+"""Engines of a run: their servers, their router, and the clients that requests go through."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from rlscale.cluster.ray_engines import RayEngines, cores_of
+from rlscale.cluster.ray_calls import find_dead_engine, watch_engines
+from rlscale.cluster.ray_engines import RayEngines, cores_per_engine
 from rlscale.cluster.ray_router import RayRouter
 from rlscale.cluster.ray_session import Bundles
 from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.passthrough.sglang_python import find_python
 from rlscale.config.rules import uses_engines
+from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
+from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.driver.external_engines import ExternalEngines
 from rlscale.driver.prepare import PreparedRun
 from rlscale.engines.client.http_engine import HttpEngine
@@ -17,11 +22,105 @@ from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import WorkerError
+from rlscale.protocols import Trainers
+from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress
 
 
-def engine_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
-    """The launch of one engine; its name and key are still to be set.
+class RunEngines:
+    """Engines and router of a run, started or found running, and pools of clients to them.
+
+    Several attempts of a run use them one after the other, each with a pool of its own.
+
+    Args:
+        bundles: of the placement group, on which the actors of the engines start now.
+    """
+
+    def __init__(self, prepared: PreparedRun, bundles: Bundles, *, log_folder: Path, restarts: Restarts) -> None:
+        self._config, self._restarts = prepared.config, restarts
+        self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow)
+        self._router = build_router(self._config, self._servers, log_folder=log_folder, on_killed=restarts.allow)
+        self._router_address: EngineAddress | None = None
+        self._released: dict[str, set[str]] | None = None  # see EnginePool.released
+
+    async def start(self) -> list[EngineAddress]:
+        """The addresses, once every server is healthy. Servers that already run are only waited for."""
+        return await self._servers.start()
+
+    @asynccontextmanager
+    async def open_pool(self, addresses: list[EngineAddress]) -> AsyncIterator[EnginePool | None]:
+        """A pool of clients; None: the run has no engines."""
+        if not addresses:
+            yield None
+            return
+        if self._router is not None:
+            self._router_address, addresses = await self._router.start(addresses)
+        pool = EnginePool([self._client(address) for address in addresses])
+        if self._released is not None:
+            pool.released = self._released
+        self._released = pool.released
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+    def build_recovery(self, trainers: Trainers, pool: EnginePool) -> EngineRecovery | None:
+        """Restarts engines of `pool` from now on; None: a dead engine ends the run."""
+        tolerance = self._config.fault_tolerance
+        # Engines that were started elsewhere are restarted there.
+        if not tolerance.enabled or isinstance(self._servers, ExternalEngines):
+            return None
+        checks = HealthChecks(
+            is_healthy=lambda index, limit_s: pool.engines[index].health(timeout_s=limit_s),
+            interval_s=tolerance.health_check_interval_s,
+            timeout_s=tolerance.health_check_timeout_s,
+            first_wait_s=tolerance.health_check_first_wait_s,
+        )
+        recovery = EngineRecovery(
+            trainers,
+            self._router or self._servers,
+            replace=lambda index, address: pool.replace(index, self._client(address)),
+            restarts=self._restarts,
+            checks=checks,
+        )
+        routed = None if self._router is None else RoutedRecovery(recovery, len(self._servers.names), self._router)
+        pool.set_handler(routed or recovery)
+        return recovery
+
+    def recovery_watchers(self, recovery: EngineRecovery, pool: EnginePool) -> list[Coroutine[Any, Any, None]]:
+        """Watchers that restart engines and router while the loop runs."""
+
+        def replace_router(address: EngineAddress) -> None:
+            self._router_address = address
+            for index, engine in enumerate(pool.engines):
+                pool.replace(index, self._client(engine.address))
+
+        router = [] if self._router is None else [self._router.watch(replaced=replace_router)]
+        return [recovery.watch(), *router]
+
+    def watch(self) -> Coroutine[Any, Any, None]:
+        """Raises WorkerError when an engine or the router dies."""
+        return watch_engines(self._named_actors)
+
+    async def find_dead(self) -> WorkerError | None:
+        """The first engine or router whose process is gone, with the reason."""
+        return await find_dead_engine(self._named_actors)
+
+    def kill(self) -> None:
+        self._servers.kill()
+        if self._router is not None:
+            self._router.kill()
+
+    @property
+    def _named_actors(self) -> list[tuple[str, Any]]:
+        return [*self._servers.named_actors, *([] if self._router is None else self._router.named_actors)]
+
+    def _client(self, address: EngineAddress) -> HttpEngine:
+        return build_client(self._config, address, router=self._router_address)
+
+
+def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
+    """Command and settings of one engine; its name and API key are set later.
 
     Args:
         num_threads: cores it may use on a CPU.
@@ -57,37 +156,37 @@ def engine_launch(config: RunConfig, *, model_path: str, num_threads: int) -> En
     )
 
 
-def engine_client(config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None) -> HttpEngine:
-    """The driver's client of one engine. With a router, which engine answers its requests is the router's choice."""
+def build_client(config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None) -> HttpEngine:
+    """The driver's client of one engine. With a router, generation requests go to the router, which chooses."""
     limit = config.sglang.server_concurrency if config.rollout.engine == EngineKind.sglang else None
     return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router)
 
 
-def make_engines(
-    plan: PreparedRun, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
+def build_servers(
+    prepared: PreparedRun, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
 ) -> RayEngines | ExternalEngines:
-    """The engines of a run, not yet started: its own, or those that run already."""
-    config = plan.config
+    """The servers of a run, not yet started; with `rollout.engine=external` those that already run."""
+    config = prepared.config
     if config.rollout.engine == EngineKind.external and uses_engines(config):
         return ExternalEngines(config.rollout.external_engine_addrs or [])
     return RayEngines(
-        engine_launch(config, model_path=plan.model_path, num_threads=cores_of(plan.layout)),
-        plan.layout,
+        build_launch(config, model_path=prepared.model_path, num_threads=cores_per_engine(prepared.layout)),
+        prepared.layout,
         bundles,
         log_folder=log_folder,
         on_killed=on_killed,
     )
 
 
-def make_router(
+def build_router(
     config: RunConfig,
-    engines: RayEngines | ExternalEngines,
+    servers: RayEngines | ExternalEngines,
     *,
     log_folder: Path,
     on_killed: Callable[[WorkerError], None],
 ) -> RayRouter | None:
-    """The router of a run, not yet started; None where there shall be none."""
-    if not config.router.enabled or not engines.names or isinstance(engines, ExternalEngines):
+    """The router of a run, not yet started; None: `router.enabled` is false, or the run starts no engines."""
+    if not config.router.enabled or not servers.names or isinstance(servers, ExternalEngines):
         return None
-    launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=engines.api_key)
-    return RayRouter(launch, engines, log_folder=log_folder, on_killed=on_killed)
+    launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=servers.api_key)
+    return RayRouter(launch, servers, log_folder=log_folder, on_killed=on_killed)

@@ -1,4 +1,4 @@
-"""Files, packages and imports that a config names, checked before Ray is started."""
+"""Checks of files, packages and imports that a config names, before Ray is started."""
 
 from dataclasses import replace
 from importlib.util import find_spec
@@ -24,14 +24,14 @@ from rlscale.config.rules import uses_engines
 from rlscale.config.user_functions import check_hooks
 from rlscale.data.data_paths import resolve_data_path
 from rlscale.driver.external_engines import check_servers
-from rlscale.driver.trainer_spec import is_checkpoint, is_weights_alone
+from rlscale.driver.trainer_spec import is_bare_weights, is_checkpoint
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.resolve_model import is_hf_folder, resolve_model
 from rlscale.observe.trackers import check_trackers
 
 
 def check_files(config: RunConfig) -> list[Problem]:
-    """Every data file, checkpoint folder, package and user function that is not there."""
+    """Problems of missing data files, checkpoint folders, packages and user functions."""
     problems: list[Problem] = []
     if config.data.rollout_global_dataset:
         problems += _check_data("data.prompt_data", config.data.prompt_data)
@@ -49,10 +49,10 @@ def check_files(config: RunConfig) -> list[Problem]:
 
 
 def _check_roles(config: RunConfig) -> list[Problem]:
-    """Where the models beside the policy come from, and what pauses them."""
+    """Problems of reference, teacher and critic, and of the memory saver."""
     step, backend = config.model.ref_ckpt_step, config.train.backend
     problems = _check_source("model.ref_load", config.model, config.model.ref_load, backend=backend, rollout_id=step)
-    if uses_teacher(config.algo):  # of any architecture, so the figures of the policy say nothing
+    if uses_teacher(config.algo):  # of any architecture: the policy's fields do not apply
         problems += _check_source("model.teacher_load", ModelConfig(), config.model.teacher_load, backend=backend)
     if uses_critic(config.algo):
         problems += _check_source("critic.load", config.model, config.critic.load, backend=backend)
@@ -67,11 +67,11 @@ def _check_source(
     backend: TrainBackendName,
     rollout_id: int | None = None,
 ) -> list[Problem]:
-    """A Hugging Face folder or hub id, or checkpoints of a trainer."""
+    """Problems of a Hugging Face folder or hub id, or of checkpoints of a trainer."""
     if path is None or not is_checkpoint(path):
         return _check_model(key, model, path)
-    if is_weights_alone(path):
-        return _check_weights_alone(key, path, backend)
+    if is_bare_weights(path):
+        return _check_bare_weights(key, path, backend)
     try:
         CheckpointStore.resolve(path, key=key, rollout_id=rollout_id)
     except ConfigError as error:
@@ -96,7 +96,7 @@ def _check_eval_sets(config: RunConfig) -> list[Problem]:
 
 
 def _check_replay(config: RunConfig) -> list[Problem]:
-    """The files of all rollouts, where it is known how many there are."""
+    """Problems of the files of all rollouts, as far as their number is known."""
     template, key = config.debug.load_rollout_data, "debug.load_rollout_data"
     if template is None:
         return []
@@ -104,7 +104,7 @@ def _check_replay(config: RunConfig) -> list[Problem]:
     missing = [path for i in rollouts if not Path(path := template.replace("{rollout_id}", str(i))).is_file()]
     if not missing:
         return []
-    fix = "lower data.num_rollout to the rollouts that were saved, or check the path"
+    fix = "lower data.num_rollout to the number of saved rollouts, or check the path"
     return [Problem(path=key, rule="name files that exist for every rollout", value=missing[0], fix=fix)]
 
 
@@ -122,12 +122,12 @@ def _check_bridge(config: RunConfig) -> list[Problem]:
     uses_bridge = config.model.megatron_to_hf_mode == MegatronToHf.bridge
     if not uses_bridge or config.train.backend != TrainBackendName.megatron or find_spec("mbridge") is not None:
         return []
-    fix = "pip install 'rlscale[bridge]', or leave it out"
+    fix = "pip install 'rlscale[bridge]', or remove it"
     return [Problem(path="model.megatron_to_hf_mode", rule="be raw without mbridge", value="bridge", fix=fix)]
 
 
 def _check_external(config: RunConfig) -> list[Problem]:
-    """Servers that run already: whether they do, and fit."""
+    """Problems of external engines that do not answer or do not fit the run."""
     addresses = config.rollout.external_engine_addrs
     if config.rollout.engine != EngineKind.external or addresses is None or not uses_engines(config):
         return []
@@ -144,18 +144,18 @@ def _check_data(key: str, path: str | None) -> list[Problem]:
 
 
 def _check_start(config: RunConfig) -> list[Problem]:
-    """`checkpoint.load`: a Hugging Face folder, one in Megatron-core's format, or one with a training checkpoint."""
+    """Problems of `checkpoint.load`: a folder of Hugging Face, of Megatron-core's format, or with checkpoints."""
     load = config.checkpoint.load
     if load is not None and is_hf_folder(load):
         return _check_model("checkpoint.load", config.model, load)
     problems = _check_folder("checkpoint.load", load)
     if load is not None and config.debug.rollout_only:
-        rule, fix = "name a Hugging Face folder with debug.rollout_only", "engines read no training checkpoint"
+        rule, fix = "name a Hugging Face folder with debug.rollout_only", "engines cannot read training checkpoints"
         return [Problem(path="checkpoint.load", rule=rule, value=load, fix=fix)]
     if load is None or problems:
         return problems
-    if is_weights_alone(load):
-        return _check_weights_alone("checkpoint.load", load, config.train.backend)
+    if is_bare_weights(load):
+        return _check_bare_weights("checkpoint.load", load, config.train.backend)
     folder = Path(load).expanduser()
     if not CheckpointStore.has_checkpoint(folder) and not CheckpointStore.is_leftover(folder):
         rule = "name a Hugging Face folder, a checkpoint of a run or a folder in Megatron-core's format (torch_dist)"
@@ -168,8 +168,8 @@ def _check_start(config: RunConfig) -> list[Problem]:
     return []
 
 
-def _check_weights_alone(key: str, path: str, backend: TrainBackendName) -> list[Problem]:
-    """Weights in Megatron-core's format, which only its own backend reads."""
+def _check_bare_weights(key: str, path: str, backend: TrainBackendName) -> list[Problem]:
+    """Problem of weights in Megatron-core's format, which only its own backend reads."""
     if backend == TrainBackendName.megatron:
         return []
     rule = f"be a Hugging Face folder or a checkpoint of a run with train.backend={backend}"
@@ -184,12 +184,13 @@ def _check_folder(key: str, path: str | None) -> list[Problem]:
 
 
 def _check_model(key: str, config: ModelConfig, checkpoint: str | None) -> list[Problem]:
-    """Looks into a folder; a hub id can only be tried later."""
+    """Problems of a local folder. A hub id is resolved later."""
     if checkpoint is None:
         return []
     try:
         resolve_model(replace(config, build=None, hf_checkpoint=checkpoint))
     except ConfigError as error:
-        policy = "model.hf_checkpoint"  # what is said of a figure keeps the figure's name
+        # Only the problem of the path gets this key; a problem of a model field keeps the name of the field.
+        policy = "model.hf_checkpoint"
         return [replace(each, path=key) if each.path == policy else each for each in error.problems]
     return []

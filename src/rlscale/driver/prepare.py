@@ -1,4 +1,4 @@
-"""From a resolved config to everything a run needs that is not a process: data, rewards, sizes, places."""
+"""Everything a run needs that is not a process, read from its resolved config: data, reward, sizes, layout."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
-    """A config with its data read: what can be wrong before a process is started has been looked at.
+    """A config with its data read: errors that need no process are found by now.
 
-    `sft` is set instead of `reward` where answers come from the data; an SFT run that evaluates has both. `replay` is
+    `sft` is set instead of `reward` where responses come from the data; an SFT run that evaluates has both. `replay` is
     set where whole rollouts come from files.
     """
 
@@ -46,22 +46,22 @@ class PreparedRun:
     eval_sets: tuple[EvalSet, ...]
     num_rollouts: int
     rollouts_per_epoch: int | None  # where data.num_epoch counts the rollouts
-    routes: RouteShape | None  # of those that engines return with samples
+    routes: RouteShape | None  # of the expert routes that engines return with samples
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens as it is, special ones included."""
+        """The text of tokens, special ones included."""
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str), "ids of one text give one text"
         return text
 
     @property
     def held_out(self) -> dict[str, Sequence[Prompt]]:
-        """Prompts of each set whose labels supervised training measures its loss on; empty where it does not."""
-        number = self.config.eval.num_batches
-        if self.sft is None or number is None:
+        """Prompts of each set for the loss of supervised training on held-out labels; empty for other training."""
+        num_batches = self.config.eval.num_batches
+        if self.sft is None or num_batches is None:
             return {}
-        most = number * self.config.batch.rollout_batch_size
-        return {each.name: each.prompts[:most] for each in self.eval_sets}
+        max_prompts = num_batches * self.config.batch.rollout_batch_size
+        return {each.name: each.prompts[:max_prompts] for each in self.eval_sets}
 
     @property
     def total_steps(self) -> int:
@@ -75,13 +75,13 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     """Reads tokenizer, prompts and reward.
 
     Raises:
-        ConfigError, DataError: something that the config names cannot be used.
+        ConfigError, DataError: a file or function of the config cannot be used.
     """
     tokenizer = load_tokenizer(model_path)
     is_sft = config.algo.loss_type == LossType.sft_loss
-    # Where nothing is generated, and no answer is learned, prompts may have any length.
-    has_answers = is_sft or uses_engines(config)
-    positions = read_hf_fields(model_path).get("max_position_embeddings") if has_answers else None
+    # Prompts may have any length in a run that neither generates nor learns responses.
+    has_responses = is_sft or uses_engines(config)
+    positions = read_hf_fields(model_path).get("max_position_embeddings") if has_responses else None
     prompts = build_prompt_source(config, tokenizer, positions=positions)
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return PreparedRun(
@@ -91,37 +91,37 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         layout=layout_of(config),
         prompts=prompts,
         sft=SftSource(prompts, tokenizer, rollout_batch_size=per_rollout, positions=positions) if is_sft else None,
-        replay=_replay(config),
+        replay=_open_replay(config),
         reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
-        eval_sets=tuple(_eval_sets(config, tokenizer, positions=positions)),
+        eval_sets=tuple(_load_eval_sets(config, tokenizer, positions=positions)),
         num_rollouts=_num_rollouts(config, per_epoch),
         rollouts_per_epoch=per_epoch,
         routes=_route_shape(config, model_path),
     )
 
 
-def _replay(config: RunConfig) -> RolloutSource | None:
+def _open_replay(config: RunConfig) -> RolloutSource | None:
     template = config.debug.load_rollout_data
     has_routes = config.algo.use_rollout_routing_replay
     return None if template is None else ReplayedRollouts(template, has_routes=has_routes)
 
 
 def _route_shape(config: RunConfig, model_path: str) -> RouteShape | None:
-    """What the model's own figures say of routes, where samples bring them."""
+    """Shape of the model's expert routes; None: samples have none."""
     algo = config.algo
     if not algo.use_rollout_routing_replay or algo.loss_type == LossType.sft_loss or config.debug.rollout_only:
         return None
-    figures = read_hf_fields(model_path)
-    sizes = [figures.get(name) for name in ("num_layers", "num_experts_per_tok", "num_experts")]
+    fields = read_hf_fields(model_path)
+    sizes = [fields.get(name) for name in ("num_layers", "num_experts_per_tok", "num_experts")]
     if None in sizes:
-        rule, fix = "be false with a model that has no experts", f"leave it out, or look into {model_path}/config.json"
+        rule, fix = "be false with a model that has no experts", f"remove it, or check {model_path}/config.json"
         raise ConfigError([Problem(path="algo.use_rollout_routing_replay", rule=rule, value="true", fix=fix)])
     layers, chosen, experts = (int(size) for size in sizes if size is not None)
     return RouteShape(num_layers=layers, num_chosen=chosen, num_experts=experts)
 
 
 def _rollouts_per_epoch(config: RunConfig, prompts: PromptSource) -> int | None:
-    """None where `data.num_rollout` is set and wins."""
+    """None: `data.num_rollout` is set, which takes precedence over `data.num_epoch`."""
     if config.data.num_rollout is not None:
         return None
     num_prompts = len(prompts)
@@ -144,11 +144,11 @@ def _num_rollouts(config: RunConfig, per_epoch: int | None) -> int:
     if per_epoch is None:
         assert config.data.num_rollout is not None, "else an epoch has a length"
         return config.data.num_rollout
-    assert config.data.num_epoch is not None, "a rule asks for num_rollout or num_epoch"
+    assert config.data.num_epoch is not None, "a rule requires num_rollout or num_epoch"
     return per_epoch * config.data.num_epoch
 
 
-def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None) -> list[EvalSet]:
+def _load_eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None) -> list[EvalSet]:
     if config.eval.interval is None or not uses_engines(config):
         return []
     sets = []
@@ -160,6 +160,7 @@ def _eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positio
             label_key=each.eval.label_key or config.data.label_key,
         )
         params = eval_params(each.eval, config.rollout)
+        # Prompts are filtered by the response length of their own set.
         lengths = replace(config.rollout, max_response_len=params.max_new_tokens)
         prompts = load_prompts(keys, lengths, tokenizer, positions=positions)
         sets.append(

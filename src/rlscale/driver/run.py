@@ -1,372 +1,190 @@
-"""A planned run as processes: started together, driven by the loop, ended whatever happens."""
+"""Processes of a prepared run: starts them, runs the loop, restarts trainers, and ends everything.
+
+    placement group -> engines -> [ trainers -> load -> connect -> first weight sync -> TrainingLoop -> export ] -> end
+
+With `fault_tolerance` the part in brackets starts again from the last checkpoint when a trainer's process dies; the
+engines keep running. Dead engines restart one at a time while the loop runs (control/recovery.py).
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.cluster.ray_calls import find_dead_engine, watch_engines, watch_trainers
-from rlscale.cluster.ray_engines import RayEngines
-from rlscale.cluster.ray_router import RayRouter, RoutedRecovery
+from rlscale.cluster.ray_calls import watch_trainers
 from rlscale.cluster.ray_session import Bundles, placement_group_for
 from rlscale.cluster.ray_trainers import RayTrainers
-from rlscale.config import TrainBackendName, UpdateMode, WeightChannelName, mixes_caches
-from rlscale.config.rules import ranks_per_model
-from rlscale.control.engine_sleep import resting
-from rlscale.control.failures import run_guarded
-from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
-from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
-from rlscale.control.rollout_only import GenerationParts, generate_only
-from rlscale.driver.engines import engine_client, make_engines, make_router
-from rlscale.driver.external_engines import ExternalEngines, are_local
+from rlscale.control.engine_sleep import send_weights
+from rlscale.control.failures import watch_for_failures
+from rlscale.control.loop import TrainingLoop
+from rlscale.control.loop_config import LoopDeps, Progress
+from rlscale.control.recovery import Restarts
+from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
+from rlscale.control.signals import cancelled_by_sigterm
+from rlscale.driver.engines import RunEngines
 from rlscale.driver.prepare import PreparedRun
-from rlscale.driver.trainer_spec import make_trainer_spec
-from rlscale.errors import ConfigError, Problem, WorkerError
-from rlscale.evaluation.evaluator import Evaluator
-from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
-from rlscale.observe.reporter import Observer, diff_limit
-from rlscale.protocols import RolloutSource, Trainers
+from rlscale.driver.trainer_spec import build_trainer_spec
+from rlscale.driver.wiring import build_evaluator, build_loop_config, build_source, build_world_spec, open_rewards
+from rlscale.errors import WorkerError
+from rlscale.observe.reporter import Observer
+from rlscale.protocols import Trainers
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.rollout.generated import GeneratedRollouts, sampling_params
-from rlscale.rollout.sft import labelled_group
 from rlscale.types import EngineAddress
-from rlscale.weights.channel_spec import ChannelSpec
-from rlscale.worker.rank import WorldSpec
-
-Engines = RayEngines | ExternalEngines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """Where a run, or a part of it after a failure, begins. Without a checkpoint it begins at the model."""
+class ResumePoint:
+    """Start of a run, or of an attempt after a failure. Without a checkpoint it starts from the model."""
 
     progress: Progress
     checkpoint: Checkpoint | None
-    moved: bool = False  # to another rollout than the checkpoint's: its prompts and finished groups are not used
+    is_renumbered: bool = False  # `data.start_rollout_id`: prompts and finished groups of the checkpoint are not used
 
     @classmethod
-    def at(cls, checkpoint: Checkpoint | None) -> "Start":
+    def from_checkpoint(cls, checkpoint: Checkpoint | None) -> "ResumePoint":
         progress = Progress() if checkpoint is None else Progress(**checkpoint.state["progress"])
         return cls(progress=progress, checkpoint=checkpoint)
 
-    def moved_to(self, rollout_id: int) -> "Start":
-        """The same weights at another rollout, whose number is also that of the weights."""
+    def renumbered(self, rollout_id: int) -> "ResumePoint":
+        """The same weights at another rollout, whose number is also the weight version."""
         progress = replace(self.progress, next_rollout=rollout_id, version=rollout_id)
-        return replace(self, progress=progress, moved=True)
+        return replace(self, progress=progress, is_renumbered=True)
 
 
 class Run:
-    """One run of a plan. `run` may be called once.
+    """Order and restarts of one prepared run. `run` may be called once."""
 
-    reserve bundles -> start engines -> [ start trainers -> load -> connect -> first weight sync
-    -> TrainingLoop (watchers beside it) -> export ] -> end every process
+    def __init__(self, prepared: PreparedRun, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
+        self._prepared, self._folder, self._store, self._observer = prepared, folder, store, observer
+        self._tolerance = prepared.config.fault_tolerance
+        self._restarts = Restarts(self._tolerance.max_restarts if self._tolerance.enabled else 0, report=observer.warn)
 
-    With `fault_tolerance` the part in brackets begins anew, from the last checkpoint, when a trainer's process dies;
-    the engines stay. Engines are restarted one at a time beside it (control/recovery.py).
-    """
-
-    def __init__(self, plan: PreparedRun, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
-        self._plan, self._folder, self._store, self._observer = plan, folder, store, observer
-        self._tolerance = plan.config.fault_tolerance
-        self._restarts = Restarts(self._tolerance.max_restarts, tell=observer.warn)
-        self._released: dict[str, set[str]] | None = None  # see EnginePool
-        self._router: RayRouter | None = None
-        self._router_address: EngineAddress | None = None
-
-    async def run(self, start: Start) -> Progress:
-        """Goes from `start` to the end.
+    async def run(self, start: ResumePoint) -> Progress:
+        """Runs from `start` to the end.
 
         Raises:
             WorkerError, WeightSyncError, EngineError: the first cause of a failure.
         """
-        plan = self._plan
         self._observer.phase("start")
-        with placement_group_for(plan.config.cluster, plan.layout) as bundles:
-            engines = make_engines(plan, bundles, log_folder=self._folder.logs, on_killed=self._allow_restart)
-            self._router = make_router(
-                plan.config, engines, log_folder=self._folder.logs, on_killed=self._allow_restart
-            )
-            try:
-                if plan.config.debug.rollout_only:
-                    return await self._generate(engines, start)
-                return await self._train_with_restarts(bundles, engines, start)
-            finally:
-                await asyncio.to_thread(engines.kill)
-                if self._router is not None:
-                    await asyncio.to_thread(self._router.kill)
-
-    async def _generate(self, engines: Engines, start: Start) -> Progress:
-        """Rollouts without a trainer: the engines keep the weights they start with."""
-        router = [] if self._router is None else self._router.named_actors
-        watched = [*engines.named_actors, *router]
-        return await run_guarded(
-            self._generate_all(engines, start),
-            watchers=[watch_engines(watched)],
-            diagnose=lambda: find_dead_engine(watched),
-        )
-
-    async def _generate_all(self, engines: Engines, start: Start) -> Progress:
-        async with self._pool(await engines.start()) as pool:
-            with self._rewards() as rewards:
-                assert pool is not None, "generation needs engines"
-                source = self._generated(pool, rewards)
-                for rollout_id in range(start.progress.next_rollout):
-                    source.take(rollout_id)
-                parts = GenerationParts(
-                    source=source, evaluator=self._evaluator(pool, rewards), observer=self._observer, pool=pool
-                )
-                return await generate_only(self._loop_config(), parts, start.progress)
-
-    async def _train_with_restarts(self, bundles: Bundles, engines: Engines, first: Start) -> Progress:
-        start, prompts_at_first = first, self._plan.prompts.state_dict()
-        while True:
-            spec = make_trainer_spec(self._plan, run_folder=self._folder.path)
-            trainers = RayTrainers(spec, self._world_spec(bundles), self._plan.layout, bundles, self._folder.logs)
-            try:
-                return await self._attempt(trainers, engines, start)
-            except WorkerError as error:
-                if not error.died or error.worker not in trainers.names:
-                    raise
-                place = "last checkpoint" if self._store.latest() else "beginning"
-                self._allow_restart(error, what=f"the trainers from the {place}")
-            finally:
-                await asyncio.to_thread(trainers.kill)
-            newest = self._store.latest()
-            start = first if newest is None else Start.at(newest)
-            self._plan.prompts.load_state_dict(prompts_at_first)
-            self._observer.rewind(start.progress.next_rollout)
-
-    def _allow_restart(self, failure: WorkerError, *, what: str | None = None) -> None:
-        """Counts a restart of a worker that died, or raises its failure when there shall be none."""
-        if not self._tolerance.enabled:
-            raise failure
-        self._restarts.take(failure, what=what or failure.worker)
-
-    async def _attempt(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
-        router = [] if self._router is None else self._router.named_actors
-        watchers = [watch_trainers(trainers.named_actors)]
-        if not self._tolerance.enabled:
-            watchers.append(watch_engines([*engines.named_actors, *router]))
-        return await run_guarded(
-            self._train(trainers, engines, start),
-            watchers=watchers,
-            diagnose=lambda: find_dead_engine([*engines.named_actors, *router]),
-        )
-
-    async def _train(self, trainers: RayTrainers, engines: Engines, start: Start) -> Progress:
-        if self._plan.config.cluster.offload_train:
-            # Engines measure what is free on a GPU: the trainer has left it by then.
-            await trainers.setup()
-            addresses = await engines.start()
-        else:
-            _, addresses = await asyncio.gather(trainers.setup(), engines.start())
-        async with self._pool(addresses) as pool:
-            with self._rewards() as rewards:
-                if start.checkpoint is not None:
-                    await trainers.load(start.checkpoint.folder)
-                recovery = self._recovery(trainers, engines, pool)
-                parts = self._parts(recovery or trainers, pool, rewards)
-                progress = await run_guarded(
-                    self._run_loop(parts, start),
-                    watchers=self._watchers(recovery, pool),
-                    diagnose=_no_diagnosis,
-                )
-        if self._plan.config.checkpoint.save_final:
-            await trainers.export_hf(self._folder.hf)
-        return progress
-
-    async def _run_loop(self, parts: Parts, start: Start) -> Progress:
-        # The loop moves its progress on; after a death before the first checkpoint `start` must still be the beginning.
-        loop = TrainingLoop(self._loop_config(), parts, replace(start.progress))
-        if start.moved:
-            for rollout_id in range(start.progress.next_rollout):
-                parts.source.take(rollout_id)
-        elif start.checkpoint is not None:
-            loop.load(start.checkpoint)
-        pool = parts.pool
-        if pool is not None:
-            # What an earlier attempt left running would only delay this one.
-            await pool.abort()
-            await parts.trainers.connect([engine.address for engine in pool.engines])
-            # Also before the first rollout: from then on the engines hold what the trainer holds, verified.
-            await pool.resume_memory("weights")  # which an earlier attempt may have had them give back
-            await parts.trainers.sync_weights(start.progress.version)
-            await pool.resume_memory("kv_cache")
-        return await loop.run()
-
-    def _recovery(self, trainers: RayTrainers, engines: Engines, pool: EnginePool | None) -> EngineRecovery | None:
-        # Who started an engine restarts it.
-        if pool is None or not self._tolerance.enabled or isinstance(engines, ExternalEngines):
-            return None
-        checks = HealthChecks(
-            ask=lambda index, limit_s: pool.engines[index].health(timeout_s=limit_s),
-            interval_s=self._tolerance.health_check_interval_s,
-            timeout_s=self._tolerance.health_check_timeout_s,
-            first_wait_s=self._tolerance.health_check_first_wait_s,
-        )
-        recovery = EngineRecovery(
-            trainers,
-            self._router or engines,
-            replace=lambda index, address: pool.replace(
-                index, engine_client(self._plan.config, address, router=self._router_address)
-            ),
-            restarts=self._restarts,
-            checks=checks,
-        )
-        pool.guard(recovery if self._router is None else RoutedRecovery(recovery, len(engines.names), self._router))
-        return recovery
-
-    def _watchers(self, recovery: EngineRecovery | None, pool: EnginePool | None) -> list[Coroutine[Any, Any, None]]:
-        """What brings engines and router back while the loop runs."""
-        if recovery is None or pool is None:
-            return []
-
-        def replaced(router: EngineAddress) -> None:
-            self._router_address = router
-            for index, engine in enumerate(pool.engines):
-                pool.replace(index, engine_client(self._plan.config, engine.address, router=router))
-
-        router = [] if self._router is None else [self._router.watch(replaced=replaced)]
-        return [recovery.watch(), *router]
+        prompts_at_start, resume_point = self._prepared.prompts.state_dict(), start
+        async with cancelled_by_sigterm(), self._open_engines() as (bundles, engines):
+            if self._prepared.config.debug.rollout_only:
+                return await self._run_rollouts_only(engines, start)
+            while True:
+                trainers = self._build_trainers(bundles)
+                try:
+                    return await self._train(trainers, engines, resume_point)
+                except WorkerError as error:
+                    self._allow_trainer_restart(error, trainers)
+                finally:
+                    await asyncio.to_thread(trainers.kill)
+                newest = self._store.latest()
+                resume_point = start if newest is None else ResumePoint.from_checkpoint(newest)
+                self._prepared.prompts.load_state_dict(prompts_at_start)
+                self._observer.rewind(resume_point.progress.next_rollout)
 
     @asynccontextmanager
-    async def _pool(self, addresses: list[EngineAddress]) -> AsyncIterator[EnginePool | None]:
-        if not addresses:
-            yield None
-            return
-        router = None
-        if self._router is not None:
-            router, addresses = await self._router.start(addresses)
-        self._router_address = router
-        pool = EnginePool([engine_client(self._plan.config, address, router=router) for address in addresses])
-        if self._released is not None:
-            pool.released = self._released
-        self._released = pool.released
-        try:
-            yield pool
-        finally:
-            await pool.close()
+    async def _open_engines(self) -> AsyncIterator[tuple[Bundles, RunEngines]]:
+        prepared = self._prepared
+        with placement_group_for(prepared.config.cluster, prepared.layout) as bundles:
+            engines = RunEngines(prepared, bundles, log_folder=self._folder.logs, restarts=self._restarts)
+            try:
+                yield bundles, engines
+            finally:
+                # In a thread: Ray's calls block, and a second signal must still be handled.
+                await asyncio.to_thread(engines.kill)
 
-    @contextmanager
-    def _rewards(self) -> Iterator[RewardRunner | None]:
-        if self._plan.reward is None:
-            yield None
-            return
-        with RewardRunner(self._plan.reward, max_workers=self._plan.config.reward.max_workers) as runner:
-            yield runner
+    def _build_trainers(self, bundles: Bundles) -> RayTrainers:
+        spec = build_trainer_spec(self._prepared, run_folder=self._folder.path)
+        world = build_world_spec(self._prepared, bundles, run_folder=self._folder.path)
+        return RayTrainers(spec, world, self._prepared.layout, bundles, self._folder.logs)
 
-    def _parts(self, trainers: Trainers, pool: EnginePool | None, rewards: RewardRunner | None) -> Parts:
-        return Parts(
-            source=self._plan.sft or self._plan.replay or self._generated(pool, rewards),
+    def _allow_trainer_restart(self, failure: WorkerError, trainers: RayTrainers) -> None:
+        """Counts a restart of trainers that died; raises any other failure."""
+        if not failure.died or failure.worker not in trainers.names:
+            raise failure
+        place = "last checkpoint" if self._store.latest() else "beginning"
+        self._restarts.allow(failure, what=f"the trainers from the {place}")
+
+    async def _train(self, trainers: RayTrainers, engines: RunEngines, start: ResumePoint) -> Progress:
+        """One attempt: raises WorkerError when a process dies that is not restarted meanwhile."""
+        watchers = [watch_trainers(trainers.named_actors)]
+        if not self._tolerance.enabled:
+            watchers.append(engines.watch())
+        async with watch_for_failures(watchers, diagnose=engines.find_dead):
+            addresses = await self._start_processes(trainers, engines)
+            async with engines.open_pool(addresses) as pool:
+                with open_rewards(self._prepared) as rewards:
+                    if start.checkpoint is not None:
+                        await trainers.load(start.checkpoint.folder)
+                    recovery = None if pool is None else engines.build_recovery(trainers, pool)
+                    loop = self._build_loop(recovery or trainers, pool, rewards, start)
+                    restarters = [] if recovery is None or pool is None else engines.recovery_watchers(recovery, pool)
+                    async with watch_for_failures(restarters):
+                        if pool is not None:
+                            await _connect(pool, recovery or trainers, start)
+                        progress = await loop.run()
+            if self._prepared.config.checkpoint.save_final:
+                await trainers.export_hf(self._folder.hf)
+        return progress
+
+    async def _start_processes(self, trainers: RayTrainers, engines: RunEngines) -> list[EngineAddress]:
+        if not self._prepared.config.cluster.offload_train:
+            _, addresses = await asyncio.gather(trainers.setup(), engines.start())
+            return addresses
+        # One after the other: an engine sizes its cache by the GPU memory that is free, and trainers have then
+        # offloaded theirs.
+        await trainers.setup()
+        return await engines.start()
+
+    def _build_loop(
+        self, trainers: Trainers, pool: EnginePool | None, rewards: RewardRunner | None, start: ResumePoint
+    ) -> TrainingLoop:
+        prepared = self._prepared
+        deps = LoopDeps(
+            source=build_source(prepared, pool, rewards),
             trainers=trainers,
             store=self._store,
             observer=self._observer,
-            evaluator=self._evaluator(pool, rewards, trainers=trainers),
+            evaluator=build_evaluator(prepared, pool, rewards, trainers=trainers),
             pool=pool,
         )
+        # A copy: the loop advances it, and `start` must stay the beginning for an attempt after a failure.
+        loop = TrainingLoop(build_loop_config(prepared), deps, replace(start.progress))
+        if start.is_renumbered:
+            for rollout_id in range(start.progress.next_rollout):
+                deps.source.next_prompts(rollout_id)
+        elif start.checkpoint is not None:
+            loop.load(start.checkpoint)
+        return loop
 
-    def _evaluator(
-        self, pool: EnginePool | None, rewards: RewardRunner | None, *, trainers: Trainers | None = None
-    ) -> Evaluator | None:
-        if not self._plan.eval_sets:
-            return None
-        assert pool is not None and rewards is not None, "evaluation needs engines"
-        sets = self._plan.eval_sets
-        held_out = None if trainers is None else self._held_out(pool, trainers)
-        return Evaluator(sets=sets, pool=pool, rewards=rewards, held_out=held_out)
-
-    def _held_out(self, pool: EnginePool, trainers: Trainers) -> HeldOutLoss:
-        """The trainer's part of an evaluation, which it makes alone where it shares GPUs with engines."""
-        if not self._plan.config.cluster.offload_rollout:
-            return HeldOutLoss(self._labelled_sets(), measure=trainers.loss)
-        return HeldOutLoss(self._labelled_sets(), measure=trainers.loss, turn=partial(resting, pool, trainers))
-
-    def _labelled_sets(self) -> dict[str, LabelledSet]:
-        """What `eval.num_batches` asks for of each set; empty without supervised training."""
-        loop, tokenizer = self._loop_config(), self._plan.tokenizer
-        return {
-            name: LabelledSet.of(
-                [labelled_group(i, prompt, tokenizer, version=0) for i, prompt in enumerate(prompts)],
-                loop.batch,
-                num_ranks=loop.num_ranks,
-                context_ranks=loop.context_ranks,
-            )
-            for name, prompts in self._plan.held_out.items()
-        }
-
-    def _generated(self, pool: EnginePool | None, rewards: RewardRunner | None) -> RolloutSource:
-        assert pool is not None and rewards is not None, "generation needs engines"
-        config = self._plan.config
-        return GeneratedRollouts(
-            prompts=self._plan.prompts,
-            pool=pool,
-            rewards=rewards,
-            params=sampling_params(config.rollout, routes=self._plan.routes),
-            batch=config.batch,
-            reward_key=config.reward.key,
-        )
-
-    def _loop_config(self) -> LoopConfig:
-        config = self._plan.config
-        is_megatron = config.train.backend == TrainBackendName.megatron
-        # Labels and files do not age: there is nothing to make ahead, and no engine to update.
-        is_given = self._plan.sft is not None or self._plan.replay is not None
-        return LoopConfig(
-            batch=config.batch,
-            eval=config.eval,
-            checkpoint=config.checkpoint,
-            logging=config.logging,
-            ci=config.ci,
-            diff_limit=diff_limit(
-                config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
-            ),
-            num_rollouts=self._plan.num_rollouts,
-            rollouts_per_epoch=self._plan.rollouts_per_epoch,
-            num_ranks=max(1, self._plan.layout.num_trainers // ranks_per_model(config)),
-            context_ranks=(config.megatron if is_megatron else config.fsdp).context_parallel_size,
-            max_staleness=0 if is_given else config.rollout.max_staleness,
-            update_interval=1 if is_given else config.train.update_weights_interval,
-            mask_truncated=config.algo.overlong_filter and self._plan.sft is None,
-            drain_before_update=config.rollout.update_mode == UpdateMode.boundary,
-            engines_rest=bool(config.cluster.offload_rollout),
-            saves_beside_training=is_megatron and config.megatron.async_save,
-        )
-
-    def _world_spec(self, bundles: Bundles) -> WorldSpec:
-        config = self._plan.config
-        return WorldSpec(
-            world_size=self._plan.layout.num_trainers,
-            backend=config.cluster.distributed_backend,
-            timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
-            single_node=bundles.num_nodes == 1 and are_local(config.rollout.external_engine_addrs or []),
-            channel=self._channel_spec(bundles),
-        )
-
-    def _channel_spec(self, bundles: Bundles) -> ChannelSpec:
-        config = self._plan.config
-        name = config.train.weight_channel
-        assert name is not None, "set by the resolve step"
-        if name == WeightChannelName.shared_memory and bundles.num_nodes_of(self._plan.layout.first_critic) > 1:
-            rule = "be another one, as Ray placed trainer and engines on several machines"
-            fix = "use train.weight_channel=process_group"
-            raise ConfigError([Problem(path="train.weight_channel", rule=rule, value=name, fix=fix)])
-        return ChannelSpec(
-            name=name,
-            backend=config.cluster.distributed_backend,
-            device=config.cluster.device,
-            bucket_bytes=config.train.update_weight_buffer_size,
-            timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
-            folder=Path(config.train.weight_folder or self._folder.path / "weights").absolute(),
-            model_folder=Path(self._plan.model_path),
-            pause_mode=config.rollout.pause_mode,
-        )
+    async def _run_rollouts_only(self, engines: RunEngines, start: ResumePoint) -> Progress:
+        """Rollouts without a trainer: the engines keep the weights they start with."""
+        async with (
+            watch_for_failures([engines.watch()], diagnose=engines.find_dead),
+            engines.open_pool(await engines.start()) as pool,
+        ):
+            with open_rewards(self._prepared) as rewards:
+                assert pool is not None, "generation needs engines"
+                source = build_source(self._prepared, pool, rewards)
+                for rollout_id in range(start.progress.next_rollout):
+                    source.next_prompts(rollout_id)
+                deps = RolloutOnlyDeps(
+                    source=source,
+                    evaluator=build_evaluator(self._prepared, pool, rewards),
+                    observer=self._observer,
+                    pool=pool,
+                )
+                return await run_rollouts_only(build_loop_config(self._prepared), deps, start.progress)
 
 
-async def _no_diagnosis() -> None:
-    """Who stands behind a failure is found out by the outer guard."""
+async def _connect(pool: EnginePool, trainers: Trainers, start: ResumePoint) -> None:
+    """Connects trainers and engines, and sends the starting weights: from then on both hold the same, verified."""
+    # Requests that an earlier attempt left running would only delay this one.
+    await pool.abort()
+    await trainers.connect([engine.address for engine in pool.engines])
+    # Also resumes memory that the engines released for an earlier attempt.
+    await send_weights(pool, trainers, start.progress.version)

@@ -1,4 +1,4 @@
-"""What a planned run tells its trainer ranks: which models there are, where they come from, how they share GPUs."""
+"""Spec of the trainer ranks of a prepared run: models, their sources and their placement on GPUs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rlscale.training.spec import (
 )
 
 
-def make_trainer_spec(plan: PreparedRun, *, run_folder: Path) -> TrainerSpec:
-    """The same for every rank. Raises ConfigError for a checkpoint that is not there."""
-    config, algo = plan.config, plan.config.algo
-    reference = _reference(plan) if uses_reference(algo) else None
+def build_trainer_spec(prepared: PreparedRun, *, run_folder: Path) -> TrainerSpec:
+    """The spec of every rank. Raises ConfigError for a checkpoint that does not exist."""
+    config, algo = prepared.config, prepared.config.algo
+    reference = _reference_source(prepared) if uses_reference(algo) else None
     teacher = config.model.teacher_load if uses_teacher(algo) else None
     return TrainerSpec(
-        model_path=plan.model_path,
+        model_path=prepared.model_path,
         start_weights=starting_weights(config),
         ref_path=None if reference is None else reference.path,
         ref_checkpoint=None if reference is None else reference.checkpoint,
-        critic=_critic(plan) if uses_critic(algo) else None,
-        teacher=None if teacher is None else model_source(teacher, key="model.teacher_load", base=plan.model_path),
-        offload=_offload(config),
+        critic=_critic_spec(prepared) if uses_critic(algo) else None,
+        teacher=None if teacher is None else model_source(teacher, key="model.teacher_load", base=prepared.model_path),
+        offload=_offload_spec(config),
         weight_owners=weight_owners(config),
         num_old_policies=config.rollout.max_staleness if config.train.keep_old_actor else 0,
         train=config.train,
@@ -44,7 +44,7 @@ def make_trainer_spec(plan: PreparedRun, *, run_folder: Path) -> TrainerSpec:
         algo=algo,
         temperature=config.rollout.temperature,
         max_response_len=config.rollout.max_response_len,
-        total_steps=plan.total_steps,
+        total_steps=prepared.total_steps,
         device=config.cluster.device,
         timeout_minutes=config.cluster.distributed_timeout_minutes,
         engine_shapes=_engine_shapes(config),
@@ -54,39 +54,41 @@ def make_trainer_spec(plan: PreparedRun, *, run_folder: Path) -> TrainerSpec:
 
 
 def weight_owners(config: RunConfig) -> WeightOwners:
-    """Which ranks a channel wants to have the weights on."""
+    """The ranks from which the run's weight channel sends."""
     channel = config.train.weight_channel
     if channel in (WeightChannelName.process_group, WeightChannelName.disk):
         return WeightOwners.owners
     if channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":
-        return WeightOwners.every  # on each GPU the engine there opens the trainer's copy
-    return WeightOwners.first  # one ring for all engines; and deltas are of what was sent before
+        # Through CUDA IPC an engine opens the copy on its own GPU.
+        return WeightOwners.every
+    # One ring for all engines, or deltas against the last sent weights, which one rank keeps.
+    return WeightOwners.first
 
 
 def model_source(path: str, *, key: str, base: str, rollout_id: int | None = None) -> ModelSource:
-    """What a key names: a Hugging Face folder or hub id, or checkpoints of a trainer.
+    """The model that a key names: a Hugging Face folder or hub id, or checkpoints of a trainer.
 
     Args:
-        path: the value of the key. Weights in the format of Megatron-core will do, too.
+        path: the value of the key. May also be weights in Megatron-core's format.
         key: named in errors.
         base: Hugging Face folder or hub id of the architecture of a checkpoint.
-        rollout_id: of a folder of checkpoints that one. None: the newest.
+        rollout_id: chooses a checkpoint in a folder of several. None: the newest.
     """
     if not is_checkpoint(path):
         return ModelSource(path=path)
-    if is_weights_alone(path):
+    if is_bare_weights(path):
         return ModelSource(path=base, checkpoint=Path(path).expanduser().absolute())
     folder = CheckpointStore.resolve(path, key=key, rollout_id=rollout_id).folder
     return ModelSource(path=base, checkpoint=folder.absolute())
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a path is meant to hold checkpoints of a trainer: it is a folder that transformers would not load."""
+    """Whether a path names checkpoints of a trainer: it is a folder that transformers would not load."""
     return Path(path).expanduser().is_dir() and not is_hf_folder(path)
 
 
-def is_weights_alone(path: str) -> bool:
-    """Whether a path names weights in Megatron-core's format that are no checkpoint of a run."""
+def is_bare_weights(path: str) -> bool:
+    """Whether a path holds weights in Megatron-core's format that are not part of a checkpoint of a run."""
     folder = Path(path).expanduser()
     return (
         not CheckpointStore.has_checkpoint(folder) and not is_hf_folder(path) and torch_dist_folder(folder) is not None
@@ -94,22 +96,22 @@ def is_weights_alone(path: str) -> bool:
 
 
 def starting_weights(config: RunConfig) -> Path | None:
-    """Where the policy's first weights are, in Megatron-core's format; None: in the Hugging Face folder."""
+    """The folder of the starting weights in Megatron-core's format; None: they are in the Hugging Face folder."""
     load = config.checkpoint.load
-    return Path(load).expanduser().absolute() if load is not None and is_weights_alone(load) else None
+    return Path(load).expanduser().absolute() if load is not None and is_bare_weights(load) else None
 
 
-def _reference(plan: PreparedRun) -> ModelSource:
-    model = plan.config.model
-    path = model.ref_load or plan.model_path
-    return model_source(path, key="model.ref_load", base=plan.model_path, rollout_id=model.ref_ckpt_step)
+def _reference_source(prepared: PreparedRun) -> ModelSource:
+    model = prepared.config.model
+    path = model.ref_load or prepared.model_path
+    return model_source(path, key="model.ref_load", base=prepared.model_path, rollout_id=model.ref_ckpt_step)
 
 
-def _critic(plan: PreparedRun) -> CriticSpec:
-    config, critic = plan.config, plan.config.critic
+def _critic_spec(prepared: PreparedRun) -> CriticSpec:
+    config, critic = prepared.config, prepared.config.critic
     assert critic.lr is not None, "set by the resolve step"
     return CriticSpec(
-        source=model_source(critic.load or plan.model_path, key="critic.load", base=plan.model_path),
+        source=model_source(critic.load or prepared.model_path, key="critic.load", base=prepared.model_path),
         lr=critic.lr,
         lr_warmup_iters=critic.lr_warmup_iters,
         value_clip=critic.value_clip,
@@ -117,20 +119,20 @@ def _critic(plan: PreparedRun) -> CriticSpec:
         num_only_steps=critic.num_critic_only_steps * (config.batch.num_steps_per_rollout or 1),
         save=None if critic.save is None else Path(critic.save).absolute(),
         keep_last=config.checkpoint.keep_last,
-        dedicated_ranks=DedicatedRanks(number=plan.layout.num_critics, batch=config.batch)
-        if plan.layout.num_critics
+        dedicated_ranks=DedicatedRanks(number=prepared.layout.num_critics, batch=config.batch)
+        if prepared.layout.num_critics
         else None,
     )
 
 
 def _engine_shapes(config: RunConfig) -> EngineShapes | None:
-    """What the trainer has to know of the engines to compute as they do."""
+    """Shapes of the engines' batches, for a trainer that computes exactly as they do; None: it need not."""
     if not config.train.true_on_policy_mode:
         return None
     return EngineShapes(num_slots=config.rollout.num_slots, max_new_tokens=config.rollout.max_response_len)
 
 
-def _offload(config: RunConfig) -> OffloadSpec | None:
+def _offload_spec(config: RunConfig) -> OffloadSpec | None:
     if not config.cluster.offload_train:
         return None
     return OffloadSpec(

@@ -1,1 +1,1 @@
-"""Evaluation sets and what is measured on them."""
+"""Evaluation sets and the metrics that are measured on them."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rlscale.evaluation.named_rewards import named_rewards
-from rlscale.evaluation.pass_at_k import pass_at_k
+from rlscale.evaluation.pass_at_k import pass_rates
 from rlscale.evaluation.sft_loss import HeldOutLoss
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
@@ -16,7 +16,7 @@ from rlscale.types import Group, Prompt, SamplingParams, WeightVersion
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSet:
-    """Held-out prompts under a name that metrics carry, and how they are answered and scored."""
+    """Held-out prompts with the name that metrics use, their sampling and their reward."""
 
     name: str
     prompts: Sequence[Prompt]
@@ -26,10 +26,12 @@ class EvalSet:
 
 
 class Evaluator:
-    """Answers every prompt of every set and reports means.
+    """Has every prompt of every set answered, and returns means.
 
-    The seeds depend on the row alone, so two evaluations of the same weights give the same numbers. `held_out`: what
-    the trainer measures beside it.
+    Seeds depend on the row alone, so that two evaluations of the same weights return the same numbers.
+
+    Args:
+        held_out: loss that the trainer measures in addition; None: rewards only.
     """
 
     def __init__(
@@ -46,19 +48,20 @@ class Evaluator:
         """`eval/<set>/...` for every set, and `eval/reward_mean`, the mean over the sets."""
         metrics: dict[str, float] = {}
         for eval_set in self._sets:
-            groups = await self._answer(eval_set, version)
+            groups = await self._generate(eval_set, version)
             metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in _measure(groups).items()}
         metrics["eval/reward_mean"] = fmean(metrics[f"eval/{s.name}/reward_mean"] for s in self._sets)
         return metrics | (await self._held_out.run(version) if self._held_out is not None else {})
 
-    async def _answer(self, eval_set: EvalSet, version: WeightVersion) -> list[Group]:
+    async def _generate(self, eval_set: EvalSet, version: WeightVersion) -> list[Group]:
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._one(eval_set, i, prompt, version)) for i, prompt in enumerate(eval_set.prompts)
+                tasks.create_task(self._generate_group(eval_set, i, prompt, version))
+                for i, prompt in enumerate(eval_set.prompts)
             ]
         return [task.result() for task in running]
 
-    async def _one(self, eval_set: EvalSet, index: int, prompt: Prompt, version: WeightVersion) -> Group:
+    async def _generate_group(self, eval_set: EvalSet, index: int, prompt: Prompt, version: WeightVersion) -> Group:
         group = await generate_group(
             self._pool,
             prompt,
@@ -81,11 +84,5 @@ def _measure(groups: Sequence[Group]) -> dict[str, float]:
         "response_len_mean": fmean(sample.response_len for sample in samples),
         "num_prompts": float(len(groups)),
     }
-    num_samples = len(groups[0].samples)
-    k = 2
-    while k <= num_samples:
-        measured[f"pass@{k}"] = fmean(
-            pass_at_k(num_samples, sum(s.reward == 1.0 for s in group.samples), k) for group in groups
-        )
-        k *= 2
-    return measured | named_rewards(samples)
+    # pass@1 is reward_mean for rewards of 0 and 1, so that k starts at 2.
+    return measured | pass_rates(groups, first_k=2) | named_rewards(samples)

@@ -1,4 +1,4 @@
-"""Means of the numbers that a reward with `reward.key` gives by name."""
+"""Means of the numbers that a reward with `reward.key` returns by name."""
 
 from collections.abc import Sequence
 from numbers import Real

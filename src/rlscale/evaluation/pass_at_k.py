@@ -1,6 +1,10 @@
-"""pass@k, the chance that one of k samples is right."""
+"""pass@k: the probability that at least one of k samples is correct."""
 
+from collections.abc import Sequence
 from math import comb
+from statistics import fmean
+
+from rlscale.types import Group
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -8,7 +12,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
     Args:
         num_samples: n, samples drawn for a prompt; at least k.
-        num_correct: c, how many of them are right.
+        num_correct: c, the correct ones among them.
         k: samples a user would draw.
 
     Example:
@@ -16,3 +20,17 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """
     assert 0 <= num_correct <= num_samples and 1 <= k <= num_samples, "0 <= c <= n and 1 <= k <= n"
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def pass_rates(groups: Sequence[Group], *, first_k: int) -> dict[str, float]:
+    """`pass@k`, the mean over groups, for k = `first_k`, doubled up to the size of the smallest group.
+
+    A sample is correct when its reward is 1.
+    """
+    rates, k = {}, first_k
+    while k <= min(len(group.samples) for group in groups):
+        rates[f"pass@{k}"] = fmean(
+            pass_at_k(len(group.samples), sum(sample.reward == 1 for sample in group.samples), k) for group in groups
+        )
+        k *= 2
+    return rates

@@ -1,1 +1,1 @@
-"""Generation: prompts go to engines, answers come back as rewarded groups."""
+"""Sources of rollouts: engines that answer prompts, labels, and saved rollouts."""

@@ -1,4 +1,4 @@
-"""The source of rollouts that engines generate."""
+"""Source of rollouts that engines generate."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +13,10 @@ from rlscale.types import Group, Prompt, RouteShape, SampleStatus, SamplingParam
 
 
 class GeneratedRollouts:
-    """Takes prompts, has each answered, and rewards a group as soon as it is complete.
+    """Draws prompts, has each answered, and rewards a group as soon as it is complete.
 
-    prompts ── take ──> generate_group ── samples ──> reward ──> group
-                        (the engines queue)           (threads)
+    prompts ── next_prompts ──> generate_group ── samples ──> reward ──> group
+                                (the engines queue)           (threads)
 
     `params`: see `sampling_params`.
     """
@@ -37,7 +37,7 @@ class GeneratedRollouts:
         self._num_prompts, self._num_samples = batch.rollout_batch_size, batch.n_samples_per_prompt
         self._params = params
 
-    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         """The next `batch.rollout_batch_size` prompts with the indices of their groups."""
         first = rollout_id * self._num_prompts
         return list(enumerate(self._prompts.take(self._num_prompts), start=first))
@@ -64,9 +64,10 @@ class GeneratedRollouts:
 
 
 def sampling_params(config: RolloutConfig, *, routes: RouteShape | None = None) -> SamplingParams:
-    """How training samples are drawn; `sampling_seed` is the run's seed, from which every group derives its own.
+    """Sampling of training rollouts. `sampling_seed` is the run's seed, from which every group derives its own.
 
-    `routes`: of those that are to come with them.
+    Args:
+        routes: shape of the expert routes that answers include; None: no routes.
     """
     return SamplingParams(
         max_new_tokens=config.max_response_len,
@@ -83,7 +84,7 @@ def sampling_params(config: RolloutConfig, *, routes: RouteShape | None = None) 
 
 
 def eval_params(config: EvalConfig, rollout: RolloutConfig) -> SamplingParams:
-    """How evaluation samples are drawn; the resolve step has filled in what the run's own sampling gives."""
+    """Sampling of evaluations; the resolve step has filled unset keys from the run's own sampling."""
     assert config.max_response_len is not None and config.temperature is not None
     assert config.top_p is not None and config.top_k is not None
     return replace(

@@ -1,4 +1,4 @@
-"""One prompt in, one group of samples out."""
+"""Generation of one group: the samples of one prompt."""
 
 import hashlib
 from dataclasses import replace
@@ -15,6 +15,7 @@ _STATUS = {
 
 def group_seed(seed: int, purpose: str, index: int) -> int:
     """Seed of a group's first sample; the others count up from it. Depends on its arguments alone."""
+    # Not hash(): Python salts the hash of a string differently in every process.
     digest = hashlib.blake2b(f"{seed}/{purpose}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**31
 
@@ -46,13 +47,13 @@ async def generate_group(
         newest=versions[1],
     )
     samples = [
-        _sample(prompt, answer, group_index=index, index=index * n + j, seed=seed + j)
+        _to_sample(prompt, answer, group_index=index, index=index * n + j, seed=seed + j)
         for j, answer in enumerate(answers)
     ]
     return Group(index=index, prompt=prompt, samples=samples)
 
 
-def _sample(prompt: Prompt, answer: Generation, *, group_index: int, index: int, seed: int) -> Sample:
+def _to_sample(prompt: Prompt, answer: Generation, *, group_index: int, index: int, seed: int) -> Sample:
     sample = Sample(index=index, group_index=group_index, prompt=prompt, seed=seed)
     sample.append(
         answer.output_ids,

@@ -1,4 +1,4 @@
-"""The source of rollouts that are read from files: `debug.load_rollout_data`."""
+"""Source of rollouts that are read from files: `debug.load_rollout_data`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +10,13 @@ from rlscale.types import Group, Prompt, RouteIds, Sample, SampleStatus, WeightV
 
 
 class ReplayedRollouts:
-    """Gives the groups that `debug.save_rollout_data` wrote, with their rewards and the engine's logprobs.
+    """Reads the groups that `debug.save_rollout_data` wrote, with their rewards and rollout logprobs.
 
-    Their tokens count as made by the weights that train on them, whichever made them: a file may be of another run.
+    Their tokens count as made by the weights that train on them: a file may be from another run.
 
     Args:
         template: path with `{rollout_id}` in it.
-        has_routes: the samples must bring those that their engine chose.
+        has_routes: the samples must have the expert routes of their engine.
     """
 
     has_rewards = True
@@ -25,11 +25,11 @@ class ReplayedRollouts:
         self._template, self._has_routes = template, has_routes
         self._groups: dict[int, Group] = {}
 
-    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         """The prompts of the rollout's file, each with the index of its group.
 
         Raises:
-            DataError: there is no such file, or it holds something else.
+            DataError: the file is missing or has other contents.
         """
         path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
         try:
@@ -37,14 +37,14 @@ class ReplayedRollouts:
         except OSError as error:
             raise DataError(
                 f"{path} must hold rollout {rollout_id} for debug.load_rollout_data, got {error}; set data.num_rollout "
-                "to the number of rollouts that were saved"
+                "to the number of saved rollouts"
             ) from error
         self._groups = {}
         routes = read_routes(path) if self._has_routes else {}
         if self._has_routes and not routes:
             raise DataError(
-                f"{path} must have routes beside it with algo.use_rollout_routing_replay, got none; dump it again in a "
-                "run with that key"
+                f"{path} must have a file of routes next to it with algo.use_rollout_routing_replay, got none; dump it "
+                "again in a run with that key"
             )
         for row, record in enumerate(records, start=1):
             try:
@@ -57,7 +57,7 @@ class ReplayedRollouts:
         return [(index, group.prompt) for index, group in self._groups.items()]
 
     async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
-        """The group as it was read; its tokens count as made by the weights `oldest`."""
+        """The group from the file; its tokens count as made by the weights `oldest`."""
         group = self._groups[index]
         for sample in group.samples:
             sample.weight_versions = [oldest] * sample.response_len
@@ -68,10 +68,11 @@ class ReplayedRollouts:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def _add(self, record: Mapping[str, Any], routes: RouteIds | None) -> None:
         tokens, mask = list(record["tokens"]), list(record["loss_mask"])
+        # The mask covers the response only; `tokens` is the prompt and the response.
         num_prompt_tokens = len(tokens) - len(mask)
         index = int(record["group_index"])
         if index not in self._groups:
@@ -99,6 +100,6 @@ class ReplayedRollouts:
             sample.append([token_id], logprobs=[logprob], weight_versions=[0], trainable=bool(trainable))
         if routes is not None:
             if len(routes) != len(tokens):
-                raise ValueError(f"routes must be those of {len(tokens)} tokens, got {len(routes)}")
+                raise ValueError(f"routes must cover {len(tokens)} tokens, got {len(routes)}")
             sample.routes = routes
         group.samples.append(sample)

@@ -1,4 +1,4 @@
-"""Labels as responses: the source of rollouts for supervised fine-tuning."""
+"""Source of rollouts for supervised fine-tuning: labels as responses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class SftSource:
-    """Groups of one sample each, whose response is the prompt's label and the end token, all of it trainable.
+    """Groups of one sample, whose response is the prompt's label and the end token; all of it is trainable.
 
-    Of a whole conversation the response is all that follows the prompt, and its answers are trainable. A label, or
-    turn, is tokenised by itself, as an engine that answers with these tokens would leave it. Engine logprobs do not
-    exist and are 0; there is no reward.
+    The response of a whole conversation is everything after the prompt; only its answers are trainable. Each label or
+    turn is tokenised separately, as an engine that generates these tokens would leave it. The rollout logprobs are 0;
+    there is no reward.
     """
 
     has_rewards = False
@@ -47,7 +47,7 @@ class SftSource:
         self._prompts, self._tokenizer = prompts, tokenizer
         self._num_prompts, self._positions = rollout_batch_size, positions
 
-    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         """The next `rollout_batch_size` prompts with the indices of their groups."""
         first = rollout_id * self._num_prompts
         return list(enumerate(self._prompts.take(self._num_prompts), start=first))
@@ -62,14 +62,15 @@ class SftSource:
         """The prompt with its label, which counts as made by the weights `oldest`.
 
         Raises:
-            DataError: the prompt has no label, or is with it longer than the model; the message names its row.
+            DataError: the prompt has no label, or both together are longer than the model allows; the message names
+                its row.
         """
         group = labelled_group(index, prompt, self._tokenizer, version=oldest)
         length = len(group.samples[0].tokens)
         if self._positions is not None and length > self._positions:
             raise DataError(
                 f"prompt row {prompt.index + 1} must have at most {self._positions} tokens with its answer, the "
-                f"positions of the model, got {length}; leave it out"
+                f"positions of the model, got {length}; remove the row"
             )
         return group
 
@@ -83,15 +84,16 @@ def labelled_group(index: int, prompt: Prompt, tokenizer: PreTrainedTokenizerBas
     turns = sft_answers(prompt)
     if not turns:
         raise DataError(
-            f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss; set data.label_key"
+            f"prompt row {prompt.index + 1} must have a label for algo.loss_type=sft_loss, got none; set data.label_key"
         )
-    assert tokenizer.eos_token_id is not None, "looked at when the training data was"
+    assert tokenizer.eos_token_id is not None, "checked for the training data"
     sample = Sample(index=index, group_index=index, prompt=prompt, seed=index)
     for turn in turns:
         token_ids: list[int] = tokenizer.encode(turn.text, add_special_tokens=False)
+        # The chat template has already put the end token into the turns of a conversation.
         if turn is turns[-1] and not prompt.turns:
             token_ids = [*token_ids, int(tokenizer.eos_token_id)]
-        nothing, versions = [0.0] * len(token_ids), [version] * len(token_ids)
-        sample.append(token_ids, logprobs=nothing, weight_versions=versions, trainable=turn.is_learned)
+        zeros, versions = [0.0] * len(token_ids), [version] * len(token_ids)
+        sample.append(token_ids, logprobs=zeros, weight_versions=versions, trainable=turn.is_learned)
     sample.response, sample.status = "".join(turn.text for turn in turns), SampleStatus.completed
     return Group(index=index, prompt=prompt, samples=[sample])

@@ -1,1 +1,1 @@
-"""SPMD ranks without Ray: plain classes that `cluster` turns into actors."""
+"""SPMD ranks: plain classes without Ray, which also run under torchrun or in a test."""

@@ -1,6 +1,6 @@
-"""One rank of a critic with GPUs of its own: a plain class that knows nothing of Ray.
+"""One rank of a critic with its own GPUs.
 
-Like `train_worker` it is imported by the driver, without torch.
+Like `policy` it is imported by the driver, without torch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class CriticWorker(RankWorker):
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the critic's world and loads its model (a collective)."""
         self._join(master_address, master_port)
-        # Imported here: torch and transformers take seconds, which the driver should not wait for.
+        # Imported here: torch and transformers take seconds, for which the driver should not wait.
         from rlscale.training.registry import make_critic
 
         with self._profiler.report_oom():
             self._backend = make_critic(self._spec, rank=self.rank, world_size=self._world.world_size)
 
     def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32 | None:
-        """Values of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
+        """Values of all tokens; from rank 0 only, as all ranks compute the same. [tokens]"""
         self._rollout_id = batch.version
         with self._profiler.report_oom():
             values = self._backend.values(batch, steps)

@@ -1,6 +1,6 @@
-"""One trainer rank with its weight channel: a plain class that knows nothing of Ray.
+"""One rank of the policy's trainer, with its weight channel.
 
-The driver imports this module too, to make actors of the class, and does without torch: that takes it seconds.
+The driver imports this module, too, for the classes of its actors, and without torch, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rlscale.weights.sync import WeightSync
 
 
-class TrainWorker(RankWorker):
+class PolicyWorker(RankWorker):
     """Backend and weight channel of one rank. `setup` comes first; every other method is called on all ranks alike.
 
     Example (under torchrun):
-        worker = TrainWorker(spec, world, rank=int(os.environ["RANK"]))
+        worker = PolicyWorker(spec, world, rank=int(os.environ["RANK"]))
         worker.setup(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         worker.train(batch, steps)
     """
@@ -33,7 +33,7 @@ class TrainWorker(RankWorker):
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the world and loads the model (a collective)."""
         self._join(master_address, master_port)
-        # Imported here: torch and transformers take seconds, which the driver should not wait for.
+        # Imported here: torch and transformers take seconds, for which the driver should not wait.
         from rlscale.training.registry import make_backend
         from rlscale.weights.factory import make_channel
 
@@ -49,7 +49,7 @@ class TrainWorker(RankWorker):
         )
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        # The version of its weights is the number of rollouts before it.
+        # The weight version of a batch is the number of rollouts before it.
         with self._profiler.report_oom(), self._profiler.profile_rollout(batch.version):
             return self._backend.train(batch, steps)
 
@@ -58,18 +58,18 @@ class TrainWorker(RankWorker):
             return self._backend.eval_loss(batch, steps)
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
-        """With `estimate` and `improve` what `train` does, where the critic has ranks of its own."""
+        """First part of `train`, before `compute_advantages` and `optimize`, where the critic has its own ranks."""
         self._rollout_id = batch.version
         with self._profiler.report_oom():
             self._backend.score(batch, steps)
 
-    def estimate(self, values: Float32) -> Float32 | None:
-        """Returns of all tokens; from rank 0 only, as those of the others are the same. [tokens]"""
+    def compute_advantages(self, values: Float32) -> Float32 | None:
+        """Returns of all tokens; from rank 0 only, as all ranks compute the same. [tokens]"""
         with self._profiler.report_oom():
             returns = self._backend.compute_advantages(values)
         return returns if self.rank == 0 else None
 
-    def improve(self) -> TrainResult:
+    def optimize(self) -> TrainResult:
         with self._profiler.report_oom(), self._profiler.profile_rollout(self._rollout_id):
             return self._backend.optimize()
 
@@ -78,6 +78,7 @@ class TrainWorker(RankWorker):
 
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
         report = self._channel.push(self._backend.weights(), version)
+        # The engines generate next, and may share the GPUs of this rank.
         self._backend.offload()
         return report
 

@@ -1,6 +1,6 @@
-"""What ranks of every kind have in common: how they find each other.
+"""Rendezvous of ranks of every kind.
 
-The driver imports this module too, to make actors of the classes, and does without torch: that takes it seconds.
+The driver imports this module, too, for the classes of its actors, and without torch, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldSpec:
-    """How ranks find each other, and those of the policy the engines."""
+    """Process group of the ranks, and the weight channel of the policy's ranks."""
 
     world_size: int
     backend: str  # "gloo" | "nccl"
@@ -33,36 +33,37 @@ class WorldSpec:
 
 
 class RankWorker:
-    """One rank of a world: all those that train the same models."""
+    """One rank of a world: the ranks that train the same models."""
 
     role = "actor"
 
     def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
         self._spec, self._world, self.rank = spec, world, rank
         self._profiler: RankProfiler
-        self._rollout_id = 0  # where a rollout takes several calls
+        self._rollout_id = 0  # of a rollout that takes several calls
         self._listener: socket.socket | None = None
         if world.single_node and world.backend == "gloo":
-            # gloo would listen on the address of the host's name; one machine needs no more than loopback.
+            # gloo would listen on the address of the host's name; one machine needs only loopback.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def rendezvous(self) -> tuple[str, int]:
-        """The address and port at which this rank, 0, gathers the others. It listens from now on: no one takes it."""
+        """Address and port of this rank, 0, for the others. It listens from now on, so that the port stays its own."""
         self._listener = listen(self._address)
         return self._address, self._listener.getsockname()[1]
 
     @property
     def _address(self) -> str:
-        """Of this machine, for the other processes of the run."""
+        """Address of this machine for the other processes of the run."""
         return "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
 
     def _join(self, master_address: str, master_port: int) -> None:
         """Joins the world (a collective)."""
-        # Imported here: torch takes seconds, which the driver should not wait for.
+        # Imported here: torch takes seconds, for which the driver should not wait.
         from rlscale.training.distributed import join_world
         from rlscale.training.profiler import RankProfiler
 
         world = self._world
+        # Rank 0 passes its open socket on; the others connect to the port.
         port, self._listener = self._listener or master_port, None
         join_world(self.rank, world.world_size, master_address, port, world.backend, world.timeout_s)
         self._profiler = RankProfiler(self._spec.profiler, rank=self.rank, role=self.role)

@@ -1,4 +1,4 @@
-"""A run without processes: an engine that makes a token a turn of the event loop, trainers that only take turns."""
+"""A run without processes: its engine and trainers wait for iterations of the event loop instead of time."""
 
 import asyncio
 import json
@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig, RolloutConfig
-from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.config import (
+    BatchConfig,
+    CheckpointConfig,
+    EvalConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+    UpdateMode,
+)
+from rlscale.control.loop import TrainingLoop
+from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.errors import EngineError
 from rlscale.evaluation.evaluator import EvalSet, Evaluator
 from rlscale.observe.console import open_console
@@ -35,8 +44,9 @@ from rlscale.types import (
 NUM_PROMPTS, NUM_SAMPLES = 3, 2
 
 
-async def turns(number: int) -> None:
-    for _ in range(number):
+async def wait_iterations(num_iterations: int) -> None:
+    """Lets every other task run once an iteration."""
+    for _ in range(num_iterations):
         await asyncio.sleep(0)
 
 
@@ -60,8 +70,11 @@ class Prompts:
         self.position = state["position"]
 
 
-class Engine:
-    """Its tokens are numbers of weight versions; `length` says how many a prompt gets."""
+class SimulatedEngine:
+    """Generates a token an iteration of the event loop; a token is the number of its weight version.
+
+    `length` gives the number of tokens of a prompt's response.
+    """
 
     def __init__(self, *, version: WeightVersion = 0, length: Callable[[int], int] = lambda index: 3) -> None:
         self.address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
@@ -70,7 +83,7 @@ class Engine:
         self.log: list[str] = []
         self.aborts_next = 0
         self.hangs_for: set[str] = set()
-        self.fails_for: str | None = None  # once
+        self.fails_for: str | None = None  # one failure
         self.keeps_version = False
 
     async def generate(
@@ -85,10 +98,10 @@ class Engine:
                 raise EngineError(f"{self.address.name} has ended")
             versions: list[int] = []
             for _ in range(self.length(input_ids[1])):
-                await turns(1)
+                await wait_iterations(1)
                 versions.append(self.version)
             while rid in self.hangs_for:
-                await turns(1)
+                await wait_iterations(1)
             aborted = self.aborts_next > 0
             self.aborts_next -= aborted
             return [self._answer(versions, aborted=aborted) for _ in range(n)]
@@ -110,7 +123,7 @@ class Engine:
 
 @dataclass
 class Trained:
-    """One call of the trainers: which groups, and how old the tokens were."""
+    """One call of `train`: the groups, and the weight versions of their tokens."""
 
     groups: list[int]
     versions: list[list[int]]  # by sample
@@ -119,10 +132,10 @@ class Trained:
 
 @dataclass
 class SimulatedTrainers:
-    """Notes what it is given; `history` is what a checkpoint carries."""
+    """Records its calls; a checkpoint holds `history`."""
 
-    engine: Engine
-    num_turns: int
+    engine: SimulatedEngine
+    num_iterations: int  # of the event loop, for one training pass
     history: list[Trained] = field(default_factory=list)
     hold: asyncio.Event | None = None  # trains no rollout until it is set
 
@@ -133,26 +146,26 @@ class SimulatedTrainers:
         groups = list(dict.fromkeys(batch.group_ids.tolist()))
         if self.hold is not None:
             await self.hold.wait()
-        await turns(self.num_turns)
+        await wait_iterations(self.num_iterations)
         self.history.append(Trained(groups=groups, versions=versions, version=batch.version))
         return TrainResult(steps=[{"loss": 0.0, "lr": 0.0}], metrics={})
 
     async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
-        raise AssertionError("only supervised training is measured on labels")
+        raise AssertionError("only supervised training has held-out labels")
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
         raise AssertionError("the loop does not connect")
 
     async def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
-        self.engine.log.append(f"sync v{version} beside {len(self.engine.running)}")
-        await turns(2)
+        self.engine.log.append(f"sync v{version} with {len(self.engine.running)} running")
+        await wait_iterations(2)
         if not self.engine.keeps_version:
             self.engine.version = version
         return WeightSyncReport(version=version, num_buckets=1, num_bytes=4, seconds=0.0)
 
     async def save(self, folder: Path) -> None:
         history = [vars(each) for each in self.history]
-        await turns(2)
+        await wait_iterations(2)
         (folder / "history.json").write_text(json.dumps(history))
 
     async def finish_saving(self) -> None: ...
@@ -161,7 +174,7 @@ class SimulatedTrainers:
         self.history = [Trained(**each) for each in json.loads((folder / "history.json").read_text())]
 
     async def export_hf(self, folder: Path) -> None:
-        raise AssertionError("nothing is exported here")
+        raise AssertionError("no model is exported")
 
 
 @dataclass
@@ -174,13 +187,13 @@ class Sink:
         self.logged.setdefault(step, {}).update(metrics)
 
     def rewind(self, step: int) -> None:
-        raise AssertionError("nothing is repeated here")
+        raise AssertionError("no rollout is repeated")
 
     def close(self) -> None: ...
 
 
 class InstantExecutor(ThreadPoolExecutor):
-    """Works within the call. Threads would make it a matter of the machine's load what happens beside what."""
+    """Runs within the call. With threads the order of events would depend on the load of the machine."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -192,7 +205,7 @@ class InstantExecutor(ThreadPoolExecutor):
 
 
 class InstantRewards(RewardRunner):
-    """Scores within the call, for the same reason."""
+    """Scores within the call, for the same reason as above."""
 
     async def score(self, group: Group, *, key: str | None = None) -> None:
         for sample in group.samples:
@@ -201,10 +214,10 @@ class InstantRewards(RewardRunner):
 
 @dataclass
 class Simulation:
-    """The loop with everything around it; reach into the parts to disturb them."""
+    """The loop with its surroundings; tests change the attributes to disturb them."""
 
     loop: TrainingLoop
-    engine: Engine
+    engine: SimulatedEngine
     trainers: SimulatedTrainers
     prompts: Prompts
     pool: EnginePool
@@ -217,7 +230,7 @@ class Simulation:
 
     @property
     def ages(self) -> list[int]:
-        """Of every trained token."""
+        """Age of every trained token, in weight updates."""
         return [each.version - v for each in self.trainers.history for sample in each.versions for v in sample]
 
 
@@ -225,26 +238,27 @@ class Simulation:
 def simulation(
     folder: Path, *, staleness: int, num_rollouts: int = 6, start: Checkpoint | None = None, **values: Any
 ) -> Iterator[Simulation]:
-    """Takes `drain`, `update_interval`, `train_turns`, `length`, `save_interval`, `eval_interval`, `eval_prompts` and
-    `stop_reward`.
+    """A run of `num_rollouts`.
+
+    `values`: `drain`, `update_interval`, `train_iterations`, `length`, `save_interval`, `eval_interval`,
+    `eval_prompts`, `stop_reward`.
     """
     asyncio.get_running_loop().set_default_executor(InstantExecutor(max_workers=1))
     progress = Progress() if start is None else Progress(**start.state["progress"])
-    engine = Engine(version=progress.version, length=values.get("length", lambda index: 3))
-    trainers = SimulatedTrainers(engine=engine, num_turns=values.get("train_turns", 10))
+    engine = SimulatedEngine(version=progress.version, length=values.get("length", lambda index: 3))
+    trainers = SimulatedTrainers(engine=engine, num_iterations=values.get("train_iterations", 10))
     prompts, pool, sink = Prompts(), EnginePool(list[Any]([engine])), Sink()
     store = CheckpointStore(folder, keep_last=2)
-    config = LoopConfig(
+    update_mode = UpdateMode.boundary if values.get("drain") else UpdateMode.in_flight
+    rollout = RolloutConfig(max_staleness=staleness, update_mode=update_mode)
+    run = RunConfig(
         batch=BatchConfig(rollout_batch_size=NUM_PROMPTS, n_samples_per_prompt=NUM_SAMPLES),
+        rollout=rollout,
+        train=TrainConfig(update_weights_interval=values.get("update_interval", 1)),
         eval=EvalConfig(interval=values.get("eval_interval"), stop_reward=values.get("stop_reward")),
         checkpoint=CheckpointConfig(save_interval=values.get("save_interval"), save_final=False),
-        num_rollouts=num_rollouts,
-        num_ranks=1,
-        max_staleness=staleness,
-        update_interval=values.get("update_interval", 1),
-        drain_before_update=values.get("drain", False),
     )
-    rollout = RolloutConfig(max_staleness=staleness)
+    config = LoopConfig(run=run, num_rollouts=num_rollouts)
     with (
         InstantRewards(lambda sample: 1.0, max_workers=1) as rewards,
         open_console("none", title="test", total=num_rollouts) as console,
@@ -254,7 +268,7 @@ def simulation(
             pool=pool,
             rewards=rewards,
             params=sampling_params(rollout),
-            batch=config.batch,
+            batch=run.batch,
         )
         evaluator = None
         if "eval_prompts" in values:
@@ -270,8 +284,10 @@ def simulation(
                 rewards=rewards,
             )
         observer = Observer(console=console, sinks=[sink], diff_limit=1.0)
-        parts = Parts(source=source, trainers=trainers, store=store, observer=observer, evaluator=evaluator, pool=pool)
-        loop = TrainingLoop(config, parts, progress)
+        deps = LoopDeps(
+            source=source, trainers=trainers, store=store, observer=observer, evaluator=evaluator, pool=pool
+        )
+        loop = TrainingLoop(config, deps, progress)
         if start is not None:
             loop.load(start)
         yield Simulation(

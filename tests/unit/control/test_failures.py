@@ -1,14 +1,14 @@
-"""The first failure of a run is the one that is raised."""
+"""First cause of several failures."""
 
 import asyncio
 
 import pytest
 
-from rlscale.control.failures import first_cause, run_guarded
+from rlscale.control.failures import first_cause, watch_for_failures
 from rlscale.errors import EngineError, WorkerError
 
 
-async def nobody_died() -> None:
+async def find_no_death() -> None:
     return None
 
 
@@ -16,36 +16,39 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_returns_what_main_returns() -> None:
-    async def main() -> int:
-        return 7
-
-    assert await run_guarded(main(), watchers=[forever()], diagnose=nobody_died) == 7
-
-
-async def test_a_watcher_ends_main() -> None:
+async def test_the_end_of_the_body_cancels_the_watchers() -> None:
     cancelled = asyncio.Event()
 
-    async def main() -> None:
+    async def watcher() -> None:
         try:
             await forever()
         finally:
             cancelled.set()
+
+    async with watch_for_failures([watcher()], diagnose=find_no_death):
+        await asyncio.sleep(0)
+    assert cancelled.is_set()
+
+
+async def test_a_failed_watcher_cancels_the_body() -> None:
+    cancelled = asyncio.Event()
 
     async def watcher() -> None:
         await asyncio.sleep(0)
         raise WorkerError("engine 0", "exited with code -9")
 
     with pytest.raises(WorkerError, match="engine 0"):
-        await run_guarded(main(), watchers=[watcher()], diagnose=nobody_died)
+        async with watch_for_failures([watcher()], diagnose=find_no_death):
+            try:
+                await forever()
+            finally:
+                cancelled.set()
     assert cancelled.is_set()
+    task = asyncio.current_task()
+    assert task is not None and not task.cancelling(), "the caller is not cancelled any more"
 
 
 async def test_a_refused_connection_is_blamed_on_the_dead_engine() -> None:
-    async def main() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(fail())
-
     async def fail() -> None:
         raise EngineError("engine 1: connection refused")
 
@@ -53,16 +56,39 @@ async def test_a_refused_connection_is_blamed_on_the_dead_engine() -> None:
         return WorkerError("engine 1", "killed by signal 9")
 
     with pytest.raises(WorkerError, match="signal 9") as caught:
-        await run_guarded(main(), watchers=[], diagnose=diagnose)
+        async with watch_for_failures([], diagnose=diagnose), asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
     assert isinstance(caught.value.__cause__, EngineError)
 
 
-async def test_an_engine_error_without_a_dead_engine_stays_what_it_is() -> None:
-    async def main() -> None:
-        raise EngineError("engine 1: 400 bad request")
-
+async def test_an_engine_error_without_a_dead_engine_is_raised_unchanged() -> None:
     with pytest.raises(EngineError, match="400"):
-        await run_guarded(main(), watchers=[forever()], diagnose=nobody_died)
+        async with watch_for_failures([forever()], diagnose=find_no_death):
+            raise EngineError("engine 1: 400 bad request")
+
+
+async def test_an_inner_watch_leaves_the_diagnosis_to_the_outer_one() -> None:
+    async def diagnose() -> WorkerError:
+        return WorkerError("engine 1", "killed by signal 9")
+
+    with pytest.raises(WorkerError, match="signal 9"):
+        async with watch_for_failures([forever()], diagnose=diagnose), watch_for_failures([forever()]):
+            raise EngineError("engine 1: connection refused")
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    began = asyncio.Event()
+
+    async def main() -> None:
+        async with watch_for_failures([forever()], diagnose=find_no_death), watch_for_failures([forever()]):
+            began.set()
+            await forever()
+
+    task = asyncio.ensure_future(main())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_the_earliest_worker_error_is_the_cause() -> None:

@@ -1,4 +1,4 @@
-"""The loop against fakes: order of phases, staleness, stopping, what reaches the sinks and checkpoints."""
+"""The loop with fakes: order of phases, staleness, the end of a run, metrics and checkpoints."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 
 from rlscale.checkpoint.store import CheckpointStore
-from rlscale.config import BatchConfig, CheckpointConfig, EvalConfig
-from rlscale.control.loop import LoopConfig, Parts, Progress, TrainingLoop
+from rlscale.config import (
+    BatchConfig,
+    CheckpointConfig,
+    EvalConfig,
+    MegatronConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainBackendName,
+    TrainConfig,
+)
+from rlscale.control.loop import TrainingLoop
+from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.observe.console import open_console
 from rlscale.observe.reporter import Observer
@@ -29,7 +39,7 @@ from rlscale.types import (
 
 
 class Journal:
-    """Trainers, source, evaluator and sink in one; notes what happens in which order."""
+    """Trainers, source, evaluator and sink in one; records the order of their calls."""
 
     has_rewards = True
 
@@ -40,12 +50,12 @@ class Journal:
         fail_at: int | None = None,
         written: asyncio.Event | None = None,
     ) -> None:
-        self.written = written  # when a save beside training is on disk; None: `save` leaves nothing to be written
+        self.written = written  # set when a background save is on disk; None: `save` writes everything itself
         self.events: list[str] = []
         self.logged: dict[int, dict[str, float]] = {}
         self._eval_rewards, self._fail_at = list(eval_rewards), fail_at
 
-    def take(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
         return [(rollout_id, Prompt(index=0, text="a", token_ids=(1, 2)))]
 
     async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
@@ -59,7 +69,7 @@ class Journal:
         return {"rollouts": sum(event.startswith("rollout") for event in self.events)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        raise AssertionError("nothing is loaded here")
+        raise AssertionError("no checkpoint is loaded")
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         self.events.append(f"train on v{batch.weight_versions.max()}")
@@ -87,7 +97,7 @@ class Journal:
             (self._folder / "weights").write_text("here")
 
     async def load(self, folder: Path) -> None:
-        raise AssertionError("nothing is loaded here")
+        raise AssertionError("no checkpoint is loaded")
 
     async def export_hf(self, folder: Path) -> None:
         self.events.append(f"export {folder.name}")
@@ -100,30 +110,32 @@ class Journal:
         self.logged.setdefault(step, {}).update(metrics)
 
     def rewind(self, step: int) -> None:
-        raise AssertionError("nothing is repeated here")
+        raise AssertionError("no rollout is repeated")
 
     def close(self) -> None: ...
 
 
-def loop_of(
+def build_loop(
     journal: Journal, folder: Path, *, num_rollouts: int = 2, staleness: int = 0, with_eval: bool = False, **values: Any
 ) -> TrainingLoop:
-    config = LoopConfig(
+    saves_in_background = journal.written is not None
+    run = RunConfig(
         batch=BatchConfig(rollout_batch_size=1, global_batch_size=1, num_steps_per_rollout=1),
+        rollout=RolloutConfig(max_staleness=staleness),
+        train=TrainConfig(
+            backend=TrainBackendName.megatron if saves_in_background else TrainBackendName.fsdp,
+            update_weights_interval=values.get("update_interval", 1),
+        ),
+        megatron=MegatronConfig(async_save=saves_in_background),
         eval=EvalConfig(interval=values.get("interval"), stop_reward=values.get("stop_reward")),
         checkpoint=CheckpointConfig(
             save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
         ),
-        num_rollouts=num_rollouts,
-        rollouts_per_epoch=values.get("rollouts_per_epoch"),
-        saves_beside_training=journal.written is not None,
-        num_ranks=1,
-        max_staleness=staleness,
-        update_interval=values.get("update_interval", 1),
     )
+    config = LoopConfig(run=run, num_rollouts=num_rollouts, rollouts_per_epoch=values.get("rollouts_per_epoch"))
     with open_console("none", title="test", total=num_rollouts) as console:
         observer = Observer(console=console, sinks=[journal], diff_limit=1.0)
-    parts = Parts(
+    deps = LoopDeps(
         source=journal,
         trainers=journal,
         store=CheckpointStore(folder, keep_last=2),
@@ -131,12 +143,12 @@ def loop_of(
         evaluator=journal if with_eval else None,  # type: ignore[arg-type]
         pool=EnginePool([HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:1"), timeout_s=1)]),
     )
-    return TrainingLoop(config, parts, Progress())
+    return TrainingLoop(config, deps, Progress())
 
 
-async def test_without_staleness_both_sides_take_turns(tmp_path: Path) -> None:
+async def test_without_staleness_both_sides_alternate(tmp_path: Path) -> None:
     journal = Journal()
-    progress = await loop_of(journal, tmp_path).run()
+    progress = await build_loop(journal, tmp_path).run()
     assert journal.events == [
         "rollout 0 v0", "train on v0", "sync v1",
         "rollout 1 v1", "train on v1", "sync v2",
@@ -144,10 +156,10 @@ async def test_without_staleness_both_sides_take_turns(tmp_path: Path) -> None:
     assert (progress.next_rollout, progress.version, progress.num_tokens) == (2, 2, 4)
 
 
-async def test_labels_do_not_wait_for_an_update_of_the_engines(tmp_path: Path) -> None:
+async def test_labels_do_not_wait_for_a_weight_sync(tmp_path: Path) -> None:
     journal = Journal()
     journal.has_rewards = False
-    progress = await loop_of(journal, tmp_path, num_rollouts=4, update_interval=3).run()
+    progress = await build_loop(journal, tmp_path, num_rollouts=4, update_interval=3).run()
     assert [event for event in journal.events if event.startswith("sync")] == ["sync v3", "sync v4"]
     assert [event for event in journal.events if event.startswith("rollout")] == [f"rollout {i} v{i}" for i in range(4)]
     assert progress.next_rollout == 4
@@ -156,46 +168,46 @@ async def test_labels_do_not_wait_for_an_update_of_the_engines(tmp_path: Path) -
 @pytest.mark.parametrize("staleness", [1, 2])
 async def test_no_token_is_older_than_the_bound(tmp_path: Path, staleness: int) -> None:
     journal = Journal()
-    await loop_of(journal, tmp_path, num_rollouts=6, staleness=staleness).run()
+    await build_loop(journal, tmp_path, num_rollouts=6, staleness=staleness).run()
     trained = [int(event.split("v")[-1]) for event in journal.events if event.startswith("train")]
     assert len(trained) == 6
     assert all(step - version <= staleness for step, version in enumerate(trained))
-    assert any(step > version for step, version in enumerate(trained)), "nothing was made ahead"
+    assert any(step > version for step, version in enumerate(trained)), "no rollout was made ahead"
 
 
-async def test_what_has_an_interval_is_due_at_the_end_of_an_epoch_too(tmp_path: Path) -> None:
+async def test_the_end_of_an_epoch_ends_every_interval(tmp_path: Path) -> None:
     journal = Journal()
     every = {"interval": 5, "save_interval": 5, "with_eval": True, "rollouts_per_epoch": 3}
-    await loop_of(journal, tmp_path, num_rollouts=7, **every).run()
+    await build_loop(journal, tmp_path, num_rollouts=7, **every).run()
     evaluated = [event for event in journal.events if event.startswith("eval")]
-    assert evaluated == ["eval v0", "eval v3", "eval v5", "eval v6", "eval v7"]  # the last one ends the run
+    assert evaluated == ["eval v0", "eval v3", "eval v5", "eval v6", "eval v7"]  # the last one at the end of the run
     assert [checkpoint.name for checkpoint in sorted(tmp_path.iterdir()) if checkpoint.is_dir()] == [
         "rollout_00000005",
         "rollout_00000006",
     ]
     without = Journal()
-    await loop_of(without, tmp_path / "b", num_rollouts=3, with_eval=False, rollouts_per_epoch=2).run()
+    await build_loop(without, tmp_path / "b", num_rollouts=3, with_eval=False, rollouts_per_epoch=2).run()
     assert not (tmp_path / "b").exists() or not list((tmp_path / "b").iterdir())
 
 
 async def test_evaluates_before_between_and_after(tmp_path: Path) -> None:
     journal = Journal(eval_rewards=[0.1, 0.4, 0.6])
-    progress = await loop_of(journal, tmp_path, num_rollouts=3, with_eval=True, interval=2).run()
+    progress = await build_loop(journal, tmp_path, num_rollouts=3, with_eval=True, interval=2).run()
     assert [event for event in journal.events if event.startswith("eval")] == ["eval v0", "eval v2", "eval v3"]
     assert (progress.first_eval, progress.last_eval) == (0.1, 0.6)
     assert journal.logged[3]["eval/reward_mean"] == 0.6
 
 
-async def test_stops_at_the_wanted_reward_and_saves(tmp_path: Path) -> None:
+async def test_stops_at_the_stop_reward_and_saves(tmp_path: Path) -> None:
     journal = Journal(eval_rewards=[0.1, 0.9])
-    loop = loop_of(journal, tmp_path, num_rollouts=50, with_eval=True, interval=1, stop_reward=0.8, save_final=True)
+    loop = build_loop(journal, tmp_path, num_rollouts=50, with_eval=True, interval=1, stop_reward=0.8, save_final=True)
     progress = await loop.run()
     assert progress.next_rollout == 1
     assert journal.events[-1] == "save"
 
 
 async def test_checkpoints_carry_progress_and_data_position(tmp_path: Path) -> None:
-    await loop_of(Journal(), tmp_path, num_rollouts=3, save_interval=1).run()
+    await build_loop(Journal(), tmp_path, num_rollouts=3, save_interval=1).run()
     newest = CheckpointStore(tmp_path, keep_last=2).latest()
     assert newest is not None
     assert newest.rollout_id == 3
@@ -203,15 +215,15 @@ async def test_checkpoints_carry_progress_and_data_position(tmp_path: Path) -> N
     assert Progress(**newest.state["progress"]).version == 3
 
 
-async def test_a_save_beside_training_is_a_checkpoint_when_it_is_on_disk(tmp_path: Path) -> None:
+async def test_a_background_save_is_a_checkpoint_once_it_is_on_disk(tmp_path: Path) -> None:
     written = asyncio.Event()
     journal = Journal(written=written)
-    run = asyncio.create_task(loop_of(journal, tmp_path, num_rollouts=2, save_interval=1).run())
+    run = asyncio.create_task(build_loop(journal, tmp_path, num_rollouts=2, save_interval=1).run())
     while "train on v1" not in journal.events:
         await asyncio.sleep(0.01)
     for _ in range(5):
         await asyncio.sleep(0.01)
-    # The next rollout is trained on, and its save waits for the one before.
+    # The next rollout is trained on; its save waits for the previous one.
     assert journal.events[-3:] == ["rollout 1 v1", "train on v1", "sync v2"]
     assert not list(tmp_path.glob("rollout_????????"))
     written.set()
@@ -224,13 +236,13 @@ async def test_a_save_beside_training_is_a_checkpoint_when_it_is_on_disk(tmp_pat
 
 async def test_a_failure_of_the_trainer_ends_the_loop(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        await loop_of(Journal(fail_at=3), tmp_path, num_rollouts=9).run()
+        await build_loop(Journal(fail_at=3), tmp_path, num_rollouts=9).run()
     assert "the trainer broke" in str(caught.value.exceptions[0])
 
 
 async def test_metrics_of_a_step_are_complete(tmp_path: Path) -> None:
     journal = Journal()
-    await loop_of(journal, tmp_path, num_rollouts=1).run()
+    await build_loop(journal, tmp_path, num_rollouts=1).run()
     metrics = journal.logged[0]
     assert metrics["reward/mean"] == 0.5
     assert metrics["response_len/mean"] == 2.0

@@ -1,11 +1,11 @@
-"""Killed at any moment with rollouts ahead: nothing is lost, nothing is used twice, and the bound still holds."""
+"""Runs killed with rollouts ahead: no group is lost or used twice, and the staleness bound holds."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from rlscale.control.loop import Progress
+from rlscale.control.loop_config import Progress
 from rlscale.errors import DataError
 from tests.unit.control.simulation import NUM_PROMPTS, Prompts, simulation
 
@@ -17,11 +17,11 @@ def long_tailed(index: int) -> int:
 
 
 async def run_and_kill(folder: Path, *, after_trained: int, drain: bool = False) -> list[str]:
-    """A run that ends without warning once so many rollouts were trained; what its engine was asked."""
+    """Kills a run after so many training passes; the log of its engine."""
     with simulation(
         folder, staleness=2, num_rollouts=NUM_ROLLOUTS, save_interval=1, length=long_tailed, drain=drain
     ) as run:
-        run.trainers.num_turns = 60
+        run.trainers.num_iterations = 60
         task = asyncio.create_task(run.loop.run())
         while len(run.trainers.history) < after_trained or run.store.latest() is None:
             await asyncio.sleep(0.0005)
@@ -49,7 +49,7 @@ async def test_a_killed_run_continues_with_every_prompt_once(tmp_path: Path, aft
     assert progress.next_rollout == NUM_ROLLOUTS
 
 
-async def test_finished_groups_are_used_and_the_rest_is_generated_again(tmp_path: Path) -> None:
+async def test_finished_groups_are_reused_and_others_generated_again(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, save_interval=1) as run:
         run.engine.hangs_for = {"train-7"}  # the second group of rollout 2
         task = asyncio.create_task(run.loop.run())
@@ -63,10 +63,10 @@ async def test_finished_groups_are_used_and_the_rest_is_generated_again(tmp_path
     with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, start=start) as again:
         await again.trainers.load(start.folder)
         await again.loop.run()
-    asked = [line.split()[0] for line in again.engine.log if line.startswith("train-")]
-    assert "train-7" in asked
-    assert "train-6" not in asked, "a finished group was generated again"
-    assert len(asked) == len(set(asked))
+    requested = [line.split()[0] for line in again.engine.log if line.startswith("train-")]
+    assert "train-7" in requested
+    assert "train-6" not in requested, "a finished group was generated again"
+    assert len(requested) == len(set(requested))
     assert again.trained_groups == list(range(NUM_ROLLOUTS * NUM_PROMPTS))
 
 

@@ -1,4 +1,4 @@
-"""What counts as equal, and which faults of samples are found."""
+"""Comparison of metrics and prompts, and faults of samples."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.crashtest.compare import check_samples, compare_metrics, same_prompts
+from rlscale.crashtest.compare import check_samples, compare_metrics, compare_prompts
 from rlscale.observe.dumps import RolloutDump
 from rlscale.types import Group, Prompt, Sample
 
@@ -30,14 +30,14 @@ def test_the_last_bit_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
-    [([0, 2], "lacks the records of steps [1] and has [] too many"), ([0, 1, 1, 2], "has [1] too many")],
+    ("steps", "message"),
+    [([0, 2], "lacks the records of steps [1] and has [] in excess"), ([0, 1, 1, 2], "has [1] in excess")],
 )
-def test_a_lost_or_doubled_record_is_told(tmp_path: Path, steps: Sequence[int], told: str) -> None:
+def test_a_lost_or_doubled_record_is_reported(tmp_path: Path, steps: Sequence[int], message: str) -> None:
     a = metrics(tmp_path / "a", *({"step": step} for step in (0, 1, 2)))
     b = metrics(tmp_path / "b", *({"step": step} for step in steps))
     (line,) = compare_metrics(a, b)
-    assert told in line
+    assert message in line
 
 
 def group(index: int, *, version: int = 0, row: int | None = None) -> Group:
@@ -54,12 +54,12 @@ def dump(folder: Path, *rollouts: tuple[Sequence[Group], int]) -> Path:
     return folder
 
 
-def test_every_group_once_and_fresh_enough_is_right(tmp_path: Path) -> None:
+def test_fresh_groups_used_once_have_no_fault(tmp_path: Path) -> None:
     folder = dump(tmp_path, ([group(0), group(1)], 0), ([group(2), group(3, version=0)], 1))
     assert check_samples(folder, num_groups=2, max_staleness=1) == []
 
 
-def test_lost_doubled_and_stale_samples_are_told(tmp_path: Path) -> None:
+def test_lost_doubled_and_stale_samples_are_reported(tmp_path: Path) -> None:
     folder = dump(tmp_path, ([group(0), group(1)], 0), ([group(1), group(3, version=0)], 2))
     assert check_samples(folder, num_groups=2, max_staleness=1) == [
         "rollout 1: sample 1 was made by version 0 and trained on at version 2",
@@ -69,7 +69,7 @@ def test_lost_doubled_and_stale_samples_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_another_prompt_under_the_same_index_is_told(tmp_path: Path) -> None:
+def test_another_prompt_with_the_same_index_is_reported(tmp_path: Path) -> None:
     a = dump(tmp_path / "a", ([group(0), group(1)], 0))
     b = dump(tmp_path / "b", ([group(0), group(1, row=7)], 0))
-    assert same_prompts(a, b) == ["group 1 has another prompt"]
+    assert compare_prompts(a, b) == ["group 1 has another prompt"]

@@ -1,4 +1,4 @@
-"""Rollouts read from the files that a run wrote: the same samples, for another trainer."""
+"""Rollouts from the files of another run."""
 
 import asyncio
 import json
@@ -34,11 +34,11 @@ GROUPS = [make_group(4), make_group(5)]
 
 def replay(template: str, rollout_id: int) -> list[Group]:
     source = ReplayedRollouts(template)
-    taken = source.take(rollout_id)
-    return [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in taken]
+    prompts = source.next_prompts(rollout_id)
+    return [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in prompts]
 
 
-def test_what_is_read_is_what_was_written_but_for_the_version(tmp_path: Path) -> None:
+def test_samples_are_read_as_written_except_for_the_version(tmp_path: Path) -> None:
     template = str(tmp_path / "dumps" / "{rollout_id}.jsonl")
     RolloutDump(template).write(2, GROUPS, version=4)
     for read, written in zip(replay(template, 2), GROUPS, strict=True):
@@ -55,27 +55,27 @@ def with_routes() -> list[Group]:
     return groups
 
 
-def test_routes_lie_beside_the_samples(tmp_path: Path) -> None:
+def test_routes_are_in_a_file_next_to_the_samples(tmp_path: Path) -> None:
     template = str(tmp_path / "{rollout_id}.jsonl")
     dump, source = RolloutDump(template), ReplayedRollouts(template, has_routes=True)
     written = with_routes()
     dump.write(0, written, version=4)
-    taken = source.take(0)
-    read = [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in taken]
+    prompts = source.next_prompts(0)
+    read = [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in prompts]
     assert [sample.routes is None for group in read for sample in group.samples] == [True, True, False, True]
     assert np.array_equal(read[1].samples[0].routes, written[1].samples[0].routes)
-    dump.write(0, GROUPS, version=4)  # as a run without them repeats it
-    with pytest.raises(DataError, match=r"0\.jsonl must have routes beside it with algo\.use_rollout_routing_replay"):
-        source.take(0)
+    dump.write(0, GROUPS, version=4)  # a run without routes overwrites the dump
+    with pytest.raises(DataError, match=r"0\.jsonl must have a file of routes next to it"):
+        source.next_prompts(0)
 
 
-def test_routes_of_another_number_of_tokens_are_told(tmp_path: Path) -> None:
+def test_routes_of_another_number_of_tokens_are_an_error(tmp_path: Path) -> None:
     template = str(tmp_path / "{rollout_id}.jsonl")
     groups = with_routes()
     groups[1].samples[0].routes = np.zeros((5, 1, 2), dtype=np.uint8)
     RolloutDump(template).write(0, groups, version=4)
-    with pytest.raises(DataError, match=r"row 3 must be a sample, got .*routes must be those of 6 tokens, got 5"):
-        ReplayedRollouts(template, has_routes=True).take(0)
+    with pytest.raises(DataError, match=r"row 3 must be a sample, got .*routes must cover 6 tokens, got 5"):
+        ReplayedRollouts(template, has_routes=True).next_prompts(0)
 
 
 def broken(**changes: Any) -> str:
@@ -84,7 +84,7 @@ def broken(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "must hold rollout 0 for debug.load_rollout_data, got .*; set data.num_rollout"),
         ("", "must hold at least one sample, got none"),
@@ -92,11 +92,11 @@ def broken(**changes: Any) -> str:
         (broken(), "row 1 must be a sample, got KeyError: 'prompt_index'"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+def test_an_unusable_file_is_an_error(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "0.jsonl").write_text(content)
-    with pytest.raises(DataError, match=told):
-        ReplayedRollouts(str(tmp_path / "{rollout_id}.jsonl")).take(0)
+    with pytest.raises(DataError, match=message):
+        ReplayedRollouts(str(tmp_path / "{rollout_id}.jsonl")).next_prompts(0)
 
 
 def test_the_batch_is_written_with_the_trainers_logprobs(tmp_path: Path) -> None:

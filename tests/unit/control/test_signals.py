@@ -1,17 +1,32 @@
-"""A run ends in order when it is told to, whatever it is doing."""
+"""A signal ends a run in order at any time."""
 
 import asyncio
 import os
 import signal
 import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
-from rlscale.control.signals import run_interruptibly
+from rlscale.control.signals import cancellation_as_interrupt, cancelled_by_sigterm
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine as `Trainer.run` does."""
+
+    async def body() -> T:
+        async with cancelled_by_sigterm():
+            return await main
+
+    with cancellation_as_interrupt():
+        return asyncio.run(body())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_cancels_the_run_and_nobody_else_fails(
+def test_a_signal_cancels_the_run_without_other_failures(
     number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended: list[str] = []
@@ -30,7 +45,7 @@ def test_a_signal_cancels_the_run_and_nobody_else_fails(
 
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
-        run_interruptibly(main())
+        run(main())
     assert ended == ["in order"]
     assert caplog.records == []
     assert signal.getsignal(number) == before
@@ -42,26 +57,26 @@ def test_in_another_thread_it_is_asyncio_run() -> None:
     async def main() -> int:
         return 7
 
-    thread = threading.Thread(target=lambda: results.append(run_interruptibly(main())))
+    thread = threading.Thread(target=lambda: results.append(run(main())))
     thread.start()
     thread.join()
     assert results == [7]
 
 
-def test_results_and_errors_come_through() -> None:
+def test_errors_are_raised_unchanged() -> None:
     async def fail() -> None:
         raise ValueError("as it was")
 
     with pytest.raises(ValueError, match="as it was"):
-        run_interruptibly(fail())
+        run(fail())
 
 
-def test_a_cancellation_that_nobody_asked_for_is_no_interruption() -> None:
-    async def waits_for_what_was_cancelled() -> None:
+def test_a_cancelled_part_of_the_run_is_no_interruption() -> None:
+    async def wait_for_a_cancelled_task() -> None:
         task = asyncio.ensure_future(asyncio.sleep(60))
         await asyncio.sleep(0)
         task.cancel()
         await task
 
     with pytest.raises(RuntimeError, match="must not be cancelled while others wait"):
-        run_interruptibly(waits_for_what_was_cancelled())
+        run(wait_for_a_cancelled_task())

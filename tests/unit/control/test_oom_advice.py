@@ -1,4 +1,4 @@
-"""Failures for want of memory name the keys that ask for it; other failures stay as they are."""
+"""Advice for out-of-memory errors; other errors stay as they are."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,15 +13,15 @@ from rlscale.control.oom_advice import is_out_of_memory, with_memory_advice
 from rlscale.errors import EngineError, WorkerError
 
 
-def config(*words: str) -> RunConfig:
-    return load_config_with_notes(words, to_run=False).config
+def config(*overrides: str) -> RunConfig:
+    return load_config_with_notes(overrides, to_run=False).config
 
 
-def told(error: Exception, *words: str) -> str:
-    return str(with_memory_advice(error, config(*words)))
+def advice(error: Exception, *overrides: str) -> str:
+    return str(with_memory_advice(error, config(*overrides)))
 
 
-def test_what_torch_and_numpy_say_on_this_machine() -> None:
+def test_messages_of_torch_and_numpy() -> None:
     with pytest.raises(RuntimeError) as by_torch:
         torch.empty(2**60)
     with pytest.raises(MemoryError) as by_numpy:
@@ -39,11 +39,11 @@ def test_what_torch_and_numpy_say_on_this_machine() -> None:
         "Task was killed due to the node running low on memory.",
     ],
 )
-def test_what_others_say(text: str) -> None:
+def test_messages_of_other_libraries(text: str) -> None:
     assert is_out_of_memory(text)
 
 
-def test_another_failure_is_left_alone() -> None:
+def test_another_error_is_unchanged() -> None:
     error = WorkerError("actor rank 0", "ValueError: memory of an elephant")
     assert with_memory_advice(error, config()) is error
 
@@ -52,29 +52,31 @@ def oom(worker: str, cause: str = "OutOfMemoryError: CUDA out of memory", **fiel
     return WorkerError(worker, cause, **fields)
 
 
-def test_a_trainer_names_what_its_activations_come_from() -> None:
-    text = told(oom("actor rank 1"))
+def test_a_trainer_names_the_keys_of_its_activations() -> None:
+    text = advice(oom("actor rank 1"))
     assert "lower batch.max_tokens_per_gpu (now 8192)" in text and "fsdp.gradient_checkpointing=true" in text
     assert "batch.micro_batch_size" not in text and "sglang" not in text
-    static = told(oom("actor rank 1"), "batch.use_dynamic_batch_size=false", "batch.micro_batch_size=4")
+    static = advice(oom("actor rank 1"), "batch.use_dynamic_batch_size=false", "batch.micro_batch_size=4")
     assert "lower batch.micro_batch_size (now 4)" in static and "max_tokens_per_gpu" not in static
-    saving = told(oom("actor rank 1"), "fsdp.gradient_checkpointing=true")
+    saving = advice(oom("actor rank 1"), "fsdp.gradient_checkpointing=true")
     assert "gradient_checkpointing" not in saving
 
 
-def test_a_trainer_that_shares_its_gpus_names_the_engines_share() -> None:
-    words = ("experiment=qwen3_4b_grpo", "cluster=one_node_colocate", "rollout=sglang")
-    assert "lower sglang.mem_fraction_static (now SGLang's choice)" in told(oom("actor rank 1"), *words)
+def test_a_trainer_that_shares_its_gpus_names_the_share_of_the_engines() -> None:
+    overrides = ("experiment=qwen3_4b_grpo", "cluster=one_node_colocate", "rollout=sglang")
+    assert "lower sglang.mem_fraction_static (now SGLang's default)" in advice(oom("actor rank 1"), *overrides)
 
 
-def test_an_engine_names_what_its_cache_comes_from() -> None:
-    text = told(oom("engine 0"))
+def test_an_engine_names_the_keys_of_its_cache() -> None:
+    text = advice(oom("engine 0"))
     assert "lower rollout.num_slots (now 128), or lower rollout.max_response_len (now 6)" in text
     assert "batch" not in text
-    words = ("rollout=sglang", "sglang.mem_fraction_static=0.5")
-    full = told(EngineError("engine 0: /generate: 500 CUDA out of memory"), *words)
+    overrides = ("rollout=sglang", "sglang.mem_fraction_static=0.5")
+    full = advice(EngineError("engine 0: /generate: 500 CUDA out of memory"), *overrides)
     assert "lower sglang.mem_fraction_static (now 0.5)" in full and "sglang.chunked_prefill_size" in full
-    small = told(oom("engine 0", "RuntimeError: Not enough memory. Please increase --mem-fraction-static"), *words)
+    small = advice(
+        oom("engine 0", "RuntimeError: Not enough memory. Please increase --mem-fraction-static"), *overrides
+    )
     assert "raise sglang.mem_fraction_static (now 0.5)" in small
 
 
@@ -82,10 +84,12 @@ def test_a_killed_process_may_have_been_killed_for_memory() -> None:
     error = oom("engine 0", "engine 0 ended with status -9; the end of its log", failed_at_s=2.0, died=True)
     advised = with_memory_advice(error, config())
     assert isinstance(advised, WorkerError) and (advised.failed_at_s, advised.died) == (2.0, True)
-    assert "if it was for want of memory" in str(advised) and ": lower rollout.num_slots" in str(advised)
+    assert "if the kernel killed it because it was out of memory" in str(
+        advised
+    ) and ": lower rollout.num_slots" in str(advised)
 
 
 def test_the_machine_or_the_gpu() -> None:
     on_cpu, on_gpu = config("cluster.device=cpu"), config("cluster.device=cuda")
-    assert "the memory of its machine" in str(with_memory_advice(oom("engine 0"), on_cpu))
-    assert "the memory of its GPU" in str(with_memory_advice(oom("engine 0"), replace(on_gpu)))
+    assert "the memory of its machine is used up" in str(with_memory_advice(oom("engine 0"), on_cpu))
+    assert "the memory of its GPU is used up" in str(with_memory_advice(oom("engine 0"), replace(on_gpu)))

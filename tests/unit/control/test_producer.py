@@ -1,4 +1,4 @@
-"""Generation beside training: the bound, the two kinds of update, back-pressure, evaluation, and what is dropped."""
+"""Generation concurrent with training: staleness bound, kinds of update, back-pressure, evaluation, dropped groups."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.control.staleness import check_bound
-from rlscale.data.batch import build_batch
 from rlscale.errors import StalenessError, WeightSyncError
-from rlscale.types import Group, Prompt, Sample, SampleStatus
-from tests.unit.control.simulation import NUM_PROMPTS, simulation, turns
+from tests.unit.control.simulation import NUM_PROMPTS, simulation, wait_iterations
 
 
 def long_tailed(index: int) -> int:
@@ -18,7 +15,7 @@ def long_tailed(index: int) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns when the condition holds; the test's time limit ends the wait otherwise."""
+    """Waits for a condition; the time limit of the test ends a wait that is too long."""
     while not condition():
         await asyncio.sleep(0.001)
 
@@ -32,7 +29,7 @@ async def test_every_group_is_trained_once_within_the_bound(tmp_path: Path, stal
     assert progress.version == 8
     assert min(run.ages) >= 0
     assert max(run.ages) <= staleness
-    assert staleness == 0 or max(run.ages) > 0, "nothing was made ahead"
+    assert staleness == 0 or max(run.ages) > 0, "no rollout was made ahead"
     for step, each in enumerate(run.trainers.history):
         ages = [each.version - v for sample in each.versions for v in sample]
         assert run.sink.logged[step]["staleness/max"] == max(ages)
@@ -40,16 +37,16 @@ async def test_every_group_is_trained_once_within_the_bound(tmp_path: Path, stal
 
 
 async def test_in_flight_updates_leave_samples_of_several_versions(tmp_path: Path) -> None:
-    with simulation(tmp_path, staleness=2, length=long_tailed, train_turns=4) as run:
+    with simulation(tmp_path, staleness=2, length=long_tailed, train_iterations=4) as run:
         await run.loop.run()
-    assert any("beside 0" not in line for line in run.engine.log if line.startswith("sync"))
+    assert any(" with 0 running" not in line for line in run.engine.log if line.startswith("sync"))
     assert any(len(set(sample)) > 1 for each in run.trainers.history for sample in each.versions)
 
 
 async def test_updates_at_the_boundary_leave_one_version_a_sample(tmp_path: Path) -> None:
-    with simulation(tmp_path, staleness=2, length=long_tailed, train_turns=4, drain=True) as run:
+    with simulation(tmp_path, staleness=2, length=long_tailed, train_iterations=4, drain=True) as run:
         await run.loop.run()
-    assert all(line.endswith("beside 0") for line in run.engine.log if line.startswith("sync"))
+    assert all(line.endswith(" with 0 running") for line in run.engine.log if line.startswith("sync"))
     assert all(len(set(sample)) == 1 for each in run.trainers.history for sample in each.versions)
     assert max(run.ages) > 0
 
@@ -60,8 +57,8 @@ async def test_a_full_queue_makes_the_producer_wait(tmp_path: Path, staleness: i
         run.trainers.hold = asyncio.Event()
         task = asyncio.create_task(run.loop.run())
         await until(lambda: "train 0" in run.engine.log and run.loop._producer.num_ready == staleness)
-        await turns(300)
-        # The rollout that is trained on, and `staleness` behind it.
+        await wait_iterations(300)
+        # The rollout in training, and `staleness` more.
         assert run.prompts.position == (1 + staleness) * NUM_PROMPTS
         run.trainers.hold.set()
         await task
@@ -70,25 +67,25 @@ async def test_a_full_queue_makes_the_producer_wait(tmp_path: Path, staleness: i
     assert run.sink.logged[1]["time/trainer_wait_s"] >= 0
 
 
-async def test_evaluation_measures_one_version_while_generation_goes_on(tmp_path: Path) -> None:
+async def test_evaluation_measures_one_version_while_generation_continues(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=2, num_rollouts=4, eval_prompts=2, eval_interval=1) as run:
         run.engine.hangs_for = {"eval-held_out-0"}
         task = asyncio.create_task(run.loop.run())
         await until(lambda: len(run.trainers.history) == 1)
-        # It never ends if the evaluation stops the producer.
+        # This wait never ends if the evaluation blocks the producer.
         await until(lambda: run.prompts.position == 3 * NUM_PROMPTS)
-        await turns(300)
-        assert not any(line.startswith("sync") for line in run.engine.log), "weights changed under the evaluation"
+        await wait_iterations(300)
+        assert not any(line.startswith("sync") for line in run.engine.log), "weights changed during the evaluation"
         run.engine.hangs_for.clear()
         progress = await task
     evaluated = [line.split()[-1] for line in run.engine.log if line.startswith("eval-held_out-0")]
     assert evaluated == ["v0", "v1", "v2", "v3", "v4"]
     assert progress.evaluated_version == 4
-    # A rollout's evaluation is logged with its step; that before the first one at step 0.
+    # The evaluation of a rollout is logged with its step, the one before the first rollout with step 0.
     assert all("eval/reward_mean" in run.sink.logged[step] for step in range(4))
 
 
-async def test_the_goal_ends_the_run_a_rollout_later_and_saves(tmp_path: Path) -> None:
+async def test_the_stop_reward_ends_the_run_a_rollout_later_and_saves(tmp_path: Path) -> None:
     with simulation(
         tmp_path, staleness=2, num_rollouts=50, eval_prompts=1, eval_interval=2, stop_reward=1.0, save_interval=99
     ) as run:
@@ -98,24 +95,24 @@ async def test_the_goal_ends_the_run_a_rollout_later_and_saves(tmp_path: Path) -
     assert progress.evaluated_version == 1
 
 
-async def test_an_evaluation_that_needs_a_dead_engine_is_made_with_the_next_weights(tmp_path: Path) -> None:
-    class Recovery:
-        """Brings the engine back at the next update, as the trainers hold no other weights by then."""
+async def test_an_evaluation_that_needs_a_dead_engine_is_repeated_with_the_next_weights(tmp_path: Path) -> None:
+    class Restarter:
+        """Restarts the engine at the next update: until then the trainers have no weights for it."""
 
         def is_down(self, index: int) -> bool:
             return False
 
-        async def died(self, index: int) -> bool:
+        async def is_dead(self, index: int) -> bool:
             return await self.recover(index)
 
         async def recover(self, index: int) -> bool:
             before = run.engine.version
             while run.engine.version == before:
-                await turns(1)
+                await wait_iterations(1)
             return True
 
     with simulation(tmp_path, staleness=1, num_rollouts=3, eval_prompts=1, eval_interval=3) as run:
-        run.pool.guard(Recovery())
+        run.pool.set_handler(Restarter())
         run.engine.fails_for = "eval-held_out-0"
         progress = await run.loop.run()
     assert run.trained_groups == list(range(3 * NUM_PROMPTS))
@@ -127,7 +124,7 @@ async def test_an_evaluation_that_needs_a_dead_engine_is_made_with_the_next_weig
 
 
 @pytest.mark.parametrize(("interval", "staleness"), [(2, 1), (3, 2), (2, 4), (3, 4)])
-async def test_weights_go_to_the_engines_at_the_interval(tmp_path: Path, interval: int, staleness: int) -> None:
+async def test_weights_are_sent_at_the_interval(tmp_path: Path, interval: int, staleness: int) -> None:
     with simulation(tmp_path, staleness=staleness, num_rollouts=8, update_interval=interval) as run:
         await run.loop.run()
     sent = [int(line.split()[1][1:]) for line in run.engine.log if line.startswith("sync")]
@@ -136,28 +133,28 @@ async def test_weights_go_to_the_engines_at_the_interval(tmp_path: Path, interva
     assert max(run.ages) <= staleness
 
 
-async def test_an_evaluation_has_the_weights_of_its_step_whatever_the_interval(tmp_path: Path) -> None:
+async def test_an_evaluation_has_the_weights_of_its_step_with_every_interval(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=3, num_rollouts=6, update_interval=4, eval_prompts=1, eval_interval=3) as run:
         await run.loop.run()
     assert [line.split()[-1] for line in run.engine.log if line.startswith("eval")] == ["v0", "v3", "v6"]
 
 
-async def test_an_engine_that_ends_between_two_updates_gets_one_early(tmp_path: Path) -> None:
-    class Recovery:
+async def test_an_engine_that_dies_between_two_updates_gets_an_early_one(tmp_path: Path) -> None:
+    class Restarter:
         def is_down(self, index: int) -> bool:
             return False
 
-        async def died(self, index: int) -> bool:
+        async def is_dead(self, index: int) -> bool:
             return await self.recover(index)
 
         async def recover(self, index: int) -> bool:
             before = run.engine.version
             while run.engine.version == before:
-                await turns(1)
+                await wait_iterations(1)
             return True
 
     with simulation(tmp_path, staleness=2, num_rollouts=6, update_interval=3) as run:
-        run.pool.guard(Recovery())
+        run.pool.set_handler(Restarter())
         run.engine.fails_for = f"train-{2 * NUM_PROMPTS}"
         await run.loop.run()
     assert run.trained_groups == list(range(6 * NUM_PROMPTS))
@@ -175,7 +172,7 @@ async def test_aborted_groups_are_generated_again_and_counted(tmp_path: Path, st
         assert sum(metrics["staleness/dropped_groups"] for metrics in run.sink.logged.values()) == 1
 
 
-async def test_a_group_that_is_always_aborted_ends_the_run_and_is_named(tmp_path: Path) -> None:
+async def test_a_group_that_is_always_aborted_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=1) as run:
         run.engine.aborts_next = 10**6
         with pytest.raises(BaseExceptionGroup) as caught:
@@ -185,7 +182,7 @@ async def test_a_group_that_is_always_aborted_ends_the_run_and_is_named(tmp_path
     assert "sample 0 was aborted" in str(errors.exceptions[0].exceptions[0])  # type: ignore[attr-defined]
 
 
-async def test_an_engine_that_keeps_old_weights_ends_the_run_and_is_named(tmp_path: Path) -> None:
+async def test_an_engine_that_keeps_old_weights_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=1) as run:
         run.engine.keeps_version = True
         with pytest.raises(BaseExceptionGroup) as caught:
@@ -193,24 +190,3 @@ async def test_an_engine_that_keeps_old_weights_ends_the_run_and_is_named(tmp_pa
     errors = caught.value.subgroup(WeightSyncError)
     assert errors is not None
     assert "engine 0 must answer with weight versions from 1, got [0]" in str(errors.exceptions[0].exceptions[0])  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("versions", "mask", "accepted"),
-    [([3, 5], [1, 1], True), ([2, 5], [1, 1], False), ([2, 5], [0, 1], True), ([3, 6], [1, 1], False)],
-)
-def test_the_last_look_names_the_sample(versions: list[int], mask: list[int], accepted: bool) -> None:
-    prompt = Prompt(index=0, text="a", token_ids=(1,))
-    samples = []
-    for index, own in ((40, [5, 5]), (41, versions)):
-        sample = Sample(index=index, group_index=20, prompt=prompt, seed=0, status=SampleStatus.completed, reward=0.0)
-        sample.append([2, 3], logprobs=[-1.0, -1.0], weight_versions=own)
-        samples.append(sample)
-    samples[1].loss_mask = mask
-    groups = [Group(index=20, prompt=prompt, samples=samples)]
-    batch = build_batch(groups, 5)
-    if accepted:
-        assert check_bound(batch, groups, max_staleness=2)["staleness/max"] <= 2
-    else:
-        with pytest.raises(StalenessError, match=r"sample 41 of group 20 must be made by weight versions 3 to 5"):
-            check_bound(batch, groups, max_staleness=2)

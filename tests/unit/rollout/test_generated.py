@@ -11,7 +11,7 @@ from tests.unit.config.rules.valid_config import config_with
 
 
 def params_of(given: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
-    """How training and evaluation samples are drawn with these keys."""
+    """Sampling of training and of evaluation with these keys."""
     config, _ = resolve(config_with(given), has_cuda=lambda: False)
     return sampling_params(config.rollout), eval_params(config.eval, config.rollout)
 
@@ -53,5 +53,5 @@ def test_eval_key_reaches_evaluation_alone(key: str, value: Any, field: str) -> 
     assert training == plain and getattr(evaluation, field) == value
 
 
-def test_special_tokens_are_text_unless_told_otherwise() -> None:
+def test_special_tokens_are_text_by_default() -> None:
     assert params_of({})[0].to_wire()["skip_special_tokens"] is False

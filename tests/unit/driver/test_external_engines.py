@@ -1,4 +1,4 @@
-"""Servers that somebody else started: which do not fit a run is told before it."""
+"""External engines that do not answer or do not fit a run."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from rlscale.driver.external_engines import KEY, check_servers
 from rlscale.engines.fake import FakeServer
 
 
-def shares_prompts(server: FakeServer, *, disable_radix_cache: bool) -> None:
-    """Lets the fake say about its cache what SGLang does."""
+def report_cache(server: FakeServer, *, disable_radix_cache: bool) -> None:
+    """Adds SGLang's report about its prefix cache to the fake."""
     own = server.service.info
 
     async def info() -> dict[str, Any]:
@@ -18,15 +18,15 @@ def shares_prompts(server: FakeServer, *, disable_radix_cache: bool) -> None:
 
 def test_a_shared_cache_is_refused_where_weights_change_under_it() -> None:
     with FakeServer() as fits, FakeServer() as shares:
-        shares_prompts(fits, disable_radix_cache=True)
-        shares_prompts(shares, disable_radix_cache=False)
+        report_cache(fits, disable_radix_cache=True)
+        report_cache(shares, disable_radix_cache=False)
         assert check_servers([fits.url, shares.url]) == []
         (problem,) = check_servers([fits.url, shares.url], mixes_caches=True)
         assert problem.path == KEY and shares.url in str(problem.value)
         assert "--disable-radix-cache" in str(problem.fix)
 
 
-def test_silent_servers_are_told_each_by_its_address() -> None:
+def test_servers_that_do_not_answer_are_named_by_their_addresses() -> None:
     with FakeServer() as answers:
         problems = check_servers([answers.url, "127.0.0.1:9", "127.0.0.1:10"])
     assert [str(problem.value).split(" ")[0] for problem in problems] == ["http://127.0.0.1:9", "http://127.0.0.1:10"]

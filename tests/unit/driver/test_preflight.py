@@ -1,4 +1,4 @@
-"""What `checkpoint.load` may name, as it is looked at before anything is started."""
+"""Checks of files and packages before Ray starts, mainly of `checkpoint.load`."""
 
 import json
 import sys
@@ -9,13 +9,13 @@ import pytest
 from rlscale.config import RunConfig, TrainBackendName, load_config
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.driver.preflight import _check_bridge, _check_start, check_files
-from rlscale.driver.trainer_spec import is_weights_alone, model_source, starting_weights
+from rlscale.driver.trainer_spec import is_bare_weights, model_source, starting_weights
 from rlscale.models.megatron_folder import torch_dist_folder
 from tests.unit.config.rules.valid_config import config_with
 
 
-def weights(folder: Path) -> Path:
-    """What of a folder in Megatron-core's format is looked at."""
+def make_weights(folder: Path) -> Path:
+    """The file by which a folder in Megatron-core's format is recognised."""
     folder.mkdir(parents=True)
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
     return folder
@@ -25,14 +25,14 @@ def config(load: Path, backend: TrainBackendName = TrainBackendName.megatron) ->
     return config_with({"train.backend": backend, "checkpoint.load": str(load)})
 
 
-def test_the_format_of_megatron_core_is_found_wherever_it_is_written(tmp_path: Path) -> None:
-    ours = weights(tmp_path / "ours" / "torch_dist")
+def test_the_format_of_megatron_core_is_found_in_each_of_its_places(tmp_path: Path) -> None:
+    ours = make_weights(tmp_path / "ours" / "torch_dist")
     assert torch_dist_folder(tmp_path / "ours") == torch_dist_folder(ours) == ours
-    theirs = weights(tmp_path / "theirs" / "iter_0000012")
-    weights(tmp_path / "theirs" / "iter_0000011")
+    theirs = make_weights(tmp_path / "theirs" / "iter_0000012")
+    make_weights(tmp_path / "theirs" / "iter_0000011")
     (tmp_path / "theirs" / "latest_checkpointed_iteration.txt").write_text("12\n")
     assert torch_dist_folder(tmp_path / "theirs") == torch_dist_folder(theirs) == theirs
-    released = weights(tmp_path / "released" / "release")
+    released = make_weights(tmp_path / "released" / "release")
     (tmp_path / "released" / "latest_checkpointed_iteration.txt").write_text("release")
     assert torch_dist_folder(tmp_path / "released") == released
 
@@ -43,25 +43,25 @@ def test_other_formats_are_not(content: str, tmp_path: Path) -> None:
     assert torch_dist_folder(tmp_path) is None and torch_dist_folder(tmp_path / "nowhere") is None
 
 
-def test_weights_alone_are_where_a_run_starts(tmp_path: Path) -> None:
-    weights(tmp_path / "torch_dist")
+def test_a_run_starts_from_bare_weights(tmp_path: Path) -> None:
+    make_weights(tmp_path / "torch_dist")
     assert _check_start(config(tmp_path)) == []
     assert starting_weights(config(tmp_path)) == tmp_path
     source = model_source(str(tmp_path), key="model.ref_load", base="/base")
     assert (source.path, source.checkpoint) == ("/base", tmp_path)
 
 
-def test_a_checkpoint_of_a_run_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "rollout_00000003"
-    weights(folder / "torch_dist")
+    make_weights(folder / "torch_dist")
     (folder / "checkpoint.json").write_text(json.dumps({"format": 1, "rollout_id": 3, "state": {}}))
     for load in (folder, tmp_path):
-        assert not is_weights_alone(str(load)) and starting_weights(config(load)) is None
+        assert not is_bare_weights(str(load)) and starting_weights(config(load)) is None
         assert _check_start(config(load)) == []
 
 
 def test_fsdp_does_not_read_the_format_of_megatron_core(tmp_path: Path) -> None:
-    weights(tmp_path / "torch_dist")
+    make_weights(tmp_path / "torch_dist")
     (problem,) = _check_start(config(tmp_path, TrainBackendName.fsdp))
     assert str(problem) == (
         f"checkpoint.load must be a Hugging Face folder or a checkpoint of a run with train.backend=fsdp, got "
@@ -82,19 +82,20 @@ def test_a_folder_that_is_neither_is_refused(tmp_path: Path) -> None:
     assert "that save was never completed" in str(problem)
 
 
-def test_mbridge_is_looked_for_where_it_is_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = config_with({"train.backend": TrainBackendName.megatron, "model.megatron_to_hf_mode": MegatronToHf.bridge})
-    assert _check_bridge(wanted) == []
+def test_mbridge_must_be_installed_to_convert(monkeypatch: pytest.MonkeyPatch) -> None:
+    bridged = config_with(
+        {"train.backend": TrainBackendName.megatron, "model.megatron_to_hf_mode": MegatronToHf.bridge}
+    )
+    assert _check_bridge(bridged) == []
     monkeypatch.setitem(sys.modules, "mbridge", None)
-    (problem,) = _check_bridge(wanted)
+    (problem,) = _check_bridge(bridged)
     assert str(problem) == (
-        "model.megatron_to_hf_mode must be raw without mbridge, got bridge; pip install 'rlscale[bridge]', or "
-        "leave it out"
+        "model.megatron_to_hf_mode must be raw without mbridge, got bridge; pip install 'rlscale[bridge]', or remove it"
     )
     assert _check_bridge(config_with({"train.backend": TrainBackendName.fsdp})) == []
 
 
-def test_a_figure_that_the_checkpoint_contradicts_is_told_by_its_own_name(tmp_path: Path) -> None:
+def test_a_field_that_the_checkpoint_contradicts_has_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 7, "architectures": ["Qwen3ForCausalLM"]}', "utf-8")
     (tmp_path / "model.safetensors").touch()
     run = load_config(["experiment=quickstart", "model=qwen3_4b", f"model.hf_checkpoint={tmp_path}"])

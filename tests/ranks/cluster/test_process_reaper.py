@@ -1,3 +1,5 @@
+"""The process reaper ends every process of a session, and no other."""
+
 import os
 import signal
 import subprocess
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.process_reaper import MARK, guarded_session, marked_processes, relatives
+from rlscale.cluster.process_reaper import MARK, marked_processes, marked_trees, reaped_session
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc")
 
@@ -16,8 +18,8 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 DRIVER = f"""
 import os, subprocess, sys, time
-from rlscale.cluster.process_reaper import MARK, guarded_session
-with guarded_session():
+from rlscale.cluster.process_reaper import MARK, reaped_session
+with reaped_session():
     subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True)
     sys.stdout.write(os.environ[MARK] + "\\n")
     sys.stdout.flush()
@@ -32,8 +34,8 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_session_ends_what_it_left_behind() -> None:
-    with guarded_session():
+def test_a_session_ends_its_processes() -> None:
+    with reaped_session():
         mark = os.environ[MARK]
         child = subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
         assert eventually(lambda: child.pid in marked_processes(mark))
@@ -41,7 +43,7 @@ def test_a_session_ends_what_it_left_behind() -> None:
     assert MARK not in os.environ
 
 
-# Like a process that has overwritten its environment: its child carries no mark.
+# Like a process that has overwritten its environment: its child has no mark.
 WITH_UNMARKED_CHILD = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], env={{}}, start_new_session=True)
@@ -51,25 +53,25 @@ time.sleep(600)
 
 
 def test_children_without_the_mark_end_too() -> None:
-    with guarded_session():
+    with reaped_session():
         parent = subprocess.Popen([sys.executable, "-c", WITH_UNMARKED_CHILD], stdout=subprocess.PIPE, text=True)
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert child in {pid for pid, _ in relatives(os.environ[MARK])}
+        assert child in {pid for pid, _ in marked_trees(os.environ[MARK])}
     assert parent.wait(timeout=10) == -signal.SIGKILL
     assert eventually(lambda: not Path(f"/proc/{child}").exists())
 
 
-def test_processes_of_others_are_left_alone() -> None:
+def test_other_processes_keep_running() -> None:
     other = subprocess.Popen([sys.executable, "-c", STUBBORN], env={**os.environ, MARK: "another"})
-    with guarded_session():
+    with reaped_session():
         assert eventually(lambda: other.pid in marked_processes("another"))
     assert other.poll() is None
     other.kill()
     other.wait()
 
 
-def test_nothing_outlives_a_killed_driver() -> None:
+def test_no_process_outlives_a_killed_driver() -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     mark = driver.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""The loss of held-out labels: what it is of, and how the trainer gets to measure it beside engines that rest."""
+"""Loss of held-out labels, measured alone or while engines release their memory."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from rlscale.config import BatchConfig
-from rlscale.control.engine_sleep import resting
+from rlscale.control.engine_sleep import released_engines
 from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress, Group, Prompt, Sample, SampleStatus, StepPlan, TrainBatch, WeightVersion
 
 
 class Log(list[str]):
-    """An engine and trainers that note what they are asked, in order."""
+    """An engine and trainers that record their calls."""
 
     address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
 
@@ -28,7 +28,7 @@ class Log(list[str]):
         self.append("release " + " ".join(sorted(tags)))
 
     async def resume_memory(self, tags: Collection[str] = ()) -> None:
-        self.append("take back " + " ".join(tags))
+        self.append("resume " + " ".join(tags))
 
     async def sync_weights(self, version: WeightVersion) -> None:
         self.append(f"sync v{version}")
@@ -47,37 +47,39 @@ def labelled(num_prompts: int) -> LabelledSet:
         sample.status = SampleStatus.completed
         groups.append(Group(index=i, prompt=prompt, samples=[sample]))
     config = BatchConfig(rollout_batch_size=2, n_samples_per_prompt=1, num_steps_per_rollout=1, global_batch_size=2)
-    return LabelledSet.of(groups, config, num_ranks=1, context_ranks=1)
+    return LabelledSet.from_groups(groups, config, num_ranks=1, context_ranks=1)
 
 
-async def test_it_is_the_mean_over_the_sets() -> None:
+async def test_the_loss_is_the_mean_over_the_sets() -> None:
     log = Log()
-    held_out = HeldOutLoss({"a": labelled(2), "b": labelled(4)}, measure=log.loss)
+    held_out = HeldOutLoss({"a": labelled(2), "b": labelled(4)}, compute=log.loss)
     assert await held_out.run(7) == {"eval/a/loss": 2.0, "eval/b/loss": 4.0, "eval/loss": 3.0}
     assert log == ["loss of 2 in 1 steps", "loss of 4 in 2 steps"]
 
 
-async def test_engines_rest_once_and_get_the_same_version_back() -> None:
+async def test_engines_release_once_and_get_the_same_version_again() -> None:
     log: Any = Log()
-    turn = partial(resting, EnginePool([log]), log)
-    await HeldOutLoss({"a": labelled(2), "b": labelled(2)}, measure=log.loss, turn=turn).run(7)
+    scope = partial(released_engines, EnginePool([log]), log)
+    await HeldOutLoss({"a": labelled(2), "b": labelled(2)}, compute=log.loss, scope=scope).run(7)
     assert log[:2] == ["pause", "release kv_cache weights"]
     assert log[2:4] == ["loss of 2 in 1 steps"] * 2
-    assert log[4:] == ["take back weights", "sync v7", "take back kv_cache", "resume"]
+    assert log[4:] == ["resume weights", "sync v7", "resume kv_cache", "resume"]
 
 
 async def test_without_sets_no_engine_is_disturbed() -> None:
     log: Any = Log()
-    assert await HeldOutLoss({}, measure=log.loss, turn=partial(resting, EnginePool([log]), log)).run(7) == {}
+    assert await HeldOutLoss({}, compute=log.loss, scope=partial(released_engines, EnginePool([log]), log)).run(7) == {}
     assert log == []
 
 
-async def test_a_failure_is_not_hidden_by_engines_that_come_back() -> None:
+async def test_a_failure_is_not_hidden_by_the_resume_of_engines() -> None:
     log: Any = Log()
 
     async def fails(batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         raise RuntimeError("no loss")
 
     with pytest.raises(RuntimeError, match="no loss"):
-        await HeldOutLoss({"a": labelled(2)}, measure=fails, turn=partial(resting, EnginePool([log]), log)).run(7)
+        await HeldOutLoss(
+            {"a": labelled(2)}, compute=fails, scope=partial(released_engines, EnginePool([log]), log)
+        ).run(7)
     assert "sync v7" not in log

@@ -1,3 +1,5 @@
+"""Garbage collection during a run."""
+
 import gc
 
 import pytest

@@ -1,4 +1,4 @@
-"""The warm-up follows the run it comes before."""
+"""Config of the warm-up of a run."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rlscale.errors import ConfigError
 from tests.unit.config.interpreters import fake_interpreter
 
 
-def test_it_takes_model_and_seed_from_the_run() -> None:
+def test_model_and_seed_are_those_of_the_run() -> None:
     config = load_config(["+experiment=quickstart", "model.init_seed=7", "train.seed=3"])
     warmup = warmup_config(config)
     assert warmup is not None
@@ -20,20 +20,20 @@ def test_it_takes_model_and_seed_from_the_run() -> None:
     assert other is not None and other.run.dir != warmup.run.dir
 
 
-def test_it_generates_with_the_servers_of_the_run(tmp_path: Path) -> None:
+def test_servers_are_those_of_the_run(tmp_path: Path) -> None:
     python = f"sglang.python={fake_interpreter(tmp_path)}"
-    words = ["rollout=sglang", python, "sglang.page_size=16", "router.policy=random"]
+    overrides = ["rollout=sglang", python, "sglang.page_size=16", "router.policy=random"]
     nested = "sglang.cuda_graph_config={decode:{max_bs:8}}"
-    config = load_config(["+experiment=quickstart", *words, nested, "cluster.rollout_num_gpus=2"])
+    config = load_config(["+experiment=quickstart", *overrides, nested, "cluster.rollout_num_gpus=2"])
     warmup = warmup_config(config)
     assert warmup is not None
     assert warmup.sglang == config.sglang and warmup.router.policy == "random"
-    # Settings of servers that it does not use are no reason to make it anew.
+    # Settings of unused servers do not change the warm-up.
     plain, more = (warmup_config(load_config(["+experiment=quickstart", *w])) for w in ([], ["sglang.page_size=16"]))
     assert plain is not None and more is not None and plain.run.dir == more.run.dir
 
 
-def test_its_experiment_may_lie_in_the_users_folder(tmp_path: Path) -> None:
+def test_the_experiment_may_be_in_the_users_folder(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
         "# @package _global_\ndefaults:\n  - quickstart_warmup\n\noptim:\n  lr: 0.125\n"
@@ -44,14 +44,14 @@ def test_its_experiment_may_lie_in_the_users_folder(tmp_path: Path) -> None:
     assert warmup.optim.lr == 0.125
 
 
-def test_there_may_be_none() -> None:
+def test_null_means_no_warm_up() -> None:
     assert warmup_config(load_config(["+experiment=quickstart", "model.warmup_experiment=null"])) is None
 
 
-def test_a_mistake_of_the_warm_up_is_told_as_one() -> None:
+def test_an_error_of_the_warm_up_names_it() -> None:
     config = load_config(["+experiment=quickstart", "cluster.actor_num_gpus_per_node=3", "cluster.num_gpus_per_node=8"])
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         warmup_config(config)
-    (problem,) = told.value.problems
+    (problem,) = caught.value.problems
     assert problem.path == "batch.global_batch_size"
     assert problem.origin == "in the warm-up, model.warmup_experiment=quickstart_warmup"

@@ -1,9 +1,9 @@
-"""Metrics that `logging` switches on, by numbers one can check by hand."""
+"""Metrics that `logging` adds, on small examples."""
 
 import pytest
 
 from rlscale.config import LoggingConfig
-from rlscale.control.extras import extra_metrics
+from rlscale.control.metrics import optional_metrics
 from rlscale.types import Group, Prompt, Sample
 
 PROMPT = Prompt(index=0, text="a", token_ids=(1,))
@@ -18,14 +18,14 @@ def group_of(rewards: list[float | None]) -> Group:
     return Group(index=0, prompt=PROMPT, samples=samples)
 
 
-def test_nothing_is_added_by_default() -> None:
-    assert extra_metrics([group_of([1.0, 0.0])], LoggingConfig()) == {}
+def test_no_metric_is_added_by_default() -> None:
+    assert optional_metrics([group_of([1.0, 0.0])], LoggingConfig()) == {}
 
 
 def test_pass_rates_are_means_over_groups() -> None:
     groups = [group_of([1.0, 0.0, 0.0, 0.5]), group_of([1.0, 1.0, 0.0, 0.0]), group_of([0.0, 0.0, 0.0, 0.0])]
     # pass@2: 1 - C(3,2)/C(4,2) = 1/2, 1 - C(2,2)/C(4,2) = 5/6, 0
-    assert extra_metrics(groups, LoggingConfig(log_passrate=True)) == {
+    assert optional_metrics(groups, LoggingConfig(log_passrate=True)) == {
         "passrate/pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
         "passrate/pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3),
         "passrate/pass@4": pytest.approx(2 / 3),
@@ -34,18 +34,18 @@ def test_pass_rates_are_means_over_groups() -> None:
 
 def test_pass_rates_stop_at_the_smallest_group() -> None:
     groups = [group_of([1.0, 0.0, 0.0]), group_of([1.0])]
-    assert set(extra_metrics(groups, LoggingConfig(log_passrate=True))) == {"passrate/pass@1"}
+    assert set(optional_metrics(groups, LoggingConfig(log_passrate=True))) == {"passrate/pass@1"}
 
 
 def test_without_rewards_there_is_no_pass_rate() -> None:
-    assert extra_metrics([group_of([None])], LoggingConfig(log_passrate=True)) == {}
+    assert optional_metrics([group_of([None])], LoggingConfig(log_passrate=True)) == {}
 
 
 def test_turns_are_runs_of_trainable_tokens() -> None:
     once, twice = group_of([0.0]), group_of([0.0])
     twice.samples[0].append([4, 5, 6], logprobs=[0.0] * 3, weight_versions=[0] * 3, trainable=False)
     twice.samples[0].append([7], logprobs=[-1.0], weight_versions=[0])
-    assert extra_metrics([once, twice], LoggingConfig(log_multi_turn=True)) == {
+    assert optional_metrics([once, twice], LoggingConfig(log_multi_turn=True)) == {
         "multi_turn/turns_mean": 1.5,
         "multi_turn/turns_max": 2.0,
         "multi_turn/policy_tokens_mean": 2.5,
@@ -60,5 +60,5 @@ def test_categories_are_shares_of_all_samples() -> None:
     for sample, kind in zip(group.samples, ["right", "wrong", "wrong", None], strict=True):
         if kind is not None:
             sample.metadata["kind"] = kind
-    found = extra_metrics([group], LoggingConfig(log_reward_category="kind"))
+    found = optional_metrics([group], LoggingConfig(log_reward_category="kind"))
     assert found == {"reward_category/right": 0.25, "reward_category/wrong": 0.5}

@@ -1,4 +1,4 @@
-"""The player kills what it should, starts the driver again, and tells what did not hold."""
+"""The kill runner kills the planned processes, restarts the driver and reports faults."""
 
 import random
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.crashtest import player as module
-from rlscale.crashtest.player import Player, Script
+from rlscale.crashtest import kill_runner as module
+from rlscale.crashtest.kill_runner import KillPlan, KillRunner
 from rlscale.crashtest.verdict import Verdict, to_markdown
 from rlscale.crashtest.victims import Victim
 
@@ -31,17 +31,17 @@ while not metrics.exists() or len(metrics.read_text().splitlines()) < length:
 child.kill()
 child.wait()
 """
-# An engine outlives this driver for a moment only, as the engine's own tie to its parent would have it.
-CLEANER = "import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+# Like a real engine, this one is killed by the kernel when its driver dies.
+DIE_WITH_PARENT = "import ctypes, signal\nctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
 
 
-def script(folder: Path, victims: list[Victim], *, behaviour: str = "sturdy", length: int = 60) -> Script:
-    text = DRIVER.replace('"import time; time.sleep(600)"', repr(CLEANER + "import time; time.sleep(600)"))
+def make_plan(folder: Path, victims: list[Victim], *, behaviour: str = "sturdy", length: int = 60) -> KillPlan:
+    text = DRIVER.replace('"import time; time.sleep(600)"', repr(DIE_WITH_PARENT + "import time; time.sleep(600)"))
     if behaviour == "messy":
         text = DRIVER
     (folder / "driver.py").write_text(text)
     metrics = folder / "metrics.jsonl"
-    return Script(
+    return KillPlan(
         command=[sys.executable, str(folder / "driver.py"), str(metrics), str(length), behaviour],
         env={"RLSCALE_X": "1"},
         metrics=metrics,
@@ -51,36 +51,36 @@ def script(folder: Path, victims: list[Victim], *, behaviour: str = "sturdy", le
     )
 
 
-def test_a_sturdy_run_comes_to_its_end(tmp_path: Path) -> None:
+def test_a_sturdy_run_finishes(tmp_path: Path) -> None:
     lines: list[str] = []
     victims = [Victim.engine, Victim.driver, Victim.engine]
-    outcome = Player(script(tmp_path, victims), random.Random(0), tell=lines.append).play()
+    outcome = KillRunner(make_plan(tmp_path, victims), random.Random(0), report=lines.append).run()
     assert outcome.failure is None
     assert [kill.victim for kill in outcome.kills] == victims
     assert outcome.num_starts == 2
-    assert outcome.kills[1].clean_s is not None
-    assert all(kill.back_s is not None for kill in outcome.kills)
+    assert outcome.kills[1].gone_s is not None
+    assert all(kill.recovered_s is not None for kill in outcome.kills)
     assert len(lines) == 3
     assert (tmp_path / "metrics.jsonl").read_text().count("step") == 60
 
 
-def test_a_driver_that_ends_with_its_engine_has_failed(tmp_path: Path) -> None:
-    played = script(tmp_path, [Victim.engine], behaviour="fragile")
-    outcome = Player(played, random.Random(0), tell=lambda _: None).play()
+def test_a_driver_that_ends_with_its_engine_fails(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, [Victim.engine], behaviour="fragile")
+    outcome = KillRunner(plan, random.Random(0), report=lambda _: None).run()
     assert outcome.failure is not None
     assert "code 1" in outcome.failure and "the engine died" in outcome.failure
 
 
 def test_processes_that_outlive_their_driver_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLEAN_WITHIN_S", 1.0)
-    played = script(tmp_path, [Victim.driver], behaviour="messy")
-    outcome = Player(played, random.Random(0), tell=lambda _: None).play()
+    monkeypatch.setattr(module, "GONE_TIMEOUT_S", 1.0)
+    plan = make_plan(tmp_path, [Victim.driver], behaviour="messy")
+    outcome = KillRunner(plan, random.Random(0), report=lambda _: None).run()
     assert outcome.failure is not None and "rlscale.cli.serve" in outcome.failure
 
 
 def test_a_run_that_ends_before_its_kills_does_not_pass(tmp_path: Path) -> None:
-    played = script(tmp_path, [Victim.driver] * 50, length=1)
-    outcome = Player(played, random.Random(0), tell=lambda _: None).play()
+    plan = make_plan(tmp_path, [Victim.driver] * 50, length=1)
+    outcome = KillRunner(plan, random.Random(0), report=lambda _: None).run()
     verdict = Verdict(
         command="rlscale-crashtest x",
         machine="here",
@@ -92,4 +92,4 @@ def test_a_run_that_ends_before_its_kills_does_not_pass(tmp_path: Path) -> None:
         num_records=1,
     )
     assert not verdict.passed
-    assert "over before all kills were made" in to_markdown(verdict)
+    assert "finished before all kills were made" in to_markdown(verdict)

@@ -1,4 +1,4 @@
-"""Balancing over engines, and refusing answers from weights that should be gone."""
+"""Balance of requests over engines, and rejection of answers of old weights."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ PARAMS = SamplingParams(max_new_tokens=2, sampling_seed=5)
 
 
 class SlowEngine:
-    """Answers when told to; counts what it was asked."""
+    """Answers once `release` is set; counts the requested samples."""
 
     def __init__(self, name: str, version: int = 0) -> None:
         self.address = EngineAddress(name=name, url="http://127.0.0.1:1")
-        self.version, self.asked, self.seeds = version, 0, list[int | None]()
+        self.version, self.num_requested, self.seeds = version, 0, list[int | None]()
         self.release = asyncio.Event()
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     ) -> list[Generation]:
-        self.asked += n
+        self.num_requested += n
         self.seeds.append(params.sampling_seed)
         await self.release.wait()
         return [
@@ -46,7 +46,7 @@ def pool_of(*engines: SlowEngine) -> EnginePool:
     return EnginePool(list[Any](engines))
 
 
-async def test_goes_to_the_engine_with_the_least_in_flight() -> None:
+async def test_a_request_goes_to_the_engine_with_the_fewest_in_flight() -> None:
     engines = SlowEngine("engine 0"), SlowEngine("engine 1")
     pool = pool_of(*engines)
     calls = [
@@ -54,7 +54,7 @@ async def test_goes_to_the_engine_with_the_least_in_flight() -> None:
         for i, n in enumerate([4, 1, 1, 1])
     ]
     await asyncio.sleep(0)
-    assert [engine.asked for engine in engines] == [4, 3]
+    assert [engine.num_requested for engine in engines] == [4, 3]
     for engine in engines:
         engine.release.set()
     await asyncio.gather(*calls)
@@ -91,7 +91,7 @@ def test_seeds_differ_by_run_purpose_and_group() -> None:
     assert group_seed(1, "train", 0) == group_seed(1, "train", 0)
 
 
-async def test_drain_waits_for_what_runs_and_holds_what_comes() -> None:
+async def test_drain_waits_for_running_requests_and_holds_new_ones() -> None:
     engine = SlowEngine("engine 0")
     pool = pool_of(engine)
     running = asyncio.create_task(pool.generate(PROMPT, PARAMS, n=2, rid="a", oldest=0, newest=0))
@@ -102,12 +102,12 @@ async def test_drain_waits_for_what_runs_and_holds_what_comes() -> None:
         asyncio.create_task(pool.generate(PROMPT, PARAMS, n=1, rid=rid, oldest=0, newest=None)) for rid in ("b", "c")
     ]
     await asyncio.sleep(0.01)
-    assert not drained.done() and engine.asked == 2
+    assert not drained.done() and engine.num_requested == 2
     engine.release.set()
     await running
     await drained
     await asyncio.sleep(0.01)
-    assert engine.asked == 2, "a request went to an engine whose weights are being changed"
+    assert engine.num_requested == 2, "a request went to an engine whose weights are being changed"
     engine.version = 1
     pool.admit()
     assert [answer.weight_versions for (answer,) in await asyncio.gather(*held)] == [[1, 1], [1, 1]]
@@ -120,7 +120,7 @@ async def test_drain_of_an_idle_pool_returns_at_once() -> None:
     await asyncio.wait_for(pool.drain(), timeout=5)
     held = asyncio.create_task(pool.generate(PROMPT, PARAMS, n=1, rid="a", oldest=0, newest=0))
     await asyncio.sleep(0.01)
-    assert engine.asked == 0 and not held.done()
+    assert engine.num_requested == 0 and not held.done()
     pool.admit()
     assert len(await held) == 1
 
@@ -133,8 +133,8 @@ async def test_versions_without_an_upper_bound() -> None:
         await pool_of(engine).generate(PROMPT, PARAMS, n=1, rid="r", oldest=10, newest=None)
 
 
-class Sleeper:
-    """An engine that gives back its memory, and may be gone."""
+class ReleasingEngine:
+    """An engine that releases its memory, and may be gone."""
 
     def __init__(self, name: str) -> None:
         self.address = EngineAddress(name=name, url=f"http://{name.replace(' ', '-')}")
@@ -154,7 +154,7 @@ class Sleeper:
         self._answer(f"release {' '.join(tags)}")
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        self._answer(f"take {' '.join(tags)}")
+        self._answer(f"resume {' '.join(tags)}")
 
     def _answer(self, call: str) -> None:
         if self.is_gone:
@@ -162,8 +162,8 @@ class Sleeper:
         self.calls.append(call)
 
 
-class Medic:
-    """Knows which engine died; brings none back."""
+class DeathReporter:
+    """Reports one engine as dead; restarts none."""
 
     def __init__(self, dead: int) -> None:
         self._dead = dead
@@ -171,34 +171,34 @@ class Medic:
     def is_down(self, index: int) -> bool:
         return index == self._dead
 
-    async def died(self, index: int) -> bool:
+    async def is_dead(self, index: int) -> bool:
         return index == self._dead
 
     async def recover(self, index: int) -> bool:
-        raise AssertionError("who takes back memory must not wait for an engine that waits for its weights")
+        raise AssertionError("a resume must not wait for an engine that waits for its weights")
 
 
-async def test_memory_is_taken_back_by_those_that_gave_it_and_live() -> None:
-    engines = [Sleeper("engine 0"), Sleeper("engine 1")]
+async def test_living_engines_resume_the_memory_that_they_released() -> None:
+    engines = [ReleasingEngine("engine 0"), ReleasingEngine("engine 1")]
     pool = EnginePool(list[Any](engines))
     await pool.release_memory()
     engines[1].is_gone = True
     with pytest.raises(EngineError, match="engine 1 must answer"):
         await pool.resume_memory("weights")
-    pool.guard(Medic(dead=1))
+    pool.set_handler(DeathReporter(dead=1))
     await pool.abort()
     await pool.resume_memory("weights")
     await pool.resume_memory("kv_cache")
     assert engines[0].calls == [
         *["pause", "release weights kv_cache"],
-        *["take weights", "abort", "take weights", "take kv_cache", "resume"],
+        *["resume weights", "abort", "resume weights", "resume kv_cache", "resume"],
     ]
     await pool.resume_memory("weights")
     assert engines[0].calls[-1] == "resume"
 
 
-async def test_an_engine_that_was_started_anew_has_its_memory() -> None:
-    old, new = Sleeper("engine 0"), Sleeper("engine 0")
+async def test_a_restarted_engine_has_its_memory() -> None:
+    old, new = ReleasingEngine("engine 0"), ReleasingEngine("engine 0")
     new.address = EngineAddress(name="engine 0", url="http://127.0.0.1:2")
     pool = EnginePool(list[Any]([old]))
     await pool.release_memory()

@@ -1,4 +1,4 @@
-"""What trainer ranks are told."""
+"""Spec of the trainer ranks."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from rlscale.driver.trainer_spec import weight_owners
 
 
 @pytest.mark.parametrize(
-    ("channel", "device", "who"),
+    ("channel", "device", "owners"),
     [
         ("process_group", "cpu", "owners"),
         ("disk", "cpu", "owners"),
@@ -16,6 +16,6 @@ from rlscale.driver.trainer_spec import weight_owners
         ("shared_memory", "cuda", "every"),
     ],
 )
-def test_each_channel_gets_the_weights_where_it_sends_them_from(channel: str, device: str, who: str) -> None:
+def test_each_channel_has_the_weights_on_the_ranks_that_send(channel: str, device: str, owners: str) -> None:
     config = load_config(["experiment=quickstart", f"train.weight_channel={channel}", f"cluster.device={device}"])
-    assert weight_owners(config) == who
+    assert weight_owners(config) == owners

@@ -1,4 +1,4 @@
-"""Files are never written behind the back of who comes next."""
+"""Writes in a thread end before their caller does."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ import pytest
 from rlscale.control.file_io import write_in_thread
 
 
-async def test_it_gives_what_the_function_gives() -> None:
+async def test_it_returns_the_result_of_the_function() -> None:
     assert await write_in_thread(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await write_in_thread(divmod, 7, 0)
