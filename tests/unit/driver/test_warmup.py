@@ -7,7 +7,6 @@ import pytest
 from rlscale.config import load_config
 from rlscale.driver.warmup import warmup_config
 from rlscale.errors import ConfigError
-from tests.unit.config.interpreters import fake_interpreter
 
 
 def test_model_and_seed_are_those_of_the_run() -> None:
@@ -18,19 +17,6 @@ def test_model_and_seed_are_those_of_the_run() -> None:
     assert warmup.algo.loss_type == "sft_loss"
     other = warmup_config(load_config(["+experiment=quickstart", "model.init_seed=8", "train.seed=3"]))
     assert other is not None and other.run.dir != warmup.run.dir
-
-
-def test_servers_are_those_of_the_run(tmp_path: Path) -> None:
-    python = f"sglang.python={fake_interpreter(tmp_path)}"
-    overrides = ["rollout=sglang", python, "sglang.page_size=16", "router.policy=random"]
-    nested = "sglang.cuda_graph_config={decode:{max_bs:8}}"
-    config = load_config(["+experiment=quickstart", *overrides, nested, "cluster.rollout_num_gpus=2"])
-    warmup = warmup_config(config)
-    assert warmup is not None
-    assert warmup.sglang == config.sglang and warmup.router.policy == "random"
-    # Settings of unused servers do not change the warm-up.
-    plain, more = (warmup_config(load_config(["+experiment=quickstart", *w])) for w in ([], ["sglang.page_size=16"]))
-    assert plain is not None and more is not None and plain.run.dir == more.run.dir
 
 
 def test_the_experiment_may_be_in_the_users_folder(tmp_path: Path) -> None:
