@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlscale.training.attention.context_attention import SpanLayout
-from rlscale.training.packing.context_parallel import ContextGroup, Span, deal_spans, zigzag
+from rlscale.training.packing.context_parallel import ContextGroup, Span, assign_spans, zigzag
 from rlscale.training.packing.context_shard import pack_share
 from rlscale.training.packing.microbatch import Microbatch, pack
 from rlscale.types import TrainBatch
@@ -35,7 +35,7 @@ def shares(batch: TrainBatch, chosen: list[int], *, size: int, share_prompts: bo
 
 @given(start=st.integers(0, 50), length=st.integers(0, 300), size=st.integers(1, 6))
 def test_chunks_are_even_and_cover_every_position_once(start: int, length: int, size: int) -> None:
-    dealt = deal_spans([Span(sample=0, start=start, stop=start + length)], num_ranks=size)
+    dealt = assign_spans([Span(sample=0, start=start, stop=start + length)], num_ranks=size)
     counts = [sum(span.stop - span.start for span in spans) for spans in dealt]
     assert sum(counts) == length
     assert max(counts) - min(counts) <= 2

@@ -82,6 +82,7 @@ class RoleBackend(ABC):
     def optimize(self) -> TrainResult:
         """Third part: the optimiser steps. Returns and raises as `train`."""
         assert self._current is not None, "score comes first"
+        # Cleared first: the columns are freed even if a step fails.
         current, self._current = self._current, None
         with self._context.computing():
             return self._optimize(*current)
@@ -119,7 +120,7 @@ class RoleBackend(ABC):
         if not compares:
             return rollout, columns
         if algo.use_rollout_logprobs:
-            # The same object: `is` tells later that there are no separate old logprobs.
+            # The same object: later, `is` detects that there are no separate old logprobs.
             columns = replace(columns, old_logprobs=columns.rollout_logprobs)
         if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
             with self._offloader.resident("policy"):
@@ -158,6 +159,7 @@ class RoleBackend(ABC):
         algo = self._spec.algo
         if not compares_policies(algo):
             return columns
+        # In this order: the user's function sees the advantages, and the weights use the columns that it returns.
         columns = compute_advantages(rollout, columns, self._spec, device=self._device)
         columns = apply_user_postprocess(rollout, columns, self._spec)
         if self._trains_policy:
@@ -169,6 +171,7 @@ class RoleBackend(ABC):
         results: list[dict[str, float]] = [{} for _ in rollout.steps]
         if self._trains_policy:
             with self._offloader.resident("policy", "policy.optimizer"), rollout.timed("optimize"):
+                # Before the first step changes the weights, which are still those of the batch's version.
                 if self._snapshots is not None:
                     self._snapshots.keep(version=rollout.batch.version)
                 for step, result in enumerate(results):
@@ -177,6 +180,7 @@ class RoleBackend(ABC):
             with self._offloader.resident("critic", "critic.optimizer"), rollout.timed("optimize_critic"):
                 for step, result in enumerate(results):
                     result |= self.critic.train_step(rollout, columns, step=step)
+        # Counted before: the interval is in finished rollouts.
         self._num_rollouts += 1
         self._update_reference()
         self._offloader.offload_all()
@@ -198,6 +202,7 @@ class RoleBackend(ABC):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, which is the dtype of the engines."""
+        # The caller offloads when it has sent the last weight: a generator may never reach its end.
         with self._offloader.resident("policy"):
             yield from self._published_weights()
 
@@ -227,6 +232,7 @@ class RoleBackend(ABC):
         with self._context.computing():
             with self._offloader.resident("policy", "policy.optimizer", "reference"):
                 progress = self._load_models(folder)
+                # The host copy of a frozen reference is outdated by the load.
                 self._offloader.mark_dirty("reference")
                 if self._snapshots is not None:
                     self._snapshots.load(folder)
@@ -243,7 +249,7 @@ class RoleBackend(ABC):
         self._offloader.offload_all()
 
     def close(self) -> None:
-        """Drops models and optimisers. The process group stays: whoever made it ends it."""
+        """Drops models and optimisers. The caller ends the process group."""
         del self.policy, self.reference, self.critic, self.teacher, self._snapshots
 
     @abstractmethod

@@ -83,7 +83,7 @@ class CriticBackend:
         self._offloader.offload_all()
 
     def close(self) -> None:
-        """Drops model and optimiser. The process group stays: whoever made it ends it."""
+        """Drops model and optimiser. The caller ends the process group."""
         del self.critic
 
     def _register_critic(self) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a step, added up over micro-batches and then over ranks in one collective."""
+"""Metrics of a step: sums over micro-batches, gathered over ranks in one collective."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlscale.algo.ragged import Sums
 
 
 class MetricSums:
-    """Adds (sum, count) pairs and takes maxima; `gather` then gives every rank the same numbers.
+    """Adds up (sum, count) pairs, shares and maxima; `gather` returns the same metrics on every rank.
 
     Invariant: all ranks of the group add the same names, in any order.
 
     Args:
-        device: where sums are kept.
-        group: the ranks that have all micro-batches between them, each once; None: all ranks.
+        device: of the sums.
+        group: ranks that hold all micro-batches together, each once; None: all ranks.
 
     Example:
         sums = MetricSums(device)
@@ -34,7 +34,7 @@ class MetricSums:
         self._maxima: dict[str, Tensor] = {}
 
     def add(self, sums: Sums, *, prefix: str = "") -> None:
-        """Adds sums and counts; the metric is their quotient."""
+        """Adds sums and counts of metrics that are their quotient."""
         for name, (total, count) in sums.items():
             pair = torch.stack((total.detach(), count.detach())).to(self._device, torch.float64)
             key = prefix + name
@@ -46,22 +46,23 @@ class MetricSums:
         self._shares[name] = self._shares[name] + share if name in self._shares else share
 
     def add_max(self, name: str, value: Tensor) -> None:
-        """A metric that is the largest value over micro-batches and ranks."""
+        """Adds to a metric that is the maximum over micro-batches and ranks."""
         value = value.detach().to(self._device, torch.float64)
         self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
     def gather(self, *, keep_empty: bool = False) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """The metrics over all ranks, and the share of each rank by name (to tell which one is bad); a collective.
+        """Metrics over all ranks, and the share of each rank by name, to find a bad rank; a collective of the group.
 
-        `keep_empty` gives 0 for a metric whose count is 0, so that every step has the same names.
+        `keep_empty` returns 0 for a metric whose count is 0, so that every step has the same names.
 
         Raises:
-            ValueError: another rank has added other names, which a function of the user may; on every rank alike.
+            ValueError: a rank has added other names, as a function of the user may; raised on every rank.
         """
         self._check_names()
         sums, shares, maxima = sorted(self._sums), sorted(self._shares), sorted(self._maxima)
         if not (sums or shares or maxima):
             return {}, {}
+        # One row per rank: all sums and counts, then the shares, then the maxima.
         columns = [self._sums[n] for n in sums] + [self._shares[n][None] for n in shares]
         local = torch.cat(columns + [self._maxima[n][None] for n in maxima])
         rows = [torch.empty_like(local) for _ in range(dist.get_world_size(self._group))]
@@ -76,18 +77,19 @@ class MetricSums:
         return metrics, {n: by_rank[:, first_share + i].tolist() for i, n in enumerate(shares)}
 
     def _check_names(self) -> None:
-        """Every rank has the same names: numbers of different ones would be added up otherwise."""
+        """Raises ValueError unless all ranks have the same names: `gather` adds up values by position."""
         names = sorted({*self._sums, *self._shares, *self._maxima})
-        mark = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.int64, device=self._device)
-        marks = [torch.empty_like(mark) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(marks, mark, group=self._group)
-        if torch.cat(marks).eq(mark).all():
+        # A hash of the names is one number to gather; the names themselves follow only where the hashes differ.
+        own_hash = torch.tensor([zlib.crc32("\n".join(names).encode())], dtype=torch.int64, device=self._device)
+        hashes = [torch.empty_like(own_hash) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(hashes, own_hash, group=self._group)
+        if torch.cat(hashes).eq(own_hash).all():
             return
-        by_rank: list[list[str]] = [[] for _ in marks]
+        by_rank: list[list[str]] = [[] for _ in hashes]
         dist.all_gather_object(by_rank, names, group=self._group)
         common = set(by_rank[0]).intersection(*by_rank)
         rank, extra = next((i, sorted(set(found) - common)) for i, found in enumerate(by_rank) if set(found) - common)
         raise ValueError(
-            f"every rank must have the same metrics, got {', '.join(extra)} on rank {rank} and not on all; give a "
-            "metric in every micro-batch, with a sum and a count of 0 where it has nothing"
+            f"every rank must have the same metrics, got {', '.join(extra)} on rank {rank} and not on all; return "
+            "every metric in every micro-batch, with a sum and a count of 0 where there is no value"
         )

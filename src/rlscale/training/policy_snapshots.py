@@ -69,6 +69,7 @@ class PolicySnapshots(Generic[Weights]):
         `logprobs` are the current policy's. They stay, with a warning, where a version is not kept any more.
         """
         batch = rollout.batch
+        # Tokens that are not trainable count as current: nothing reads their logprobs.
         version_of_row = np.where(batch.loss_mask > 0, batch.weight_versions, batch.version)
         for version in sorted(set(np.unique(version_of_row).tolist()) - {batch.version}):
             if version not in self._kept:
@@ -82,6 +83,7 @@ class PolicySnapshots(Generic[Weights]):
         """Writes all versions into a checkpoint; a collective of all ranks, rank 0 makes the folders."""
         for version in sorted(self._kept):
             target = folder / FOLDER / str(version)
+            # All ranks write into the folder, so none may start before it exists.
             if dist.get_rank() == 0:
                 target.mkdir(parents=True)
             dist.barrier()

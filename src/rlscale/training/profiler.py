@@ -1,11 +1,11 @@
-"""Profiles of rollouts, and what is left of a rank that ran out of memory.
+"""Profiles of rollouts, and memory reports of ranks that run out of memory.
 
 <profile_folder>/rollout_<id>_rank_<r>.json.gz   a trace for chrome://tracing or ui.perfetto.dev, allocations included
-<profile_folder>/rollout_<id>_rank_<r>.txt       operators by their own time
-<memory_folder>/memory_rank_<r>.json             memory of the process, and its tensors, largest first
+<profile_folder>/rollout_<id>_rank_<r>.txt       operators by self time
+<memory_folder>/memory_rank_<r>.json             memory of the process and its tensors, largest first
 <memory_folder>/memory_rank_<r>.pickle           on CUDA: a snapshot for pytorch.org/memory_viz
 
-Those of a critic with ranks of its own end in critic_rank_<r>.
+Files of a critic on dedicated ranks end in critic_rank_<r>.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from rlscale.errors import WorkerError
 from rlscale.training.spec import ProfilerSpec
 
 MAX_LINES = 100
-"""Kinds of tensors, or operators, that are listed."""
+"""Limit of the listed kinds of tensors, or operators."""
 
 
 class RankProfiler:
-    """Watches one rank. Changes no number that the rank computes.
+    """Profiles one rank without changing any number that it computes.
 
     Example:
-        watch = RankProfiler(spec.watch, rank=0)
-        with watch.memory(), watch.rollout(3):
+        profiler = RankProfiler(spec.profiler, rank=0)
+        with profiler.report_oom(), profiler.profile_rollout(3):
             backend.train(batch, steps)
     """
 
     def __init__(self, spec: ProfilerSpec, *, rank: int, role: str = "actor") -> None:
         self._spec, self._worker = spec, f"{role} rank {rank}"
-        self._ending = f"rank_{rank}" if role == "actor" else f"{role}_rank_{rank}"
+        self._suffix = f"rank_{rank}" if role == "actor" else f"{role}_rank_{rank}"
         if torch.cuda.is_available():
-            # Of what is allocated, not of what was: a snapshot then names the lines that hold memory.
+            # Current allocations only: a snapshot then shows the lines of code that hold memory.
             torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
 
     @contextmanager
     def profile_rollout(self, rollout_id: int) -> Iterator[None]:
-        """Records a profile of what happens inside, if it is one of the chosen rollouts."""
+        """Records a profile of the block, for the configured rollouts."""
         if rollout_id not in self._spec.profile_rollouts:
             yield
             return
@@ -59,7 +59,7 @@ class RankProfiler:
             activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
             yield
-        folder, name = self._spec.profile_folder, f"rollout_{rollout_id}_{self._ending}"
+        folder, name = self._spec.profile_folder, f"rollout_{rollout_id}_{self._suffix}"
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / f"{name}.json.gz"))
         own_time = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
@@ -68,10 +68,10 @@ class RankProfiler:
 
     @contextmanager
     def report_oom(self) -> Iterator[None]:
-        """Writes down what held memory when there is none left inside.
+        """Writes a memory report when the block runs out of memory.
 
         Raises:
-            WorkerError: there was none left; names the file.
+            WorkerError: out of memory; names the report.
         """
         try:
             yield
@@ -79,11 +79,11 @@ class RankProfiler:
             if not _is_out_of_memory(error):
                 raise
             failed_at_s, path = time.time(), self._write_memory()
-            cause = f"{type(error).__name__}: {error}\nWhat held its memory is listed in {path}"
+            cause = f"{type(error).__name__}: {error}\nThe tensors in memory are listed in {path}"
             raise WorkerError(self._worker, cause, failed_at_s=failed_at_s) from error
 
     def _write_memory(self) -> Path:
-        folder, name = self._spec.memory_folder, f"memory_{self._ending}"
+        folder, name = self._spec.memory_folder, f"memory_{self._suffix}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
         path.write_text(json.dumps(memory_report(), indent=1), encoding="utf-8")
@@ -95,14 +95,15 @@ class RankProfiler:
 def memory_report() -> dict[str, Any]:
     """Memory of this process, in bytes.
 
-    `tensors` groups those that Python can see by device, type and shape, largest together first; what only the autograd
-    graph holds is not among them. Views of one storage count once.
+    `tensors` groups the tensors of Python by device, type and shape, largest sum first. Tensors that only the autograd
+    graph holds are missing. Views of one storage count once.
     """
     kinds: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
     sizes: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
     seen: set[tuple[torch.device, int]] = set()
     for tensor in _live_tensors():
         storage = tensor.untyped_storage()
+        # Views share the storage of their base, which counts once.
         if (tensor.device, storage.data_ptr()) in seen:
             continue
         seen.add((tensor.device, storage.data_ptr()))
@@ -127,7 +128,7 @@ def memory_report() -> dict[str, Any]:
 
 def _live_tensors() -> Iterator[Tensor]:
     for each in gc.get_objects():
-        # Not isinstance: it would ask lazy modules and proxies for their class.
+        # Not isinstance: it would read `__class__`, which lazy modules and proxies compute.
         if issubclass(type(each), Tensor):
             tensor = each.to_local() if isinstance(each, DTensor) else each
             if tensor.layout == torch.strided and tensor.device.type != "meta":

@@ -1,6 +1,8 @@
 """Interfaces of the models of a trainer rank, and of the rank itself, whichever backend implements them.
 
-Every method is a collective of all ranks of the default process group, unless it says otherwise. T tokens of the batch.
+Every method is a collective of all ranks of the default process group, unless its docstring excludes it.
+
+Shape legend: T tokens of the batch.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class CriticRole(ModelRole, Protocol):
 
 
 class TrainerRank(TrainBackend, Protocol):
-    """One trainer rank, as a worker process holds it."""
+    """One trainer rank, as a worker process uses it."""
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None: ...
 

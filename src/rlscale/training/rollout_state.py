@@ -29,8 +29,8 @@ from rlscale.types import StepPlan, StepSamples, TrainBatch
 class TrainColumns:
     """Columns of a rollout, [T] each, on the CPU. None: the run does not compute the column.
 
-    A rank fills the rows of its own samples and leaves 0 in the others, until `all_reduce_column`. `rollout_logprobs`,
-    `values`, `advantages` and `returns` hold the rows of all samples.
+    A rank fills the rows of the samples it computes and leaves 0 in the others, until `all_reduce_column`. The columns
+    `rollout_logprobs`, `values`, `advantages` and `returns` have the rows of all samples.
     """
 
     rollout_logprobs: Tensor | None = None  # by the engine that generated the tokens
@@ -112,7 +112,7 @@ def take_microbatch(column: Tensor | None, micro: Microbatch) -> Tensor | None:
     return column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
 
 
-def put_microbatch(column: Tensor, micro: Microbatch, entries: Tensor) -> None:
+def write_microbatch(column: Tensor, micro: Microbatch, entries: Tensor) -> None:
     """Writes entries [R] into their rows of a column [T], both on the CPU; skips the placeholder of an empty one."""
     trainable = micro.layout.mask_T.cpu()
     column[torch.from_numpy(micro.batch_rows)[trainable]] = entries[trainable]

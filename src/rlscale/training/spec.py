@@ -1,4 +1,4 @@
-"""What a trainer rank needs to know."""
+"""Specification of a trainer rank: config groups, models and profiling. Without torch; crosses to worker processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ from rlscale.models.batch_shapes import EngineShapes
 
 
 class WeightOwners(StrEnum):
-    """Which ranks get full weights, where a backend can choose."""
+    """Ranks that get full weights, where a backend can choose."""
 
-    first = "first"  # rank 0 all of them
-    owners = "owners"  # each weight one that holds a part of it, of as few ranks as there can be
-    holders = "holders"  # each weight one that holds a part of it, so that all ranks get about as much
-    every = "every"  # every rank all of them
+    first = "first"  # rank 0 gets all weights
+    owners = "owners"  # a weight goes to a rank that holds a part of it, with as few ranks as possible
+    holders = "holders"  # a weight goes to a rank that holds a part of it, with about equal loads
+    every = "every"  # every rank gets all weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """Where a model comes from: a Hugging Face folder or hub id and, over its weights, those of a checkpoint."""
+    """Origin of a model: a Hugging Face folder or hub id, with its weights or those of a checkpoint."""
 
     path: str
     checkpoint: Path | None = None  # folder of one checkpoint of a trainer; None: the weights of `path`
@@ -40,47 +40,47 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedicatedRanks:
-    """Ranks that train the critic and nothing else."""
+    """Ranks that train only the critic."""
 
     number: int
-    batch: BatchConfig  # resolved; by it the steps of a rollout are cut for these ranks
+    batch: BatchConfig  # resolved; for the micro-batches of these ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticSpec:
-    """What is the critic's own; all else it has from the policy."""
+    """Settings of the critic; all others are the policy's."""
 
     source: ModelSource
     lr: float
     lr_warmup_iters: int = 0  # optimiser steps
     value_clip: float = 0.2
-    num_only_rollouts: int = 0  # at the beginning, that leave the policy as it is
-    num_only_steps: int = 0  # optimiser steps of those
+    num_only_rollouts: int = 0  # first rollouts, on which only the critic is trained
+    num_only_steps: int = 0  # optimiser steps of those rollouts
     save: Path | None = None  # folder of its checkpoints; None: `critic` in each checkpoint of the run
     keep_last: int = 2  # checkpoints in `save`
-    dedicated_ranks: DedicatedRanks | None = None  # None: it is on the policy's ranks
+    dedicated_ranks: DedicatedRanks | None = None  # None: it shares the ranks of the policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadSpec:
-    """How models leave the GPU that they share."""
+    """Offloading of models from a shared GPU."""
 
     mode: OffloadMode
-    keeps_copies: bool = True  # of models that move, on the host while they are on the GPU
+    keeps_copies: bool = True  # keep host memory while a model is on the GPU
     margin_bytes: int = 0  # of GPU memory that the memory saver keeps free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfilerSpec:
-    """What a rank writes down of its own work, for people who look for time and memory."""
+    """Profiles and memory reports that a rank writes."""
 
-    profile_rollouts: tuple[int, ...] = ()  # those that leave a profile
+    profile_rollouts: tuple[int, ...] = ()  # ids of profiled rollouts
     profile_folder: Path = Path("profile")
-    memory_folder: Path = Path(".")  # for what a rank leaves when it runs out of memory
+    memory_folder: Path = Path(".")  # for reports of ranks that run out of memory
 
     @classmethod
     def from_config(cls, debug: DebugConfig, *, run_folder: Path) -> "ProfilerSpec":
-        """What the group asks for, with folders that a rank finds wherever it works."""
+        """Settings of the group `debug`, with absolute folders: a rank may have another working directory."""
         return cls(
             profile_rollouts=tuple(debug.profile_rollouts or ()),
             profile_folder=Path(debug.profile_dir or run_folder / "profile").absolute(),
@@ -90,7 +90,7 @@ class ProfilerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSpec:
-    """The same for every rank; crosses to worker processes.
+    """Everything a trainer rank needs; the same for every rank.
 
     Example:
         TrainerSpec(model_path="/models/qwen3", train=config.train, fsdp=config.fsdp, optim=config.optim,
@@ -102,34 +102,36 @@ class TrainerSpec:
     fsdp: FsdpConfig
     optim: OptimConfig
     algo: AlgoConfig
-    temperature: float  # of the rollouts; logits are divided by it
+    temperature: float  # of the rollouts; divides the logits
     max_response_len: int  # tokens of the longest response
     total_steps: int  # optimiser steps of the whole run
     device: str  # "cpu" | "cuda"
-    timeout_minutes: float = 10.0  # that a collective may take
-    engine_shapes: EngineShapes | None = None  # of the engines, with `train.true_on_policy_mode`
-    start_weights: Path | None = None  # folder of Megatron-core's format to start from; None: weights of `model_path`
-    ref_path: str | None = None  # reference model of a KL loss or penalty; None: there is none
-    ref_checkpoint: Path | None = None  # folder of the checkpoint its weights are in; None: those of `ref_path`
-    critic: CriticSpec | None = None  # the value model of ppo; None: there is none
-    teacher: ModelSource | None = None  # of on-policy distillation; None: there is none
+    timeout_minutes: float = 10.0  # of a collective
+    engine_shapes: EngineShapes | None = None  # batch shapes of the engines, with `train.true_on_policy_mode`
+    start_weights: Path | None = None  # checkpoint in Megatron-core's format; None: weights of `model_path`
+    ref_path: str | None = None  # reference model of a KL loss or penalty; None: no reference
+    ref_checkpoint: Path | None = None  # checkpoint with its weights; None: weights of `ref_path`
+    critic: CriticSpec | None = None  # value model of ppo; None: no critic
+    teacher: ModelSource | None = None  # of on-policy distillation; None: no teacher
     offload: OffloadSpec | None = None  # None: every model stays on the device
     profiler: ProfilerSpec = field(default_factory=ProfilerSpec)
     megatron: MegatronConfig = field(default_factory=MegatronConfig)  # with `train.backend=megatron`
-    model: ModelConfig = field(default_factory=ModelConfig)  # likewise: what must agree with the model's own config
-    weight_owners: WeightOwners = WeightOwners.first  # of the weights that go to the engines
-    num_old_policies: int = 0  # weights of earlier versions that are kept to score what they generated
-    custom: Mapping[str, Any] = field(default_factory=dict)  # the config's node `custom`, for functions of the user
+    model: ModelConfig = field(
+        default_factory=ModelConfig
+    )  # with Megatron: fields that must match the model's own config
+    weight_owners: WeightOwners = WeightOwners.first  # of the weights that are sent to the engines
+    num_old_policies: int = 0  # earlier weight versions that are kept to score their tokens
+    custom: Mapping[str, Any] = field(default_factory=dict)  # config node `custom`, for functions of the user
 
     @property
     def context_ranks(self) -> int:
-        """Ranks that share each sample."""
+        """Number of ranks that share each sample."""
         is_megatron = self.train.backend == TrainBackendName.megatron
         return (self.megatron if is_megatron else self.fsdp).context_parallel_size
 
     @property
     def ranks_per_model(self) -> int:
-        """Ranks that take one micro-batch together."""
+        """Number of ranks that compute one micro-batch together."""
         if self.train.backend != TrainBackendName.megatron:
             return self.context_ranks
         sizes = self.megatron

@@ -39,6 +39,7 @@ def random_state() -> dict[str, Any]:
     """States of the generators of torch, numpy and Python, as JSON values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, next_gauss = random.getstate()
+    # Plain lists and base64 instead of pickle, which would run code of the file when it is read.
     state = {
         "torch": encode(torch.get_rng_state()),
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
@@ -104,11 +105,13 @@ def critic_checkpoint(critic: CriticSpec, folder: Path) -> Iterator[Path]:
         if own.exists():  # left by an interrupted save
             shutil.rmtree(own)
         own.mkdir(parents=True)
+    # The others write into the folder only after rank 0 has emptied it.
     dist.barrier()
     yield own
     if critic.save is None:
         return
     if dist.get_rank() == 0:
+        # Names have a fixed width, so they sort by rollout.
         others = sorted(path for path in own.parent.glob("rollout_*") if path.name < own.name)
         for old in others[: max(len(others) - critic.keep_last, 0)]:
             shutil.rmtree(old)

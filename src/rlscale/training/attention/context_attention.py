@@ -1,7 +1,7 @@
-"""Attention of a rank's own tokens to all tokens before them, wherever those are (context parallelism).
+"""Attention of a rank's own tokens to all tokens before them, on any rank (context parallelism).
 
 Shape legend: T rows of this rank, H query heads, J key/value heads, D head width, S spans of a bucket, Q and L their
-longest queries and keys, K places in the keys of all spans end to end.
+longest queries and keys, K keys of all spans end to end.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from rlscale.training.attention.packed import LengthBucket, as_wide, length_bucket, refuse_unknown, similar_lengths
+from rlscale.training.attention.packed import (
+    LengthBucket,
+    check_attention_options,
+    length_bucket,
+    pad_value_width,
+    similar_lengths,
+)
 from rlscale.training.packing.context_parallel import KeyRows, Span
 from rlscale.types import Int64
 
 CONTEXT_ATTENTION = "rlscale_context"
-"""The name under which transformers finds `context_attention`. It has no mask function, so models build no mask."""
+"""Name of `context_attention` in transformers. It has no mask function there, so models build no mask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanBucket:
-    """Neighbouring spans with about as many keys, which are attended to at once."""
+    """Neighbouring spans with about as many keys, which are computed at once."""
 
     queries: LengthBucket  # among the rows of this rank
     keys: LengthBucket  # in K
@@ -37,7 +43,7 @@ class SpanBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SpanLayout:
-    """The spans of this rank, whose rows lie end to end, and their keys. Made by `span_layout`."""
+    """Spans of this rank, whose rows are end to end, and their keys. Made by `span_layout`."""
 
     keys: KeyRows
     cu_queries: Tensor  # [spans + 1] int32
@@ -54,10 +60,13 @@ def span_layout(
     device: torch.device,
     alike: Callable[[Int64], Iterable[tuple[int, int]]] = similar_lengths,
 ) -> SpanLayout:
-    """The layout of spans as they lie end to end; a span has all positions up to its end as keys.
+    """Builds the layout of spans end to end. The keys of a span are all positions of its sample up to its end.
 
     Args:
-        alike: the runs of neighbours that make a bucket, by the ends of the spans; of itself for ascending ones.
+        spans: of this rank.
+        keys: their rows.
+        device: of the model.
+        alike: splits the ends of the spans into buckets of neighbours; the default expects ascending ends.
     """
     starts, stops = (np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "stop"))
     lengths = stops - starts
@@ -66,7 +75,7 @@ def span_layout(
     for first, last in alike(stops):
         some = slice(first, last)
         positions = starts[some, None] + np.arange(lengths[some].max())
-        # A padded query sees what the last real one sees: it must see something, or its softmax would be NaN.
+        # A padded query gets the position of the last real one: without any key its softmax would be NaN.
         positions = np.minimum(positions, stops[some, None] - 1)
         buckets.append(
             SpanBucket(
@@ -95,9 +104,9 @@ def context_attention(
     packing: SpanLayout,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sample, a collective: the attention function transformers calls in every layer.
+    """Causal attention inside each sample; the attention function that transformers calls in every layer.
 
-    Keys and values of all ranks are gathered, those of the prefix of each span picked, and the span attends to them.
+    A collective of the context group: it gathers keys and values of all ranks. A span attends to those of its prefix.
 
     Args:
         module: the attention layer; unused.
@@ -106,20 +115,20 @@ def context_attention(
         value: [1, J, T, D]
         attention_mask: always None, see `CONTEXT_ATTENTION`.
         packing: the spans.
-        options: of the layer: `scaling` (None: D ** -0.5) and `sliding_window` are honoured.
+        options: of the layer; `scaling` (None: D ** -0.5) and `sliding_window` are supported.
 
     Returns:
         [1, T, H, D] and no attention weights.
 
     Raises:
-        ValueError: the model asks for a feature that only `fsdp.attn_implementation=eager` has.
+        ValueError: the model needs a feature that only `fsdp.attn_implementation=eager` has.
     """
     assert attention_mask is None, "attention over spans takes no mask"
-    refuse_unknown(options)
+    check_attention_options(options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q_THD = query.squeeze(0).transpose(0, 1)
-    # Together, so that there is one collective. Heads may differ in width between keys and values.
+    # Side by side, so that there is one collective. Heads of keys and values may differ in width.
     both = packing.keys.spread(torch.cat((key, value), dim=-1).squeeze(0).transpose(0, 1))
     k_KJD, v_KJD = both[..., : key.shape[-1]], both[..., key.shape[-1] :]
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
@@ -135,11 +144,11 @@ AttentionInterface.register(CONTEXT_ATTENTION, context_attention)
 def _varlen(
     q_THD: Tensor, k_KJD: Tensor, v_KJD: Tensor, *, packing: SpanLayout, scale: float, window: int | None
 ) -> Tensor:
-    """By flash attention, which aligns the last query of a span with its last key."""
+    """Flash attention, which aligns the last query of a span with its last key."""
     out = varlen_attn(
         q_THD,
         k_KJD.contiguous(),
-        as_wide(v_KJD, q_THD).contiguous(),
+        pad_value_width(v_KJD, q_THD).contiguous(),
         packing.cu_queries,
         packing.cu_keys,
         packing.max_queries,
@@ -155,20 +164,21 @@ def _varlen(
 Masks = dict[tuple[int | None, torch.dtype], list[Tensor]]
 
 
-@lru_cache(maxsize=1)  # of the micro-batch at hand: its layers share them
-def _kept_masks(packing: SpanLayout) -> Masks:
+@lru_cache(maxsize=1)  # of the current micro-batch, whose layers share them
+def _mask_cache(packing: SpanLayout) -> Masks:
     return {}
 
 
 def _masks(packing: SpanLayout, window: int | None, dtype: torch.dtype) -> list[Tensor]:
-    """For each bucket 0 where a query may look and -inf where not. [S, 1, Q, L]"""
-    kept = _kept_masks(packing)
-    if (window, dtype) not in kept:
-        kept[window, dtype] = [_mask(bucket, window, dtype) for bucket in packing.buckets]
-    return kept[window, dtype]
+    """Mask of each bucket: 0 where a query may attend, -inf elsewhere. [S, 1, Q, L]"""
+    cached = _mask_cache(packing)
+    if (window, dtype) not in cached:
+        cached[window, dtype] = [_mask(bucket, window, dtype) for bucket in packing.buckets]
+    return cached[window, dtype]
 
 
 def _mask(bucket: SpanBucket, window: int | None, dtype: torch.dtype) -> Tensor:
+    # Key j of a span is position j of its sample: a query sees up to its own position, and not beyond the window.
     own, at_L = bucket.positions[..., None], torch.arange(bucket.keys.max_len, device=bucket.positions.device)
     hidden_SQL = at_L > own
     if window is not None:

@@ -1,4 +1,4 @@
-"""Attention over packed samples: every sample attends to itself alone, and no tensor is padded outside of this file.
+"""Attention over packed samples. Every sample attends only to itself; no tensor is padded outside of this file.
 
 Shape legend: T packed tokens, E tokens of the samples end to end (T, unless prompts are shared), S samples, H query
 heads, K key/value heads, D head width, L longest sample of a bucket.
@@ -23,10 +23,10 @@ from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts,
 from rlscale.types import Int64
 
 PACKED_ATTENTION = "rlscale_packed"
-"""The name under which transformers finds `packed_attention`. It has no mask function, so models build no mask."""
+"""Name of `packed_attention` in transformers. It has no mask function there, so models build no mask."""
 
-_BLOCKS_PAY = 1.5
-"""A prompt and its answers are one block where that takes up to so many times the scores of the samples apart."""
+_MAX_BLOCK_COST = 1.5
+"""Limit of the scores of blocks of prompts with their answers, relative to those of separate samples."""
 
 _MAX_SHORT = 64
 """Up to this length plain batched matmuls beat the CPU flash kernel (by 2 to 3 at 8 to 24 tokens, even at 128)."""
@@ -34,21 +34,21 @@ _MAX_SHORT = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthBucket:
-    """Neighbouring samples of similar length that are attended to as one [num_samples, H, max_len, D] tensor."""
+    """Neighbouring samples of similar length that are computed as one [num_samples, H, max_len, D] tensor."""
 
     start: int  # first packed row
     stop: int
     num_samples: int
     max_len: int
-    slots: Tensor | None  # [stop - start] where each row goes, in num_samples * max_len; None: all are max_len long
-    rows: Tensor | None  # [num_samples * max_len] the row in each slot, relative to start; any row where there is none
+    slots: Tensor | None  # [stop - start] slot of each row, in num_samples * max_len; None: all are max_len long
+    rows: Tensor | None  # [num_samples * max_len] row in each slot, relative to start; any row in slots of padding
 
     def pad(self, rows: Tensor) -> Tensor:
-        """Its part of packed rows [T, H, D], each sample filled up on the right. [num_samples, H, max_len, D]"""
+        """The bucket's part of packed rows [T, H, D], each sample padded right. [num_samples, H, max_len, D]"""
         return self.padded(rows[self.start : self.stop])
 
     def padded(self, rows: Tensor) -> Tensor:
-        """`pad` of the rows of this bucket alone."""
+        """`pad` of rows that are of this bucket only."""
         if self.slots is not None and self.rows is not None:
             rows = gather_rows(rows, self.rows, self.slots)
         return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
@@ -61,17 +61,17 @@ class LengthBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayout:
-    """Where samples lie in a packed row. Made by `packed_layout`."""
+    """Positions of the samples in a packed row. Made by `packed_layout`."""
 
     cu_seqlens: Tensor  # [S + 1] int32, in the samples end to end
     max_len: int
     buckets: tuple[LengthBucket, ...]
     shared: SharedPrompts | None = None
-    blocks: PromptBlocks | None = None  # attended to instead, where a layer looks back without limit
+    blocks: PromptBlocks | None = None  # used instead of buckets, in layers without a sliding window
 
 
 def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
-    """The layout of samples that lie end to end in order of ascending length, but for prompts they share."""
+    """Builds the layout of samples end to end, in order of ascending length; `shared` are prompts that occur once."""
     assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S)))
     buckets = []
@@ -80,7 +80,7 @@ def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPromp
     blocks = None
     if shared is not None and device.type == "cpu":
         scores = sum(bucket.num_samples * bucket.max_len**2 for bucket in buckets)
-        blocks = prompt_blocks(lengths_S, shared, most_scores=_BLOCKS_PAY * scores)
+        blocks = prompt_blocks(lengths_S, shared, most_scores=_MAX_BLOCK_COST * scores)
     return PackedLayout(
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
         max_len=int(lengths_S[-1]),
@@ -91,7 +91,7 @@ def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPromp
 
 
 def similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
-    """Ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than one more call."""
+    """Yields ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than another call."""
     first = 0
     while first < len(lengths_S):
         shortest = lengths_S[first]
@@ -101,12 +101,13 @@ def similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
 
 
 def length_bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
-    """Runs of rows that lie end to end from `start` on."""
+    """Builds a bucket of samples end to end, the first row at `start`."""
     num_samples, max_len, num_rows = len(lengths_S), int(lengths_S.max()), int(lengths_S.sum())
     slots = rows = None
     if num_rows != num_samples * max_len:
         starts = np.cumsum(lengths_S) - lengths_S
         row_index = np.arange(num_rows)
+        # Sample i moves from its start to i * max_len; slots of padding read row 0, as any row does.
         slot_of_row = row_index + np.repeat(np.arange(num_samples) * max_len - starts, lengths_S)
         row_of_slot = np.zeros(num_samples * max_len, dtype=np.int64)
         row_of_slot[slot_of_row] = row_index
@@ -126,7 +127,7 @@ def packed_attention(
     packing: PackedLayout,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sample: the attention function transformers calls in every layer.
+    """Causal attention inside each sample; the attention function that transformers calls in every layer.
 
     Args:
         module: the attention layer; unused.
@@ -134,26 +135,27 @@ def packed_attention(
         key: [1, K, T, D]
         value: [1, K, T, D]
         attention_mask: always None, see `PACKED_ATTENTION`.
-        packing: where the samples lie.
-        options: of the layer: `scaling` (None: D ** -0.5) and `sliding_window` are honoured.
+        packing: positions of the samples.
+        options: of the layer; `scaling` (None: D ** -0.5) and `sliding_window` are supported.
 
     Returns:
         [1, T, H, D] and no attention weights.
 
     Raises:
-        ValueError: the model asks for a feature only `fsdp.attn_implementation=eager` has.
+        ValueError: the model needs a feature that only `fsdp.attn_implementation=eager` has.
     """
     assert attention_mask is None, "packed attention takes no mask"
-    refuse_unknown(options)
+    check_attention_options(options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     shared, blocks = packing.shared, packing.blocks
-    if blocks is not None and not _limits(window, packing.max_len):
+    if blocks is not None and not _hides_rows(window, packing.max_len):
         parts = [blocks.pad(x) for x in (q, k, v)]
         return blocks.unpad(_attend_short(*parts, mask=blocks.mask, scale=scale)).unsqueeze(0), None
     if shared is not None:
         q, k, v = (shared.expanded(x) for x in (q, k, v))
+    # The kernel of varlen_attn exists for these dtypes only.
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out = _varlen(q, k, v, packing=packing, scale=scale, window=window)
     else:
@@ -170,25 +172,25 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 def attend_joined(
     qkv_TJD: Tensor, *, num_heads: int, num_kv_heads: int, packing: PackedLayout, scale: float, window: int | None
 ) -> Tensor:
-    """What `packed_attention` computes on a CPU, of queries, keys and values side by side, which move as one.
+    """Computes `packed_attention` on a CPU from queries, keys and values side by side, which are gathered as one.
 
     Args:
-        qkv_TJD: first the query heads, then those of keys, then those of values. [T, H + 2 K, D]
+        qkv_TJD: query heads, then key heads, then value heads. [T, H + 2 K, D]
         num_heads, num_kv_heads: H and K.
-        packing: where the samples lie.
+        packing: positions of the samples.
         scale: of the scores.
-        window: tokens that a query sees, itself included; None: all before it.
+        window: tokens that a query sees, including itself; None: all before it.
 
     Returns:
         [T, H, D]
     """
     shared, blocks = packing.shared, packing.blocks
-    if blocks is not None and not _limits(window, packing.max_len):
+    if blocks is not None and not _hides_rows(window, packing.max_len):
         q, k, v = torch.split(blocks.pad(qkv_TJD), [num_heads, num_kv_heads, num_kv_heads], dim=1)
         return blocks.unpad(_attend_short(q, k, v, mask=blocks.mask, scale=scale))
     if shared is not None:
         qkv_TJD = shared.expanded(qkv_TJD)
-    # Cut in one go: the gradient of every single slice would be as large as the whole.
+    # One split: the gradient of each separate slice would be as large as the whole tensor.
     pieces = torch.split(qkv_TJD, [bucket.stop - bucket.start for bucket in packing.buckets])
     parts = []
     for bucket, piece in zip(packing.buckets, pieces, strict=True):
@@ -200,8 +202,8 @@ def attend_joined(
     return out
 
 
-def refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Raises ValueError where a layer asks for what no attention of this package computes."""
+def check_attention_options(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for options of a layer that no attention of this package supports."""
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise ValueError(f"fsdp.attn_implementation must be eager for a model whose attention has {name}, got sdpa")
@@ -213,7 +215,7 @@ def _varlen(
     out = varlen_attn(
         q_THD,
         k_TKD,
-        as_wide(v_TKD, q_THD),
+        pad_value_width(v_TKD, q_THD),
         packing.cu_seqlens,
         packing.cu_seqlens,
         packing.max_len,
@@ -226,8 +228,8 @@ def _varlen(
     return out[..., : v_TKD.shape[-1]]
 
 
-def as_wide(v_TKD: Tensor, q_THD: Tensor) -> Tensor:
-    """Values filled up with zeros to the width of queries: flash attention has one width for all."""
+def pad_value_width(v_TKD: Tensor, q_THD: Tensor) -> Tensor:
+    """Values padded with zeros to the width of queries: flash attention has one width for all."""
     missing = q_THD.shape[-1] - v_TKD.shape[-1]
     return F.pad(v_TKD, (0, missing)) if missing else v_TKD
 
@@ -236,19 +238,19 @@ def _attend_bucket(
     q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, bucket: LengthBucket, scale: float, window: int | None
 ) -> Tensor:
     """Attention of the rows of one bucket. [stop - start, H, D]"""
-    # Padding lies right of every sample, so the causal rule alone keeps real queries away from it.
+    # Padding is to the right of every sample, so the causal mask alone hides it from real queries.
     return bucket.unpad(_causal(bucket.pad(q_THD), bucket.pad(k_TKD), bucket.pad(v_TKD), scale=scale, window=window))
 
 
-def _limits(window: int | None, length: int) -> bool:
-    """Whether a row may not see all before it."""
+def _hides_rows(window: int | None, length: int) -> bool:
+    """True where the window hides some of the rows before a row."""
     return window is not None and window < length
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
     """[S, H, L, D] from q [S, H, L, D], k and v [S, K, L, D]; values may be wider or narrower."""
     length = q.shape[2]
-    if not _limits(window, length):
+    if not _hides_rows(window, length):
         window = None
     if length <= _MAX_SHORT and not q.is_cuda:
         return _attend_short(q, k, v, mask=_causal_mask(length, window, torch.float32, q.device), scale=scale)
@@ -259,13 +261,14 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None
 
 
 def _attend_short(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float) -> Tensor:
-    """`_causal` by plain products. Query heads that share a key head become rows of one matrix: nothing is repeated.
+    """`_causal` by plain matrix products. Query heads that share a key head are rows of one matrix: no key is repeated.
 
-    `mask` is added to the scores: [L, L] of all, or [S, L, L].
+    `mask` is added to the scores: [L, L] for all samples, or [S, L, L].
     """
     (num, num_heads, length, width), num_kv_heads = q.shape, k.shape[1]
     per_kv = num_heads // num_kv_heads
     k, v = (x.reshape(num * num_kv_heads, length, x.shape[-1]) for x in (k, v))
+    # The softmax is in float32, for bfloat16 inputs too.
     scores = (q * scale).reshape(num * num_kv_heads, per_kv * length, width) @ k.transpose(1, 2)
     scores = scores.float().view(-1, num_kv_heads, per_kv, length, length) + mask.view(-1, 1, 1, length, length)
     out = scores.softmax(dim=-1).to(v.dtype).flatten(2, 3).flatten(0, 1) @ v
@@ -274,7 +277,7 @@ def _attend_short(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float
 
 @lru_cache(maxsize=64)
 def _causal_mask(length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[L, L]: True or 0 where a query may look, False or -inf where not."""
+    """Mask [L, L]: True or 0 where a query may attend, False or -inf elsewhere."""
     allowed = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     if window is not None:
         allowed = allowed.triu(1 - window)

@@ -1,1 +1,1 @@
-"""The trainer's forward pass in the shapes of the embedded engine, so that both give the same bits."""
+"""Forward pass of the trainer in the batch shapes of the embedded engine, so that both are bitwise equal."""

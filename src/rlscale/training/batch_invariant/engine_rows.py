@@ -1,10 +1,11 @@
-"""Which rows of a packed micro-batch the engine computed together, and in which shapes.
+"""Batch shapes in which the engine computed the rows of a packed micro-batch.
 
-The engine has a prompt in one go, padded, beside others of its length; every further token with one token each of other
-sequences, over a cache of fixed length. What the others are changes nothing, how many they are does.
+The engine computes a prompt in one pass, padded, in a batch with others of its length. It computes every further token
+in a decode batch with one token of other sequences, over a cache of fixed length. The content of the other rows does
+not change a row's bits; their number does.
 
-Shape legend: T packed tokens, R trainable tokens, P prompts of a block, L padded length, B rows of a lane, S its cached
-positions.
+Shape legend: T packed tokens, R trainable tokens, P prompts of a block, L padded length, B rows of a decode batch, S
+its cached positions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlscale.types import Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks:
-    """Rows that go through a product with a weight `size` at a time, the last ones beside rows of zeros."""
+    """Rows that are multiplied with a weight `size` at a time; the last block is padded with rows of zeros."""
 
     size: int
     rows: Tensor  # [n]
@@ -30,14 +31,14 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptBlock:
-    """Prompts that attend together. `rows` names packed rows, T where there is padding."""
+    """Prompts that are computed in one batch. `rows` are packed rows, T for padding."""
 
     rows: Tensor  # [P, L]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaneBlock:
-    """Tokens that attend together, each to its sample from the first row up to its own. T stands for no row."""
+class DecodeBlock:
+    """Tokens of one decode batch. Each attends to the rows of its sample up to its own. T stands for no row."""
 
     rows: Tensor  # [B]
     starts: Tensor  # [B] first row of the sample
@@ -46,39 +47,40 @@ class LaneBlock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRows:
-    """How the engine computed a micro-batch."""
+    """Batches of the engine in which a micro-batch was computed."""
 
     layers: tuple[Blocks, ...]  # of the T rows
     head: tuple[Blocks, ...]  # of the R rows of logits
     prompts: tuple[PromptBlock, ...]
-    lanes: tuple[LaneBlock, ...]
+    decodes: tuple[DecodeBlock, ...]
     num_positions: int  # of the longest sample
 
 
 def engine_rows(
     lengths_S: Int64, prompt_lens_S: Int64, *, logit_rows_R: Int64, shapes: EngineShapes, device: torch.device
 ) -> EngineRows:
-    """The shapes of samples that lie end to end.
+    """Computes the batch shapes of samples end to end.
 
     Args:
         lengths_S: tokens of each sample.
-        prompt_lens_S: of them in the prompt.
-        logit_rows_R: packed rows whose logits are wanted.
-        shapes: figures of the engine.
+        prompt_lens_S: tokens of each prompt.
+        logit_rows_R: packed rows whose logits are computed.
+        shapes: sizes of the engine's batches.
         device: of the micro-batch.
     """
     starts_S = np.cumsum(lengths_S) - lengths_S
     num_rows = int(lengths_S.sum())
     in_layers, in_head = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
-    prompts: dict[int, list[Int64]] = {}
-    lanes: dict[tuple[int, int], list[Int64]] = {}
+    prompts: dict[int, list[Int64]] = {}  # by padded length
+    decodes: dict[tuple[int, int], list[Int64]] = {}  # by cache length and number of slots
     for start, length, prompt_len in zip(starts_S.tolist(), lengths_S.tolist(), prompt_lens_S.tolist(), strict=True):
-        padded, lane = padded_len(prompt_len), shapes.decode_shape(prompt_len)
+        padded, shape = padded_len(prompt_len), shapes.decode_shape(prompt_len)
         rows = np.arange(start, start + length)
+        # Layers see all tokens of a batch of prompts; the output layer sees one row, the last one, of each prompt.
         in_layers[rows[:prompt_len]], in_head[rows[:prompt_len]] = fixed_rows(padded) * padded, fixed_rows(padded)
-        in_layers[rows[prompt_len:]] = in_head[rows[prompt_len:]] = lane[1]
+        in_layers[rows[prompt_len:]] = in_head[rows[prompt_len:]] = shape[1]
         prompts.setdefault(padded, []).append(rows[:prompt_len])
-        lanes.setdefault(lane, []).append(np.stack([rows[prompt_len:], np.full(length - prompt_len, start)]))
+        decodes.setdefault(shape, []).append(np.stack([rows[prompt_len:], np.full(length - prompt_len, start)]))
     return EngineRows(
         layers=_blocks(in_layers, device),
         head=_blocks(in_head[logit_rows_R], device),
@@ -87,10 +89,12 @@ def engine_rows(
             for padded, found in sorted(prompts.items())
             for some in _parts(found, fixed_rows(padded))
         ),
-        lanes=tuple(
+        decodes=tuple(
             block
-            for (cache_len, num_slots), found in sorted(lanes.items())
-            for block in _lane_blocks(np.concatenate(found, axis=1), cache_len, num_slots, fill=num_rows, device=device)
+            for (cache_len, num_slots), found in sorted(decodes.items())
+            for block in _decode_blocks(
+                np.concatenate(found, axis=1), cache_len, num_slots, fill=num_rows, device=device
+            )
         ),
         num_positions=int(lengths_S.max()),
     )
@@ -114,11 +118,13 @@ def _table(lists: Sequence[Int64], shape: tuple[int, int], *, fill: int, device:
     return torch.from_numpy(table).to(device)
 
 
-def _lane_blocks(tokens: Int64, length: int, num_slots: int, *, fill: int, device: torch.device) -> Iterator[LaneBlock]:
-    """Blocks of [2, n] rows and first rows."""
+def _decode_blocks(
+    tokens: Int64, length: int, num_slots: int, *, fill: int, device: torch.device
+) -> Iterator[DecodeBlock]:
+    """Yields blocks of `num_slots` tokens from [2, n]: their rows, and the first rows of their samples."""
     for start in range(0, tokens.shape[1], num_slots):
         some = np.full((2, num_slots), fill, dtype=np.int64)
         part = tokens[:, start : start + num_slots]
         some[:, : part.shape[1]] = part
         rows, starts = torch.from_numpy(some).to(device)
-        yield LaneBlock(rows=rows, starts=starts, length=length)
+        yield DecodeBlock(rows=rows, starts=starts, length=length)

@@ -1,4 +1,4 @@
-"""From a packed micro-batch to the shapes in which the engine computed it."""
+"""Adds the batch shapes of the engine to a packed micro-batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlscale.types import TrainBatch
 
 
 def add_engine_shapes(micro: Microbatch, batch: TrainBatch, *, shapes: EngineShapes) -> Microbatch:
-    """The same micro-batch, which says how the engine computed each of its tokens. Its prompts are not shared."""
+    """The same micro-batch with `engine_rows`. Its prompts must not be shared."""
     lengths_S = np.diff(batch.offsets)[micro.sample_indices]
-    # One without a sample holds a single token in the place of one.
+    # A micro-batch without samples holds a single token of one.
     lengths_S = np.minimum(lengths_S, micro.input_ids.shape[1])
     rows = engine_rows(
         lengths_S.astype(np.int64),

@@ -1,4 +1,4 @@
-"""The promise of `train.true_on_policy_mode`, checked at every rollout."""
+"""Check of `train.true_on_policy_mode` after every rollout."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rlscale.errors import WorkerError
 
 
 def check_equal_logprobs(metrics: Mapping[str, float], *, rank: int, num_rollouts: int) -> None:
-    """Raises WorkerError unless trainer and engine gave each token of the current weights the same logprob, bit by bit.
+    """Raises WorkerError unless trainer and engine logprobs of the current weights are bitwise equal.
 
     Args:
-        metrics: of a rollout, over all ranks.
+        metrics: of the rollout, over all ranks.
         rank: of this process.
-        num_rollouts: trained on before.
+        num_rollouts: trained on before this one.
     """
     largest = metrics.get("logprob_diff/max", 0.0)
     if largest == 0.0:

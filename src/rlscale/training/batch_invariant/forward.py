@@ -1,7 +1,7 @@
-"""A Hugging Face model that computes as the embedded engine does.
+"""Forward pass of a Hugging Face model that is bitwise equal to that of the embedded engine.
 
-Every operator is called with the engine's shapes; where the gradient of such a call would be in the way it is that of
-the plain operator, whose values differ in their last bits. Weights stay where the model and its sharding have them.
+Every operator is called with the batch shapes of the engine. Attention takes its gradient from the plain operator,
+whose values differ in the last bits. Weights stay in the model and its shards.
 
 Shape legend: T packed tokens, R trainable tokens, V vocabulary, H query heads, K key-value heads, D head dimension.
 """
@@ -27,12 +27,12 @@ from rlscale.training.attention.packed import PackedLayout, packed_attention
 from rlscale.training.batch_invariant.engine_rows import Blocks, EngineRows
 
 BLOCK = 128
-"""The engine draws from a vocabulary that is filled up to a multiple of this."""
+"""The engine pads the vocabulary to a multiple of this before it samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pass:
-    """What all layers of one forward pass need."""
+    """Inputs that all layers of a forward pass share."""
 
     rows: EngineRows
     packing: PackedLayout
@@ -42,7 +42,7 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
-    """A model and what is known of it."""
+    """A model, its decoder layers and its architecture."""
 
     model: PreTrainedModel
     layers: Sequence[nn.Module]
@@ -50,29 +50,29 @@ class _Parts:
 
 
 def use_engine_kernels(model: PreTrainedModel, layers: Sequence[nn.Module]) -> None:
-    """Has a model compute in the engine's shapes, in place; its forward pass then takes `engine_rows`.
+    """Replaces the forward pass of a model, in place; the new one needs `engine_rows`.
 
     Args:
         model: not sharded yet.
-        layers: its decoder layers, which the sharding gathers one by one.
+        layers: its decoder layers, which FSDP gathers one by one.
 
     Raises:
-        ConfigError: the embedded engine, or this copy of it, does not run such a model.
+        ConfigError: the embedded engine, or this forward pass, does not support the model.
     """
     try:
         config = DecoderConfig.from_config_json(model.config.to_dict())
     except ValueError as error:
         raise _refusal(model.config.model_type, str(error)) from error
     if config.routing is not None:
-        raise _refusal(model.config.model_type, "models with experts compute in other shapes in each of them")
+        raise _refusal(model.config.model_type, "in models with experts each expert computes in other batch shapes")
     for layer in layers:
-        # On the object: sharding changes its class, and calls this one after it has gathered the weights.
+        # On the instance: FSDP changes the class, and calls this method after it has gathered the weights.
         layer.forward = partial(_layer_forward, layer, config)
     model.forward = partial(_forward, _Parts(model=model, layers=layers, config=config))
 
 
 def computes_as_engine(model: nn.Module) -> bool:
-    """Whether `use_engine_kernels` was applied to a model."""
+    """True where `use_engine_kernels` was applied to the model."""
     forward = model.__dict__.get("forward")
     return isinstance(forward, partial) and forward.func is _forward
 
@@ -84,7 +84,7 @@ def _refusal(model_type: str, why: str) -> ConfigError:
 
 
 def engine_logprobs(logits_RV: Tensor, *, targets_R: Tensor, temperature: float) -> Tensor:
-    """Logprobs by the steps in which the engine comes to those it reports. [R] float32, without a gradient"""
+    """Logprobs by the same operations as in the engine. [R] float32, without a gradient"""
     num_rows, vocab_size = logits_RV.shape
     scaled = logits_RV.new_full((num_rows, -(-vocab_size // BLOCK) * BLOCK), -torch.inf, dtype=torch.float32)
     scaled[:, :vocab_size] = logits_RV.detach()
@@ -93,9 +93,9 @@ def engine_logprobs(logits_RV: Tensor, *, targets_R: Tensor, temperature: float)
     return scaled.softmax(dim=-1).gather(1, targets_R[:, None]).squeeze(1).double().log().float()
 
 
-def with_values(of: Tensor, values: Tensor) -> Tensor:
-    """A tensor with the given values and the gradient of `of`."""
-    result: Tensor = _WithValues.apply(of, values)  # type: ignore[no-untyped-call]
+def with_values(source: Tensor, values: Tensor) -> Tensor:
+    """A tensor with the given values and the gradient of `source`."""
+    result: Tensor = _WithValues.apply(source, values)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -121,7 +121,7 @@ def _forward(
     x = rms_norm(x[logits_to_keep], _weight(model.base_model, "norm"), eps=config.norm_eps)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     logits = _product(x, [head], engine_rows.head)
-    # Not a view: FSDP warns of those.
+    # A plain tensor, not a view: FSDP warns about views of its outputs.
     return CausalLMOutput(logits=torch.ops.aten._unsafe_view(logits, (1, *logits.shape)))
 
 
@@ -148,7 +148,7 @@ def _weight(module: nn.Module, name: str) -> Tensor:
 
 
 def _attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, context: _Pass) -> Tensor:
-    """Attention of all rows, each in the shape of the engine; the gradient is that of packed attention. [T, H D]"""
+    """Attention of all rows in the batch shapes of the engine, with the gradient of packed attention. [T, H D]"""
     exact = _attend_as_engine(q_THD.detach(), k_TKD.detach(), v_TKD.detach(), context.rows)
     if not torch.is_grad_enabled():
         return exact.flatten(1)
@@ -160,28 +160,29 @@ def _attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, context: _Pass) -> Tens
 def _attend_as_engine(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, rows: EngineRows) -> Tensor:
     num_rows, num_heads, width = q_THD.shape
     num_kv_heads = k_TKD.shape[1]
-    # A last row of zeros stands for padding; what is written there is dropped.
+    # Row T, of zeros, stands for padding: reads give zeros, and what is written there is dropped.
     q, k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (q_THD, k_TKD, v_TKD))
     out = torch.zeros_like(q)
     for prompts in rows.prompts:
         queries, keys, values = (x[prompts.rows].transpose(1, 2) for x in (q, k, v))
         out[prompts.rows.flatten()] = attend_prompts(queries, keys, values).transpose(1, 2).flatten(0, 1)
-    for lane in rows.lanes:
-        num_slots = len(lane.rows)
+    for decode in rows.decodes:
+        num_slots = len(decode.rows)
         pairs = num_slots * num_kv_heads
-        cached = lane.starts[:, None] + torch.arange(lane.length, device=q.device)
-        hidden = cached > lane.rows[:, None]
+        # Cached positions count from the first row of the sample; those after the token itself are hidden.
+        cached = decode.starts[:, None] + torch.arange(decode.length, device=q.device)
+        hidden = cached > decode.rows[:, None]
         cached = cached.masked_fill(hidden, num_rows)
-        queries = q[lane.rows].reshape(pairs, num_heads // num_kv_heads, width)
-        keys, values = (x[cached].transpose(1, 2).reshape(pairs, lane.length, width) for x in (k, v))
+        queries = q[decode.rows].reshape(pairs, num_heads // num_kv_heads, width)
+        keys, values = (x[cached].transpose(1, 2).reshape(pairs, decode.length, width) for x in (k, v))
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, -torch.inf)
         mask = mask.repeat_interleave(num_kv_heads, dim=0).unsqueeze(1)
-        out[lane.rows] = attend_cached(queries, keys, values, mask).view(num_slots, num_heads, width)
+        out[decode.rows] = attend_cached(queries, keys, values, mask).view(num_slots, num_heads, width)
     return out[:num_rows]
 
 
 def _product(x: Tensor, layers: Sequence[nn.Module], blocks: Sequence[Blocks]) -> Tensor:
-    """The product with the weights of linear layers that read the same input, side by side."""
+    """Product with the weights of linear layers of the same input, side by side."""
     weights = [layer.weight for layer in layers]
     biases = [layer.bias for layer in layers if getattr(layer, "bias", None) is not None]
     out: Tensor = _BlockProduct.apply(x, blocks, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
@@ -189,11 +190,11 @@ def _product(x: Tensor, layers: Sequence[nn.Module], blocks: Sequence[Blocks]) -
 
 
 class _BlockProduct(torch.autograd.Function):
-    """x @ W.T + b in blocks of rows, with the engine's kernel. The gradient is computed in one go."""
+    """x @ W.T + b in blocks of rows, with the engine's kernel. The backward pass is one plain product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, blocks: Sequence[Blocks], num_weights: int, *parameters: Tensor) -> Tensor:
-        # As they are: the sharding frees their memory until the backward pass, a concatenation would stay.
+        # The parameters themselves: FSDP frees their memory until the backward pass; a concatenation would stay.
         ctx.save_for_backward(x, *parameters)
         ctx.num_weights = num_weights
         weight, bias = _joined(parameters, num_weights)
@@ -229,8 +230,10 @@ def _joined(parameters: Sequence[Tensor], num_weights: int) -> tuple[Tensor, Ten
 
 
 class _WithValues(torch.autograd.Function):
+    """Returns `values`; the gradient goes to the first input unchanged."""
+
     @staticmethod
-    def forward(ctx: Any, of: Tensor, values: Tensor) -> Tensor:
+    def forward(ctx: Any, source: Tensor, values: Tensor) -> Tensor:
         return values.view_as(values)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Memory of a trainer on a CPU."""
+"""Settings of glibc's allocator for a trainer on a CPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _KEPT_BYTES = 256 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Has this process keep the memory that its tensors give back, for those of the next step; whether it could.
+    """Keeps freed memory in the process, for the tensors of the next step; returns whether the settings exist.
 
-    glibc returns large blocks to the system, and the pages of new ones come one fault at a time: without this a step of
-    50 million parameters took 1.15 times as long on two cores, and to write a new 64 MB tensor ten times as long.
-    A thread other than the first has its memory in pieces of 64 MB, which are given back whole unless twice as much is
-    asked for in advance: 4,200 faults a step of 3 million parameters, and 20 without. Only glibc has these settings.
+    By default glibc returns large blocks to the system, and each page of a new block costs a fault: a step of 50
+    million parameters took 1.15 times as long on two cores, and writing a new 64 MB tensor ten times as long. Threads
+    other than the first allocate in heaps of 64 MB, which are returned whole unless `TOP_PAD` requests more in advance:
+    4,200 faults per step of 3 million parameters by default, 20 with the settings. Only glibc has them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

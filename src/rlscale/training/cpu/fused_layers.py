@@ -1,8 +1,8 @@
-"""Decoder layers of few operators on a CPU: with small models the start of an operator costs more than its work.
+"""Fused decoder layers for a CPU: in small models the launch of an operator costs more than its work.
 
-A layer is one function up to attention and one after it, each with a backward pass written out: projections that read
-the same input are one product, and norms, rotation and gate take one or two passes over memory instead of five to ten.
-Formulas are those of transformers' layers, in float32; the last bits differ.
+A layer is one autograd function before attention and one after it, with explicit backward passes: projections of the
+same input are one product, and norms, rotation and gate need one or two passes over memory instead of five to ten. The
+formulas are those of transformers, in float32; the last bits differ.
 
 Shape legend: T packed tokens, W hidden width, H query heads, K key/value heads, J = H + 2 K, D head width, I width of
 the gated MLP.
@@ -30,7 +30,7 @@ _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Heads:
-    """Figures of the attention of a layer."""
+    """Sizes and options of the attention of a layer."""
 
     num: int
     num_kv: int
@@ -41,10 +41,10 @@ class _Heads:
 
 
 def use_fused_layers(model: PreTrainedModel, layers: Sequence[nn.Module]) -> int:
-    """Has those decoder layers of a model compute by few operators that can, in place; returns how many.
+    """Replaces the forward methods of suitable decoder layers, in place; returns the number of layers.
 
-    A layer stays as it is where it has a bias, adapters, experts or an activation other than SiLU, and goes on in its
-    own way for other inputs than packed float32 rows.
+    A layer with a bias, adapters, experts or an activation other than SiLU keeps its own method. So does a fused one
+    for other inputs than packed float32 rows.
 
     Args:
         model: not sharded yet, on a CPU, after `use_onednn`.
@@ -66,7 +66,7 @@ def use_fused_layers(model: PreTrainedModel, layers: Sequence[nn.Module]) -> int
             scale=float(attention.scaling),  # type: ignore[arg-type]
             window=getattr(attention, "sliding_window", None),
         )
-        # On the object: sharding changes its class, and calls this one after it has gathered the weights.
+        # On the instance: FSDP changes the class, and calls this method after it has gathered the weights.
         layer.forward = partial(_layer, layer, heads)
     return len(suitable)
 
@@ -75,19 +75,19 @@ def _is_plain(layer: nn.Module) -> bool:
     parts = dict(layer.named_modules())
     linear = all(type(parts.get(name)) is OneDnnLinear for name in (*_LINEAR, *_GATED))
     known = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "mlp.act_fn", "", *_LINEAR, *_GATED}
-    rest = parts.keys() - known
-    return linear and rest in (set(), {"self_attn.q_norm", "self_attn.k_norm"})
+    others = parts.keys() - known
+    return linear and others in (set(), {"self_attn.q_norm", "self_attn.k_norm"})
 
 
 def _layer(layer: nn.Module, heads: _Heads, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Takes and gives what the layer's own forward method does. [1, T, W]"""
+    """Forward method of a fused layer, with the signature of the original. [1, T, W]"""
     packing = options.get("packing")
     if args or hidden_states.dtype != torch.float32 or not isinstance(packing, PackedLayout):
         result: Tensor = type(layer).forward(layer, hidden_states, *args, **options)
         return result
     compute = partial(_compute, layer, heads, packing=packing, tables=options["position_embeddings"])
     if layer.training and getattr(layer, "gradient_checkpointing", False):
-        # transformers does this inside of the method that is replaced here.
+        # transformers does this in the method that is replaced here.
         saving: Tensor = layer._gradient_checkpointing_func(compute, hidden_states)  # type: ignore[operator]
         return saving
     return compute(hidden_states)
@@ -135,12 +135,13 @@ class _Project(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, heads: _Heads, tables: tuple[Tensor, Tensor], norm: Tensor, *weights: Tensor | None
     ) -> Tensor:
-        """`weights`: of the products for queries, keys and values, and of the norms of queries and keys, or None."""
+        """`weights`: of the projections to queries, keys and values, and of the norms of queries and keys, or None."""
         (cos, sin), (wq, wk, wv, q_norm, k_norm) = tables, weights
         assert wq is not None and wk is not None and wv is not None
         x_TW = x.flatten(0, 1)
         xn, rstd = _normed(x_TW, heads.eps)
         h = xn * norm
+        # The first H + K of the J heads are rotated, the values are not.
         num_rotated = heads.num + heads.num_kv
         qkv = product(h, torch.cat((wq, wk, wv))).view(len(h), num_rotated + heads.num_kv, heads.width)
         qk, v = qkv[:, :num_rotated], qkv[:, num_rotated:]
@@ -163,6 +164,7 @@ class _Project(torch.autograd.Function):
         num_rotated = heads.num + heads.num_kv
         d_qkv = torch.empty_like(grad, memory_format=torch.contiguous_format)
         d_qk = d_qkv[:, :num_rotated]
+        # The transpose of a rotation is the rotation by the negative angle.
         _rotate(grad[:, :num_rotated], cos, -sin, out=d_qk)
         d_qkv[:, num_rotated:] = grad[:, num_rotated:]
         d_qn = d_kn = None
@@ -180,11 +182,11 @@ class _Project(torch.autograd.Function):
 
 
 class _MixAndMlp(torch.autograd.Function):
-    """The rest of a layer from what attention gives, and the layer's input. [1, T, W]"""
+    """Output projection, residual, norm and gated MLP, from the result of attention and the layer's input. [1, T, W]"""
 
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, x: Tensor, eps: float, *weights: Tensor) -> Tensor:
-        """`weights`: of the product after attention, of the norm, and of the MLP for gate, up and down."""
+        """`weights`: of the output projection, of the norm, and of gate, up and down of the MLP."""
         wo, norm, w_gate, w_up, w_down = weights
         x_TW = product(mixed, wo).add_(x.flatten(0, 1))
         xn, rstd = _normed(x_TW, eps)
@@ -194,7 +196,7 @@ class _MixAndMlp(torch.autograd.Function):
         active = F.silu(gate)
         out = product(active * up, w_down).add_(x_TW)
         ctx.save_for_backward(mixed, xn, rstd, h, gate_up, active, wo, norm, w_gate, w_up, w_down)
-        # Not a view: FSDP warns of those.
+        # A plain tensor, not a view: FSDP warns about views of its outputs.
         fresh: Tensor = torch.ops.aten._unsafe_view(out, x.shape)
         return fresh
 
@@ -208,6 +210,7 @@ class _MixAndMlp(torch.autograd.Function):
         d_inner = product(grad, w_down.t())
         d_gate_up = torch.empty_like(gate_up)
         d_gate, d_up = d_gate_up.chunk(2, dim=1)
+        # d_up before d_gate: `mul_` overwrites d_inner.
         torch.mul(d_inner, active, out=d_up)
         torch.ops.aten.silu_backward.grad_input(d_inner.mul_(up), gate, grad_input=d_gate)
         dg = du = None
@@ -215,21 +218,21 @@ class _MixAndMlp(torch.autograd.Function):
             dg, du = torch.split(weight_gradient(d_gate_up, h), [len(w_gate), len(w_up)])
         d_x = product(d_gate_up, torch.cat((w_gate, w_up)).t())
         d_norm = _norm_backward(d_x, xn, rstd, norm)
-        d_x.add_(grad)
+        d_x.add_(grad)  # the residual connection
         d_wo = weight_gradient(d_x, mixed) if needs[3] else None
         d_mixed = product(d_x, wo.t())
         return d_mixed, d_x.unsqueeze(0), None, d_wo, d_norm, dg, du, d_down
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """X / sqrt(mean x^2 + eps) over the last axis, and the factor [..., 1]."""
+    """RMS norm: x / sqrt(mean x^2 + eps) over the last dim, and the factor [..., 1]."""
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     rstd = norms.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     return x * rstd, rstd
 
 
 def _norm_backward(grad: Tensor, xn: Tensor, rstd: Tensor, weight: Tensor) -> Tensor:
-    """Turns the gradient of `xn * weight` into that of x, in place; returns that of the weight, summed over tokens.
+    """Turns the gradient of `xn * weight` into that of x, in place; returns that of the weight, over all tokens.
 
     d x = rstd (g - xn mean(g xn)) with g = grad * weight.
     """
@@ -241,12 +244,12 @@ def _norm_backward(grad: Tensor, xn: Tensor, rstd: Tensor, weight: Tensor) -> Te
 
 
 def _head_weights(q_norm: Tensor, k_norm: Tensor, heads: _Heads) -> Tensor:
-    """A row for each head that is rotated. [H + K, D]"""
+    """Norm weights of all rotated heads, a row each. [H + K, D]"""
     return torch.cat((q_norm.expand(heads.num, -1), k_norm.expand(heads.num_kv, -1)))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor) -> None:
-    """Writes x cos + (-x_high, x_low) sin; with -sin it is undone. cos and sin are [T, 1, D], of equal halves."""
+    """Writes x cos + (-x_high, x_low) sin; -sin inverts it. cos and sin are [T, 1, D], with equal halves."""
     half = x.shape[-1] // 2
     low, high = x[..., :half], x[..., half:]
     torch.mul(x, cos, out=out)

@@ -1,9 +1,9 @@
 """Linear layers through oneDNN on a CPU.
 
-torch computes float32 matrix products with MKL, which leaves AVX-512 unused on CPUs that are not Intel's. oneDNN does
-not: on an AMD EPYC (Zen 5, two cores, 3,072 tokens, 128 to 384 features) the products of forward pass and input
-gradient ran at 400 to 490 GFLOP/s instead of 210, that of the weight gradient at 1.2 to 1.7 times its rate (600 to
-1,664 tokens). All are exact float32.
+torch computes float32 matrix products with MKL, which does not use AVX-512 on CPUs of other vendors than Intel. oneDNN
+does: on an AMD EPYC (Zen 5, two cores, 3,072 tokens, 128 to 384 features) the products of forward pass and input
+gradient ran at 400 to 490 GFLOP/s instead of 210, and the product of the weight gradient 1.2 to 1.7 times as fast (600
+to 1,664 tokens). All are exact float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class OneDnnLinear(nn.Linear):
-    """A bias-free float32 `nn.Linear` on the CPU. Made of one by `use_onednn`; other inputs take the usual way."""
+    """Bias-free float32 `nn.Linear` on the CPU, made by `use_onednn`. Other inputs use the default kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not _fits(input):
@@ -26,7 +26,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_onednn(model: nn.Module) -> int:
-    """Turns the plain bias-free linear layers of a model into OneDnnLinear, in place; returns how many there were."""
+    """Turns the plain bias-free linear layers of a model into OneDnnLinear, in place; returns their number."""
     if not torch._C._has_mkldnn:
         return 0
     layers = [m for m in model.modules() if type(m) is nn.Linear and m.bias is None]
@@ -36,15 +36,15 @@ def use_onednn(model: nn.Module) -> int:
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:
-    """X @ w.T without a gradient, through oneDNN where that is the faster way."""
+    """Product x @ w.T without a gradient, through oneDNN where it is faster."""
     return _product(x, w) if _fits(x) else F.linear(x, w)
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """grad.T @ x, of rows that belong together: the gradient of w in x @ w.T. [O, I] from [T, O] and [T, I]
+    """grad.T @ x: the gradient of w in x @ w.T. [O, I] from [T, O] and [T, I]
 
-    oneDNN wants its first operand in one piece, so that one of the two is transposed in memory: here the narrower one.
-    With 1,536 outputs, 256 inputs and 1,660 rows the product took 0.84 of the time of the other way around.
+    oneDNN needs a contiguous first operand, so one of the two is transposed in memory: the narrower one. With 1,536
+    outputs, 256 inputs and 1,660 rows that took 0.84 of the time of the other order.
     """
     if grad.shape[1] > x.shape[1]:
         return product(x.t(), grad.t()).t().contiguous()
@@ -52,7 +52,9 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.device.type == "cpu" and torch._C._has_mkldnn  # torch for ARM may lack it
+    return (
+        x.dtype == torch.float32 and x.device.type == "cpu" and torch._C._has_mkldnn
+    )  # torch for ARM may be built without
 
 
 class _OneDnnProduct(torch.autograd.Function):
@@ -73,8 +75,8 @@ class _OneDnnProduct(torch.autograd.Function):
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
-    """X @ w.T by the operator behind torch.compile's CPU linear layers."""
+    """Product x @ w.T by the operator that torch.compile uses for linear layers on a CPU."""
     out = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
-    # The operator views its result in the shape of x; nothing else holds the base, and FSDP warns of views.
+    # The result is a view of a base that nothing else holds. FSDP warns about views, so it becomes a plain tensor.
     fresh: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
     return fresh

@@ -49,6 +49,7 @@ def save_state(
         _tensors(model, optimizer, reference),
         storage_writer=HuggingFaceStorageWriter(str(folder / "tensors"), save_distributed=True),
     )
+    # Each rank has its own random state, so each writes a file.
     (folder / "random").mkdir(exist_ok=True)
     write_json(folder / "random" / f"rank_{rank}.json", random_state())
     if rank == 0:

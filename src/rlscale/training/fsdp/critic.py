@@ -20,7 +20,7 @@ from rlscale.training.offload import Offloader, state_tensors
 from rlscale.training.optim.lr_schedule import LrSchedule
 from rlscale.training.optim.optimizer import make_optimizer
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import PackedRollout, TrainColumns, all_reduce_column, put_microbatch
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, all_reduce_column, write_microbatch
 from rlscale.training.spec import CriticSpec, TrainerSpec
 from rlscale.training.trainer_state import (
     CRITIC_FOLDER,
@@ -66,7 +66,7 @@ class FsdpCritic:
         with rollout.timed("values"):
             column = torch.zeros(rollout.num_tokens)
             for micro in rollout.scoring_micros:
-                put_microbatch(column, micro, self._values(micro).cpu())
+                write_microbatch(column, micro, self._values(micro).cpu())
             reshard(self.model)
             values = all_reduce_column(column, device=self._device, group=rollout.data_group)
         assert values is not None, "there is a column"

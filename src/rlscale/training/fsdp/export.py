@@ -1,4 +1,4 @@
-"""Full weights of a sharded model, for engines and for transformers."""
+"""Full weights of a sharded model, for engines and for transformers. All functions are collectives of all ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str,
         plain = base_name(name)
         if plain is None:
             continue
-        # In its type before the gather: half the bytes in bfloat16.
+        # Cast before the gather: half the bytes in bfloat16.
         adapter = adapters.get(plain)
         weight = parameter.detach().to(dtype) if adapter is None else merge_adapter(parameter, adapter, dtype=dtype)
         yield plain, (weight.full_tensor() if isinstance(weight, DTensor) else weight).contiguous()
@@ -36,7 +36,7 @@ def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str,
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What belongs to a model's weights without being trained, in its own type: the bias of DeepSeek-V3's router."""
+    """Yields weights that are buffers and not trained, in their own dtype: the bias of DeepSeek-V3's router."""
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
@@ -44,29 +44,30 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Like `full_weights`, under the names that published checkpoints use: of experts, each matrix by itself.
+    """`full_weights` with the names of published checkpoints, which have a separate matrix for each expert.
 
-    transformers keeps those of a layer as one tensor, for one grouped product instead of many small ones.
+    transformers keeps the experts of a layer in one tensor, for one grouped product instead of many small ones.
     """
     for name, weight in full_weights(model, dtype=dtype):
-        # A weight with three dimensions is a stack of experts. Others are not asked about: it takes time for each.
+        # Only stacks of experts have three dims. The conversion takes time for each weight, so others skip it.
         parts = revert_weight_conversion(model, {name: weight}) if weight.dim() == 3 else {name: weight}
         for part, tensor in parts.items():
             yield part, tensor.contiguous()
 
 
 def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype) -> None:
-    """Writes a folder that transformers loads, and adapters by themselves in `adapter` below it; a collective.
+    """Writes a folder that transformers loads, with the adapters alone in its subfolder `adapter`.
 
-    Rank 0 holds the whole model in memory and writes.
+    Rank 0 writes, and holds the whole model in host memory.
 
     Args:
         model: sharded.
-        folder: made if needed, seen by rank 0.
-        source: Hugging Face folder or hub id that configuration and tokenizer are taken from.
+        folder: created by rank 0 if needed.
+        source: Hugging Face folder or hub id with the configuration and the tokenizer.
         dtype: of the weights in the files.
     """
     weights = {}
+    # Every rank iterates: each item is a collective. Only rank 0 keeps the result.
     for name, weight in full_weights(model, dtype=dtype):
         if dist.get_rank() == 0:
             weights[name] = weight.cpu()
@@ -80,7 +81,7 @@ def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype
 
 def _write(weights: dict[str, Tensor], folder: Path, *, source: str, dtype: torch.dtype) -> None:
     config = AutoConfig.from_pretrained(source)
-    with torch.device("meta"):  # save_pretrained is a method; its tensors come from `weights`
+    with torch.device("meta"):  # save_pretrained is a method, but its tensors come from `weights`
         shell = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     if shell.can_generate() and _has_generation_config(source):
         shell.generation_config = GenerationConfig.from_pretrained(source)

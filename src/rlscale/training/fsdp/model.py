@@ -1,4 +1,4 @@
-"""A Hugging Face model, sharded over the ranks with FSDP2."""
+"""Loading of a Hugging Face model and its sharding over the ranks with FSDP2."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def load_sharded(
     is_trained: bool,
     has_value_head: bool = False,
 ) -> PreTrainedModel:
-    """Loads a model on every rank and keeps this rank's shard of it, in float32.
+    """Loads a model on every rank and keeps this rank's shard of it, in float32; a collective of all ranks.
 
-    Every decoder layer is a unit of its own; embeddings, final norm and output layer belong to the root. Where there is
-    nothing to shard or to cast (`is_whole`) the model is left as it is; checkpoints are the same.
+    Every decoder layer is an FSDP unit; embeddings, final norm and output layer are in the root unit. Where there is
+    nothing to shard or to cast (`stays_whole`) the model is not wrapped; checkpoints are the same.
 
     Args:
         path: Hugging Face folder or hub id.
         mesh: one axis with all ranks.
         fsdp: attention kernel and gradient checkpointing.
-        train: number format of the computation (weights and gradient reductions are float32 in any case), chosen
-            parameters, and tokens whose logits exist at a time.
+        train: dtype of the computation (weights and gradient reductions are always float32), trained parameters, and
+            tokens whose logits exist at a time.
         is_trained: False for a model that only scores.
-        has_value_head: put a new value head in the place of the output layer.
+        has_value_head: replace the output layer by a new value head.
     """
     kernel = attention_kernel(fsdp, device_type=mesh.device_type, is_padded=train.qkv_format == QkvFormat.bshd)
     model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
@@ -52,11 +52,13 @@ def load_sharded(
         use_value_head(model)
     model.requires_grad_(is_trained)
     if is_trained:
+        # A critic next to adapters trains all of its weights.
         if train.lora.rank and not has_value_head:
             add_adapters(model, train.lora, seed=train.seed)
         else:
             freeze_parameters(model, train)
-    _switch_off_dropout(model)
+    _disable_dropout(model)
+    # Before sharding: these change classes and forward methods, which FSDP then wraps.
     if mesh.device_type == "cpu":
         use_onednn(model)
         if not train.true_on_policy_mode:
@@ -69,12 +71,14 @@ def load_sharded(
             use_engine_kernels(model, decoder_layers(model))
         else:
             replace_with_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
-    if is_whole(mesh, train):
+    if stays_whole(mesh, train):
         _own_memory(model)
         return model
+    # Parameters and their gradients stay float32; only the gathered copies have the dtype of the computation.
     policy = MixedPrecisionPolicy()
     if train.dtype != ComputeDtype.float32:
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[train.dtype], reduce_dtype=torch.float32)
+    # Layers before the root: the root unit takes the parameters that are left.
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -82,13 +86,13 @@ def load_sharded(
 
 
 def attention_kernel(fsdp: FsdpConfig, *, device_type: str, is_padded: bool = False) -> str:
-    """The name transformers knows the chosen attention by: packed unless flash attention brings that itself."""
+    """Name of the attention in transformers: ours for packed samples, unless flash attention supports them itself."""
     choice = fsdp.attn_implementation
     if is_padded:
         has_kernel = choice != AttnImplementation.flash_attention_2 or device_type == "cuda"
         return str(choice if has_kernel else AttnImplementation.sdpa)
     if fsdp.context_parallel_size > 1:
-        assert choice != AttnImplementation.eager, "a rule refuses eager attention over several ranks"
+        assert choice != AttnImplementation.eager, "a config rule excludes eager attention with context parallelism"
         return CONTEXT_ATTENTION
     if choice == AttnImplementation.flash_attention_2 and device_type == "cuda":
         return str(choice)
@@ -96,7 +100,7 @@ def attention_kernel(fsdp: FsdpConfig, *, device_type: str, is_padded: bool = Fa
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks that transformers says must not be split, which are the decoder layers."""
+    """Decoder layers: the modules that transformers lists as not to be split."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     assert layers, f"{type(model).__name__} names no decoder layers"
@@ -104,47 +108,48 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def has_shapes_of(model: nn.Module, other: nn.Module) -> bool:
-    """Whether both have the same parameters, by name and shape."""
+    """True where both models have the same parameters, by name and shape."""
     shapes, others = ({name: p.shape for name, p in each.named_parameters()} for each in (model, other))
     return shapes == others
 
 
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Writes the weights of one model into another of the same shapes, each rank its own shard."""
-    into, out_of = ((*each.parameters(), *each.buffers()) for each in (target, source))
-    for theirs, ours in zip(into, out_of, strict=True):
-        theirs.copy_(ours)
+    """Copies the weights of one model into another of the same shapes; each rank copies its shard, no communication."""
+    new, old = ((*each.parameters(), *each.buffers()) for each in (source, target))
+    for destination, tensor in zip(old, new, strict=True):
+        destination.copy_(tensor)
 
 
 @torch.no_grad()
 def _own_memory(model: nn.Module) -> None:
-    """Copies the weights out of the files they are mapped from, into storages that can be freed and taken anew."""
+    """Copies the weights out of the memory-mapped files, into storages that can be freed and allocated again."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
 
 
-def is_whole(mesh: DeviceMesh, train: TrainConfig) -> bool:
-    """Whether a model stays unsharded: one rank on a CPU that casts nothing would pay for the hooks alone."""
+def stays_whole(mesh: DeviceMesh, train: TrainConfig) -> bool:
+    """True where a model is not wrapped: with one rank on a CPU and no cast, FSDP's hooks only cost time."""
     return mesh.device_type == "cpu" and mesh.size() == 1 and train.dtype == ComputeDtype.float32
 
 
 def reshard(model: nn.Module) -> None:
-    """Gives back gathered parameters after a forward pass without a backward one: the next optimiser step would not
-    reach the copy of the root's.
+    """Frees gathered parameters after a forward pass without a backward pass.
+
+    FSDP keeps the root unit gathered: without this the next forward pass would use its weights from before the step.
     """
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def sync_gradients(model: nn.Module, *, is_last: bool) -> None:
-    """Has the next backward pass reduce gradients over the ranks, or only add them up."""
+    """Makes the next backward pass reduce gradients over all ranks (last micro-batch), or only accumulate them."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
 
 
-def _switch_off_dropout(model: nn.Module) -> None:
-    """Old and new logprobs must be those of one function of the tokens."""
+def _disable_dropout(model: nn.Module) -> None:
+    """Disables dropout: old and new logprobs must come from the same function."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -56,6 +56,7 @@ def _shards(model: nn.Module) -> Shards:
 
 
 def _to_host(shard: Tensor) -> Tensor:
+    # Pinned, so that copies from and to the GPU are fast.
     copy = torch.empty(shard.shape, dtype=shard.dtype, pin_memory=shard.is_cuda)
     return copy.copy_(shard)
 

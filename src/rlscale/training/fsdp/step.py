@@ -24,7 +24,7 @@ from rlscale.training.modules.logprob_head import LogprobHead, LogprobRequest, o
 from rlscale.training.optim.optimizer import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.optim.step_checks import StepSettings, check_gradient, check_loss
 from rlscale.training.packing.microbatch import Microbatch, PaddedLayout
-from rlscale.training.rollout_state import PackedRollout, put_microbatch
+from rlscale.training.rollout_state import PackedRollout, write_microbatch
 
 
 def compute_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
@@ -75,6 +75,7 @@ def policy_terms(
     terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad, recompute=recompute)
     if micro.shard is None:
         return terms
+    # Both columns in one collective.
     logprobs, entropy = micro.gather_shards(torch.stack(terms, dim=-1)).unbind(dim=-1)
     return logprobs, entropy if entropy_grad else entropy.detach()
 
@@ -124,13 +125,14 @@ def score_logprobs(
     ranks, which have the same number of micro-batches.
     """
     column = torch.zeros(rollout.num_tokens)
+    # No early exit: each forward pass gathers parameters, so all ranks must run the same number.
     for micro in rollout.scoring_micros:
         if entropies is None:
             logprobs = _logprobs(model, micro, temperature=temperature)
         else:
             logprobs, entropy = policy_terms(model, micro, temperature=temperature, entropy_grad=False)
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
-        put_microbatch(column, micro, logprobs.cpu())
+        write_microbatch(column, micro, logprobs.cpu())
     reshard(model)
     return column
 
@@ -170,6 +172,7 @@ def optim_step(
     """
     result, shares_by_rank = metrics.gather(keep_empty=True)
     step, role = settings.number, settings.role
+    # Each rank has the shares of all ranks, so that every rank names the same one.
     check_loss(shares_by_rank["loss"], step=step, role=role)
     result["grad_norm"] = clip_gradient(list(model.parameters()), max_norm=settings.max_grad_norm)
     check_gradient(

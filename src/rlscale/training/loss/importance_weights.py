@@ -77,6 +77,7 @@ def _custom_weights(
 
 
 def _correction(algo: AlgoConfig) -> Correction:
+    # IcePop is masked importance sampling per token, without rejection and veto.
     if algo.tis_type == TisType.icepop:
         return Correction(band=Band(level="token", low=algo.tis_clip_low, high=algo.tis_clip), mode="mask")
     mis = algo.mis

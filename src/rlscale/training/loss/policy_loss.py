@@ -94,6 +94,7 @@ def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Micro
     rollout_logprobs = take_microbatch(columns.rollout_logprobs, micro)
     assert rollout_logprobs is not None, "the batch has the logprobs of the engine"
     versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(rollout_logprobs.device)
+    # A token is stale if an earlier version of the weights generated it.
     is_current = micro.layout.mask_T & (versions == rollout.batch.version)
     current = logprob_difference(logprobs, rollout_logprobs_T=rollout_logprobs, mask_T=is_current)
     rollout.metrics.add(current.sums, prefix="logprob_diff/")

@@ -70,6 +70,7 @@ def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping
             )
         )
     advantages = _add_distillation(algo, inputs, estimated.advantages_T)
+    # Over the whole rollout, not a step or a micro-batch: every rank has all advantages.
     if algo.normalize_advantages:
         advantages = whiten(advantages, mask_T=layout.mask_T)
     return replace(estimated, advantages_T=advantages)

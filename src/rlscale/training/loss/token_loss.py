@@ -132,6 +132,7 @@ def token_losses(
         )
     else:
         losses, sums = _policy_loss(algo, logprobs=logprobs, inputs=inputs, layout=layout, custom=custom)
+    # Reported with a coefficient of 0, too; it then has no gradient.
     if inputs.ref_logprobs is not None and algo.use_kl_loss:
         kl = _kl(algo, logprobs=logprobs, inputs=inputs, layout=layout)
         sums["kl_loss"] = layout.sum_and_count(kl)
@@ -150,6 +151,7 @@ def _policy_loss(
     assert inputs.advantages is not None, "a policy loss needs advantages"
     old = _old(logprobs, inputs=inputs)
     policy_loss = POLICY_LOSSES[ESTIMATORS[algo.advantage_estimator].policy_loss]
+    # CISPO clips the weight instead of the loss, which has no second bound.
     dual = None if algo.advantage_estimator == AdvantageEstimator.cispo else algo.eps_clip_c
     clip = ClipRange(low=algo.eps_clip, high=algo.eps_clip_high, dual=dual)
     losses, sums = policy_loss(logprobs, old_logprobs_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip)
@@ -160,6 +162,7 @@ def _policy_loss(
         )
         losses = losses * weights
         sums |= weight_sums
+    # The weights of the rollout are normalised by one factor, which no cut into micro-batches can change.
     if algo.use_tis:
         assert inputs.rollout_logprobs is not None, "off-policy correction needs the logprobs of the engine"
         weights, weight_sums = compute_engine_weights(

@@ -49,6 +49,7 @@ def check_column(returned: object, *, name: str, layout: TokenLayout) -> Tensor:
         ValueError: of another type, shape or device, or not finite at a trainable token; the message names a sample.
     """
     column_T = check_tensor(returned, name=name, like=layout.mask_T)
+    # Masked tokens may have any value: it is replaced by 0 before it is used.
     bad_T = layout.mask_T & ~torch.isfinite(column_T.detach())
     if bad_T.any():
         first = int(bad_T.nonzero()[0])

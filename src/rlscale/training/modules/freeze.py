@@ -1,4 +1,4 @@
-"""Which parameters are trained: `train.only_train_params` and `train.freeze_params`."""
+"""Freezing of parameters: `train.only_train_params` and `train.freeze_params`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlscale.errors import ConfigError, Problem
 
 
 def freeze_parameters(model: nn.Module, train: TrainConfig) -> None:
-    """Freezes the parameters that are not to be trained; all others require a gradient.
+    """Freezes the parameters that are not trained; all others require a gradient.
 
     Raises:
-        ConfigError: a pattern is found in no name, or nothing is left to train.
+        ConfigError: a pattern matches no name, or no parameter is left to train.
     """
     names = [name for name, _ in model.named_parameters()]
     key = "train.only_train_params" if train.only_train_params is not None else "train.freeze_params"

@@ -1,4 +1,4 @@
-"""An output layer that gives logprobs instead of logits, where the vocabulary is large.
+"""Output layer that returns logprobs instead of logits, for large vocabularies.
 
 Shape legend: R trainable tokens of a micro-batch, V vocabulary, H hidden width.
 """
@@ -19,15 +19,15 @@ from rlscale.errors import ConfigError, Problem
 from rlscale.training.cpu.onednn_linear import OneDnnLinear, product
 
 MIN_VOCABULARY = 4096
-"""Below it the logits of a micro-batch are small, and the plain way is the faster one."""
+"""Smaller vocabularies have small logits, for which plain products are faster."""
 
 TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
-"""Logits that exist at a time: 16 MB in float32, most of which stay in a CPU's cache; on a GPU enough to occupy it."""
+"""Logits that exist at a time: 16 MB in float32 mostly stay in the cache of a CPU; on a GPU enough to occupy it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobRequest:
-    """What is to be computed instead of logits."""
+    """Targets and options of the logprobs that are computed instead of logits."""
 
     targets: Tensor  # [R]
     temperature: float
@@ -40,35 +40,37 @@ class LogprobHead(OneDnnLinear):
     The layer itself computes them because only in its forward pass are the weights of a sharded model gathered.
     """
 
-    asked: LogprobRequest | None = None
+    request: LogprobRequest | None = None
     chunk_tokens: int | None = None  # None: by TILE_ELEMENTS
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.asked is None:
+        request = self.request
+        if request is None:
             return super().forward(input)
-        asked, (vocab_size, _) = self.asked, self.weight.shape
+        vocab_size, _ = self.weight.shape
         options = HeadOptions(
             chunk_tokens=self.chunk_tokens or max(1, TILE_ELEMENTS[input.device.type] // vocab_size),
-            temperature=asked.temperature,
-            entropy_grad=asked.entropy_grad,
+            temperature=request.temperature,
+            entropy_grad=request.entropy_grad,
             product=product,
         )
-        both = logprobs_from_hidden(input.squeeze(0), self.weight, targets_T=asked.targets, options=options)
-        # Not a view: FSDP warns of those.
+        both = logprobs_from_hidden(input.squeeze(0), self.weight, targets_T=request.targets, options=options)
+        # A new tensor, not a view: FSDP warns about views of its outputs.
         return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
 
     @contextmanager
-    def requesting(self, asked: LogprobRequest) -> Iterator[None]:
-        self.asked = asked
+    def requesting(self, request: LogprobRequest) -> Iterator[None]:
+        """Makes the layer return logprobs and entropies instead of logits."""
+        self.request = request
         try:
             yield
         finally:
-            self.asked = None
+            self.request = None
 
 
 @contextmanager
 def select_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
-    """Has an output layer see the given rows of its input alone, as [1, R, H] of [S, L, H]; `rows` count S * L."""
+    """Restricts an output layer to some rows of its input: [1, R, H] of [S, L, H]; `rows` are indices into S * L."""
     hook = layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[rows].unsqueeze(0),))
     try:
         yield
@@ -77,33 +79,35 @@ def select_rows(layer: nn.Module, rows: Tensor) -> Iterator[None]:
 
 
 def replace_with_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1) -> bool:
-    """Turns the output layer of a model into a LogprobHead, in place; whether it did.
+    """Turns the output layer of a model into a LogprobHead, in place; returns whether it did.
 
     Args:
-        chunk_tokens: tokens whose logits take the memory of the tile that exists at a time. Not above 0: a model with a
-            small vocabulary keeps its layer, and with a large one it depends on that.
+        model: not sharded yet.
+        chunk_tokens: tokens whose logits exist at a time. 0 or less: a small vocabulary keeps its layer, and a large
+            one gets a number that fits `TILE_ELEMENTS`.
 
     Raises:
-        ConfigError: logits of this model cannot be made by tiles, and it was asked for.
+        ConfigError: `chunk_tokens` is set, and the logits of this model cannot be computed in chunks.
     """
-    head, is_asked = output_layer(model), chunk_tokens > 0
+    head, is_set = output_layer(model), chunk_tokens > 0
     plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None
     if not plain or not find_family(model.config.model_type).chunked_logits:
-        if is_asked:
+        if is_set:
             rule = f"be -1 with a model of the type {model.config.model_type}"
             fix = "its logits are more than the product of its output layer; lower batch.max_tokens_per_gpu instead"
             problem = Problem(path="train.log_probs_chunk_size", rule=rule, value=str(chunk_tokens), fix=fix)
             raise ConfigError([problem])
         return False
     assert isinstance(head, nn.Linear)
-    if head.weight.shape[0] < MIN_VOCABULARY and not is_asked:
+    if head.weight.shape[0] < MIN_VOCABULARY and not is_set:
         return False
+    # In place: the weight may be tied to the embedding, and keeps its name.
     head.__class__ = LogprobHead
-    head.chunk_tokens = chunk_tokens if is_asked else None  # type: ignore[assignment]  # now a LogprobHead
+    head.chunk_tokens = chunk_tokens if is_set else None  # type: ignore[assignment]  # now a LogprobHead
     return True
 
 
 def output_layer(model: PreTrainedModel) -> nn.Module | None:
-    """The layer that makes logits of hidden states."""
+    """Layer that computes logits from hidden states."""
     layer: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return layer

@@ -1,4 +1,4 @@
-"""Adapters of low rank (LoRA, 2106.09685) by peft: put into a model, merge_adapter for engines, saved in peft's format.
+"""Low-rank adapters (LoRA, arXiv:2106.09685) by peft: added to a model, merged for engines, saved in peft's format.
 
 A layer with weight W [out, in] acts as W + scale * B A, with A [rank, in], B [out, rank] and scale = alpha / rank.
 """
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
-"""What peft puts before the names of parameters in its files."""
+"""Prefix of parameter names in peft's files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """That of one layer."""
+    """Adapter of one layer."""
 
     a: Tensor
     b: Tensor
@@ -40,22 +40,23 @@ class Adapter:
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None:
-    """Gives the linear layers of a model adapters, in place; nothing else of it requires a gradient any more.
+    """Adds adapters to the linear layers of a model, in place. Only the adapters require a gradient afterwards.
 
     Args:
         model: not sharded yet.
         lora: of rank 1 or more.
-        seed: of A; B begins at 0. The same on all ranks.
+        seed: of A, the same on all ranks; B starts at 0.
 
     Raises:
-        ConfigError: the model has no such layers, `lora.load` is no folder of such adapters, or peft is missing.
+        ConfigError: the model has no such layers, `lora.load` does not fit them, or peft is not installed.
     """
     try:
-        # An optional part: imported where it is asked for.
+        # Imported here: peft is optional.
         from peft import inject_adapter_in_model
     except ImportError as error:
         fix = f"{error}; pip install 'rlscale[lora]'"
         raise _problem("rank", "be 0 without peft", str(lora.rank), fix) from error
+    # A fork of the generator: all ranks draw the same A, and the states of training stay.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -72,7 +73,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
 
 
 def find_adapters(model: nn.Module) -> dict[str, Adapter]:
-    """The adapters by the name of the parameter they are added to, which is that of the model without them."""
+    """Adapters by the name that their weight has in the model without adapters."""
     found = {}
     for name, layer in model.named_modules():
         if hasattr(layer, "lora_A"):
@@ -82,17 +83,17 @@ def find_adapters(model: nn.Module) -> dict[str, Adapter]:
 
 
 def base_name(name: str) -> str | None:
-    """The name a parameter has in the model without adapters; None for those of the adapters."""
+    """Name of a parameter in the model without adapters; None for parameters of adapters."""
     return None if _is_adapter(name) else name.replace(".base_layer.", ".")
 
 
 def merge_adapter(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Tensor:
-    """W + scale * B A, computed in float32 and sharded as W is; a collective where W is sharded."""
+    """W + scale * B A, computed in float32 and sharded as W; a collective of the ranks that share W."""
     if not isinstance(weight, DTensor):
         return (weight.float() + adapter.scale * (adapter.b.float() @ adapter.a.float())).to(dtype)
     a, b = adapter.a, adapter.b
-    assert isinstance(a, DTensor) and isinstance(b, DTensor), "adapters are sharded beside their layer"
-    # Rows of W are rows of B: only A is gathered.
+    assert isinstance(a, DTensor) and isinstance(b, DTensor), "adapters are sharded with their layer"
+    # W and B are sharded by the same rows, so only A is gathered.
     rows = weight.to_local().float() + adapter.scale * (b.to_local().float() @ a.full_tensor().float())
     return DTensor.from_local(
         rows.to(dtype), weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
@@ -100,12 +101,12 @@ def merge_adapter(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Te
 
 
 def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
-    """Writes the adapters, in float32, as peft does; a collective. Rank 0 writes.
+    """Writes the adapters in float32, in peft's format; a collective of all ranks, rank 0 writes.
 
     Args:
         model: with adapters, sharded or not.
-        folder: made if needed.
-        base: Hugging Face folder or hub id of the model they belong to.
+        folder: created if needed.
+        base: Hugging Face folder or hub id of the model without adapters.
     """
     tensors = {}
     for name, parameter in model.named_parameters():
@@ -143,17 +144,17 @@ def _load(model: nn.Module, folder: Path) -> None:
 
 
 def _check_fit(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    strange = sorted(found.keys() ^ wanted.keys())
-    strange += [name for name in found if name in wanted and found[name].shape != wanted[name].shape]
-    if strange:
-        name = strange[0]
+    unexpected = sorted(found.keys() ^ wanted.keys())
+    unexpected += [name for name in found if name in wanted and found[name].shape != wanted[name].shape]
+    if unexpected:
+        name = unexpected[0]
         shapes = [tuple(each[name].shape) if name in each else "nothing" for each in (found, wanted)]
         fix = f"{name} is {shapes[0]} there and {shapes[1]} here; check train.lora.rank and train.lora.target_modules"
         raise _problem("load", "hold adapters of this model and rank", str(folder), fix)
 
 
 def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> PeftConfig:
-    # An optional part: imported where it is asked for.
+    # Imported here: peft is optional.
     from peft import LoraConfig as PeftConfig
 
     return PeftConfig(
@@ -162,7 +163,7 @@ def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> PeftConfig:
 
 
 def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """Last names of the linear layers, without the output layer."""
+    """Last parts of the names of the linear layers, without the output layer."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
     return sorted({name.split(".")[-1] for name in linear})

@@ -1,4 +1,4 @@
-"""The output layer of a value model: one number at each position instead of logits."""
+"""Output layer of a value model: one number per position instead of logits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlscale.training.modules.logprob_head import output_layer
 class ValueHead(nn.Linear):
     """Hidden states [..., H] to values [..., 1], without a bias.
 
-    Starts at 0, so that before the first step every value is 0 and advantages are plain returns; no random number is
-    drawn, so every rank makes the same one.
+    The weight starts at 0: before the first step every value is 0 and advantages are plain returns. No random number is
+    needed, so all ranks have the same weight.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -23,7 +23,7 @@ class ValueHead(nn.Linear):
 
 
 def use_value_head(model: PreTrainedModel) -> None:
-    """Puts a new value head in the place of a model's output layer. A tied embedding stays as it is, untied."""
+    """Replaces the output layer of a model by a new value head. A tied embedding keeps its weight and is untied."""
     layer = output_layer(model)
     assert isinstance(layer, nn.Linear), f"{type(model).__name__} has no linear output layer"
     model.set_output_embeddings(ValueHead(layer.in_features))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""An output layer whose vocabulary is shared out among the ranks of a group (tensor parallelism)."""
+"""Output layer whose vocabulary is split over the ranks of a group (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rlscale.algo.linear_logprobs import VocabShard
 
 
 def vocab_shard(group: dist.ProcessGroup | dist.ProcessGroupGloo, *, first: int) -> VocabShard:
-    """What `logprobs_from_hidden` needs to work on a part of the vocabulary.
+    """Builds the reductions with which `logprobs_from_hidden` works on a part of the vocabulary.
 
-    Each pass makes two reductions of [T] numbers; the backward pass makes one of [T, H].
+    The forward pass all-reduces [T] twice over the group, the backward pass [T, H] once.
 
     Args:
-        group: the ranks that hold the parts; all of them call `logprobs_from_hidden`, and its backward pass.
+        group: the ranks of the parts; all of them call `logprobs_from_hidden` and its backward pass.
         first: token id of this rank's first row of the output layer.
     """
 

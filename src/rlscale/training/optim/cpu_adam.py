@@ -1,4 +1,4 @@
-"""AdamW whose moments lie in host memory: 8 bytes a parameter less on the GPU."""
+"""AdamW with its moments in host memory, which saves 8 bytes per parameter on the GPU."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlscale.training.optim.muon import local_shard
 
 
 class HostAdamW(torch.optim.AdamW):
-    """Steps on the CPU, by torch's fused kernel: a parameter and its gradient come down, the parameter goes up again.
+    """Steps on the CPU with torch's fused kernel. Parameters and gradients stay on their device between steps.
 
-    12 bytes a parameter cross the bus in each step. Parameters and gradients stay on their device between steps. On a
-    CPU it is AdamW, bit for bit.
+    Each step copies parameter and gradient to the host and the parameter back: 12 bytes per parameter. On a CPU it is
+    bitwise equal to AdamW.
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # gives no loss
-        """One step of every parameter with a gradient."""
-        assert closure is None, "the gradient is there already"
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # returns no loss
+        """Steps every parameter with a gradient."""
+        assert closure is None, "the gradient is computed before"
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:
@@ -31,8 +31,8 @@ class HostAdamW(torch.optim.AdamW):
                 state = self.state[parameter]
                 if not state:
                     state.update(host_state(parameter))
-                theirs = local_shard(parameter)
-                weight = theirs.cpu()
+                on_device = local_shard(parameter)
+                weight = on_device.cpu()
                 adamw(
                     [weight],
                     [local_shard(parameter.grad).cpu()],
@@ -49,12 +49,13 @@ class HostAdamW(torch.optim.AdamW):
                     eps=group["eps"],
                     maximize=False,
                 )
-                if weight is not theirs:
-                    theirs.copy_(weight)
+                # `cpu()` returns the tensor itself on a CPU: then the kernel has updated it in place.
+                if weight is not on_device:
+                    on_device.copy_(weight)
 
 
 def host_state(parameter: Tensor, *, num_steps: int = 0) -> dict[str, Tensor]:
-    """Adam's state of a parameter in host memory, sharded as the parameter is, after `num_steps` without a gradient."""
+    """State of Adam in host memory, sharded as the parameter, after `num_steps` steps without a gradient."""
     moments = {name: _host_zeros(parameter) for name in ("exp_avg", "exp_avg_sq")}
     return {"step": torch.tensor(float(num_steps)), **moments}
 
@@ -63,5 +64,5 @@ def _host_zeros(parameter: Tensor) -> Tensor:
     zeros = torch.zeros_like(local_shard(parameter), device="cpu", memory_format=torch.contiguous_format)
     if not isinstance(parameter, DTensor):
         return zeros
-    # By the class itself, as FSDP does for what it offloads: `from_local` would move it to the mesh's device.
+    # The constructor, as FSDP uses it to offload: `from_local` would move the tensor to the device of the mesh.
     return DTensor(zeros, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]

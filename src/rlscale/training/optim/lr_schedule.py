@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step."""
+"""Learning rate as a function of the step."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from rlscale.config import LrDecayStyle, OptimConfig, WsdDecayStyle
 
-_FALLS: dict[LrDecayStyle | WsdDecayStyle, Callable[[float], float]] = {
+_DECAYS: dict[LrDecayStyle | WsdDecayStyle, Callable[[float], float]] = {
     LrDecayStyle.constant: lambda progress: 1.0,
     LrDecayStyle.linear: lambda progress: 1.0 - progress,
     LrDecayStyle.cosine: lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
     WsdDecayStyle.exponential: lambda progress: 2.0 * 0.5**progress - 1.0,
     WsdDecayStyle.minus_sqrt: lambda progress: 1.0 - math.sqrt(progress),
 }
-"""From the part of the decay that is over, 0 to 1, to the share of the way from floor to peak, 1 to 0."""
+"""From the finished part of the decay, 0 to 1, to the factor between floor and peak, 1 to 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LrSchedule:
-    """Rises in `warmup_steps` equal parts to the peak, then decays until `decay_steps`.
+    """Rises to the peak in `warmup_steps` equal increments, then decays until `decay_steps`.
 
     With w = warmup_steps, d = decay_steps and steps s = 0, 1, ...: peak * (s + 1) / w for s < w, so that step w - 1 is
-    the first at the peak and no step is made at rate 0; then floor + (peak - floor) * decay(p) with
+    the first at the peak and no step has a rate of 0; then floor + (peak - floor) * decay(p) with
     p = min((s - w) / (d - w), 1). The decays of p:
 
         linear 1 - p;  cosine (1 + cos(pi p)) / 2;  polynomial (1 - p)^power
@@ -64,24 +64,24 @@ class LrSchedule:
         )
 
     def at(self, step: int) -> float:
-        """The rate of the optimiser step with this 0-based number."""
+        """Learning rate of the optimiser step with this 0-based number."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         if self.style == LrDecayStyle.inverse_square_root:
             rate = self.peak * math.sqrt(max(self.warmup_steps, 1) / (step + 1))
             return self.floor if step >= self.decay_steps else max(self.floor, rate)
-        return self.floor + (self.peak - self.floor) * self._share(step)
+        return self.floor + (self.peak - self.floor) * self._decay(step)
 
-    def _share(self, step: int) -> float:
-        progress = _part(step - self.warmup_steps, self.decay_steps - self.warmup_steps)
+    def _decay(self, step: int) -> float:
+        progress = _progress(step - self.warmup_steps, self.decay_steps - self.warmup_steps)
         if self.style == LrDecayStyle.wsd:
-            # A fall longer than the decay begins with it.
+            # A fall that is longer than the decay starts with it.
             num_steps = min(self.fall_steps, self.decay_steps - self.warmup_steps)
-            return _FALLS[self.fall](_part(step - (self.decay_steps - num_steps), num_steps))
+            return _DECAYS[self.fall](_progress(step - (self.decay_steps - num_steps), num_steps))
         if self.style == LrDecayStyle.polynomial:
             return float((1.0 - progress) ** self.power)
-        return _FALLS[self.style](progress)
+        return _DECAYS[self.style](progress)
 
 
-def _part(done: int, total: int) -> float:
+def _progress(done: int, total: int) -> float:
     return min(max(done / total, 0.0), 1.0) if total > 0 else 1.0

@@ -1,7 +1,7 @@
-"""Muon for matrices that are sharded over ranks, AdamW for everything else.
+"""Muon for matrices that are sharded over ranks, AdamW for all other parameters.
 
-Jordan et al., "Muon: An optimizer for hidden layers in neural networks"; the scale of the rate is theirs. torch's own
-Muon knows neither shards nor stacks of experts.
+Jordan et al., "Muon: An optimizer for hidden layers in neural networks", with their scale of the learning rate. torch's
+Muon supports neither shards nor stacks of experts.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 EPS = 1e-7
 MUON = "muon"
-"""Entry of a group of parameters: whether Muon steps it."""
+"""Key of a parameter group: True where Muon steps it."""
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Steps the groups with `MUON` by Muon and the others by AdamW. All of them have `lr` and `weight_decay`.
+    """Steps groups with `MUON` by Muon and the others by AdamW. Every group has `lr` and `weight_decay`.
 
     With G the gradient of a matrix W [rows, columns] and B its mean: B = mu B + (1 - mu) G, U = (1 - mu) G + mu B
     (Nesterov), W = (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonalize(U). A parameter of three dimensions is
     a stack of matrices.
 
-    Invariant: `step` is a collective over the ranks that share the parameters. A matrix is orthogonalised whole, on one
-    rank, so that the number of ranks changes nothing but rounding; ranks take turns in the order of the parameters.
+    Invariant: `step` is a collective of the ranks that share the parameters. One rank orthogonalises a whole matrix, so
+    that the number of ranks changes only rounding; matrices are assigned to ranks in the order of the parameters.
 
     Example:
-        MuonAdamW([{"params": matrices, "muon": True}, {"params": rest, "muon": False}], momentum=0.95, adam={})
+        MuonAdamW([{"params": matrices, "muon": True}, {"params": others, "muon": False}], momentum=0.95, adam={})
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], *, momentum: float, adam: dict[str, Any]) -> None:
@@ -44,14 +44,14 @@ class MuonAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if not group[MUON]]
         if others:
             self._adam = torch.optim.AdamW(others, **adam)
-            # The same groups and the same state: who sets a rate or saves a moment sees one optimiser.
+            # Shared groups and state: callers set rates and save moments as of one optimiser.
             self._adam.param_groups = others
             self._adam.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # gives no loss
-        """One step of every parameter with a gradient."""
-        assert closure is None, "the gradient is there already"
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # returns no loss
+        """Steps every parameter with a gradient; a collective of the ranks that share the parameters."""
+        assert closure is None, "the gradient is computed before"
         if self._adam is not None:
             self._adam.step()
         for group in self.param_groups:
@@ -66,34 +66,35 @@ class MuonAdamW(torch.optim.Optimizer):
                 weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's rows of what is to be orthogonalised."""
+        """This rank's rows of the Nesterov direction U, which is orthogonalised."""
         state = self.state[parameter]
         if not state:
             state.update(muon_state(parameter))
-        assert parameter.grad is not None, "parameters without a gradient are left out"
+        assert parameter.grad is not None, "parameters without a gradient are skipped"
         grad, mean = local_shard(parameter.grad), local_shard(state["momentum_buffer"])
         mean.lerp_(grad, 1.0 - self._momentum)
         return grad.lerp(mean, self._momentum)
 
 
 def muon_state(parameter: Tensor) -> dict[str, Tensor]:
-    """The state of a matrix before its first step."""
+    """State of a matrix before its first step."""
     return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """About U V^T of the singular value decomposition U S V^T of each matrix, by a quintic Newton-Schulz iteration.
+    """Approximates U V^T of the SVD U S V^T of each matrix by a quintic Newton-Schulz iteration.
 
-    The coefficients are Jordan's: in few iterations they bring singular values to between 0.7 and 1.2, not to 1.
+    With Jordan's coefficients few iterations bring singular values to between 0.7 and 1.2, not to 1.
 
     Args:
-        matrices: one, or a stack. [..., rows, columns] float32
+        matrices: one matrix or a stack. [..., rows, columns] float32
 
     Returns:
-        The same shape and type. Computed in bfloat16 on a GPU, where that is several times as fast.
+        The same shape and type. Computed in bfloat16 on a GPU, where it is several times as fast.
     """
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     is_tall = x.shape[-2] > x.shape[-1]
+    # The Gram matrix is of the shorter side. The norm bounds the singular values by 1, where the iteration converges.
     x = x.mT if is_tall else x
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=EPS)
     a, b, c = COEFFICIENTS
@@ -105,11 +106,11 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def orthogonalize_all(parameters: Sequence[Tensor], shards: Sequence[Tensor]) -> list[Tensor]:
-    """`orthogonalize` for matrices of which each rank has some rows; a collective.
+    """`orthogonalize` for matrices that are sharded by rows; a collective of the ranks that share them.
 
     Args:
-        parameters: say how each is sharded.
-        shards: this rank's rows of what is to be orthogonalised; of a stack, its matrices.
+        parameters: with their sharding.
+        shards: this rank's rows of the matrices to orthogonalise; of a stack, its matrices.
 
     Returns:
         This rank's rows of the results.
@@ -124,22 +125,23 @@ def orthogonalize_all(parameters: Sequence[Tensor], shards: Sequence[Tensor]) ->
     group = _shard_group(parameters[cut[0]]) if cut else None
     num_ranks = 1 if group is None else dist.get_world_size(group)
     for start in range(0, len(cut), num_ranks):
-        assert group is not None, "matrices are cut over ranks"
-        turn = cut[start : start + num_ranks]
-        shapes = [tuple(parameters[i].shape) for i in turn]
-        whole = _gather_own(group, shapes, [shards[i] for i in turn])
+        assert group is not None, "matrices are sharded over ranks"
+        # A round of one matrix per rank: all_to_all collects matrix i on rank i, and sends its rows back.
+        owned = cut[start : start + num_ranks]
+        shapes = [tuple(parameters[i].shape) for i in owned]
+        whole = _gather_own(group, shapes, [shards[i] for i in owned])
         own = whole if not whole.numel() else orthogonalize(whole)
-        results.update(zip(turn, _give_back(group, shapes, own), strict=True))
+        results.update(zip(owned, _scatter_rows(group, shapes, own), strict=True))
     return [results[i] for i in range(len(parameters))]
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
+    """This rank's part of a tensor, or the tensor itself where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _shard_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The ranks that share the rows of a parameter; None: it is whole here."""
+    """Ranks that share the rows of a parameter; None: this rank has all of them."""
     if not isinstance(parameter, DTensor):
         return None
     cut = [axis for axis, placement in enumerate(parameter.placements) if isinstance(placement, Shard)]
@@ -150,13 +152,13 @@ def _shard_group(parameter: Tensor) -> dist.ProcessGroup | None:
 
 
 def _rows_of(num_rows: int, num_ranks: int) -> list[int]:
-    """Rows of each rank, as FSDP cuts them."""
+    """Number of rows of each rank, as FSDP shards them."""
     most = -(-num_rows // num_ranks)
     return [min(max(num_rows - rank * most, 0), most) for rank in range(num_ranks)]
 
 
 def _sizes(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    """Numbers this rank sends to the owner of each matrix (owner i: rank i), and gets of its own one from each rank."""
+    """Elements sent to the owner of each matrix (rank i owns matrix i), and received from each rank of the own one."""
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     sent = [_rows_of(rows, num_ranks)[rank] * columns for rows, columns in shapes]
     received = [0] * num_ranks
@@ -167,7 +169,7 @@ def _sizes(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]]) -> tuple
 
 
 def _gather_own(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]], shards: Sequence[Tensor]) -> Tensor:
-    """The matrix this rank owns, in full; an empty one where there are fewer matrices than ranks."""
+    """Matrix that this rank owns, empty where there are fewer matrices than ranks; a collective of `group`."""
     sent, received = _sizes(group, shapes)
     flat = torch.cat([shard.flatten() for shard in shards])
     out = flat.new_empty(sum(received))
@@ -176,8 +178,8 @@ def _gather_own(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]], sha
     return out.view(shapes[rank]) if rank < len(shapes) else out
 
 
-def _give_back(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]], own: Tensor) -> list[Tensor]:
-    """This rank's rows of all the matrices, from their owners: `_gather_own` the other way."""
+def _scatter_rows(group: dist.ProcessGroup, shapes: Sequence[tuple[int, ...]], own: Tensor) -> list[Tensor]:
+    """Inverse of `_gather_own`: this rank's rows of all matrices, from their owners; a collective of `group`."""
     received, sent = _sizes(group, shapes)
     out = own.new_empty(sum(received))
     flat = own.flatten().contiguous()

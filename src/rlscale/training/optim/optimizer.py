@@ -1,4 +1,4 @@
-"""The optimiser, and what is done to gradients before it steps."""
+"""Optimiser of a model, its state, and the clipping of gradients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlscale.training.optim.cpu_adam import HostAdamW, host_state
 from rlscale.training.optim.muon import MUON, MuonAdamW, local_shard, muon_state
 
 SCALE = "lr_scale"
-"""Entry of a group of parameters: its learning rate as a multiple of `optim.lr`."""
+"""Key of a parameter group: its learning rate as a multiple of `optim.lr`."""
 
 
 def make_optimizer(model: PreTrainedModel, *, optim: OptimConfig) -> torch.optim.Optimizer:
-    """The optimiser of `optim.name` over all trainable parameters. Weight decay applies to each, norms included.
+    """Builds the optimiser of `optim.name` over all trainable parameters. Weight decay applies to all, norms included.
 
-    Where `optim` has a learning rate for embedding, output layer or matrices, each kind is a group of its own. AdamW is
-    torch's fused one, for vectors and tables beside Muon too.
+    Where `optim` has a learning rate for embedding, output layer or matrices, each kind is a separate group. AdamW is
+    torch's fused kernel, also for vectors and tables next to Muon.
     """
     adam: dict[str, Any] = {
         "lr": 0.0,  # set before every step
@@ -41,9 +41,9 @@ def make_optimizer(model: PreTrainedModel, *, optim: OptimConfig) -> torch.optim
 
 
 def fill_state(optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
-    """Gives every parameter a state as after `num_steps` steps, with moments of 0: something to load a checkpoint into.
+    """Gives every parameter the state after `num_steps` steps with moments of 0, into which a checkpoint is loaded.
 
-    0 steps: no state at all, as before the first step.
+    With 0 steps there is no state, as before the first step.
     """
     optimizer.state.clear()
     for group in optimizer.param_groups if num_steps else ():
@@ -53,31 +53,31 @@ def fill_state(optimizer: torch.optim.Optimizer, *, num_steps: int) -> None:
             elif isinstance(optimizer, HostAdamW):
                 state = host_state(parameter, num_steps=num_steps)
             else:
-                # A tensor each: the fused kernel counts up in place. It lives where the parameter does.
+                # One tensor per parameter, on its device: the fused kernel increments it in place.
                 step = torch.tensor(float(num_steps), device=parameter.device)
                 state = {"step": step, **{moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")}}
             optimizer.state[parameter] = state
 
 
 def optimizer_moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What the optimiser keeps of a parameter, as large as the parameter itself, by name; empty before the first step.
+    """Moments of a parameter, each as large as the parameter, by name; empty before the first step.
 
-    The number of steps is none of it: that is the same for all.
+    The step count is excluded: it is the same for all parameters.
     """
-    # Not by indexing: it would make an entry.
+    # Not by indexing: `state` is a defaultdict, which would add an entry.
     return {name: value for name, value in optimizer.state.get(parameter, {}).items() if name != "step"}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
-    """Sets the learning rate of the next step: of each group of parameters in its proportion."""
+    """Sets the learning rate of the next step, scaled for each parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group[SCALE]
 
 
 def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
-    """Trainable parameters by their learning rate (and for Muon by who steps them), in the order of the model."""
+    """Trainable parameters grouped by learning rate, and for Muon by algorithm, in the order of the model."""
     given = {"embedding": optim.embedding_lr, "unembedding": optim.unembedding_lr, "matrix": optim.matrix_lr}
-    # A table that is both may move no faster than either may: what an embedding bears ruins an output layer.
+    # A tied table gets the smaller of both rates: a rate that is right for an embedding can ruin an output layer.
     given["tied"] = min((rate for rate in (optim.embedding_lr, optim.unembedding_lr) if rate is not None), default=None)
     by_rate: dict[tuple[float, bool], list[nn.Parameter]] = {}
     kind_of = _kinds(model)
@@ -91,12 +91,12 @@ def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
 
 
 def _base(optim: OptimConfig) -> float:
-    assert optim.lr, "a rule asks for optim.lr above 0 beside rates by kind"
+    assert optim.lr, "a config rule requires optim.lr above 0 with rates by kind"
     return optim.lr
 
 
 def _kinds(model: PreTrainedModel) -> Callable[[nn.Parameter], str]:
-    """What a parameter is: `embedding`, `unembedding`, `tied` (both in one), `matrix` or, a vector, `other`."""
+    """Function from a parameter to `embedding`, `unembedding`, `tied` (both), `matrix`, or `other` for vectors."""
     first, last = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding, unembedding = getattr(first, "weight", None), getattr(last, "weight", None)
 
@@ -111,9 +111,9 @@ def _kinds(model: PreTrainedModel) -> Callable[[nn.Parameter], str]:
 
 
 def clip_gradient(parameters: Sequence[nn.Parameter], *, max_norm: float) -> float:
-    """Scales the gradient down to `max_norm` (0: never) and returns its 2-norm from before; a collective if sharded.
+    """Clips the gradient to `max_norm` (0: never) and returns the 2-norm before; a collective of all ranks if sharded.
 
-    A norm that is not finite is returned and nothing is scaled.
+    A norm that is not finite is returned without clipping.
     """
     with_grad = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in with_grad if p.grad is not None])
@@ -125,5 +125,5 @@ def clip_gradient(parameters: Sequence[nn.Parameter], *, max_norm: float) -> flo
 
 
 def names_with_bad_gradient(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """Parameters whose gradient (this rank's shard of it) holds a NaN or an infinity."""
+    """Names of parameters whose gradient, in this rank's shard, has a NaN or an infinity."""
     return [n for n, p in named_parameters if p.grad is not None and not bool(local_shard(p.grad).isfinite().all())]

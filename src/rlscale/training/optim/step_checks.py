@@ -1,4 +1,4 @@
-"""What an optimiser step is told from outside, and what is checked before it changes a weight."""
+"""Settings of an optimiser step, and the checks before it changes a weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlscale.errors import WorkerError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """What one optimiser step is told from outside."""
+    """Number, learning rate and clipping of one optimiser step."""
 
     number: int  # 0-based, in the whole run
     lr: float
@@ -28,7 +28,7 @@ def check_loss(shares: Sequence[float], *, step: int, ranks: Sequence[int] | Non
     Args:
         shares: of each rank.
         step: the number of the optimiser step, for the message.
-        ranks: the numbers of those ranks in the world; None: their places in `shares`.
+        ranks: numbers of those ranks in the world; None: their indices in `shares`.
         role: of the ranks, for the message.
     """
     for place, share in enumerate(shares):
@@ -38,7 +38,7 @@ def check_loss(shares: Sequence[float], *, step: int, ranks: Sequence[int] | Non
 
 
 def check_gradient(norm: float, *, step: int, bad_names: Callable[[], list[str]], role: str = "actor") -> None:
-    """Raises WorkerError for a norm that is not finite. `bad_names` are parameters of this rank that made it so."""
+    """Raises WorkerError for a norm that is not finite. `bad_names` returns the parameters at fault on this rank."""
     if math.isfinite(norm):
         return
     names = bad_names()
@@ -48,5 +48,5 @@ def check_gradient(norm: float, *, step: int, bad_names: Callable[[], list[str]]
 
 
 def _failure(role: str, rank: int, cause: str) -> WorkerError:
-    advice = "lower optim.lr or optim.clip_grad, or go on from an earlier checkpoint"
+    advice = "lower optim.lr or optim.clip_grad, or resume from an earlier checkpoint"
     return WorkerError(f"{role} rank {rank}", f"{cause}; {advice}", failed_at_s=time.time())

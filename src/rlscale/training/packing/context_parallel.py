@@ -1,14 +1,14 @@
-"""Context parallelism: the tokens of every sample are spread over the ranks of a group.
+"""Context parallelism: the tokens of every sample are split over the ranks of a group.
 
     rank 0   chunks 0 and 3 of each sample ─┐                            ┌─ logprobs of its rows ─┐
                                             ├─ keys and values of all ───┤                        ├─ whole responses
     rank 1   chunks 1 and 2 ────────────────┘  rows, in each attention   └─ logprobs of its rows ─┘  on both: loss
 
-Only attention looks from a token at others, so all other layers work on a rank's own rows. Logprobs are gathered before
-the loss: each rank of the group computes the same loss of whole responses, and its gradient by its own rows.
+Only attention reads other tokens, so all other layers work on a rank's own rows. Logprobs are gathered before the loss:
+each rank of the group computes the same loss of whole responses, and the gradient with respect to its own rows.
 
-Shape legend: T rows of this rank, G rows of all ranks of the group (each rank's filled up to the most that one has), K
-places in the keys of all spans of this rank end to end, R trainable tokens of a micro-batch.
+Shape legend: T rows of this rank, G rows of all ranks of the group (each rank's padded to the largest number), K keys
+of all spans of this rank end to end, R trainable tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlscale.types import Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextGroup:
-    """The ranks that share each sample, and the place of this one among them."""
+    """Ranks that share each sample, and the index of this one among them."""
 
     index: int
     size: int
@@ -36,7 +36,7 @@ class ContextGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Neighbouring tokens of a sample that one rank computes: positions from `start` up to, without, `stop`."""
+    """Consecutive tokens of a sample that one rank computes: positions `start` to `stop`, exclusive."""
 
     sample: int
     start: int
@@ -44,10 +44,10 @@ class Span:
 
 
 def zigzag(run: Span, *, num_ranks: int) -> Iterator[tuple[int, Span]]:
-    """Cuts a run of tokens in 2 n chunks, as even as possible; rank r gets chunks r and 2 n - 1 - r.
+    """Splits a run of tokens into 2 n chunks, as even as possible; rank r gets chunks r and 2 n - 1 - r.
 
-    A late chunk attends to more than an early one, and these pairs all to the same (Llama 3, arXiv:2407.21783, 3.3.2).
-    The two middle chunks are neighbours and come as one span; chunks without a token do not come.
+    A late chunk has more keys than an early one; each of these pairs has as many (Llama 3, arXiv:2407.21783, 3.3.2).
+    The two middle chunks are neighbours and form one span. Empty chunks are skipped.
     """
     num_chunks, length = 2 * num_ranks, run.stop - run.start
     cuts = [run.start + length * i // num_chunks for i in range(num_chunks + 1)]
@@ -59,8 +59,8 @@ def zigzag(run: Span, *, num_ranks: int) -> Iterator[tuple[int, Span]]:
                 yield rank, Span(sample=run.sample, start=cuts[first], stop=cuts[last])
 
 
-def deal_spans(runs: Sequence[Span], *, num_ranks: int) -> list[list[Span]]:
-    """The spans of each rank, in order of ascending end, so that neighbours have about as many keys."""
+def assign_spans(runs: Sequence[Span], *, num_ranks: int) -> list[list[Span]]:
+    """Spans of each rank, in order of ascending end, so that neighbours have about as many keys."""
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     for run in runs:
         for rank, span in zigzag(run, num_ranks=num_ranks):
@@ -70,15 +70,15 @@ def deal_spans(runs: Sequence[Span], *, num_ranks: int) -> list[list[Span]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRows:
-    """Which of all ranks' rows the spans of this rank have as keys. Made by `key_rows`."""
+    """Rows of all ranks that are keys of this rank's spans. Made by `key_rows`."""
 
     context: ContextGroup
     max_rows: int  # of a rank
-    index: Tensor  # [K] into G
-    copies: tuple[tuple[Tensor, Tensor], ...]  # rows [N] of G that are used M times, and where in K: [N, M]
+    index: Tensor  # [K] indices into G
+    copies: tuple[tuple[Tensor, Tensor], ...]  # rows [N] of G that are used M times, and their indices into K: [N, M]
 
     def spread(self, rows: Tensor) -> Tensor:
-        """The keys of all spans end to end, from this rank's rows [T, ...]; a collective. [K, ...]
+        """Keys of all spans end to end, from this rank's rows [T, ...]; a collective of the context group. [K, ...]
 
         The gradient of a row is the sum over all spans, of all ranks, that have it as a key.
         """
@@ -88,9 +88,10 @@ class KeyRows:
 
 
 def key_rows(index_K: Int64, *, max_rows: int, context: ContextGroup, device: torch.device) -> KeyRows:
-    """What the keys `index_K`, each a row of G, need."""
+    """Builds the maps of the keys `index_K`, each a row of G."""
     order, counts_G = np.argsort(index_K, kind="stable"), np.bincount(index_K)
     ends_G = np.cumsum(counts_G)
+    # Rows with the same number of uses are summed in one go; `order` lists the uses of each row side by side.
     copies = []
     for count in np.unique(counts_G[counts_G > 0]):
         rows = np.flatnonzero(counts_G == count)
@@ -101,7 +102,7 @@ def key_rows(index_K: Int64, *, max_rows: int, context: ContextGroup, device: to
 
 
 class _GatherRows(torch.autograd.Function):
-    """[T, ...] of each rank to [G, ...] on all of them; the gradient is added up and goes back."""
+    """All-gathers [T, ...] of each rank to [G, ...]; the backward pass reduce-scatters. Both of the context group."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, plan: KeyRows) -> Tensor:
@@ -117,7 +118,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _PickRows(torch.autograd.Function):
-    """gathered[index]; the copies of a row give their gradients in one fixed order."""
+    """gathered[index], with the gradients of the copies of a row summed in a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, gathered: Tensor, plan: KeyRows) -> Tensor:
@@ -128,7 +129,7 @@ class _PickRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
         total = grad.new_zeros(ctx.num_rows, *grad.shape[1:])
-        # Gathers and sums: a scattered sum is slow on a CPU, and in no fixed order on a GPU.
+        # Gathers and sums: a scattered sum is slow on a CPU and has no fixed order on a GPU.
         for rows, places in ctx.plan.copies:
             parts = grad.index_select(0, places.flatten()).view(*places.shape, *grad.shape[1:])
             total.index_copy_(0, rows, parts.sum(dim=1))
@@ -137,26 +138,29 @@ class _PickRows(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShard:
-    """Which of a micro-batch's trainable tokens this rank computes, and the way to all of them.
+    """Trainable tokens of a micro-batch that this rank computes, with the map to those of all ranks.
 
-    Every rank has at least one entry; one that computes no token has one that nobody uses.
+    Every rank has at least one entry; the entry of a rank that computes no token is not used.
     """
 
     context: ContextGroup
-    own: Tensor  # tokens of this rank, as places in R; its entries are in this order
-    order: Tensor  # [R] where each token is among all ranks' entries, each rank's filled up to `max_entries`
+    own: Tensor  # indices into R of this rank's tokens; its entries are in this order
+    order: Tensor  # [R] index of each token among the entries of all ranks, each rank's padded to `max_entries`
     max_entries: int  # of a rank
 
     def gather(self, entries: Tensor) -> Tensor:
-        """The values of all R tokens, from those of this rank's entries; a collective. [R, ...]
+        """Values of all R tokens from this rank's entries; a collective of the context group. [R, ...]
 
-        The gradient of an entry is that of its place: each rank of the group must compute the same with the result.
+        The backward pass communicates nothing: an entry gets the gradient of its token on this rank. So every rank of
+        the group must compute the same with the result.
         """
         values: Tensor = _GatherEntries.apply(entries, self)  # type: ignore[no-untyped-call]
         return values
 
 
 class _GatherEntries(torch.autograd.Function):
+    """All-gathers entries; the gradient of a rank's own tokens stays on the rank."""
+
     @staticmethod
     def forward(ctx: Any, entries: Tensor, shard: TokenShard) -> Tensor:
         ctx.shard, ctx.num_entries = shard, len(entries)
@@ -171,7 +175,7 @@ class _GatherEntries(torch.autograd.Function):
 
 
 def _gather(rows: Tensor, *, max_rows: int, context: ContextGroup) -> Tensor:
-    """The rows of all ranks, each rank's filled up with zeros. [size * max_rows, ...]"""
+    """Rows of all ranks, each rank's padded with zeros; a collective of the context group. [size * max_rows, ...]"""
     padded = rows.new_zeros(max_rows, *rows.shape[1:])
     padded[: len(rows)] = rows
     gathered = rows.new_empty(context.size * max_rows, *rows.shape[1:])

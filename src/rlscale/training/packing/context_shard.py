@@ -1,6 +1,7 @@
 """The share of a micro-batch that one rank of a context group computes.
 
-Every rank works out the shares of all of them, so that each knows where the others' rows and entries are.
+Every rank computes the shares of all ranks, so that it knows the positions of the others' rows and entries. No function
+here communicates.
 
 Shape legend: E tokens of the samples end to end, R trainable tokens among them, T rows of this rank.
 """
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 
 from rlscale.training.attention.context_attention import SpanLayout, span_layout
-from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, deal_spans, key_rows
-from rlscale.training.packing.microbatch import Microbatch, Rows, lay_out_samples, to_device
+from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, assign_spans, key_rows
+from rlscale.training.packing.microbatch import Microbatch, SampleRows, lay_out_samples, to_device
 from rlscale.types import Int64, TrainBatch
 
 
@@ -27,17 +28,17 @@ def pack_share(
     context: ContextGroup,
     share_prompts: bool = False,
 ) -> Microbatch:
-    """This rank's share of what `pack` would make of the samples.
+    """Packs this rank's share of the samples; see `pack`.
 
-    A sample is cut in zigzag chunks as a whole. With `share_prompts` a prompt that several samples begin with is cut by
-    itself and computed once, and so is the rest of each of them.
+    A sample is split into zigzag chunks. With `share_prompts`, a prompt that several samples share is split separately
+    and computed once, and each of the responses is split separately, too.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
-    dealt = deal_spans(list(_runs(rows)), num_ranks=context.size)
-    # A rank without a token takes part in all collectives with one that another computes, too.
-    dealt = [spans or [Span(sample=0, start=0, stop=1)] for spans in dealt]
-    places = _places(rows, dealt)
-    mine = dealt[context.index]
+    assigned = assign_spans(list(_runs(rows)), num_ranks=context.size)
+    # A rank without a token computes the first one once more: it must call the same collectives as the others.
+    assigned = [spans or [Span(sample=0, start=0, stop=1)] for spans in assigned]
+    places = _places(rows, assigned)
+    mine = assigned[context.index]
     own_rows = np.concatenate([_rows_of(span, rows, span.start) for span in mine])
     logit_rows, shard = shard_entries(rows, places, context=context, device=device)
     targets = rows.tokens[rows.trainable[shard.own.cpu().numpy()]]
@@ -55,16 +56,16 @@ def pack_share(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Where each row of the samples end to end is computed."""
+class TokenPlaces:
+    """Rank and row where each token of the samples end to end is computed."""
 
     rank: Int64  # [E]
-    row: Int64  # [E] among the rows of that rank
+    row: Int64  # [E] within the rows of that rank
     max_rows: int  # of a rank
 
 
-def _runs(rows: Rows) -> list[Span]:
-    """What is cut in chunks: samples; shared prompts and what follows them."""
+def _runs(rows: SampleRows) -> list[Span]:
+    """Runs of tokens that are split into chunks: samples, or shared prompts and the responses to them."""
     arrays = (rows.lengths, rows.starts, rows.prompt_lens)
     lengths, starts, prompt_lens = (array.tolist() for array in arrays)
     first = rows.originals[rows.starts]
@@ -80,28 +81,29 @@ def _runs(rows: Rows) -> list[Span]:
     return runs
 
 
-def _places(rows: Rows, dealt: Sequence[Sequence[Span]]) -> Places:
+def _places(rows: SampleRows, assigned: Sequence[Sequence[Span]]) -> TokenPlaces:
     rank_of, row_of = np.zeros(len(rows.tokens), dtype=np.int64), np.zeros(len(rows.tokens), dtype=np.int64)
     most = 0
-    for rank, spans in enumerate(dealt):
+    for rank, spans in enumerate(assigned):
         end = 0
         for span in spans:
             own = _rows_of(span, rows, span.start)
             rank_of[own], row_of[own] = rank, np.arange(end, end + len(own))
             end += len(own)
         most = max(most, end)
-    return Places(rank=rank_of[rows.originals], row=row_of[rows.originals], max_rows=most)
+    return TokenPlaces(rank=rank_of[rows.originals], row=row_of[rows.originals], max_rows=most)
 
 
-def _rows_of(span: Span, rows: Rows, first: int) -> Int64:
-    """The rows of E at positions from `first` to the end of the span."""
+def _rows_of(span: Span, rows: SampleRows, first: int) -> Int64:
+    """Rows of E at positions from `first` to the end of the span."""
     start = rows.starts[span.sample]
     return np.arange(start + first, start + span.stop, dtype=np.int64)
 
 
 def _packing(
-    rows: Rows, spans: Sequence[Span], places: Places, *, context: ContextGroup, device: torch.device
+    rows: SampleRows, spans: Sequence[Span], places: TokenPlaces, *, context: ContextGroup, device: torch.device
 ) -> SpanLayout:
+    # The keys of a span are all positions of its sample up to its end, as indices into the gathered rows G.
     seen = np.concatenate([_rows_of(span, rows, 0) for span in spans])
     index = places.rank[seen] * places.max_rows + places.row[seen]
     keys = key_rows(index, max_rows=places.max_rows, context=context, device=device)
@@ -109,13 +111,15 @@ def _packing(
 
 
 def shard_entries(
-    rows: Rows, places: Places, *, context: ContextGroup, device: torch.device
+    rows: SampleRows, places: TokenPlaces, *, context: ContextGroup, device: torch.device
 ) -> tuple[Int64, TokenShard]:
-    """The rows of this rank whose logits are computed, and how the results of all ranks make up the R tokens."""
+    """Rows of this rank whose logits are computed, and the map from the entries of all ranks to the R tokens."""
+    # The logits before a token predict it, on the rank that has that position.
     before = np.maximum(rows.trainable - 1, 0)
     ranks = places.rank[before]
     counts = np.bincount(ranks, minlength=context.size)
     most = max(int(counts.max()), 1)
+    # Entry i of a rank is its i-th token of R; the entries of rank r start at r * most.
     order = np.zeros(len(ranks), dtype=np.int64)
     for rank in range(context.size):
         order[ranks == rank] = rank * most + np.arange(counts[rank])

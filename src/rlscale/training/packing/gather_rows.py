@@ -1,6 +1,6 @@
 """Gathers of rows whose backward pass is a gather too.
 
-A scattered sum is slow on a CPU, and in no fixed order on a GPU.
+The default backward pass is a scattered sum: slow on a CPU, and without a fixed order on a GPU.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from torch import Tensor
 
 
 class Reindex(torch.autograd.Function):
-    """rows[index], whose backward pass is a gather by `inverse`.
+    """rows[index] with a gather by `inverse` as its backward pass.
 
-    A row that `index` does not name, or names only to fill padding, is left to the gradient that `inverse` picks. All
-    uses are exact: real rows and slots map to each other one to one; padding has zero gradient. Copies of a shared
-    prompt's rows that are not picked have none either.
+    Exact for all uses: real rows and slots map to each other one to one, and slots of padding have no gradient. So do
+    the copies of a shared prompt's rows that are not picked.
     """
 
     @staticmethod
@@ -28,8 +27,9 @@ class Reindex(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
         index, inverse = ctx.saved_tensors
-        if len(inverse) <= len(index):  # padding: every row sits in exactly one slot
+        if len(inverse) <= len(index):  # padding was added: every row is in exactly one slot
             return grad.index_select(0, inverse), None, None
+        # Rows were dropped: the dropped ones get a gradient of 0.
         padded = grad.new_zeros(len(inverse), *grad.shape[1:])
         return padded.index_copy_(0, index, grad), None, None
 

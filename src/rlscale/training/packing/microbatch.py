@@ -1,7 +1,7 @@
-"""Samples of a batch laid end to end as one row for the model.
+"""Packing of the samples of a batch, end to end, into one row for the model.
 
-A prompt that several samples begin with is laid down once: "12+3=" answered by "15" and by "6" is `12+3=156`, not
-`12+3=1512+3=6`. Only attention sees the samples whole (see `SharedPrompts`), every other layer computes a token once.
+A prompt that several samples share is packed once: "12+3=" answered by "15" and by "6" is `12+3=156`, not
+`12+3=1512+3=6`. Only attention sees whole samples (see `SharedPrompts`); every other layer computes a token once.
 
 Shape legend: T packed tokens, E tokens of the samples end to end, R trainable tokens among them, S samples.
 """
@@ -27,7 +27,7 @@ from rlscale.types import Int64, TrainBatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedLayout:
-    """Samples as rows of one width, the rest of each filled up at its end, where causal attention never looks."""
+    """Samples as rows of one width, padded at the end, where causal attention never looks."""
 
     num_tokens: int  # of the samples
     num_slots: int  # tokens that are computed
@@ -35,53 +35,53 @@ class PaddedLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Microbatch:
-    """One packed row, and which of its positions predict a trainable token.
+    """One packed row, and the positions in it that predict a trainable token.
 
-    A micro-batch without trainable tokens holds one masked entry, so that every rank computes the same graph and takes
-    part in the same collectives; its loss and gradient are exactly 0.
+    A micro-batch without trainable tokens holds one masked entry, so that every rank computes the same graph and calls
+    the same collectives; its loss and gradient are exactly 0.
 
-    With context parallelism T and `targets` are this rank's share of the tokens; everything that is [R] without it
-    stays so, and `shard` makes [R] of what the model gives for the share.
+    With context parallelism, T and `targets` are this rank's share of the tokens. All other columns stay [R];
+    `gather_shards` turns the results of the share into [R].
     """
 
     input_ids: Tensor  # [1, T]
-    position_ids: Tensor  # [1, T] in their sample, from 0
+    position_ids: Tensor  # [1, T] within the sample, from 0
     packing: PackedLayout | SpanLayout | PaddedLayout
-    logit_rows: Tensor  # [R] packed position whose logits predict the token; a shared one comes more than once
+    logit_rows: Tensor  # [R] packed position whose logits predict the token; a shared one occurs several times
     targets: Tensor  # [R]
     layout: TokenLayout  # of the R tokens
     sample_indices: Int64  # [S] into the batch, in packed order
-    batch_rows: Int64  # [R] of each token in the columns of the batch
+    batch_rows: Int64  # [R] row of each token in the columns of the batch
     shard: TokenShard | None = None
-    engine_rows: EngineRows | None = None  # where the trainer computes in the engine's shapes
+    engine_rows: EngineRows | None = None  # with `train.true_on_policy_mode`
 
     @property
     def num_shards(self) -> int:
-        """Ranks that compute the same loss of this micro-batch."""
+        """Number of ranks that compute the same loss of this micro-batch."""
         return 1 if self.shard is None else self.shard.context.size
 
     def gather_shards(self, entries: Tensor) -> Tensor:
-        """What the model gave for `logit_rows` as a column of the R tokens; a collective with context parallelism."""
+        """Column of all R tokens from the entries of `logit_rows`; a collective of the context group, if any."""
         return entries if self.shard is None else self.shard.gather(entries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class SampleRows:
     """Samples end to end, in order of ascending length."""
 
     indices: Int64  # [S] into the batch
     lengths: Int64  # [S]
     starts: Int64  # [S] in E
     prompt_lens: Int64  # [S]
-    positions: Int64  # [E] in their sample
+    positions: Int64  # [E] within the sample
     tokens: Int64  # [E]
     batch_rows: Int64  # [E]
-    trainable: Int64  # [R] in E; one entry where there is none
+    trainable: Int64  # [R] indices into E; one entry, masked, where no token is trainable
     mask: npt.NDArray[np.bool_]  # [R]
-    originals: Int64  # [E] the first row with the same token of the same prompt, where prompts are shared; else itself
+    originals: Int64  # [E] first row with the same token of the same shared prompt; else the row itself
 
     def layout(self, device: torch.device) -> TokenLayout:
-        """Of the R tokens."""
+        """Samples and mask of the R tokens."""
         sample_of_row = np.repeat(np.arange(len(self.indices)), self.lengths)
         ids, mask = to_device(sample_of_row[self.trainable], device), to_device(self.mask, device)
         return TokenLayout(mask_T=mask, sample_ids_T=ids, num_samples=len(self.indices))
@@ -96,12 +96,14 @@ def pack(
 ) -> Microbatch:
     """Packs some samples of a batch, ordered by length (then by the order given).
 
-    `share_prompts` lays equal prompts down once, which only `packed_attention` can read.
+    `share_prompts` packs equal prompts once, which only `packed_attention` supports.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
+    # The logits before a token predict it; the masked entry of an empty micro-batch may be at 0.
     logit_rows, kept, shared = np.maximum(rows.trainable - 1, 0), np.arange(len(rows.tokens)), None
     if (rows.originals != kept).any():
         kept, shared = np.flatnonzero(rows.originals == kept), shared_prompts(rows.originals, device=device)
+        # From rows of E to packed rows: the rank of the original among the kept rows.
         logit_rows = np.searchsorted(kept, rows.originals[logit_rows])
     return Microbatch(
         input_ids=to_device(rows.tokens[kept][None], device),
@@ -116,12 +118,13 @@ def pack(
 
 
 def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.device) -> Microbatch:
-    """The same samples as rows of the longest one's width: ids and positions are [S, width].
+    """Pads the same samples to the length of the longest one: ids and positions are [S, width].
 
-    `logit_rows` counts the slots of all rows. For kernels that cannot read packed samples; `pack` computes less.
+    `logit_rows` are indices into S * width. For kernels that cannot read packed samples; `pack` computes less.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=False)
     num_samples, width = len(rows.lengths), int(rows.lengths[-1])
+    # Slot of a token: the start of its padded row plus its position.
     slots = rows.positions + np.repeat(np.arange(num_samples) * width, rows.lengths)
     ids = np.zeros(num_samples * width, dtype=np.int64)
     ids[slots] = rows.tokens
@@ -139,7 +142,7 @@ def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.devic
 
 
 def count_padding(micros: Iterable[Microbatch]) -> Sums:
-    """How much of what is computed is padding; nothing where samples are packed."""
+    """Share of padding among the computed tokens, as a metric; no metric where samples are packed."""
     layouts = [micro.packing for micro in micros]
     padded = [layout for layout in layouts if isinstance(layout, PaddedLayout)]
     if not padded:
@@ -148,25 +151,26 @@ def count_padding(micros: Iterable[Microbatch]) -> Sums:
     return {"padding": (torch.tensor(float(slots - tokens)), torch.tensor(float(slots)))}
 
 
-def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> Rows:
-    """The rows of some samples. None at all are laid down as the first token of the batch, with the mask off."""
+def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> SampleRows:
+    """Rows of some samples. No samples at all become the first token of the batch, masked."""
     is_empty = not len(sample_indices)
     indices = np.asarray([0] if is_empty else sample_indices, dtype=np.int64)
     lengths = np.ones(1, dtype=np.int64) if is_empty else np.diff(batch.offsets)[indices]
     order = np.argsort(lengths, kind="stable")
     indices, lengths_S = indices[order], lengths[order].astype(np.int64)
     starts = np.cumsum(lengths_S) - lengths_S
+    # E counts through all samples: minus the start of its sample it is the position, plus the offset the batch row.
     positions = np.arange(int(lengths_S.sum()), dtype=np.int64) - np.repeat(starts, lengths_S)
     batch_rows = positions + np.repeat(batch.offsets[indices], lengths_S)
     tokens = batch.tokens[batch_rows].astype(np.int64)
     trainable = np.flatnonzero(batch.loss_mask[batch_rows] * (not is_empty))
-    assert (positions[trainable] > 0).all(), "the first token of a sample has nothing to be predicted from"
+    assert (positions[trainable] > 0).all(), "the first token of a sample has no token before it that predicts it"
     mask = np.ones(len(trainable), dtype=bool)
     if not len(trainable):
         trainable, mask = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
     prompt_lens = batch.prompt_lens[indices].astype(np.int64)
     shares = share_prompts and not is_empty
-    return Rows(
+    return SampleRows(
         indices=indices,
         lengths=lengths_S,
         starts=starts,
@@ -181,7 +185,7 @@ def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_p
 
 
 def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: Int64) -> Int64:
-    """For each row of samples end to end the first row with the same token of the same prompt; most are their own."""
+    """First row with the same token of the same prompt, for each row of E; tokens of responses map to themselves."""
     originals = np.arange(len(tokens_E))
     first: dict[bytes, int] = {}
     for start, length in zip(starts_S.tolist(), prompt_lens_S.tolist(), strict=True):
@@ -192,5 +196,5 @@ def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: Int64) -> Int64:
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """As a tensor, on its way to `device`."""
+    """The array as a tensor on `device`; the copy may still be under way."""
     return torch.from_numpy(array).to(device, non_blocking=True)

@@ -18,8 +18,8 @@ import torch
 
 from rlscale.training.megatron.model.attention import PackedSamples, zigzag_positions
 from rlscale.training.packing.context_parallel import ContextGroup
-from rlscale.training.packing.context_shard import Places, shard_entries
-from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, Rows, lay_out_samples, to_device
+from rlscale.training.packing.context_shard import TokenPlaces, shard_entries
+from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, SampleRows, lay_out_samples, to_device
 from rlscale.types import Int64, TrainBatch
 
 
@@ -92,7 +92,7 @@ def pad_samples(
 
 
 def _build_microbatch(
-    rows: Rows, widths: Int64, *, device: torch.device, context: ContextGroup | None, is_padded: bool
+    rows: SampleRows, widths: Int64, *, device: torch.device, context: ContextGroup | None, is_padded: bool
 ) -> MegatronMicrobatch:
     """Places each sample at the start of its `widths[i]` positions; with padded rows all widths are equal."""
     starts = np.cumsum(widths) - widths
@@ -128,7 +128,7 @@ def _build_microbatch(
 
 
 def _build_params(
-    rows: Rows, slots: Int64, widths: Int64, *, own: Int64, context: ContextGroup | None, device: torch.device
+    rows: SampleRows, slots: Int64, widths: Int64, *, own: Int64, context: ContextGroup | None, device: torch.device
 ) -> PackedSamples:
     params = PackedSamples.from_lengths(widths, context=context, device=device)
     row_of = np.full(int(widths.sum()), -1, dtype=np.int64)
@@ -153,11 +153,13 @@ def _own_slots(widths: Int64, starts: Int64, *, index: int, size: int) -> Int64:
     return np.concatenate([start + zigzag_positions(width, index=index, size=size) for width, start in samples])
 
 
-def _token_places(rows: Rows, slots: Int64, widths: Int64, starts: Int64, *, context: ContextGroup) -> Places:
+def _token_places(
+    rows: SampleRows, slots: Int64, widths: Int64, starts: Int64, *, context: ContextGroup
+) -> TokenPlaces:
     """The context rank that computes each token, and the row on that rank."""
     num_positions = int(widths.sum())
     rank_of, row_of = np.zeros(num_positions, dtype=np.int64), np.zeros(num_positions, dtype=np.int64)
     for index in range(context.size):
         own = _own_slots(widths, starts, index=index, size=context.size)
         rank_of[own], row_of[own] = index, np.arange(len(own))
-    return Places(rank=rank_of[slots], row=row_of[slots], max_rows=num_positions // context.size)
+    return TokenPlaces(rank=rank_of[slots], row=row_of[slots], max_rows=num_positions // context.size)
