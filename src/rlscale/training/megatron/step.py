@@ -22,7 +22,7 @@ from rlscale.training.megatron.model.output_head import OutputHead
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.training.rollout_state import PackedRollout, put_microbatch
+from rlscale.training.rollout_state import PackedRollout, write_microbatch
 
 StageFunction = Callable[[Microbatch, Tensor, MegatronDecoder], Tensor]
 """Called on the last stage with a micro-batch, its hidden states [1, T, H] and the last chunk.
@@ -119,7 +119,7 @@ def _store_entries(
 ) -> Tensor:
     """Computes the entries of a micro-batch and writes them into a column; returns a number for the schedule."""
     computed = entries(micro, hidden, decoder)
-    put_microbatch(column, micro, computed.float().cpu())
+    write_microbatch(column, micro, computed.float().cpu())
     return computed.sum()
 
 
