@@ -21,7 +21,7 @@ from memory_model import HALF, LIMIT, REFERENCE, RESULTS, dense, experts, work
 from memory_probe import Case
 
 from rlscale.engines.ports import free_port
-from rlscale.plan import hardware_named, make_plan
+from rlscale.plan import find_hardware, make_plan
 
 PROBE = Path(__file__).with_name("megatron_memory_probe.py")
 PARTS = ("steady", "step", "sync", "save")
@@ -63,11 +63,11 @@ CASES = (
 
 
 def predict(one: Case) -> dict[str, float]:
-    memory = make_plan(one.config(), hardware_named("cpu")).trainer
+    memory = make_plan(one.config(), find_hardware("cpu")).trainer
     assert memory is not None, "there is a trainer"
-    moments = {name: sum(parts.values()) for name, parts in memory.moments.items()}
-    others = {part: moments.pop(name, 0.0) for part, name in OTHER_MOMENTS.items()}
-    return {"steady": memory.steady, "step": max(moments.values()), **others}
+    phases = {name: sum(parts.values()) for name, parts in memory.phases.items()}
+    others = {part: phases.pop(name, 0.0) for part, name in OTHER_MOMENTS.items()}
+    return {"steady": memory.steady, "step": max(phases.values()), **others}
 
 
 def measure(one: Case) -> dict[str, float]:
@@ -123,7 +123,7 @@ def main() -> None:
     largest = ", ".join(f"{part} {100 * error:.1f} %" for part, error in worst.items())
     text = (
         f"# Memory of a trainer rank on Megatron-core: the plan beside torch's profiler\n\n{sentence([load])} MB of "
-        "the fullest of two ranks. Steady: weights, optimiser, reference. The others are the most of a moment beside, "
+        "the fullest of two ranks. Steady: weights, optimiser, reference. The others are the most of a phase beside, "
         "with the gradients, whose memory stays: of an optimiser step, of the way of all weights to the engines, of a "
         f"checkpoint. None of these shapes was used to make the model. Largest errors: {largest}; limit "
         f"{100 * LIMIT:.0f} %. Made by `python benchmarks/megatron_memory.py`.\n\n{table(rows)}\n"

@@ -23,7 +23,7 @@ from torch import Tensor
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.driver.trainer_spec import weight_owners
 from rlscale.models.resolve_model import resolve_model
-from rlscale.plan.megatron_activations import Parallel
+from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.training.distributed import join_world
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.optim import gradient_buffers, optimizer_tensors
@@ -31,7 +31,7 @@ from rlscale.training.megatron.optim import gradient_buffers, optimizer_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronMeasured:
-    """Bytes of one rank: what is always there, and the most of three moments beside."""
+    """Bytes of one rank: what is always there, and the most of three phases beside."""
 
     weights: int
     optimizer: int
@@ -51,7 +51,7 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
     spec = make_spec(config, resolve_model(config.model))
     spec = replace(spec, megatron=config.megatron, model=config.model, weight_owners=weight_owners(config))
     backend = MegatronBackend(spec, rank=rank, world_size=num_ranks)
-    batch, parallel = make_batch(config, case), Parallel.of(config.megatron, num_ranks)
+    batch, parallel = make_batch(config, case), ParallelSizes.from_config(config.megatron, num_ranks)
     steps = plan_steps(batch, config.batch, num_ranks=parallel.data, context_ranks=parallel.context)
     backend.train(batch, steps)
     gc.collect()

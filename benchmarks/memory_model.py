@@ -19,7 +19,7 @@ from typing import Any
 from machine import machine, sentence
 from memory_probe import Case, Measured
 
-from rlscale.plan import hardware_named, make_plan
+from rlscale.plan import find_hardware, make_plan
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -192,7 +192,7 @@ CASES += (
 
 def predict(case: Case) -> Measured:
     """The same parts by the plan."""
-    memory = make_plan(case.config(), hardware_named("cpu")).trainer
+    memory = make_plan(case.config(), find_hardware("cpu")).trainer
     return Measured(
         weights=round(memory.weights),
         optimizer=round(memory.optimizer),

@@ -19,12 +19,12 @@ def vector(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def layout_of(mask: list[int], lengths: list[int]) -> TokenLayout:
+def build_layout(mask: list[int], lengths: list[int]) -> TokenLayout:
     return TokenLayout.from_lengths(torch.tensor(mask, dtype=torch.bool), lengths_S=torch.tensor(lengths))
 
 
 # Two turns of sample 0 with a tool's answer between them, a sample without tokens, and one cut off at once.
-LAYOUT = layout_of([1, 0, 1, 1, 0, 1], [5, 0, 1])
+LAYOUT = build_layout([1, 0, 1, 1, 0, 1], [5, 0, 1])
 KL = vector(0.1, NAN, 0.2, 0.3, NAN, -0.4)
 
 
@@ -137,9 +137,9 @@ def test_without_a_discount_ppo_is_the_return_minus_the_value() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "ppo"])
 def test_no_estimator_needs_a_trainable_token(name: str) -> None:
-    nothing = layout_of([0, 0], [1, 0, 1])
+    nothing = build_layout([0, 0], [1, 0, 1])
     assert advantages(name, layout=nothing).tolist() == [0.0, 0.0]
-    assert advantages(name, layout=layout_of([], [0, 0, 0])).tolist() == []
+    assert advantages(name, layout=build_layout([], [0, 0, 0])).tolist() == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -187,7 +187,7 @@ def test_samples_may_be_interleaved() -> None:
 
 def test_decay_beyond_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"decay must be within \[0, 1\], got 1\.1"):
-        discounted_sums(vector(1.0), layout=layout_of([1], [1]), decay=1.1)
+        discounted_sums(vector(1.0), layout=build_layout([1], [1]), decay=1.1)
 
 
 def test_distillation_by_hand() -> None:
@@ -196,7 +196,7 @@ def test_distillation_by_hand() -> None:
         vector(2, 2, NAN),
         student_T=vector(-1, -4, NAN),
         teacher_T=vector(-3, -1, float("-inf")),
-        layout=layout_of([1, 1, 0], [3]),
+        layout=build_layout([1, 1, 0], [3]),
         coef=0.5,
     )
     torch.testing.assert_close(actual, vector(1, 3.5, 0))
@@ -217,7 +217,7 @@ def test_value_loss_by_hand() -> None:
         values,
         old_values_T=vector(1, 1, 1, NAN),
         returns_T=vector(2, 2, 1, NAN),
-        layout=layout_of([1, 1, 1, 0], [4]),
+        layout=build_layout([1, 1, 1, 0], [4]),
         clip=0.2,
     )
     torch.testing.assert_close(loss.detach(), vector(0.64, 1.0, 0.01, 0.0))
@@ -229,14 +229,14 @@ def test_value_loss_by_hand() -> None:
 
 def test_value_loss_without_a_clip_is_the_squared_error() -> None:
     loss, _ = value_loss(
-        vector(5.0), old_values_T=vector(0.0), returns_T=vector(2.0), layout=layout_of([1], [1]), clip=None
+        vector(5.0), old_values_T=vector(0.0), returns_T=vector(2.0), layout=build_layout([1], [1]), clip=None
     )
     assert loss.tolist() == [9.0]
 
 
 def test_value_gradient_equals_finite_differences() -> None:
     values = vector(1.5, 3.0, 1.1, 0.9).requires_grad_()
-    layout = layout_of([1, 1, 0, 1], [2, 2])
+    layout = build_layout([1, 1, 0, 1], [2, 2])
 
     def loss(x: Tensor) -> Tensor:
         return value_loss(x, old_values_T=vector(1, 1, 1, 1), returns_T=vector(2, 2, 1, 3), layout=layout, clip=0.2)[0]
@@ -247,7 +247,7 @@ def test_value_gradient_equals_finite_differences() -> None:
 def test_mean_per_length_by_hand() -> None:
     # (1 + 3 + 10 + 20) / (2 executions * 17 tokens)
     values = torch.tensor([1.0, NAN, 3.0, 10.0, 20.0])
-    layout = layout_of([1, 0, 1, 1, 1], [3, 0, 2])
+    layout = build_layout([1, 0, 1, 1, 1], [3, 0, 2])
     assert float(mean_per_length(values, layout=layout, num_trajectories=2, length=17)) == 1.0
     with pytest.raises(ValueError, match="length must be above 0, got 0"):
         mean_per_length(values, layout=layout, num_trajectories=2, length=0)

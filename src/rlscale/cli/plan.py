@@ -16,15 +16,15 @@ from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_not
 from rlscale.config.errors import nearest
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.errors import ConfigError, Problem
-from rlscale.plan import HARDWARE, Hardware, Plan, find_fixes, hardware_named, make_plan, parts_not_built
+from rlscale.plan import HARDWARE, Hardware, Plan, find_hardware, find_suggestions, find_unsupported, make_plan
 from rlscale.plan.tables import print_plan
 
 DEFAULT_GPU = "h100"
 WIDTH = 120  # where the output is no terminal
 
 _USAGE = """\
-Plans a run and starts nothing: prints batches, placement, memory, weight sync, the minimum time of a step, derived
-values, and keys without effect.
+Plans a run and starts nothing: prints batches, placement, memory, weight sync, a lower bound of the time
+of a rollout, derived values, and ignored keys.
 
 usage: rlscale-plan [flags] [group=option ...] [group.key=value ...]
 
@@ -106,21 +106,22 @@ def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
         replan(loaded.config),
         derived=loaded.derived,
         warnings=loaded.warnings,
-        not_built=parts_not_built(loaded.config, loaded.derived),
+        unsupported=find_unsupported(loaded.config, loaded.derived),
     )
-    fixes = find_fixes(loaded.config, plan, replan)
+    suggestions = find_suggestions(loaded.config, plan, replan)
     if flags.json:
-        text = {**plan.to_dict(), "fits": not plan.over_budget, "fixes": [asdict(fix) for fix in fixes]}
+        text = {**plan.to_dict(), "fits": not plan.over_budget}
+        text["suggestions"] = [asdict(each) for each in suggestions]
         sys.stdout.write(json.dumps(text, indent=2, default=str) + "\n")
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH, soft_wrap=False)
-    print_plan(plan, fixes, console)
+    print_plan(plan, suggestions, console)
 
 
 def _hardware(config: RunConfig, flags: PlanFlags) -> Hardware:
     if flags.hardware is None:
-        return hardware_named("cpu" if config.cluster.device == Device.cpu else DEFAULT_GPU)
-    return hardware_named(flags.hardware)
+        return find_hardware("cpu" if config.cluster.device == Device.cpu else DEFAULT_GPU)
+    return find_hardware(flags.hardware)
 
 
 def read_flags(argv: Sequence[str]) -> tuple[PlanFlags, list[str], list[Problem]]:

@@ -15,7 +15,7 @@ from rlscale.data.source import build_prompt_source
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
 from rlscale.models.hf_models import load_tokenizer
-from rlscale.plan.placement import Layout, layout_of
+from rlscale.plan.placement import Layout, build_layout
 from rlscale.protocols import PromptSource, Reward, RolloutSource
 from rlscale.rewards import load_reward
 from rlscale.rollout.generated import eval_params
@@ -88,7 +88,7 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         config=config,
         model_path=model_path,
         tokenizer=tokenizer,
-        layout=layout_of(config),
+        layout=build_layout(config),
         prompts=prompts,
         sft=SftSource(prompts, tokenizer, rollout_batch_size=per_rollout, positions=positions) if is_sft else None,
         replay=_open_replay(config),

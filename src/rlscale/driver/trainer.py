@@ -35,7 +35,7 @@ from rlscale.observe.provenance import write_provenance
 from rlscale.observe.reporter import Observer, diff_limit
 from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE, RolloutLog, TokenTexts
 from rlscale.observe.trackers import TrackedRun, open_trackers
-from rlscale.plan.placement import layout_of
+from rlscale.plan.placement import build_layout
 from rlscale.secrets import redact, redact_yaml
 
 
@@ -110,7 +110,7 @@ def _checked_session(config: RunConfig) -> Iterator[RaySession]:
     problems = check_files(config)
     if problems and config.cluster.device != Device.cuda:
         raise ConfigError(problems)
-    with ray_session(config.cluster, layout_of(config)) as session:
+    with ray_session(config.cluster, build_layout(config)) as session:
         # With GPUs Ray starts all the same: too few of them are one more problem, reported together with the others.
         if problems:
             try:

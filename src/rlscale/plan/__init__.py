@@ -1,10 +1,19 @@
-"""What a run will do, told before it is started: batches, places, memory, traffic and the least time a step can take.
+"""The plan of a run, which `rlscale-plan` prints: batches, placement, memory, traffic and a lower bound of its time.
 
 Arithmetic on a resolved config alone; imports neither torch nor Ray.
 """
 
-from rlscale.plan.hardware import HARDWARE, Hardware, hardware_named
-from rlscale.plan.plan import Plan, make_plan, parts_not_built
-from rlscale.plan.suggestions import Fix, find_fixes
+from rlscale.plan.hardware import HARDWARE, Hardware, find_hardware
+from rlscale.plan.plan import Plan, find_unsupported, make_plan
+from rlscale.plan.suggestions import Suggestion, find_suggestions
 
-__all__ = ["HARDWARE", "Fix", "Hardware", "Plan", "find_fixes", "hardware_named", "make_plan", "parts_not_built"]
+__all__ = [
+    "HARDWARE",
+    "Hardware",
+    "Plan",
+    "Suggestion",
+    "find_hardware",
+    "find_suggestions",
+    "find_unsupported",
+    "make_plan",
+]

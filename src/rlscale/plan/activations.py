@@ -1,7 +1,7 @@
-"""Bytes that the forward pass of a Hugging Face decoder keeps for its backward pass, and what the latter adds.
+"""Bytes of activations that a Hugging Face decoder saves for its backward pass, and that this pass adds.
 
-Counted from the operations of transformers' layers, and compared with torch's profiler (benchmarks/memory_model.py).
-Shape legend: H hidden width, I width of an MLP, V vocabulary, b bytes of a number of the computation.
+Counted from the operations of transformers' layers and compared with torch's profiler (benchmarks/memory_model.py).
+Shape legend: H hidden width, I width of an MLP, V vocabulary, b bytes of an element of the computation.
 """
 
 from __future__ import annotations
@@ -15,117 +15,120 @@ from rlscale.architectures.family import find_family
 FLOAT32 = 4
 
 TILE_ELEMENTS = {"cpu": 2**22, "cuda": 2**25}
-"""Logits that exist at a time where the output layer works by tiles (training/modules/logprob_head.py)."""
+"""Logits in memory at a time if the output layer works in chunks (training/modules/logprob_head.py)."""
 MIN_CHUNKED_VOCABULARY = 4096
 
 
-class Kernel(StrEnum):
-    """How attention is computed."""
+class AttentionKernel(StrEnum):
+    """Implementation of attention, by what it saves for the backward pass."""
 
-    fused = "fused"  # keeps its inputs, its output and a number per head
-    matrix = "matrix"  # keeps the scores of every pair of tokens of a sample
-    eager = "eager"  # keeps the scores of every pair of tokens of a micro-batch
+    fused = "fused"  # inputs, output and one number per token and head
+    matrix = "matrix"  # the scores of every pair of tokens of a sample
+    eager = "eager"  # the scores of every pair of tokens of a micro-batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """A micro-batch as the trainer computes it."""
+class MicrobatchSpec:
+    """A micro-batch and the implementation that computes it."""
 
     tokens: int
     logit_rows: int  # tokens whose logits are computed
     sample_len: int  # longest sample
-    dtype_bytes: int  # of a number of the computation
-    kernel: Kernel = Kernel.fused
+    dtype_bytes: int  # of an element of the computation
+    kernel: AttentionKernel = AttentionKernel.fused
     device: str = "cpu"
-    chunk_tokens: int = 0  # tokens whose logits exist at a time, where the user says so; not above 0: TILE_ELEMENTS
-    context_ranks: int = 1  # that share each sample; `tokens` and `logit_rows` are one rank's
-    may_join: bool = False  # nothing in the config keeps layers from being two functions
+    chunk_tokens: int = 0  # `train.log_probs_chunk_size`: tokens per chunk of logits; not above 0: by TILE_ELEMENTS
+    context_ranks: int = 1  # context-parallel size; `tokens` and `logit_rows` are those of one rank
+    may_fuse: bool = False  # the config allows the fused layers of `training.cpu`
 
     @property
     def keys_per_token(self) -> float:
-        """Keys that attention has for each token, over the tokens of a rank: those of the others, up to its own."""
+        """Keys in attention per token of a rank, including those that it receives from other context ranks."""
         return 1.0 if self.context_ranks == 1 else self.context_ranks + 0.5
 
 
-def is_fused_layer(a: Architecture, layer: int, work: Pass) -> bool:
-    """Whether a layer is two functions, which keep less."""
-    plain = _is_fused(a) and not a.has_experts(layer) and work.context_ranks == 1
-    fits = work.device == "cpu" and work.dtype_bytes == FLOAT32 and work.kernel == Kernel.fused
-    return plain and fits and work.may_join
+def is_fused_layer(a: Architecture, layer: int, work: MicrobatchSpec) -> bool:
+    """Whether `training.cpu.fused_layers` computes a layer. Its layers save less."""
+    is_plain = _has_fused_layers(a) and not a.has_experts(layer) and work.context_ranks == 1
+    fits = work.device == "cpu" and work.dtype_bytes == FLOAT32 and work.kernel == AttentionKernel.fused
+    return is_plain and fits and work.may_fuse
 
 
-def _is_fused(a: Architecture) -> bool:
-    """Whether `training.cpu.fused_layers` computes the layers of this family, which it does without biases only."""
+def _has_fused_layers(a: Architecture) -> bool:
+    """Whether the family has fused layers, which need linear layers without bias. No family: a tiny model."""
     family = find_family(a.model_type)
     return a.model_type is None or (family.fused_cpu and not family.implied.get("attention_bias", False))
 
 
-def norm(width: float, b: int) -> float:
-    """RMSNorm, a token: its input in float32, the normalised input, the output, and the scale."""
+def norm_bytes(width: float, b: int) -> float:
+    """RMSNorm of a token: its input in float32, the normalised input, the output, and the scale."""
     return (FLOAT32 + 2 * b) * width + FLOAT32
 
 
-def attention(a: Architecture, work: Pass) -> float:
-    """Projections, norms of heads and attention itself, a token."""
+def attention_bytes(a: Architecture, work: MicrobatchSpec) -> float:
+    """Projections, norms of heads and attention itself, of a token."""
     b, heads = work.dtype_bytes, a.num_heads
     if a.is_latent:
-        kept = norm(a.kv_rank, b) + (norm(a.q_rank, b) if a.q_rank else 0)
-        kept += b * heads * (2 * a.query_width + a.nope_dim + a.value_dim)
+        saved = norm_bytes(a.kv_rank, b) + (norm_bytes(a.q_rank, b) if a.q_rank else 0)
+        saved += b * heads * (2 * a.query_width + a.nope_dim + a.value_dim)
     else:
-        both = heads + a.num_kv_heads
-        kept = b * a.head_dim * (both + a.num_kv_heads)
+        query_and_key_heads = heads + a.num_kv_heads
+        saved = b * a.head_dim * (query_and_key_heads + a.num_kv_heads)
         if a.qk_norm:
-            kept += both * ((FLOAT32 + b) * a.head_dim + FLOAT32)
-    kept += b * (work.keys_per_token - 1) * _key_width(a)
-    return kept + b * heads * a.value_width + heads * _scores(work)
+            saved += query_and_key_heads * ((FLOAT32 + b) * a.head_dim + FLOAT32)
+    # Keys and values received from other context-parallel ranks.
+    saved += b * (work.keys_per_token - 1) * _key_value_width(a)
+    return saved + b * heads * a.value_width + heads * _score_bytes(work)
 
 
-def _key_width(a: Architecture) -> float:
-    """Numbers of a token's keys and values."""
+def _key_value_width(a: Architecture) -> float:
+    """Elements of a token's keys and values."""
     return a.num_heads * (a.query_width + a.value_dim) if a.is_latent else 2 * a.head_dim * a.num_kv_heads
 
 
-def _scores(work: Pass) -> float:
-    """What attention keeps for each token and head."""
+def _score_bytes(work: MicrobatchSpec) -> float:
+    """Bytes that attention saves per token and head."""
+    # The softmax is computed in float32; a copy in the dtype of the computation is saved as well.
     probabilities = FLOAT32 + (work.dtype_bytes if work.dtype_bytes < FLOAT32 else 0)
     match work.kernel:
-        case Kernel.fused:
+        case AttentionKernel.fused:
             return FLOAT32
-        case Kernel.matrix:
+        case AttentionKernel.matrix:
             return probabilities * work.sample_len
-        case Kernel.eager:
+        case AttentionKernel.eager:
             return (probabilities + 1) * work.tokens
 
 
-def mlp(a: Architecture, layer: int, b: int) -> float:
-    """Gate, its activation, up and their product; with experts once for each expert that sees the token."""
+def mlp_bytes(a: Architecture, layer: int, b: int) -> float:
+    """Gate, its activation, up projection and their product, of a token; with experts once per chosen expert."""
     if not a.has_experts(layer):
         return 4 * b * a.intermediate_size
     k = a.experts_per_token
-    routed = k * b * (4 * a.expert_size + 2 * a.hidden_size)  # gathered input and output of each expert, too
+    routed = k * b * (4 * a.expert_size + 2 * a.hidden_size)  # including gathered input and output of each expert
     shared = 4 * b * a.num_shared_experts * a.expert_size
-    return routed + shared + FLOAT32 * a.num_experts + 36 * k  # router, and the order of tokens by expert
+    return routed + shared + FLOAT32 * a.num_experts + 36 * k  # router, and indices that sort tokens by expert
 
 
-def layer_kept(a: Architecture, layer: int, work: Pass) -> float:
-    """What one decoder layer keeps for its backward pass."""
+def layer_saved_bytes(a: Architecture, layer: int, work: MicrobatchSpec) -> float:
+    """Bytes that one decoder layer saves for its backward pass."""
     b = work.dtype_bytes
     if is_fused_layer(a, layer, work):
-        return work.tokens * _joined_kept(a)
-    return work.tokens * (a.num_norms * norm(a.hidden_size, b) + attention(a, work) + mlp(a, layer, b))
+        return work.tokens * _fused_saved_bytes(a)
+    per_token = a.num_norms * norm_bytes(a.hidden_size, b) + attention_bytes(a, work) + mlp_bytes(a, layer, b)
+    return work.tokens * per_token
 
 
-def _joined_kept(a: Architecture) -> float:
-    """A token: two norms without their inputs, those of heads likewise, attention, and gate, up and activation."""
-    numbers = a.num_norms * (2 * a.hidden_size + 1)
-    both = a.num_heads + a.num_kv_heads
-    numbers += both * (a.head_dim + 1) if a.qk_norm else 0
-    numbers += (both + a.num_kv_heads) * a.head_dim + a.num_heads * (a.head_dim + 1)
-    return FLOAT32 * (numbers + 3 * a.intermediate_size)
+def _fused_saved_bytes(a: Architecture) -> float:
+    """Bytes per token of a fused layer: norms without their inputs, attention, and gate, up and activation."""
+    elements = a.num_norms * (2 * a.hidden_size + 1)
+    query_and_key_heads = a.num_heads + a.num_kv_heads
+    elements += query_and_key_heads * (a.head_dim + 1) if a.qk_norm else 0
+    elements += (query_and_key_heads + a.num_kv_heads) * a.head_dim + a.num_heads * (a.head_dim + 1)
+    return FLOAT32 * (elements + 3 * a.intermediate_size)
 
 
-def layer_backward(a: Architecture, layer: int, work: Pass) -> float:
-    """What the backward pass of a layer has beside what was kept, at most."""
+def layer_backward_bytes(a: Architecture, layer: int, work: MicrobatchSpec) -> float:
+    """Peak bytes of the backward pass of a layer in addition to its saved activations."""
     b = work.dtype_bytes
     width = 2 * a.intermediate_size
     if a.has_experts(layer):
@@ -133,48 +136,48 @@ def layer_backward(a: Architecture, layer: int, work: Pass) -> float:
     return work.tokens * b * (width + 2 * a.hidden_size)
 
 
-def layer_input(a: Architecture, work: Pass) -> float:
-    """What remains of a layer that is recomputed."""
+def layer_input_bytes(a: Architecture, work: MicrobatchSpec) -> float:
+    """Bytes that a recomputed layer saves: its input."""
     return work.tokens * a.hidden_size * work.dtype_bytes
 
 
-def stem(a: Architecture, work: Pass) -> float:
-    """Outside of the layers: rotary tables, the final norm, the rows whose logits are computed, and masks."""
+def stem_bytes(a: Architecture, work: MicrobatchSpec) -> float:
+    """Bytes outside of the layers: rotary tables, the final norm, the rows whose logits are computed, and masks."""
     b, head = work.dtype_bytes, a.rope_dim if a.is_latent else a.head_dim
     stream = 2 * b * a.hidden_size if b < FLOAT32 else 0
-    stem = norm(a.hidden_size, b) + 2 * b * head + stream
+    per_token = norm_bytes(a.hidden_size, b) + 2 * b * head + stream
     if work.context_ranks > 1 and work.device == "cpu":
-        stem += b * work.sample_len * work.keys_per_token / (2 * work.context_ranks)
-    return work.tokens * stem + work.logit_rows * b * a.hidden_size
+        per_token += b * work.sample_len * work.keys_per_token / (2 * work.context_ranks)
+    return work.tokens * per_token + work.logit_rows * b * a.hidden_size
 
 
-def is_chunked(a: Architecture, work: Pass) -> bool:
-    """Whether only a tile of the logits exists at a time."""
+def is_chunked(a: Architecture, work: MicrobatchSpec) -> bool:
+    """Whether the output layer computes logits in chunks."""
     is_large = a.vocab_size >= MIN_CHUNKED_VOCABULARY or work.chunk_tokens > 0
     return is_large and (a.model_type is None or find_family(a.model_type).chunked_logits)
 
 
-def head_forward(a: Architecture, work: Pass) -> float:
-    """Logits, their logarithms and the entropy; or a tile of them."""
+def head_forward_bytes(a: Architecture, work: MicrobatchSpec) -> float:
+    """Bytes of logits, their logprobs and the entropy, or of one chunk of them."""
     b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
     if not is_chunked(a, work):
         return rows * vocabulary * (b + 3 * FLOAT32)
-    return _tile(a, work) * 2 * FLOAT32  # scaled logits and their exponentials
+    return _chunk_elements(a, work) * 2 * FLOAT32  # scaled logits and their exponentials
 
 
-def head_backward(a: Architecture, work: Pass) -> float:
-    """Gradients of logits, of the rows and of the output layer."""
+def head_backward_bytes(a: Architecture, work: MicrobatchSpec) -> float:
+    """Bytes of the gradients of logits, of the rows and of the output layer."""
     b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
     table = vocabulary * a.hidden_size
     cast = b if b < FLOAT32 else 0
     if not is_chunked(a, work):
         return rows * vocabulary * (3 * FLOAT32 + cast) + b * table
-    tile = _tile(a, work) * (2 * FLOAT32 + cast)
-    of_rows = rows * a.hidden_size * (FLOAT32 + b)  # the sum over tiles, and what one adds
-    return tile + b * table + of_rows
+    chunk = _chunk_elements(a, work) * (2 * FLOAT32 + cast)
+    of_rows = rows * a.hidden_size * (FLOAT32 + b)  # the sum over chunks, and the term of one chunk
+    return chunk + b * table + of_rows
 
 
-def _tile(a: Architecture, work: Pass) -> int:
-    """Logits that exist at a time where they are made by tiles."""
+def _chunk_elements(a: Architecture, work: MicrobatchSpec) -> int:
+    """Logits of one chunk."""
     tokens = work.chunk_tokens if work.chunk_tokens > 0 else max(1, TILE_ELEMENTS[work.device] // a.vocab_size)
     return min(work.logit_rows, tokens) * a.vocab_size

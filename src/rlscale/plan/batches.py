@@ -1,4 +1,4 @@
-"""How much a rollout and an optimiser step hold."""
+"""Sizes of a rollout, of an optimizer step and of a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlscale.config import BatchConfig, RunConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Tokens of a prompt and of a response that a plan is made for, and where the figures are from."""
+    """Tokens of a prompt and of a response that a plan assumes, and the origin of both numbers."""
 
     prompt: int
     response: int
@@ -20,39 +20,40 @@ class Lengths:
 
     @property
     def sample(self) -> int:
+        """Tokens of prompt and response."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """Counts of one rollout when every sample is as long as the plan assumes."""
+    """Sizes of one rollout in which every sample has the assumed lengths."""
 
     prompts: int
     samples: int
     tokens: int  # prompts included
     trainable_tokens: int
-    steps: int  # optimiser steps
+    steps: int  # optimizer steps
     samples_per_step: int
     microbatches_per_rank: int  # in a step
     samples_per_microbatch: int
     microbatch_tokens: int
     ranks: int
-    route_bytes: int = 0  # of the routes that engines return with a rollout, in the host's memory
+    route_bytes: int = 0  # expert indices that engines return with a rollout, in host memory
 
 
-ASSUMED_PROMPT_TOKENS = 512
+DEFAULT_PROMPT_TOKENS = 512
 
 
-def assumed_lengths(
+def assume_lengths(
     config: RunConfig, *, prompt: int | None = None, response: int | None = None, positions: int | None = None
 ) -> Lengths:
-    """Lengths of a sample: those given, else the limits of the config.
+    """Lengths of a sample: the arguments, else the limits of the config.
 
     Args:
         config: resolved.
-        prompt: tokens of a prompt. None: `rollout.max_prompt_len`, else a usual one.
+        prompt: tokens of a prompt. None: `rollout.max_prompt_len`, else DEFAULT_PROMPT_TOKENS if they fit.
         response: tokens of a response. None: `rollout.max_response_len`.
-        positions: longest sequence the model takes. None: not known.
+        positions: maximum sequence length of the model. None: unknown.
     """
     rollout = config.rollout
     response_from, prompt_from = "given", "given"
@@ -61,34 +62,37 @@ def assumed_lengths(
     if prompt is None and rollout.max_prompt_len is not None:
         prompt, prompt_from = rollout.max_prompt_len, "rollout.max_prompt_len, the longest"
     elif prompt is None:
-        room = (rollout.max_context_len or positions or ASSUMED_PROMPT_TOKENS + response) - response
-        prompt = max(1, min(ASSUMED_PROMPT_TOKENS, room, response))
-        prompt_from = "a guess, as rollout.max_prompt_len is not set; --prompt-tokens tells it"
+        available = (rollout.max_context_len or positions or DEFAULT_PROMPT_TOKENS + response) - response
+        prompt = max(1, min(DEFAULT_PROMPT_TOKENS, available, response))
+        prompt_from = "assumed, as rollout.max_prompt_len is not set; set it with --prompt-tokens"
     return Lengths(prompt=prompt, response=response, prompt_from=prompt_from, response_from=response_from)
 
 
-def batches_of(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_ranks: int = 1) -> Batches:
-    """The arithmetic of a resolved `batch` group.
+def count_batches(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_ranks: int = 1) -> Batches:
+    """The sizes of a rollout for a resolved `batch` group.
 
     Args:
-        batch: resolved, so that its identity holds.
+        batch: resolved, so that its sizes are consistent.
         lengths: of every sample.
         ranks: data-parallel ranks.
-        context_ranks: ranks that share a sequence; a packed micro-batch holds as many times the tokens.
+        context_ranks: ranks that share a sequence; they multiply the tokens of a packed micro-batch.
     """
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
-    assert batch.global_batch_size is not None and batch.num_steps_per_rollout is not None, "the resolve step sets them"
+    assert batch.global_batch_size is not None and batch.num_steps_per_rollout is not None, (
+        "the resolve step must set both"
+    )
     per_step = min(batch.global_batch_size, samples)
     if batch.use_dynamic_batch_size:
-        assert batch.max_tokens_per_gpu is not None, "a rule asks for batch.max_tokens_per_gpu"
-        fitting = max(1, batch.max_tokens_per_gpu * context_ranks // lengths.sample)
+        assert batch.max_tokens_per_gpu is not None, "a rule requires batch.max_tokens_per_gpu"
+        capacity = max(1, batch.max_tokens_per_gpu * context_ranks // lengths.sample)
     else:
-        fitting = batch.micro_batch_size
-    if batch.use_dynamic_batch_size and batch.balance_data:  # each rank packs a share of its own
+        capacity = batch.micro_batch_size
+    if batch.use_dynamic_batch_size and batch.balance_data:
+        # Samples are balanced over the ranks first, then each rank packs its share.
         share = math.ceil(per_step / ranks)
-        per_microbatch, number = min(fitting, share), math.ceil(share / min(fitting, share))
+        per_microbatch, number = min(capacity, share), math.ceil(share / min(capacity, share))
     else:
-        per_microbatch, number = _largest(per_step, fitting, ranks=ranks)
+        per_microbatch, number = _largest_microbatch(per_step, capacity, ranks=ranks)
     return Batches(
         prompts=batch.rollout_batch_size,
         samples=samples,
@@ -103,13 +107,14 @@ def batches_of(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_rank
     )
 
 
-def _largest(samples: int, fitting: int, *, ranks: int) -> tuple[int, int]:
-    """Samples of the largest micro-batch, and how many micro-batches a rank has, where all are dealt out in turn.
+def _largest_microbatch(samples: int, capacity: int, *, ranks: int) -> tuple[int, int]:
+    """Samples of the largest micro-batch, and micro-batches per rank, with a round-robin distribution.
 
-    As `data.schedule` does it: the largest ones are halved until all ranks get as many.
+    As in `data.microbatch_plan`: the largest ones are halved until every rank has the same number.
     """
-    whole, rest = divmod(samples, fitting)
-    sizes = [-fitting] * whole + [-rest] * bool(rest)
+    whole, remainder = divmod(samples, capacity)
+    # Negative sizes: heapq is a min-heap.
+    sizes = [-capacity] * whole + [-remainder] * bool(remainder)
     number = math.ceil(len(sizes) / ranks)
     for _ in range(number * ranks - len(sizes)):
         largest = -sizes[0]

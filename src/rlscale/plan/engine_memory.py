@@ -1,4 +1,4 @@
-"""Memory of an inference engine: weights, KV cache, and how many tokens that holds."""
+"""Memory of an inference engine: weights, KV cache, and the capacity of the cache in tokens."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from rlscale.plan.batches import Lengths
 from rlscale.plan.hardware import Hardware
 
 SGLANG_FRACTION = {"cpu": 0.3, "cuda": 0.85}
-"""`mem_fraction_static` where nothing is set: rlscale's own on a CPU, about SGLang's own choice on GPUs."""
+"""`mem_fraction_static` by default: rlscale's value on a CPU, approximately SGLang's value on GPUs."""
 
 SGLANG_CPU_TOKENS = 65536
-"""`max_total_tokens` that rlscale gives SGLang on a CPU."""
+"""`max_total_tokens` that rlscale passes to SGLang on a CPU."""
 
-MIN_LANE, MAX_CACHED_TOKENS = 32, 65536
-"""Of the embedded engine: its shortest cache, and the tokens of all rows of a cache (engines/embedded)."""
+MIN_CACHE_LEN, MAX_CACHED_TOKENS = 32, 65536
+"""Shortest cache of the embedded engine, and the maximum tokens over all rows of a cache (engines/embedded)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineMemory:
-    """Bytes on one GPU of an engine (on a CPU: of its process), and what its cache holds."""
+    """Bytes on one GPU of an engine (on a CPU: of its process), and the capacity of its cache."""
 
     kind: EngineKind
     gpus: int
     weights: float
     cache: float
     scratch: float  # logits of a decode step, copies of the weights
-    cache_tokens: int  # of the whole engine
-    bytes_per_token: float  # of the cache, on each of its GPUs, on average
+    cache_tokens: int  # capacity of the whole engine
+    bytes_per_token: float  # of the cache, on each of the engine's GPUs, on average
 
     @property
     def total(self) -> float:
+        """Bytes of all parts."""
         return self.weights + self.cache + self.scratch
 
 
@@ -42,11 +43,11 @@ def engine_memory(
     """The memory of one engine of a resolved config.
 
     Args:
-        config: the whole config: the engine is described by several groups.
-        a: what it serves.
-        lengths: of the requests it is made for.
-        dtype_bytes: of a weight, and of a number of the cache.
-        hardware: what it runs on.
+        config: the whole config, as several groups describe the engine.
+        a: architecture of the policy.
+        lengths: of the requests.
+        dtype_bytes: of a weight and of an element of the cache.
+        hardware: the engine runs on.
     """
     if config.rollout.engine == EngineKind.embedded:
         return _embedded(config, a, lengths, dtype_bytes)
@@ -54,8 +55,9 @@ def engine_memory(
 
 
 def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, dtype_bytes: int) -> EngineMemory:
-    """One lane, as long as a request needs; lanes of other lengths are made when such requests come."""
-    length = max(MIN_LANE, 1 << (lengths.sample - 1).bit_length())
+    """One decode batch with caches for the length of a request. Other lengths get a batch on demand."""
+    # Caches grow in powers of two.
+    length = max(MIN_CACHE_LEN, 1 << (lengths.sample - 1).bit_length())
     slots = max(1, min(config.rollout.num_slots, MAX_CACHED_TOKENS // length))
     per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes)
     weights = a.parameters * dtype_bytes
@@ -74,19 +76,23 @@ def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, dtype_bytes:
 
 
 def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hardware) -> EngineMemory:
-    """SGLang fills its share of the memory: what the weights leave is cache.
+    """SGLang fills its fraction of the memory: weights, and a cache in the remaining part.
 
-    With `sglang.enable_dp_attention` its GPUs are `sglang.dp_size` parties, each with the attention's weights and a
-    cache for samples of its own.
+    With `sglang.enable_dp_attention` the GPUs of an engine are `sglang.dp_size` groups. Each group holds all weights of
+    attention, and a cache for its own samples.
     """
     gpus, arguments = config.cluster.rollout_num_gpus_per_engine, config.sglang.server_args
     stages = int(arguments.get("pp_size") or 1)
-    parties = int(arguments.get("dp_size") or 1) if arguments.get("enable_dp_attention") else 1
+    attention_groups = int(arguments.get("dp_size") or 1) if arguments.get("enable_dp_attention") else 1
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
     attention = a.num_layers * count_elements(tuple(a.attention_shapes()))
-    weights = (a.parameters + (parties - 1) * attention) * dtype_bytes / gpus
-    per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // parties) / stages / parties
+    weights = (a.parameters + (attention_groups - 1) * attention) * dtype_bytes / gpus
+    per_token = (
+        a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // attention_groups)
+        / stages
+        / attention_groups
+    )
     cache = max(0.0, fraction * hardware.memory_bytes - weights)
     given = arguments.get("max_total_tokens")
     limit = int(given) if given else SGLANG_CPU_TOKENS if device == "cpu" else None

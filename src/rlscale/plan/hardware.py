@@ -1,4 +1,4 @@
-"""What the hardware that a plan is made for can do, by the makers' data sheets (dense figures, no sparsity)."""
+"""Hardware that a plan can be made for, by the data sheets of its makers (dense rates, without sparsity)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPE_BYTES: Mapping[ComputeDtype, int] = MappingProxyType({ComputeDtype.bfloat1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One accelerator and the links it has. Bandwidths are per direction."""
+    """One accelerator and its links. Bandwidths are per direction."""
 
     name: str
     title: str
@@ -24,13 +24,13 @@ class Hardware:
     memory_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second, to accelerators of the same node
     network_bandwidth: float  # bytes per second, to other nodes
-    reserve_bytes: float = 0.0  # of the memory: runtime, communication buffers, fragments of the allocator
+    reserve_bytes: float = 0.0  # runtime, communication buffers, fragmentation of the allocator
 
 
 def _gpu(
     name: str, title: str, *, memory_gib: float, tflops: tuple[float, float], gb_s: tuple[float, float, float]
 ) -> Hardware:
-    """`tflops`: bfloat16 and float32. `gb_s`: memory, link and network. The data sheets' GB of memory are GiB."""
+    """A GPU; `tflops` in bfloat16 and float32, `gb_s` of memory, link and network. GB in a data sheet means GiB."""
     return Hardware(
         name=name,
         title=title,
@@ -43,8 +43,8 @@ def _gpu(
     )
 
 
-# One rank or engine on a CPU shares the memory and has a core or two: figures measured with torch on two cores of an
-# AMD EPYC (Zen 5); data sheets of CPUs give none that a matrix product of torch comes near.
+# A rank or engine on a CPU has a core or two and shares the memory. The rates are measured with torch on two cores of
+# an AMD EPYC (Zen 5): a matrix product of torch stays far below the rates in data sheets of CPUs.
 _CPU = Hardware(
     name="cpu",
     title="two cores of an AMD EPYC (Zen 5), measured",
@@ -67,14 +67,14 @@ HARDWARE: Mapping[str, Hardware] = MappingProxyType(
 )
 
 
-def hardware_named(name: str) -> Hardware:
-    """The hardware of that name; on a CPU the memory is that of this machine."""
+def find_hardware(name: str) -> Hardware:
+    """The hardware of a name. For `cpu` the memory is that of this machine."""
     found = HARDWARE[name]
-    return replace(found, memory_bytes=memory_of_this_machine()) if name == "cpu" else found
+    return replace(found, memory_bytes=host_memory_bytes()) if name == "cpu" else found
 
 
-def memory_of_this_machine() -> float:
-    """Bytes of memory, those of the container where it has a limit."""
+def host_memory_bytes() -> float:
+    """Bytes of memory of this machine, or of its container if that has a limit."""
     total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"

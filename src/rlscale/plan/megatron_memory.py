@@ -1,10 +1,10 @@
 """Memory of a trainer rank of the Megatron-core backend, on a CPU as measured (benchmarks/megatron_memory.py).
 
-bfloat16 weights (2), float32 gradients (4), and float32 master weights with Adam's two states (12; 8 where the weights
-are float32 themselves), the latter spread over the data-parallel ranks with `megatron.use_distributed_optimizer` and
-on the host with `megatron.optimizer_cpu_offload`, as far as `megatron.optimizer_offload_fraction` says. The first
-pipeline stage holds the activations of as many micro-batches as there are stages. The reference is on the host, and on
-the device beside the policy while it scores.
+bfloat16 weights (2 bytes), float32 gradients (4), and float32 master weights with Adam's two states (12; 8 with float32
+weights). The latter are sharded over the data-parallel ranks with `megatron.use_distributed_optimizer`, and on the host
+with `megatron.optimizer_cpu_offload`, up to `megatron.optimizer_offload_fraction`. The first pipeline stage holds the
+activations of as many micro-batches as there are stages. The reference is on the host, and on the device next to the
+policy while it scores.
 """
 
 from __future__ import annotations
@@ -16,116 +16,153 @@ from dataclasses import dataclass, replace
 from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
-from rlscale.plan.activations import FLOAT32, TILE_ELEMENTS, Pass, head_backward, head_forward
+from rlscale.plan.activations import FLOAT32, TILE_ELEMENTS, MicrobatchSpec, head_backward_bytes, head_forward_bytes
 from rlscale.plan.fsdp_memory import TrainerMemory
-from rlscale.plan.megatron_activations import Parallel, last_stage_kept, layer_backward, layer_input, layer_kept, share
+from rlscale.plan.megatron_activations import (
+    ParallelSizes,
+    last_stage_saved_bytes,
+    layer_backward_bytes,
+    layer_input_bytes,
+    layer_saved_bytes,
+    shard_microbatch,
+)
 
 BUCKET_BYTES = 2**28
-"""Of the weights that a rank receives at once (training/megatron/hf_mapping/export_hf.py)."""
-STATE_BYTES, MASTER_BYTES = 8, 4  # of a parameter: Adam's two states, and its weight, in float32
+"""Size of the buckets in which a rank receives weights (training/megatron/hf_mapping/export_hf.py)."""
+STATE_BYTES, MASTER_BYTES = 8, 4  # per parameter: Adam's two states, and the master weight, in float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ranks:
-    """Who trains, and what beside the policy."""
+class MegatronWork:
+    """Number of trainer ranks, and the work of each in addition to training the policy."""
 
-    number: int
+    num_ranks: int
     num_microbatches: int  # of a rank in a step
     has_reference: bool = False
-    sends_own: bool = False  # weights go to the engines from the ranks that hold them, and not all by way of one
-    is_critic: bool = False  # it has one value in the place of logits, and its weights go nowhere
+    sends_own: bool = False  # every rank sends its weights to the engines, instead of one rank that gathers them all
+    is_critic: bool = False  # one value per token instead of logits, and no weight sync
 
 
-def megatron_memory(a: Architecture, config: MegatronConfig, micro: Pass, *, ranks: Ranks) -> TrainerMemory:
-    """The memory of a rank of the fullest stage; `micro` is a micro-batch before it is cut over context ranks."""
-    num_ranks = ranks.number
-    parallel = Parallel.of(config, num_ranks)
-    dense, experts = _parameters(a, parallel)
+def megatron_memory(
+    a: Architecture, config: MegatronConfig, micro: MicrobatchSpec, *, work: MegatronWork
+) -> TrainerMemory:
+    """The memory of a rank of the fullest stage.
+
+    Args:
+        a: architecture of the model.
+        config: parallel sizes and optimizer.
+        micro: largest micro-batch, before it is sharded over context-parallel ranks.
+        work: of the ranks.
+    """
+    parallel = ParallelSizes.from_config(config, work.num_ranks)
+    dense, experts = _rank_parameters(a, parallel)
     spread, spread_experts = 1, 1
     if config.use_distributed_optimizer:
         spread = parallel.data * parallel.context
-        spread_experts = max(1, num_ranks // (parallel.within_expert * parallel.pipeline * parallel.expert))
-    work = share(micro, parallel)
+        expert_ranks = parallel.expert_tensor * parallel.pipeline * parallel.expert
+        spread_experts = max(1, work.num_ranks // expert_ranks)
+    shard = shard_microbatch(micro, parallel)
     is_full = config.recompute_granularity == RecomputeGranularity.full
     gradients = FLOAT32 * (dense + experts)
     weights = micro.dtype_bytes * (dense + experts)
-    moments = dict(_moments(a, work, parallel, is_full=is_full, ranks=ranks))
-    if ranks.has_reference:
-        moments["reference's turn"] = {"its weights": weights, "activations": layer_kept(a, 0, work, parallel)}
-    if not ranks.is_critic:
-        moments["weight sync"] = _sync(a, weights, parallel, ranks=ranks, dtype_bytes=micro.dtype_bytes)
+    phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
+    if work.has_reference:
+        phases["reference"] = {"its weights": weights, "activations": layer_saved_bytes(a, 0, shard, parallel)}
+    if not work.is_critic:
+        phases["weight sync"] = _sync_phase(a, weights, parallel, work=work, dtype_bytes=micro.dtype_bytes)
     if config.use_distributed_optimizer:
         both = (spread, spread_experts)
-        moments["checkpoint"] = _save(a, work, parallel, dense=dense, experts=experts, spread=both)
+        phases["checkpoint"] = _save_phase(a, shard, parallel, dense=dense, experts=experts, spread=both)
     return TrainerMemory(
         weights=weights,
         optimizer=_optimizer_bytes(config, micro) * (dense / spread + experts / spread_experts),
-        reference=weights if ranks.has_reference else 0.0,
-        moments={name: {"gradients": gradients, **parts} for name, parts in moments.items()},
+        reference=weights if work.has_reference else 0.0,
+        # Megatron-core allocates the gradient buffers once, so every phase contains them.
+        phases={name: {"gradients": gradients, **parts} for name, parts in phases.items()},
     )
 
 
-def _moments(
-    a: Architecture, work: Pass, parallel: Parallel, *, is_full: bool, ranks: Ranks
+def _step_phases(
+    a: Architecture, micro: MicrobatchSpec, parallel: ParallelSizes, *, is_full: bool, work: MegatronWork
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    layers = math.ceil(a.num_layers / parallel.pipeline)
-    in_flight = min(parallel.pipeline, ranks.num_microbatches)
-    widest = max(a.kinds, key=lambda layer: layer_kept(a, layer, work, parallel))
-    kept = layer_kept(a, widest, work, parallel)
-    alive = layers * (layer_input(a, work, parallel) if is_full else kept)
-    backward = layer_backward(a, widest, work, parallel) + (kept if is_full else 0.0)
+    """Phases of an optimizer step that may need most memory."""
+    num_layers = math.ceil(a.num_layers / parallel.pipeline)
+    in_flight = min(parallel.pipeline, work.num_microbatches)
+    widest = max(a.kinds, key=lambda layer: layer_saved_bytes(a, layer, micro, parallel))
+    saved = layer_saved_bytes(a, widest, micro, parallel)
+    alive = num_layers * (layer_input_bytes(a, micro, parallel) if is_full else saved)
+    backward = layer_backward_bytes(a, widest, micro, parallel) + (saved if is_full else 0.0)
     yield "backward pass", {"activations": in_flight * alive + backward}
-    if ranks.is_critic:
+    if work.is_critic:
         return
-    last = alive + last_stage_kept(a, work, parallel)
-    # Always by tiles, whatever the family.
+    last = alive + last_stage_saved_bytes(a, micro, parallel)
+    # Megatron's output layer is chunked whatever the family, so the family is removed.
     head = replace(a, vocab_size=math.ceil(a.vocab_size / parallel.tensor), model_type=None)
-    given, tile = work.chunk_tokens, max(1, TILE_ELEMENTS[work.device] // head.vocab_size)
-    by_tiles = replace(work, chunk_tokens=given if given > 0 else tile)
-    yield "logits", {"activations": last, "logits": head_forward(head, by_tiles)}
-    yield "gradient of logits", {"activations": last, "logits": head_backward(head, by_tiles)}
+    given, default = micro.chunk_tokens, max(1, TILE_ELEMENTS[micro.device] // head.vocab_size)
+    chunked = replace(micro, chunk_tokens=given if given > 0 else default)
+    yield "logits", {"activations": last, "logits": head_forward_bytes(head, chunked)}
+    yield "gradient of logits", {"activations": last, "logits": head_backward_bytes(head, chunked)}
 
 
-def _sync(a: Architecture, own: float, parallel: Parallel, *, ranks: Ranks, dtype_bytes: int) -> dict[str, float]:
-    """At the rank that gives weights to the engines: others' parts, of two rounds, and one weight as a whole."""
-    is_cut = max(parallel.tensor, parallel.within_expert) > 1
-    everything = dtype_bytes * float(a.parameters)
-    if ranks.sends_own:  # each stage, and each owner of experts
-        everything = min(everything, own * max(parallel.tensor, parallel.within_expert))
-    others = max(everything - own, 0.0)
-    # Experts come one by one; of a part that is whole nothing is made anew but queries, keys and values.
-    matrices = [math.prod(shape) for layer in a.kinds for shape in a.layer_shapes(layer) if len(shape) == 2]
-    largest = max(a.vocab_size * a.hidden_size, *matrices) if is_cut else a.num_heads * a.head_dim * a.hidden_size
-    return {"messages": min(others, 2 * BUCKET_BYTES * others / everything), "one weight": dtype_bytes * largest}
-
-
-def _save(
-    a: Architecture, work: Pass, parallel: Parallel, *, dense: float, experts: float, spread: tuple[int, int]
+def _sync_phase(
+    a: Architecture, own: float, parallel: ParallelSizes, *, work: MegatronWork, dtype_bytes: int
 ) -> dict[str, float]:
-    """Master weights and moments of all data-parallel ranks come together on each, in the host's memory.
+    """Weight sync on the rank that sends weights to the engines: received shards, and one full weight.
 
-    Three of everything; and at the end, of the last part, three of this rank's share beside what was gathered of one of
-    the three: in parts, and in one piece of this one and of the one before. Gloo holds another piece in about half of
-    the cases, and nearly always where experts come after the rest.
+    Args:
+        a: architecture of the policy.
+        own: bytes of the rank's own weights.
+        parallel: sizes.
+        work: of the ranks.
+        dtype_bytes: of a weight.
+    """
+    is_sharded = max(parallel.tensor, parallel.expert_tensor) > 1
+    total = dtype_bytes * float(a.parameters)
+    if work.sends_own:  # each stage, and each owner of experts
+        total = min(total, own * max(parallel.tensor, parallel.expert_tensor))
+    received = max(total - own, 0.0)
+    # Experts are exported one by one. Of weights that are not sharded only queries, keys and values are copied.
+    matrices = [math.prod(shape) for layer in a.kinds for shape in a.layer_shapes(layer) if len(shape) == 2]
+    largest = max(a.vocab_size * a.hidden_size, *matrices) if is_sharded else a.num_heads * a.head_dim * a.hidden_size
+    # Two buckets are in flight.
+    in_flight = min(received, 2 * BUCKET_BYTES * received / total)
+    return {"messages": in_flight, "one weight": dtype_bytes * largest}
+
+
+def _save_phase(
+    a: Architecture,
+    micro: MicrobatchSpec,
+    parallel: ParallelSizes,
+    *,
+    dense: float,
+    experts: float,
+    spread: tuple[int, int],
+) -> dict[str, float]:
+    """Checkpoint: every rank gathers the states of all data-parallel ranks (master weights, Adam's two states).
+
+    The peak is at the last buffer, of dense weights or of experts: the three gathered states, this rank's shard of
+    them, and copies of one state: in parts and in one piece, of this buffer and of the one before. Gloo holds a further
+    piece in about half of the cases, and nearly always if experts come after dense weights.
     """
     last, ranks, pieces = (experts, spread[1], 4.0) if experts else (dense, spread[0], 3.5)
     if parallel.pipeline > 1 and a.tied and not experts:
+        # An embedding that two stages share is a separate buffer.
         table = a.vocab_size * a.hidden_size / parallel.tensor
-        last = max(last - table, table)  # a table that two stages have is a part by itself
-    if work.device != "cpu":
-        return {"gathered states": FLOAT32 * last}  # by NCCL, one of the three at a time
+        last = max(last - table, table)
+    if micro.device != "cpu":
+        return {"gathered states": FLOAT32 * last}  # NCCL gathers one state at a time; the others are on the host
     return {"gathered states": FLOAT32 * (3 * (dense + experts) + last * (pieces + 3 / ranks))}
 
 
-def _optimizer_bytes(config: MegatronConfig, micro: Pass) -> float:
-    """Of a parameter, on the device."""
+def _optimizer_bytes(config: MegatronConfig, micro: MicrobatchSpec) -> float:
+    """Bytes of optimizer state per parameter on the device."""
     each = STATE_BYTES + (MASTER_BYTES if micro.dtype_bytes < FLOAT32 else 0)
     is_offloaded = config.core_args.get("optimizer_cpu_offload", False)
     return each * (1 - config.core_args.get("optimizer_offload_fraction", 0.0)) if is_offloaded else each
 
 
-def _parameters(a: Architecture, parallel: Parallel) -> tuple[float, float]:
-    """Of a rank of the fullest stage: dense ones, and those of experts."""
+def _rank_parameters(a: Architecture, parallel: ParallelSizes) -> tuple[float, float]:
+    """Parameters of a rank of the fullest stage: dense ones, and those of experts."""
     layers = math.ceil(a.num_layers / parallel.pipeline)
     expert = 3 * a.hidden_size * a.expert_size * a.num_experts
     whole = {j: count_elements(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
@@ -134,5 +171,6 @@ def _parameters(a: Architecture, parallel: Parallel) -> tuple[float, float]:
     if parallel.pipeline == 1:
         dense = root + sum(whole[j] * number for j, number in a.kinds.items())
     else:
+        # The fullest stage has one of the tables and as many layers of the largest kind as a stage has.
         dense = root + layers * max(whole.values())
-    return dense / parallel.tensor, num_with_experts * expert / (parallel.expert * parallel.within_expert)
+    return dense / parallel.tensor, num_with_experts * expert / (parallel.expert * parallel.expert_tensor)

@@ -1,4 +1,4 @@
-"""Which actor sits on which GPU. Plain arithmetic, so that the plan can be shown without Ray."""
+"""Placement of actors on GPUs. Plain arithmetic, so that a plan needs no Ray."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from rlscale.config.rules import has_critic_ranks, num_critic_ranks, uses_engine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Bundles of one placement group; a bundle is one GPU, or one slot that stands for it on a CPU.
+    """Bundles of one placement group; a bundle is one GPU, or on a CPU one slot instead of a GPU.
 
-    Trainer rank i owns bundle i. Engine j starts at `engine_bundles[j]` and spans `gpus_per_engine` bundles. Colocated
-    engines lie on the trainers' bundles, separate ones behind them. A critic with GPUs of its own is behind all others.
+    Trainer rank i has bundle i. Engine j has `gpus_per_engine` bundles from `engine_bundles[j]`. Colocated engines use
+    the bundles of the trainers, separate engines the bundles after them. A critic with dedicated GPUs comes last.
     """
 
     num_trainers: int
     num_engines: int
     gpus_per_engine: int
     colocate: bool
-    num_critics: int = 0  # ranks of a critic with bundles of its own
+    num_critics: int = 0  # ranks of a critic with dedicated bundles
 
     @property
     def num_bundles(self) -> int:
+        """Bundles of the whole run."""
         return self.first_critic + self.num_critics
 
     @property
     def first_critic(self) -> int:
-        """The bundle of the critic's rank 0; those of policy and engines are before it."""
+        """The bundle of the critic's rank 0, after those of policy and engines."""
         rollout = self.num_engines * self.gpus_per_engine
         return max(self.num_trainers, rollout) if self.colocate else self.num_trainers + rollout
 
     @property
     def engine_bundles(self) -> tuple[int, ...]:
+        """The first bundle of each engine."""
         first = 0 if self.colocate else self.num_trainers
         return tuple(first + j * self.gpus_per_engine for j in range(self.num_engines))
 
     @property
     def share(self) -> float:
-        """Part of a bundle that one actor claims, so that a trainer and an engine fit on one."""
+        """Fraction of a bundle that an actor requests, so that a trainer and an engine fit into one."""
         return 0.5 if self.colocate else 1.0
 
 
-def plan_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
-    """The layout of a resolved config; SFT without evaluation needs no engines."""
+def build_cluster_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
+    """The layout of a resolved group `cluster`; SFT without evaluation needs no engines."""
     rollout_gpus = config.rollout_num_gpus if needs_engines else 0
-    assert rollout_gpus is not None, "cluster.rollout_num_gpus is set by the resolve step"
+    assert rollout_gpus is not None, "the resolve step must set cluster.rollout_num_gpus"
     return Layout(
         num_trainers=config.actor_num_nodes * config.actor_num_gpus_per_node,
         num_engines=rollout_gpus // config.rollout_num_gpus_per_engine,
@@ -55,9 +57,9 @@ def plan_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
     )
 
 
-def layout_of(config: RunConfig) -> Layout:
-    """Who gets which GPU in a run; without a trainer, engines share with nobody."""
-    layout = plan_layout(config.cluster, needs_engines=uses_engines(config))
+def build_layout(config: RunConfig) -> Layout:
+    """The layout of a run. Without a trainer the engines share no GPU."""
+    layout = build_cluster_layout(config.cluster, needs_engines=uses_engines(config))
     if config.debug.rollout_only:
         return replace(layout, num_trainers=0, colocate=False)
     return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
@@ -65,20 +67,20 @@ def layout_of(config: RunConfig) -> Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A GPU and who is on it, e.g. `("actor rank 3", "engine 1")`. Nodes and GPUs count from 0."""
+    """A GPU and its actors, e.g. `("actor rank 3", "engine 1")`. Nodes and GPUs count from 0."""
 
     node: int
     gpu: int
     actors: tuple[str, ...]
 
 
-def places(layout: Layout, *, gpus_per_node: int, has_critic: bool = False) -> list[Place]:
-    """Where every actor is when Ray fills node after node, as it does on nodes that are alike and empty.
+def place_actors(layout: Layout, *, gpus_per_node: int, has_critic: bool = False) -> list[Place]:
+    """The actors on each GPU if Ray fills node after node, as it does on equal, empty nodes.
 
     Args:
         layout: of the run.
-        gpus_per_node: GPUs, or on a CPU slots, of a node.
-        has_critic: each trainer's GPU holds a rank of the critic too, unless that has GPUs of its own.
+        gpus_per_node: GPUs of a node, or slots on a CPU.
+        has_critic: each trainer's GPU also has a rank of the critic, unless the critic has dedicated GPUs.
     """
     on: list[list[str]] = [[] for _ in range(layout.num_bundles)]
     for rank in range(layout.num_trainers):

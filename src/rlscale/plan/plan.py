@@ -1,4 +1,4 @@
-"""The whole plan of a run, made from its resolved config."""
+"""The plan of a run, from its resolved config."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from rlscale.config import (
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
 from rlscale.config.unsupported import check_supported
-from rlscale.plan.activations import Kernel, Pass
-from rlscale.plan.batches import Batches, Lengths, assumed_lengths, batches_of
+from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
+from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
 from rlscale.plan.engine_memory import EngineMemory, engine_memory
 from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
-from rlscale.plan.megatron_activations import Parallel
-from rlscale.plan.megatron_memory import Ranks, megatron_memory
+from rlscale.plan.megatron_activations import ParallelSizes
+from rlscale.plan.megatron_memory import MegatronWork, megatron_memory
 from rlscale.plan.model_size import policy_architecture, reference_architecture, route_bytes_per_token
-from rlscale.plan.placement import Layout, Place, layout_of, places
-from rlscale.plan.roofline import Roofline, Setting, least_times
+from rlscale.plan.placement import Layout, Place, build_layout, place_actors
+from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
 
-LONGEST_MATRIX = 64
-"""Samples up to this length are attended to by plain products on a CPU (training/attention/packed.py)."""
+MAX_MATRIX_LEN = 64
+"""Longest sample whose attention is plain matrix products on a CPU (training/attention/packed.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBudget:
-    """What one GPU, or on a CPU one node, must hold, and what it has. In bytes."""
+    """Required and available bytes of one GPU, or on a CPU of one node."""
 
     where: str
     parts: Mapping[str, float]
@@ -49,16 +49,18 @@ class MemoryBudget:
 
     @property
     def needed(self) -> float:
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
+        """Whether the parts fit into the memory."""
         return self.needed <= self.available
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memories:
-    """Of one rank, or one GPU, of each part; None where there is none."""
+class PartMemories:
+    """Memory of one rank or GPU of each part. None: the run has no such part."""
 
     trainer: TrainerMemory | None
     critic: TrainerMemory | None
@@ -66,8 +68,8 @@ class Memories:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sync:
-    """One weight sync."""
+class SyncTraffic:
+    """Traffic of one weight sync."""
 
     channel: str
     num_bytes: float
@@ -76,7 +78,7 @@ class Sync:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a run will do. Bytes and seconds throughout; `--json` prints it field by field."""
+    """The plan of a run, in bytes and seconds. `rlscale-plan --json` prints its fields."""
 
     name: str
     experiment: str | None
@@ -87,24 +89,25 @@ class Plan:
     batches: Batches
     layout: Layout
     places: tuple[Place, ...]
-    trainer: TrainerMemory | None  # None: there is no trainer
-    critic: TrainerMemory | None  # of a rank of the critic, the policy's or its own; None: there is no critic
-    trainer_otherwise: TrainerMemory | None  # with activations recomputed if they are kept, and the other way round
+    trainer: TrainerMemory | None  # None: no trainer
+    critic: TrainerMemory | None  # of a rank of the critic, shared or dedicated; None: no critic
+    trainer_alternative: TrainerMemory | None  # with the opposite of `recompute`
     recompute: bool
-    engine: EngineMemory | None  # None: nothing is generated, or by servers that run already
-    demands: tuple[MemoryBudget, ...]
-    sync: Sync | None
-    floor: Roofline
+    engine: EngineMemory | None  # None: no generation, or external engines
+    memory_budgets: tuple[MemoryBudget, ...]
+    sync: SyncTraffic | None
+    roofline: Roofline
     derived: tuple[Derived, ...] = ()
     warnings: tuple[str, ...] = ()
-    not_built: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
     @property
     def over_budget(self) -> tuple[MemoryBudget, ...]:
-        return tuple(demand for demand in self.demands if not demand.fits)
+        """The budgets that do not fit."""
+        return tuple(budget for budget in self.memory_budgets if not budget.fits)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the sums that are derived from them."""
+        """The plan as plain values, with derived sums."""
         fields = {name: asdict(getattr(self, name)) for name in ("model", "lengths", "batches", "layout")}
         return {
             "name": self.name,
@@ -116,22 +119,22 @@ class Plan:
             "places": [asdict(place) for place in self.places],
             "trainer": _memory(self.trainer),
             "critic": _memory(self.critic),
-            "trainer_otherwise": _memory(self.trainer_otherwise),
+            "trainer_alternative": _memory(self.trainer_alternative),
             "recompute": self.recompute,
             "engine": None if self.engine is None else {**asdict(self.engine), "total": self.engine.total},
-            "demands": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.demands],
+            "memory_budgets": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.memory_budgets],
             "sync": None if self.sync is None else asdict(self.sync),
-            "floor": {**asdict(self.floor), "seconds": self.floor.seconds},
+            "roofline": {**asdict(self.roofline), "seconds": self.roofline.seconds},
             "derived": [asdict(each) for each in self.derived],
             "warnings": list(self.warnings),
-            "not_built": list(self.not_built),
+            "unsupported": list(self.unsupported),
         }
 
 
 def _memory(memory: TrainerMemory | None) -> dict[str, Any] | None:
     if memory is None:
         return None
-    totals = {name: getattr(memory, name) for name in ("steady", "step", "peak", "peak_moment")}
+    totals = {name: getattr(memory, name) for name in ("steady", "step", "peak", "peak_phase")}
     return {**asdict(memory), **totals}
 
 
@@ -146,21 +149,21 @@ def make_plan(
 
     Args:
         config: resolved.
-        hardware: what it shall run on.
+        hardware: that the run uses.
         prompt_tokens: length of every prompt. None: the config's limit.
         response_tokens: length of every response. None: the config's limit.
 
     Raises:
-        ConfigError: the model's architecture is not known.
+        ConfigError: the architecture of the model is unknown.
     """
     a = policy_architecture(config.model)
     reference = reference_architecture(config.model, a) if uses_reference(config.algo) else None
-    lengths = assumed_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
-    layout = layout_of(config)
+    lengths = assume_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
+    layout = build_layout(config)
     batches = _batches(config, lengths, layout)
     if config.algo.use_rollout_routing_replay:
         batches = replace(batches, route_bytes=batches.tokens * route_bytes_per_token(a))
-    recompute = _recomputes(config)
+    recompute = _is_recomputed(config)
     trainer, otherwise = (
         _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None
         for each in (recompute, not recompute)
@@ -170,8 +173,9 @@ def make_plan(
     engine = None
     if layout.num_engines:
         engine = engine_memory(config, a, lengths, dtype_bytes=dtype_bytes, hardware=hardware)
+    memories = PartMemories(trainer=trainer, critic=critic, engine=engine)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
-    setting = Setting(
+    setting = RooflineInputs(
         a=a,
         reference=reference,
         lengths=lengths,
@@ -194,21 +198,21 @@ def make_plan(
         batches=batches,
         layout=layout,
         places=tuple(
-            places(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
+            place_actors(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
         ),
         trainer=trainer,
         critic=critic,
-        trainer_otherwise=otherwise,
+        trainer_alternative=otherwise,
         recompute=recompute,
         engine=engine,
-        demands=tuple(_demands(config, layout, Memories(trainer=trainer, critic=critic, engine=engine), hardware)),
+        memory_budgets=tuple(_memory_budgets(config, layout, memories, hardware)),
         sync=sync,
-        floor=least_times(config, setting),
+        roofline=compute_roofline(config, setting),
     )
 
 
-def parts_not_built(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
-    """What a run of this config would be refused for: values that were given, not derived, and wait for a part."""
+def find_unsupported(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
+    """Features that this version does not run, by values that are set in the config, not derived."""
     found = {each.key for each in derived}
     return tuple(str(problem) for problem in check_supported(config) if problem.path not in found)
 
@@ -219,13 +223,13 @@ def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
 
 def _batches_on(config: RunConfig, lengths: Lengths, num_ranks: int) -> Batches:
     if config.train.backend == TrainBackendName.megatron:
-        parallel = Parallel.of(config.megatron, num_ranks)
-        return batches_of(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
+        parallel = ParallelSizes.from_config(config.megatron, num_ranks)
+        return count_batches(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
     context = config.fsdp.context_parallel_size
-    return batches_of(config.batch, lengths, ranks=max(1, num_ranks // context), context_ranks=context)
+    return count_batches(config.batch, lengths, ranks=max(1, num_ranks // context), context_ranks=context)
 
 
-def _recomputes(config: RunConfig) -> bool:
+def _is_recomputed(config: RunConfig) -> bool:
     if config.train.backend == TrainBackendName.megatron:
         return config.megatron.recompute_granularity == RecomputeGranularity.full
     return config.fsdp.gradient_checkpointing
@@ -241,14 +245,14 @@ def _with_recompute(config: RunConfig, recompute: bool) -> RunConfig:
 
 
 def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory | None:
-    """A rank of the critic: all its weights are trained, and it has one value in the place of the logits."""
+    """The memory of a rank of the critic: all weights are trained, with one value per token instead of logits."""
     if not uses_critic(config.algo):
         return None
     num_ranks = layout.num_critics or layout.num_trainers
     work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
-        ranks = Ranks(number=num_ranks, num_microbatches=work.num_microbatches, is_critic=True)
-        return megatron_memory(replace(a, tied=True), config.megatron, work.largest, ranks=ranks)
+        megatron_work = MegatronWork(num_ranks=num_ranks, num_microbatches=work.num_microbatches, is_critic=True)
+        return megatron_memory(replace(a, tied=True), config.megatron, work.largest, work=megatron_work)
     return trainer_memory(replace(a, tied=True), replace(work, adapter_rank=0, has_values=True))
 
 
@@ -258,26 +262,26 @@ def _trainer(
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
-        ranks = Ranks(
-            number=num_ranks,
+        megatron_work = MegatronWork(
+            num_ranks=num_ranks,
             num_microbatches=work.num_microbatches,
             has_reference=reference is not None,
             sends_own=config.train.weight_channel in (WeightChannelName.process_group, WeightChannelName.disk),
         )
-        return megatron_memory(a, config.megatron, work.largest, ranks=ranks)
+        return megatron_memory(a, config.megatron, work.largest, work=megatron_work)
     return trainer_memory(a, work, reference=reference)
 
 
-def _may_join(config: RunConfig) -> bool:
-    """Whether decoder layers may be computed by two functions each; see training/cpu/fused_layers.py."""
+def _allows_fused_layers(config: RunConfig) -> bool:
+    """Whether the config allows the fused layers of training/cpu/fused_layers.py."""
     train = config.train
     plain = train.backend == TrainBackendName.fsdp and train.lora.rank == 0
     return plain and not train.true_on_policy_mode and train.qkv_format == QkvFormat.thd
 
 
 def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: int) -> TrainerWork:
-    """What each of so many ranks does in a step."""
-    micro = Pass(
+    """The work of each of `num_ranks` ranks in a step."""
+    micro = MicrobatchSpec(
         tokens=batches.microbatch_tokens,
         logit_rows=batches.samples_per_microbatch * lengths.response,
         sample_len=lengths.sample,
@@ -285,14 +289,14 @@ def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: i
         kernel=_kernel(config, lengths),
         device="cpu" if config.cluster.device == Device.cpu else "cuda",
         chunk_tokens=config.train.log_probs_chunk_size,
-        may_join=_may_join(config),
+        may_fuse=_allows_fused_layers(config),
     )
     context = config.fsdp.context_parallel_size
     if context > 1 and config.train.backend == TrainBackendName.fsdp:
         tokens = math.ceil(micro.tokens / context)
-        # Cut as a whole a sample may leave some rank nothing but response.
+        # Samples are sharded whole, so a rank may get only response tokens.
         rows = min(micro.logit_rows, tokens)
-        micro = replace(micro, tokens=tokens, logit_rows=rows, kernel=Kernel.fused, context_ranks=context)
+        micro = replace(micro, tokens=tokens, logit_rows=rows, kernel=AttentionKernel.fused, context_ranks=context)
     return TrainerWork(
         num_ranks=num_ranks,
         num_microbatches=batches.microbatches_per_rank,
@@ -304,28 +308,30 @@ def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: i
     )
 
 
-def _kernel(config: RunConfig, lengths: Lengths) -> Kernel:
+def _kernel(config: RunConfig, lengths: Lengths) -> AttentionKernel:
     if config.fsdp.attn_implementation == AttnImplementation.eager:
-        return Kernel.eager
+        return AttentionKernel.eager
     if config.train.qkv_format == QkvFormat.bshd:
-        return Kernel.fused
+        return AttentionKernel.fused
     on_cpu = config.cluster.device == Device.cpu
-    return Kernel.matrix if on_cpu and lengths.sample <= LONGEST_MATRIX else Kernel.fused
+    return AttentionKernel.matrix if on_cpu and lengths.sample <= MAX_MATRIX_LEN else AttentionKernel.fused
 
 
-def _sync(config: RunConfig, a: Architecture) -> Sync:
+def _sync(config: RunConfig, a: Architecture) -> SyncTraffic:
     num_bytes = a.parameters * DTYPE_BYTES[config.train.dtype]
     channel = config.train.weight_channel
     number = max(1, math.ceil(num_bytes / config.train.update_weight_buffer_size))
-    return Sync(channel=str(channel), num_bytes=num_bytes, num_buckets=number)
+    return SyncTraffic(channel=str(channel), num_bytes=num_bytes, num_buckets=number)
 
 
-def _demands(config: RunConfig, layout: Layout, memories: Memories, hardware: Hardware) -> list[MemoryBudget]:
-    """What has to fit where: per GPU, or on a CPU, whose memory all share, per node."""
+def _memory_budgets(
+    config: RunConfig, layout: Layout, memories: PartMemories, hardware: Hardware
+) -> list[MemoryBudget]:
+    """The memory budgets: per GPU, or on a CPU per node, as all processes of a node share its memory."""
     trainer, engine = memories.trainer, memories.engine
-    apart = memories.critic if layout.num_critics else None
-    beside = None if layout.num_critics else memories.critic
-    training = {} if trainer is None else _trainer_parts(config, trainer, beside)
+    dedicated = memories.critic if layout.num_critics else None
+    shared = None if layout.num_critics else memories.critic
+    training = {} if trainer is None else _trainer_parts(config, trainer, shared)
     serving = {} if engine is None else {"engine": engine.total}
     if config.cluster.device == Device.cpu:
         per_node = config.cluster.num_gpus_per_node
@@ -333,20 +339,20 @@ def _demands(config: RunConfig, layout: Layout, memories: Memories, hardware: Ha
         critics = min(layout.num_critics, per_node)
         parts = {name: size * trainers for name, size in training.items()}
         parts |= {name: size * engines for name, size in serving.items()}
-        if apart is not None:
-            parts |= {"critic": apart.steady * critics, "critic's step": apart.step * critics}
+        if dedicated is not None:
+            parts |= {"critic": dedicated.steady * critics, "critic's step": dedicated.step * critics}
         parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics)
-        where = f"machine with {trainers} of the trainer's ranks and {engines} of the engines"
-        where += f", and {critics} of the critic's ranks" if critics else ""
+        where = f"machine with {trainers} trainer ranks and {engines} engines"
+        where += f" and {critics} critic ranks" if critics else ""
         return [MemoryBudget(where=where, parts=parts, available=hardware.memory_bytes)]
     runtime = {"runtime": hardware.reserve_bytes}
     available = hardware.memory_bytes
     found = []
-    if apart is not None:
-        own = {"weights": apart.weights, "optimizer": apart.optimizer, "step": apart.step}
+    if dedicated is not None:
+        own = {"weights": dedicated.weights, "optimizer": dedicated.optimizer, "step": dedicated.step}
         found.append(MemoryBudget(where="GPU of a critic rank", parts=own | runtime, available=available))
     if layout.colocate and trainer is not None and engine is not None:
-        return [_shared_demand(config, training, _engine_parts(engine), runtime, available), *found]
+        return [_shared_budget(config, training, _engine_parts(engine), runtime, available), *found]
     if trainer is not None:
         found.append(MemoryBudget(where="GPU of a trainer rank", parts=training | runtime, available=available))
     if engine is not None:
@@ -358,7 +364,8 @@ def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMem
     parts = {"weights": trainer.weights, "optimizer": trainer.optimizer, "step": trainer.step}
     others = {"reference": trainer.reference} if trainer.reference else {}
     if critic is not None:
-        others["critic"] = critic.steady  # its steps come after the policy's
+        others["critic"] = critic.steady
+        # The step of the critic comes after the step of the policy.
         parts["step"] = max(trainer.step, critic.step)
     host = config.cluster.device == Device.cpu
     if config.train.keep_old_actor and host:
@@ -366,7 +373,8 @@ def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMem
     if not config.cluster.offload_train or config.cluster.offload_train_mode != OffloadMode.move:
         return parts | others
     if not host:
-        # Each of the others has its turn when these have left, and needs no more, but for a critic beside adapters.
+        # Models on a GPU run one at a time, the others are offloaded. Only a critic can be larger than the policy, if
+        # the policy trains adapters.
         is_larger = critic is not None and critic.peak > trainer.weights + trainer.optimizer + trainer.step
         if critic is not None and is_larger:
             return {"weights": critic.weights, "optimizer": critic.optimizer, "step": critic.step}
@@ -375,24 +383,24 @@ def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMem
     return parts | {"copies on the host": moved if config.train.weights_backuper else sum(others.values())}
 
 
-def _shared_demand(
+def _shared_budget(
     config: RunConfig,
     training: Mapping[str, float],
     serving: Mapping[str, float],
     runtime: Mapping[str, float],
     available: float,
 ) -> MemoryBudget:
-    """Trainer and engine on one GPU: both stay, unless they leave it in turns."""
-    takes_turns = bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
+    """The budget of a GPU that trainer and engine share: both, or the larger one if each offloads for the other."""
+    alternate = bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
     parts = {**training, **serving}
-    if takes_turns:
+    if alternate:
         parts = dict(training if sum(training.values()) > sum(serving.values()) else serving)
-    where = "GPU that trainer and engine share" + (", in turns" if takes_turns else "")
+    where = "GPU shared by trainer and engine" + (", one loaded at a time" if alternate else "")
     return MemoryBudget(where=where, parts={**parts, **runtime}, available=available)
 
 
 def _engine_parts(engine: EngineMemory) -> dict[str, float]:
     cache = engine.cache
     if engine.kind != EngineKind.embedded and engine.cache_tokens == 0:
-        cache = engine.bytes_per_token  # not even a token fits: say so by what one would need
+        cache = engine.bytes_per_token  # no token fits: count one, so that the budget fails
     return {"engine weights": engine.weights, "engine cache": cache, "engine scratch": engine.scratch}

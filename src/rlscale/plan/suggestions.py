@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: changes of the config, each tried by planning the changed run."""
+"""Changes of the config that make an oversized run fit. Each candidate is checked with a plan of the changed run."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from rlscale.plan.plan import Plan
 
 Replan = Callable[[RunConfig], Plan]
 
-MOST_GPUS = 4096
-MOST_PARTS = 1024
-SIZES = (1, 2, 4, 8, 16)
-FRACTIONS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+MAX_GPUS = 4096
+MAX_SHARDS = 1024
+PARALLEL_SIZES = (1, 2, 4, 8, 16)
+MEM_FRACTIONS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A changed config, and the words that change it."""
+    """A changed config, and the overrides that change it."""
 
-    words: str
+    overrides: str
     config: RunConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fix:
-    """Words for the command line that make everything fit, and what the fullest place and the whole run then need."""
+class Suggestion:
+    """Overrides for the command line that make a run fit, and the resources that it then needs."""
 
-    words: str
-    needed: float
-    available: float
-    num_gpus: int
+    overrides: str
+    needed: float  # bytes in the fullest memory budget
+    available: float  # bytes in the same budget
+    num_gpus: int  # of the whole run
 
 
 Lever = Callable[[RunConfig, Plan], Iterator[Change]]
-"""The changes of one kind, the mildest first."""
+"""Changes of one kind, the smallest first."""
 
 
-def find_fixes(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
-    """For each kind of change the mildest that suffices; when none does alone, one combination.
+def find_suggestions(config: RunConfig, plan: Plan, replan: Replan) -> list[Suggestion]:
+    """The smallest sufficient change of each kind; if no kind suffices alone, one combination.
 
     Args:
-        config: resolved, of a plan with over_budget.
+        config: resolved, of a plan that is over budget.
         plan: of `config`.
-        replan: plans a changed config on the same hardware and with the same lengths.
+        replan: plans a changed config with the same hardware and lengths.
     """
     if not plan.over_budget:
         return []
@@ -60,14 +60,15 @@ def find_fixes(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
     for lever in LEVERS:
         for change in _allowed(lever(config, plan), config):
             if not (changed := replan(change.config)).over_budget:
-                found.append(_fix([change.words], changed))
+                found.append(_suggestion([change.overrides], changed))
                 break
     return found or _combination(config, plan, replan)
 
 
-def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
-    """Kind after kind, the change after which fewer places are too full, else the one that saves most."""
-    words: list[str] = []
+def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Suggestion]:
+    """Applies kind after kind the change after which fewer budgets are exceeded, else the one that saves most."""
+    overrides: list[str] = []
+    # Later kinds start from the config that earlier kinds have changed.
     for lever in LEVERS:
         best: tuple[Change, Plan] | None = None
         for change in _allowed(lever(config, plan), config):
@@ -75,33 +76,40 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Fix]:
             if len(changed.over_budget) < len(plan.over_budget):
                 best = change, changed
                 break
-            if _excess(changed) < _excess(best[1] if best else plan):
+            if _excess_bytes(changed) < _excess_bytes(best[1] if best else plan):
                 best = change, changed
         if best is None:
             continue
-        words.append(best[0].words)
+        overrides.append(best[0].overrides)
         config, plan = best[0].config, best[1]
         if not plan.over_budget:
-            return [_fix(words, plan)]
+            return [_suggestion(overrides, plan)]
     return []
 
 
 def _allowed(changes: Iterator[Change], present: RunConfig) -> Iterator[Change]:
-    """Those that keep the rules, and ask for no part that is not built and was not asked for."""
-    asked = {problem.path for problem in check_supported(present)}
+    """The changes that satisfy the rules and use no further unsupported feature."""
+    unsupported = {problem.path for problem in check_supported(present)}
     for change in changes:
-        if not check_rules(change.config) and {problem.path for problem in check_supported(change.config)} <= asked:
+        if (
+            not check_rules(change.config)
+            and {problem.path for problem in check_supported(change.config)} <= unsupported
+        ):
             yield change
 
 
-def _excess(plan: Plan) -> float:
-    return sum(demand.needed - demand.available for demand in plan.over_budget)
+def _excess_bytes(plan: Plan) -> float:
+    """Bytes that are missing in all exceeded budgets."""
+    return sum(budget.needed - budget.available for budget in plan.over_budget)
 
 
-def _fix(words: Sequence[str], plan: Plan) -> Fix:
-    fullest = max(plan.demands, key=lambda demand: demand.needed / demand.available)
-    return Fix(
-        words=" ".join(words), needed=fullest.needed, available=fullest.available, num_gpus=plan.layout.num_bundles
+def _suggestion(overrides: Sequence[str], plan: Plan) -> Suggestion:
+    fullest = max(plan.memory_budgets, key=lambda budget: budget.needed / budget.available)
+    return Suggestion(
+        overrides=" ".join(overrides),
+        needed=fullest.needed,
+        available=fullest.available,
+        num_gpus=plan.layout.num_bundles,
     )
 
 
@@ -110,39 +118,41 @@ def _recompute(config: RunConfig, plan: Plan) -> Iterator[Change]:
         return
     if config.train.backend == TrainBackendName.fsdp:
         fsdp = replace(config.fsdp, gradient_checkpointing=True)
-        yield Change(words="fsdp.gradient_checkpointing=true", config=replace(config, fsdp=fsdp))
+        yield Change(overrides="fsdp.gradient_checkpointing=true", config=replace(config, fsdp=fsdp))
     else:
         megatron = replace(config.megatron, recompute_granularity=RecomputeGranularity.full)
-        yield Change(words="megatron.recompute_granularity=full", config=replace(config, megatron=megatron))
+        yield Change(overrides="megatron.recompute_granularity=full", config=replace(config, megatron=megatron))
 
 
 def _smaller_microbatches(config: RunConfig, plan: Plan) -> Iterator[Change]:
     number, sample = plan.batches.samples_per_microbatch // 2, plan.lengths.sample
     while number:
         if config.batch.use_dynamic_batch_size:
-            words, batch = (
+            overrides, batch = (
                 f"batch.max_tokens_per_gpu={number * sample}",
                 replace(config.batch, max_tokens_per_gpu=number * sample),
             )
         else:
-            words, batch = f"batch.micro_batch_size={number}", replace(config.batch, micro_batch_size=number)
-        yield Change(words=words, config=replace(config, batch=batch))
+            overrides, batch = f"batch.micro_batch_size={number}", replace(config.batch, micro_batch_size=number)
+        yield Change(overrides=overrides, config=replace(config, batch=batch))
         number //= 2
 
 
 def _optimizer_on_host(config: RunConfig, plan: Plan) -> Iterator[Change]:
-    """Its states leave the GPU, and its step takes longer."""
+    """The states of the optimizer in host memory; its step takes longer."""
     if config.cluster.device != Device.cuda or config.optim.name != OptimizerName.adam:
         return
     if config.train.backend == TrainBackendName.fsdp:
         optim = replace(config.optim, name=OptimizerName.deepspeed_cpu_adam)
-        yield Change(words="optim.name=deepspeed_cpu_adam", config=replace(config, optim=optim))
+        yield Change(overrides="optim.name=deepspeed_cpu_adam", config=replace(config, optim=optim))
         return
-    wanted = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
-    core_args = config.megatron.core_args | wanted
+    offloaded = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}
+    core_args = config.megatron.core_args | offloaded
     if core_args != config.megatron.core_args:
-        words = " ".join(f"megatron.{name}={show(value)}" for name, value in wanted.items())
-        yield Change(words=words, config=replace(config, megatron=replace(config.megatron, core_args=core_args)))
+        overrides = " ".join(f"megatron.{name}={show(value)}" for name, value in offloaded.items())
+        yield Change(
+            overrides=overrides, config=replace(config, megatron=replace(config.megatron, core_args=core_args))
+        )
 
 
 def _smaller_cache(config: RunConfig, plan: Plan) -> Iterator[Change]:
@@ -150,86 +160,88 @@ def _smaller_cache(config: RunConfig, plan: Plan) -> Iterator[Change]:
         slots = config.rollout.num_slots // 2
         while slots and plan.engine is not None:
             rollout = replace(config.rollout, num_slots=slots)
-            yield Change(words=f"rollout.num_slots={slots}", config=replace(config, rollout=rollout))
+            yield Change(overrides=f"rollout.num_slots={slots}", config=replace(config, rollout=rollout))
             slots //= 2
     elif config.cluster.colocate:
-        for fraction in FRACTIONS:
+        for fraction in MEM_FRACTIONS:
             if fraction < (config.sglang.mem_fraction_static or 1.0):
                 sglang = replace(config.sglang, mem_fraction_static=fraction)
-                yield Change(words=f"sglang.mem_fraction_static={fraction}", config=replace(config, sglang=sglang))
+                yield Change(overrides=f"sglang.mem_fraction_static={fraction}", config=replace(config, sglang=sglang))
 
 
 def _wider_engines(config: RunConfig, plan: Plan) -> Iterator[Change]:
     cluster, number = config.cluster, config.cluster.rollout_num_gpus or 0
     gpus = cluster.rollout_num_gpus_per_engine * 2
-    most = number if cluster.colocate else max(number, cluster.num_gpus_per_node)
-    while config.rollout.engine == EngineKind.sglang and gpus <= most:
+    limit = number if cluster.colocate else max(number, cluster.num_gpus_per_node)
+    while config.rollout.engine == EngineKind.sglang and gpus <= limit:
         changed = replace(cluster, rollout_num_gpus_per_engine=gpus, rollout_num_gpus=max(number, gpus))
-        words = f"cluster.rollout_num_gpus_per_engine={gpus}"
-        words += f" cluster.rollout_num_gpus={gpus}" if gpus > number else ""
-        yield Change(words=words, config=replace(config, cluster=changed))
+        overrides = f"cluster.rollout_num_gpus_per_engine={gpus}"
+        overrides += f" cluster.rollout_num_gpus={gpus}" if gpus > number else ""
+        yield Change(overrides=overrides, config=replace(config, cluster=changed))
         gpus *= 2
 
 
 def _more_ranks(config: RunConfig, plan: Plan) -> Iterator[Change]:
-    """More GPUs of each node, then more nodes."""
+    """More GPUs per node, then more nodes."""
     cluster = config.cluster
     each = cluster.actor_num_gpus_per_node * 2
     while each <= cluster.num_gpus_per_node:
         yield _with_ranks(config, f"cluster.actor_num_gpus_per_node={each}", cluster.actor_num_nodes, each)
         each *= 2
     nodes, each = cluster.actor_num_nodes * 2, cluster.actor_num_gpus_per_node
-    while nodes * each <= MOST_GPUS:
+    while nodes * each <= MAX_GPUS:
         yield _with_ranks(config, f"cluster.actor_num_nodes={nodes}", nodes, each)
         nodes *= 2
 
 
-def _with_ranks(config: RunConfig, words: str, nodes: int, each: int) -> Change:
+def _with_ranks(config: RunConfig, overrides: str, nodes: int, each: int) -> Change:
     cluster = replace(config.cluster, actor_num_nodes=nodes, actor_num_gpus_per_node=each)
     if cluster.colocate:
         cluster = replace(cluster, rollout_num_gpus=nodes * each)
-        words += f" cluster.rollout_num_gpus={nodes * each}"
+        overrides += f" cluster.rollout_num_gpus={nodes * each}"
     train = config.train
     if nodes > 1 and train.weight_channel == WeightChannelName.shared_memory:
         train = replace(train, weight_channel=WeightChannelName.process_group)
-        words += " train.weight_channel=process_group"
-    return Change(words=words, config=replace(config, cluster=cluster, train=train))
+        overrides += " train.weight_channel=process_group"
+    return Change(overrides=overrides, config=replace(config, cluster=cluster, train=train))
 
 
-def _smaller_parts(config: RunConfig, plan: Plan) -> Iterator[Change]:
-    """The model cut over more ranks by Megatron-core, on as few nodes as that takes."""
+def _model_parallelism(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    """Tensor and pipeline parallelism with Megatron-core, on as few nodes as possible."""
     cluster, per_node = config.cluster, config.cluster.actor_num_gpus_per_node
     if cluster.device != Device.cuda:
         return
     nodes = cluster.actor_num_nodes
-    while nodes * per_node <= MOST_PARTS:
-        for pipeline in (size for size in SIZES if size <= nodes):
-            for tensor in (size for size in SIZES if size <= per_node):
-                if change := _with_parts(config, plan, tensor=tensor, pipeline=pipeline, nodes=nodes):
+    # Fewer nodes first, and pipeline stages only across nodes: tensor parallelism needs the links inside of a node.
+    while nodes * per_node <= MAX_SHARDS:
+        for pipeline in (size for size in PARALLEL_SIZES if size <= nodes):
+            for tensor in (size for size in PARALLEL_SIZES if size <= per_node):
+                if change := _with_parallel_sizes(config, plan, tensor=tensor, pipeline=pipeline, nodes=nodes):
                     yield change
         nodes *= 2
 
 
-def _with_parts(config: RunConfig, plan: Plan, *, tensor: int, pipeline: int, nodes: int) -> Change | None:
-    """None where that is no finer cut than the present one."""
+def _with_parallel_sizes(config: RunConfig, plan: Plan, *, tensor: int, pipeline: int, nodes: int) -> Change | None:
+    """The config with other parallel sizes. None: they shard the model no further than the present ones."""
     megatron, is_megatron = config.megatron, config.train.backend == TrainBackendName.megatron
-    now = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size if is_megatron else 1
-    if tensor * pipeline <= now:
+    present = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size if is_megatron else 1
+    if tensor * pipeline <= present:
         return None
     own: dict[str, Any] = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
-    handed_on: dict[str, object] = {}
+    core_args: dict[str, object] = {}
     if plan.model.num_experts:
+        # As many experts per rank as divide evenly.
         ranks = nodes * config.cluster.actor_num_gpus_per_node // pipeline
         own["expert_model_parallel_size"] = math.gcd(ranks, plan.model.num_experts)
-        handed_on = {"expert_tensor_parallel_size": 1, "sequence_parallel": True}
-    words = [] if is_megatron else ["train=megatron"]
-    words += [f"megatron.{name}={show(value)}" for name, value in (own | handed_on).items()]
-    cut = replace(megatron, core_args=megatron.core_args | handed_on, **own)
+        core_args = {"expert_tensor_parallel_size": 1, "sequence_parallel": True}
+    overrides = [] if is_megatron else ["train=megatron"]
+    overrides += [f"megatron.{name}={show(value)}" for name, value in (own | core_args).items()]
+    cut = replace(megatron, core_args=megatron.core_args | core_args, **own)
     changed = replace(config, megatron=cut, train=replace(config.train, backend=TrainBackendName.megatron))
     if nodes == config.cluster.actor_num_nodes:
-        return Change(words=" ".join(words), config=changed)
+        return Change(overrides=" ".join(overrides), config=changed)
     more = _with_ranks(changed, f"cluster.actor_num_nodes={nodes}", nodes, config.cluster.actor_num_gpus_per_node)
-    return replace(more, words=" ".join([*words, more.words]))
+    return replace(more, overrides=" ".join([*overrides, more.overrides]))
 
 
 LEVERS: tuple[Lever, ...] = (
@@ -239,5 +251,5 @@ LEVERS: tuple[Lever, ...] = (
     _optimizer_on_host,
     _wider_engines,
     _more_ranks,
-    _smaller_parts,
+    _model_parallelism,
 )

@@ -17,7 +17,7 @@ from rlscale.config import RunConfig, load_config_with_notes
 from rlscale.errors import ConfigError
 from rlscale.models.decoder_config import DecoderConfig
 from rlscale.plan import HARDWARE, make_plan
-from rlscale.plan.activations import Pass, is_chunked, is_fused_layer
+from rlscale.plan.activations import MicrobatchSpec, is_chunked, is_fused_layer
 from rlscale.training.megatron.hf_mapping.mapping import map_weights
 
 NEW_FAMILY = '''"""A family that is built of existing layers."""
@@ -108,7 +108,7 @@ def test_config_rules_know_a_family_of_one_file(embedded: bool) -> None:
 def test_the_plan_knows_a_family_of_one_file(embedded: bool) -> None:
     plan = make_plan(load("rollout=sglang"), HARDWARE["h100"])
     assert plan.model.qk_norm and plan.model.model_type == "llama_next"
-    micro = Pass(tokens=8, logit_rows=4, sample_len=8, dtype_bytes=4, may_join=True)
+    micro = MicrobatchSpec(tokens=8, logit_rows=4, sample_len=8, dtype_bytes=4, may_fuse=True)
     assert is_chunked(plan.model, micro) and is_fused_layer(plan.model, 0, micro)
 
 

@@ -22,9 +22,9 @@ def test_the_text_has_every_part(capsys: pytest.CaptureFixture[str], tmp_path: P
     monkeypatch.chdir(tmp_path)
     assert main(["algo.tis_clip=3", "rollout.max_prompt_len=9"]) == 0
     text = capsys.readouterr().out
-    for title in ("a rollout,", "placement", "memory of a trainer rank", "memory of an engine", "does it fit"):
+    for title in ("a rollout in which", "placement", "memory of a trainer rank", "memory of an engine", "required"):
         assert title in text
-    assert "least time of a rollout" in text
+    assert "roofline (lower bound) of a rollout" in text
     assert "batch.global_batch_size = 384: 384 samples per rollout / 1 steps" in text
     assert "algo.tis_clip is ignored" in text
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
@@ -50,8 +50,8 @@ def test_more_memory_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*GRPO, "fsdp.gradient_checkpointing=false"]
     small, large = (planned(capsys, *words, "--hardware", name) for name in ("h100", "h200"))
     assert (small["fits"], large["fits"]) == (False, True)
-    assert "fsdp.gradient_checkpointing=true" in [fix["words"] for fix in small["fixes"]]
-    assert large["fixes"] == []
+    assert "fsdp.gradient_checkpointing=true" in [fix["overrides"] for fix in small["suggestions"]]
+    assert large["suggestions"] == []
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_more_memory_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_said_to_make_it_fit_does(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *GRPO, *words)
     assert found["fits"] is False
-    assert found["fixes"]
-    for fix in found["fixes"]:
-        assert planned(capsys, *GRPO, *words, *fix["words"].split())["fits"] is True, fix["words"]
+    assert found["suggestions"]
+    for fix in found["suggestions"]:
+        assert planned(capsys, *GRPO, *words, *fix["overrides"].split())["fits"] is True, fix["overrides"]
 
 
 def test_a_run_of_many_nodes_that_is_not_built_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda", "buffer.url=http://10.0.0.1:8000")
-    assert any("buffer.url" in line for line in found["not_built"])
+    assert any("buffer.url" in line for line in found["unsupported"])
     assert {place["node"] for place in found["places"]} == set(range(8))
 
 
@@ -81,13 +81,13 @@ def test_a_run_of_many_nodes_that_is_not_built_is_planned(capsys: pytest.Capture
 def test_every_experiment_can_be_planned(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, f"experiment={experiment}")
     assert found["experiment"] == experiment
-    assert found["fits"] or found["fixes"]
+    assert found["fits"] or found["suggestions"]
     assert planned(capsys, f"experiment={experiment}", "on=cpu")["hardware"]["name"] == "cpu"
 
 
 def test_values_that_were_derived_are_no_parts_that_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(capsys)["not_built"] == []
-    (line,) = planned(capsys, "sampling.over_sampling_batch_size=96")["not_built"]
+    assert planned(capsys)["unsupported"] == []
+    (line,) = planned(capsys, "sampling.over_sampling_batch_size=96")["unsupported"]
     assert "sampling.over_sampling_batch_size" in line and "not supported yet" in line
 
 

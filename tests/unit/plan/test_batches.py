@@ -1,7 +1,7 @@
 import pytest
 
 from rlscale.config import BatchConfig, RunConfig, load_config
-from rlscale.plan.batches import Lengths, assumed_lengths, batches_of
+from rlscale.plan.batches import Lengths, assume_lengths, count_batches
 
 SAMPLES = Lengths(prompt=100, response=300)
 
@@ -12,7 +12,7 @@ def batch(**changes: object) -> BatchConfig:
 
 
 def test_a_rollout_is_counted() -> None:
-    found = batches_of(batch(micro_batch_size=2), SAMPLES, ranks=2)
+    found = count_batches(batch(micro_batch_size=2), SAMPLES, ranks=2)
     assert (found.prompts, found.samples, found.steps, found.samples_per_step) == (8, 32, 2, 16)
     assert (found.tokens, found.trainable_tokens) == (32 * 400, 32 * 300)
     assert (found.microbatches_per_rank, found.samples_per_microbatch, found.microbatch_tokens) == (4, 2, 800)
@@ -23,7 +23,7 @@ def test_a_rollout_is_counted() -> None:
 )
 def test_packed_micro_batches_hold_what_fits(tokens: int, ranks: int, samples: int, number: int) -> None:
     config = batch(use_dynamic_batch_size=True, max_tokens_per_gpu=tokens)
-    found = batches_of(config, SAMPLES, ranks=ranks)
+    found = count_batches(config, SAMPLES, ranks=ranks)
     assert (found.samples_per_microbatch, found.microbatches_per_rank) == (samples, number)
 
 
@@ -56,7 +56,7 @@ def test_micro_batches_are_those_of_the_schedule(balance: bool) -> None:
     for config in (*by_tokens, *by_samples):
         for ranks in (1, 2, 4):
             steps = plan_steps(rollout, config, num_ranks=ranks)
-            found = batches_of(config, SAMPLES, ranks=ranks)
+            found = count_batches(config, SAMPLES, ranks=ranks)
             assert [len(steps), len(steps[0].microbatches[0])] == [found.steps, found.microbatches_per_rank]
             largest = max(len(micro) for rank in steps[0].microbatches for micro in rank)
             assert (found.samples_per_microbatch, found.microbatch_tokens) == (largest, 400 * largest)
@@ -64,16 +64,16 @@ def test_micro_batches_are_those_of_the_schedule(balance: bool) -> None:
 
 def test_lengths_are_the_limits_unless_given() -> None:
     config = load_config(["experiment=quickstart", "rollout.max_prompt_len=9", "rollout.max_response_len=7"])
-    found = assumed_lengths(config)
+    found = assume_lengths(config)
     assert (found.prompt, found.response, found.sample) == (9, 7, 16)
     assert found.prompt_from.startswith("rollout.max_prompt_len")
-    given = assumed_lengths(config, prompt=3, response=2)
+    given = assume_lengths(config, prompt=3, response=2)
     assert (given.prompt, given.response, given.prompt_from) == (3, 2, "given")
 
 
 def test_an_unlimited_prompt_is_guessed_and_said_to_be() -> None:
     config: RunConfig = load_config(["experiment=quickstart", "rollout.max_response_len=300"])
     assert config.rollout.max_prompt_len is None
-    found = assumed_lengths(config, positions=500)
+    found = assume_lengths(config, positions=500)
     assert found.prompt == 200  # what the model has room for
-    assert "guess" in found.prompt_from
+    assert "assumed" in found.prompt_from

@@ -7,9 +7,9 @@ import pytest
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
-from rlscale.plan.activations import Pass
+from rlscale.plan.activations import MicrobatchSpec
 from rlscale.plan.fsdp_memory import TrainerMemory
-from rlscale.plan.megatron_memory import BUCKET_BYTES, Ranks, megatron_memory
+from rlscale.plan.megatron_memory import BUCKET_BYTES, MegatronWork, megatron_memory
 
 DENSE = Architecture(
     num_layers=8,
@@ -22,18 +22,18 @@ DENSE = Architecture(
     qk_norm=True,
 )
 EXPERTS = replace(DENSE, num_experts=16, experts_per_token=2, expert_size=1024)
-MICRO = Pass(tokens=4096, logit_rows=2048, sample_len=512, dtype_bytes=2)
+MICRO = MicrobatchSpec(tokens=4096, logit_rows=2048, sample_len=512, dtype_bytes=2)
 
 
 def memory(
-    a: Architecture = DENSE, *, micro: Pass = MICRO, ranks: Ranks | None = None, **config: object
+    a: Architecture = DENSE, *, micro: MicrobatchSpec = MICRO, work: MegatronWork | None = None, **config: object
 ) -> TrainerMemory:
     sizes = MegatronConfig(**config)  # type: ignore[arg-type]
-    return megatron_memory(a, sizes, micro, ranks=ranks or Ranks(number=8, num_microbatches=4))
+    return megatron_memory(a, sizes, micro, work=work or MegatronWork(num_ranks=8, num_microbatches=4))
 
 
-def activations(found: TrainerMemory, moment: str = "backward pass") -> float:
-    return found.moments[moment]["activations"]
+def activations(found: TrainerMemory, phase: str = "backward pass") -> float:
+    return found.phases[phase]["activations"]
 
 
 def test_tensor_parallel_ranks_share_what_lies_between_matrices_only_with_sequence_parallelism() -> None:
@@ -47,9 +47,9 @@ def test_tensor_parallel_ranks_share_what_lies_between_matrices_only_with_sequen
 
 
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None:
-    one = memory(pipeline_model_parallel_size=4, ranks=Ranks(number=8, num_microbatches=1))
-    two = memory(pipeline_model_parallel_size=4, ranks=Ranks(number=8, num_microbatches=2))
-    many = memory(pipeline_model_parallel_size=4, ranks=Ranks(number=8, num_microbatches=9))
+    one = memory(pipeline_model_parallel_size=4, work=MegatronWork(num_ranks=8, num_microbatches=1))
+    two = memory(pipeline_model_parallel_size=4, work=MegatronWork(num_ranks=8, num_microbatches=2))
+    many = memory(pipeline_model_parallel_size=4, work=MegatronWork(num_ranks=8, num_microbatches=9))
     of_one = activations(two) - activations(one)
     assert activations(many) == pytest.approx(activations(one) + 3 * of_one)
 
@@ -67,26 +67,28 @@ def test_context_parallel_ranks_have_their_share_of_the_tokens_and_all_keys() ->
 
 
 def test_a_checkpoint_gathers_the_states_of_all_data_parallel_ranks() -> None:
-    two = memory(ranks=Ranks(number=2, num_microbatches=4))
+    two = memory(work=MegatronWork(num_ranks=2, num_microbatches=4))
     eight = memory()
     parameters = two.weights / 2
     for found, number in ((two, 2), (eight, 8)):
-        assert found.moments["checkpoint"]["gathered states"] == pytest.approx(4 * parameters * (6.5 + 3 / number))
-    assert "checkpoint" not in memory(use_distributed_optimizer=False).moments
+        assert found.phases["checkpoint"]["gathered states"] == pytest.approx(4 * parameters * (6.5 + 3 / number))
+    assert "checkpoint" not in memory(use_distributed_optimizer=False).phases
     on_gpu = memory(micro=replace(MICRO, device="cuda"))
-    assert on_gpu.moments["checkpoint"]["gathered states"] == 4 * parameters  # the rest is on the host
+    assert on_gpu.phases["checkpoint"]["gathered states"] == 4 * parameters  # the rest is on the host
 
 
 def test_stages_that_send_their_own_weights_receive_nothing() -> None:
     sizes = {"pipeline_model_parallel_size": 2}
-    by_one = memory(**sizes).moments["weight sync"]["messages"]
-    own = memory(**sizes, ranks=Ranks(number=8, num_microbatches=4, sends_own=True)).moments["weight sync"]["messages"]
+    by_one = memory(**sizes).phases["weight sync"]["messages"]
+    own = memory(**sizes, work=MegatronWork(num_ranks=8, num_microbatches=4, sends_own=True)).phases["weight sync"][
+        "messages"
+    ]
     assert by_one > 0 == own
 
 
 def test_messages_of_two_buckets_are_under_way() -> None:
     large = replace(DENSE, num_layers=80)
-    found = memory(large, tensor_model_parallel_size=4).moments["weight sync"]
+    found = memory(large, tensor_model_parallel_size=4).phases["weight sync"]
     assert found["messages"] == pytest.approx(2 * BUCKET_BYTES * 3 / 4, rel=0.01)
     assert found["one weight"] == 2 * DENSE.vocab_size * DENSE.hidden_size
 
@@ -98,11 +100,11 @@ def test_experts_that_are_spread_keep_as_many_tokens_and_fewer_weights() -> None
 
 
 def test_a_reference_is_on_the_device_for_its_turn() -> None:
-    found = memory(ranks=Ranks(number=8, num_microbatches=4, has_reference=True))
-    assert found.moments["reference's turn"]["its weights"] == found.reference == found.weights
-    assert memory().reference == 0 and "reference's turn" not in memory().moments
+    found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, has_reference=True))
+    assert found.phases["reference"]["its weights"] == found.reference == found.weights
+    assert memory().reference == 0 and "reference" not in memory().phases
 
 
 def test_a_critic_has_no_logits_and_sends_its_weights_nowhere() -> None:
-    found = memory(ranks=Ranks(number=8, num_microbatches=4, is_critic=True))
-    assert set(found.moments) == {"backward pass", "checkpoint"}
+    found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, is_critic=True))
+    assert set(found.phases) == {"backward pass", "checkpoint"}

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rlscale.config import RunConfig, load_config_with_notes
-from rlscale.plan import HARDWARE, Plan, hardware_named, make_plan
-from rlscale.plan.activations import Kernel, Pass, layer_kept
+from rlscale.plan import HARDWARE, Plan, find_hardware, make_plan
+from rlscale.plan.activations import AttentionKernel, MicrobatchSpec, layer_saved_bytes
 from rlscale.plan.fsdp_memory import TrainerWork, trainer_memory
 from rlscale.plan.model_size import route_bytes_per_token
-from rlscale.plan.placement import Layout, places
+from rlscale.plan.placement import Layout, place_actors
 from rlscale.plan.tables import placement_rows
 from rlscale.types import RouteShape
 
@@ -52,7 +52,7 @@ def test_adapters_need_neither_moments_nor_gradients_of_the_weights() -> None:
     assert adapted.optimizer == 8 * numbers / 4
     assert adapted.weights == plain.weights and adapted.step < plain.step
     several = [plan(*words, "batch.max_tokens_per_gpu=2048").trainer for words in ([], ["train.lora.rank=16"])]
-    gradients = [each.moments["logits"]["gradients"] for each in several if each is not None]
+    gradients = [each.phases["logits"]["gradients"] for each in several if each is not None]
     assert gradients[1] == pytest.approx(4 * numbers) and gradients[0] > 50 * gradients[1]
 
 
@@ -60,24 +60,24 @@ def test_recomputing_saves_activations_and_costs_operations() -> None:
     kept, recomputed = plan("fsdp.gradient_checkpointing=false"), plan("fsdp.gradient_checkpointing=true")
     assert recomputed.trainer is not None and kept.trainer is not None
     assert recomputed.trainer.peak < kept.trainer.peak / 2
-    assert kept.trainer_otherwise == recomputed.trainer
-    assert recomputed.floor.seconds > kept.floor.seconds
+    assert kept.trainer_alternative == recomputed.trainer
+    assert recomputed.roofline.seconds > kept.roofline.seconds
 
 
 def test_a_tile_of_logits_is_as_large_as_asked_for() -> None:
     of_512, of_8192 = (plan(f"train.log_probs_chunk_size={n}").trainer for n in (512, 8192))
     assert of_512 is not None and of_8192 is not None
-    logits = of_8192.moments["logits"]["logits"] - of_512.moments["logits"]["logits"]
+    logits = of_8192.phases["logits"]["logits"] - of_512.phases["logits"]["logits"]
     assert logits == 8 * (8192 - 512) * 151_936  # two numbers in float32 for each
 
 
 def test_several_micro_batches_sum_whole_gradients_up() -> None:
     a = plan().model
-    work = Pass(tokens=1000, logit_rows=900, sample_len=1000, dtype_bytes=2, kernel=Kernel.fused)
+    work = MicrobatchSpec(tokens=1000, logit_rows=900, sample_len=1000, dtype_bytes=2, kernel=AttentionKernel.fused)
     one, two = (
         trainer_memory(a, TrainerWork(num_ranks=8, num_microbatches=n, recompute=True, largest=work)) for n in (1, 2)
     )
-    difference = two.moments["logits"]["gradients"] - one.moments["logits"]["gradients"]
+    difference = two.phases["logits"]["gradients"] - one.phases["logits"]["gradients"]
     assert difference == 4 * a.parameters
 
 
@@ -89,8 +89,8 @@ def test_ranks_that_share_samples_hold_twice_the_tokens_and_more_keys() -> None:
     assert shared.batches.microbatch_tokens == 2 * apart.batches.microbatch_tokens
     assert (shared.trainer.weights, shared.trainer.optimizer) == (apart.trainer.weights, apart.trainer.optimizer)
     # Each rank has as many tokens as before, and keys and values of all before them: 2.5 times as many as tokens.
-    work = Pass(tokens=100, logit_rows=50, sample_len=200, dtype_bytes=2, device="cuda")
-    more = layer_kept(apart.model, 0, replace(work, context_ranks=2)) - layer_kept(apart.model, 0, work)
+    work = MicrobatchSpec(tokens=100, logit_rows=50, sample_len=200, dtype_bytes=2, device="cuda")
+    more = layer_saved_bytes(apart.model, 0, replace(work, context_ranks=2)) - layer_saved_bytes(apart.model, 0, work)
     assert more == 100 * 2 * 1.5 * (2 * 8 * 128)  # Qwen3-4B: 8 key heads of 128
     assert apart.trainer.step < shared.trainer.step < 1.3 * apart.trainer.step
 
@@ -134,18 +134,18 @@ def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
 
 def test_a_colocated_gpu_holds_both_and_a_separate_one_does_not() -> None:
     apart = plan("rollout=sglang")
-    assert [demand.where for demand in apart.demands] == ["GPU of a trainer rank", "GPU of an engine"]
+    assert [budget.where for budget in apart.memory_budgets] == ["GPU of a trainer rank", "GPU of an engine"]
     stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
     together = plan("rollout=sglang", "cluster=one_node_colocate", *stays)
-    (demand,) = together.demands
-    assert {"weights", "engine weights"} <= demand.parts.keys()
+    (budget,) = together.memory_budgets
+    assert {"weights", "engine weights"} <= budget.parts.keys()
 
 
 def test_those_who_take_turns_need_no_more_than_the_larger() -> None:
-    (demand,) = plan("rollout=sglang", "cluster=one_node_colocate").demands
-    assert demand.where.endswith(", in turns") and "weights" not in demand.parts
-    assert "engine weights" in demand.parts
-    (small,) = plan("rollout=sglang", "cluster=one_node_colocate", "sglang.mem_fraction_static=0.05").demands
+    (budget,) = plan("rollout=sglang", "cluster=one_node_colocate").memory_budgets
+    assert budget.where.endswith(", one loaded at a time") and "weights" not in budget.parts
+    assert "engine weights" in budget.parts
+    (small,) = plan("rollout=sglang", "cluster=one_node_colocate", "sglang.mem_fraction_static=0.05").memory_budgets
     assert "weights" in small.parts and "engine weights" not in small.parts
 
 
@@ -154,14 +154,14 @@ def test_servers_that_run_already_are_left_out() -> None:
     assert found.engine is None
     assert {actor for place in found.places for actor in place.actors} == {f"actor rank {i}" for i in range(4)}
     assert found.sync is not None and found.sync.num_bytes == 2 * found.model.parameters
-    assert "weight sync" in [part.name for part in found.floor.parts]
+    assert "weight sync" in [part.name for part in found.roofline.parts]
 
 
 def test_a_run_without_a_trainer_has_engines_only() -> None:
     found = plan("debug.rollout_only=true")
     assert found.trainer is None and found.sync is None
-    assert [demand.where for demand in found.demands] == ["GPU of an engine"]
-    assert [part.name for part in found.floor.parts] == ["read prompts", "write responses"]
+    assert [budget.where for budget in found.memory_budgets] == ["GPU of an engine"]
+    assert [part.name for part in found.roofline.parts] == ["prefill", "decode"]
     assert found.to_dict()["trainer"] is None
 
 
@@ -170,15 +170,17 @@ def test_a_critic_is_beside_the_policy() -> None:
     found = plan(*stays, experiment="qwen3_4b_ppo")
     assert found.trainer is not None
     assert found.places[3].actors[:2] == ("actor rank 3", "critic rank 3")
-    assert found.demands[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
+    assert found.memory_budgets[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
     adapters = plan(*stays, "train.lora.rank=8", experiment="qwen3_4b_ppo")
-    assert adapters.demands[0].parts["critic"] == found.demands[0].parts["critic"], "all of its weights are trained"
+    assert adapters.memory_budgets[0].parts["critic"] == found.memory_budgets[0].parts["critic"], (
+        "all of its weights are trained"
+    )
     tensors = ("train=megatron", "megatron.tensor_model_parallel_size=2", "model.use_hf_config_for_megatron=true")
     divided = plan(*stays, *tensors, experiment="qwen3_4b_ppo")
     assert divided.trainer is not None
-    assert divided.demands[0].parts["critic"] == divided.trainer.weights + divided.trainer.optimizer
+    assert divided.memory_budgets[0].parts["critic"] == divided.trainer.weights + divided.trainer.optimizer
     moves = plan("cluster.offload_train_mode=move", "cluster.offload_rollout=false", experiment="qwen3_4b_ppo")
-    assert "critic" not in moves.demands[0].parts, "policy and critic have the GPU by turns"
+    assert "critic" not in moves.memory_budgets[0].parts, "policy and critic have the GPU by turns"
 
 
 def test_a_critic_with_gpus_of_its_own_is_behind_all_others() -> None:
@@ -188,43 +190,43 @@ def test_a_critic_with_gpus_of_its_own_is_behind_all_others() -> None:
     assert found.critic is not None and together.critic is not None
     assert [place.actors for place in found.places[-2:]] == [("critic rank 0",), ("critic rank 1",)]
     assert found.places[3].actors[0] == "actor rank 3" and found.places[-3].actors[-1].startswith("engine")
-    own = next(demand for demand in found.demands if demand.where == "GPU of a critic rank")
+    own = next(budget for budget in found.memory_budgets if budget.where == "GPU of a critic rank")
     assert own.parts["weights"] == found.critic.weights == 2 * together.critic.weights
     assert own.parts["optimizer"] == 2 * own.parts["weights"]
-    assert all("critic" not in demand.parts for demand in found.demands)
-    assert "logits" not in found.critic.moments
+    assert all("critic" not in budget.parts for budget in found.memory_budgets)
+    assert "logits" not in found.critic.phases
 
 
 def test_on_a_cpu_what_moves_lies_in_memory_twice() -> None:
     moves = ("cluster.device=cpu", "cluster.offload_train=true", "rollout=embedded", "algo.use_kl_loss=false")
-    twice = plan(*moves).demands[0].parts
+    twice = plan(*moves).memory_budgets[0].parts
     assert twice["copies on the host"] == twice["weights"] + twice["optimizer"]
-    once = plan(*moves, "train.weights_backuper=false").demands[0].parts
+    once = plan(*moves, "train.weights_backuper=false").memory_budgets[0].parts
     assert once["copies on the host"] == 0
 
 
 def test_supervised_training_generates_nothing() -> None:
     found = plan(experiment="sft", response_tokens=512)
     assert found.engine is None and found.sync is None
-    assert [part.name for part in found.floor.parts] == ["forward and backward", "optimizer"]
+    assert [part.name for part in found.roofline.parts] == ["forward and backward", "optimizer"]
 
 
 def test_staleness_lets_generation_and_training_overlap() -> None:
     def seconds(found: Plan) -> dict[str, float]:
-        return {part.name: part.seconds for part in found.floor.parts}
+        return {part.name: part.seconds for part in found.roofline.parts}
 
     taking_turns, ahead = plan(), plan("rollout.max_staleness=1")
     assert seconds(taking_turns) == seconds(ahead)
     parts = seconds(ahead)
-    generation = parts["read prompts"] + parts["write responses"]
-    assert taking_turns.floor.seconds == pytest.approx(sum(parts.values()))
-    assert ahead.floor.seconds == pytest.approx(generation + parts["weight sync"])  # training is the shorter one
+    generation = parts["prefill"] + parts["decode"]
+    assert taking_turns.roofline.seconds == pytest.approx(sum(parts.values()))
+    assert ahead.roofline.seconds == pytest.approx(generation + parts["weight sync"])  # training is the shorter one
 
 
 def test_decoding_few_samples_is_bound_by_memory_and_training_by_arithmetic() -> None:
-    bound = {part.name: part.bound for part in plan().floor.parts}
-    assert bound["write responses"] == "bandwidth of the memory"
-    assert bound["forward and backward"] == "arithmetic"
+    bound = {part.name: part.bound for part in plan().roofline.parts}
+    assert bound["decode"] == "memory bandwidth"
+    assert bound["forward and backward"] == "compute"
 
 
 @pytest.mark.parametrize(
@@ -233,17 +235,17 @@ def test_decoding_few_samples_is_bound_by_memory_and_training_by_arithmetic() ->
      (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False)],
 )  # fmt: skip
 def test_the_pass_for_old_logprobs_is_counted_where_it_is_made(words: tuple[str, ...], expected: bool) -> None:
-    assert ("old logprobs" in [part.name for part in plan(*words).floor.parts]) is expected
+    assert ("old logprobs" in [part.name for part in plan(*words).roofline.parts]) is expected
 
 
 def test_a_mixture_of_experts_reads_the_experts_its_tokens_choose() -> None:
-    from rlscale.plan.roofline import share_of_weights
+    from rlscale.plan.roofline import weight_fraction
 
     a = plan(experiment="qwen3_30b_a3b_gspo").model
-    one, many = share_of_weights(a, 1), share_of_weights(a, 1000)
+    one, many = weight_fraction(a, 1), weight_fraction(a, 1000)
     assert one == pytest.approx(a.active_parameters / a.parameters, rel=1e-6)
     assert many == pytest.approx(1.0)
-    assert share_of_weights(plan().model, 1) == 1.0
+    assert weight_fraction(plan().model, 1) == 1.0
 
 
 def test_routes_of_a_rollout_take_memory_of_the_host() -> None:
@@ -277,10 +279,10 @@ def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
 
 def test_memory_on_a_cpu_is_that_of_the_machine() -> None:
     quickstart = load_config_with_notes(["experiment=quickstart"]).config
-    found = make_plan(quickstart, hardware_named("cpu"))
-    (demand,) = found.demands
-    assert demand.fits
-    assert demand.available == hardware_named("cpu").memory_bytes > 2**30
+    found = make_plan(quickstart, find_hardware("cpu"))
+    (budget,) = found.memory_budgets
+    assert budget.fits
+    assert budget.available == find_hardware("cpu").memory_bytes > 2**30
 
 
 def test_a_machine_without_room_is_told() -> None:
@@ -291,7 +293,7 @@ def test_a_machine_without_room_is_told() -> None:
 
 def test_places_fill_node_after_node() -> None:
     layout = Layout(num_trainers=16, num_engines=4, gpus_per_engine=4, colocate=False)
-    found = places(layout, gpus_per_node=8)
+    found = place_actors(layout, gpus_per_node=8)
     assert (found[15].node, found[15].gpu, found[15].actors) == (1, 7, ("actor rank 15",))
     assert (found[20].node, found[20].gpu, found[20].actors) == (2, 4, ("engine 1",))
     assert list(placement_rows(found)) == [("0-1", "0-7", "actor ranks 0-15"), ("2-3", "0-7", "engines 0-3")]
@@ -299,7 +301,7 @@ def test_places_fill_node_after_node() -> None:
 
 def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
     layout = Layout(num_trainers=4, num_engines=4, gpus_per_engine=1, colocate=False)
-    rows: list[Any] = list(placement_rows(places(layout, gpus_per_node=8)))
+    rows: list[Any] = list(placement_rows(place_actors(layout, gpus_per_node=8)))
     assert rows == [("0", "0-3", "actor ranks 0-3"), ("0", "4-7", "engines 0-3")]
 
 
@@ -314,7 +316,7 @@ def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
 
     assert activations.TILE_ELEMENTS == head.TILE_ELEMENTS
     assert activations.MIN_CHUNKED_VOCABULARY == head.MIN_VOCABULARY
-    assert plan.LONGEST_MATRIX == attention._MAX_SHORT
-    assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_LANE, engine.MAX_CACHED_TOKENS)
+    assert plan.MAX_MATRIX_LEN == attention._MAX_SHORT
+    assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_CACHE_LEN, engine.MAX_CACHED_TOKENS)
     assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]
     assert ON_CPU["max_total_tokens"] == engine.SGLANG_CPU_TOKENS
