@@ -97,6 +97,7 @@ def _help(arguments: argparse.Namespace) -> str:
 def _explain(arguments: argparse.Namespace) -> str:
     loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     found = explain(arguments.key, loaded)
+    # Secrets must not appear in terminals and logs.
     if is_secret(found.key) and found.value is not None:
         found = replace(found, value=REDACTED)
     return json.dumps(asdict(found), indent=2) + "\n" if arguments.json else "\n".join(found.lines()) + "\n"
@@ -136,6 +137,7 @@ def _schema(arguments: argparse.Namespace) -> str:
             )
             raise ConfigError([problem]) from error
         return editor_settings(folders, str(arguments.write), str(arguments.config_dir or "conf"))
+    # Experiments and overlays set keys of every group and share one schema.
     whole = arguments.group in (None, *GLOBAL_GROUPS)
     if not whole and arguments.group not in folders.groups():
         raise ConfigError([unknown_group(arguments.group, folders)])

@@ -77,6 +77,7 @@ def _convert(args: argparse.Namespace) -> None:
         fix = "it has neither; check the path"
         rule = "be a Hugging Face folder (config.json) or one in Megatron-core's format (torch_dist/metadata.json)"
         raise DataError(f"SOURCE must {rule}, got {args.source}; {fix}")
+    # By default Megatron-core shards the experts with tensor parallelism too.
     expert = args.expert_parallel
     sizes = MegatronConfig(
         tensor_model_parallel_size=args.tensor_parallel,
@@ -96,6 +97,7 @@ def _convert(args: argparse.Namespace) -> None:
         found = convert_to_hf(source, args.target, model=args.model, sizes=sizes, dtype=dtype, mode=mode)
     else:
         found = convert_to_megatron(args.source, args.target, sizes=sizes, dtype=dtype, mode=mode)
+    # All ranks write parts of the target; one reports.
     if rank == 0:
         seconds = time.perf_counter() - started
         log.info("%s: %d tensors, %.3g GB in %.1f s", args.target, found.num_tensors, found.num_bytes / 1e9, seconds)

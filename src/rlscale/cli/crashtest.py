@@ -98,6 +98,7 @@ def _run(args: argparse.Namespace) -> int:
     _check(args)
     overrides = [
         f"+experiment={args.experiment}",
+        # Every kill needs a restart, and some kills several.
         "fault_tolerance.enabled=true",
         f"fault_tolerance.max_restarts={10 * args.kills}",
         "logging.console=plain",
@@ -173,6 +174,7 @@ def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: O
     unbroken, broken = stage.metrics("unbroken"), stage.metrics("broken")
     ended = outcome.failure is None
     overrides = map(redact_override, args.overrides)
+    # A failed run has no complete dumps to compare.
     faults: list[str] = []
     if ended:
         faults = check_samples(

@@ -83,6 +83,7 @@ def _run(argv: list[str]) -> int:
     try:
         loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     except ConfigError as error:
+        # With -m the overrides of a sweep may have several values; -m itself is reported.
         found = [each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE)]
         raise ConfigError([*problems, *found]) from None
     if problems:
@@ -119,6 +120,7 @@ def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
 
 
 def _hardware(config: RunConfig, flags: PlanFlags) -> Hardware:
+    # A run on a CPU is planned for one; any other run for a GPU, even on a machine without.
     if flags.hardware is None:
         return find_hardware("cpu" if config.cluster.device == Device.cpu else DEFAULT_GPU)
     return find_hardware(flags.hardware)
@@ -133,6 +135,7 @@ def read_flags(argv: Sequence[str]) -> tuple[PlanFlags, list[str], list[Problem]
         name, equals, value = argument.partition("=")
         if argument == "--json":
             flags.json = True
+        # A misspelt flag takes its value along, so that the value is not reported as an override.
         elif (found := nearest(name, _WITH_VALUE, limit=1)) and name.startswith("--"):
             value = value if equals else remaining.pop(0) if remaining else ""
             if found == name:

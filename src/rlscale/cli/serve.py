@@ -98,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as e:
         log.error("%s", e)
         return EXIT_USAGE
+    # The decode thread and the HTTP server run side by side from here on.
     asyncio.run(_serve(args, service, scheduler, error_handler, api_key))
     return 0
 

@@ -31,6 +31,7 @@ def nearest(word: str, candidates: Iterable[str], *, limit: int | None = None) -
     """
     word = word.lower().removesuffix(".yaml")
     limit = limit or max(1, len(word) // 3)
+    # score_cutoff stops the computation early; distances above it are returned as limit + 1.
     scored = [(OSA.distance(word, candidate, score_cutoff=limit), candidate) for candidate in candidates]
     best = min(scored, default=(limit + 1, ""), key=lambda pair: pair[0])
     return best[1] if best[0] <= limit else None
@@ -46,10 +47,12 @@ def nearest_key(path: str) -> str | None:
     if wanted in keys():
         return wanted
     inside = [path for path in keys() if "." in wanted and path.endswith(f".{wanted}")]
+    # `wandb.key` is the end of a single path, `logging.wandb.key`.
     if len(inside) == 1:
         return inside[0]
     group, _, name = wanted.rpartition(".")
     same_name = [key.path for key in keys().values() if name in (key.name, key.flag, key.path.replace(".", "_"))]
+    # The name is right and the group is wrong or missing: choose the most similar group.
     if same_name:
         return min(same_name, key=lambda candidate: OSA.distance(group, candidate.rpartition(".")[0]))
     if not group:
@@ -124,6 +127,7 @@ def unset_key(key: Key) -> Problem:
 
 def from_pydantic(error: ErrorDetails, *, key: Key, origin: str) -> Problem:
     """Converts one entry of `ValidationError.errors()` that concerns `key` or an entry of its value."""
+    # `loc` includes the index or name of an entry, so `path` may be longer than the key's.
     path, value = ".".join(str(part) for part in error["loc"]), show(error["input"])
     fix = default_fix(key)
     if error["type"] == "string_pattern_mismatch" and error.get("ctx", {}).get("pattern") == DOTTED_PATH:

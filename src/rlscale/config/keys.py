@@ -129,6 +129,7 @@ def _docstrings(file: str) -> Mapping[tuple[str, str], str]:
     for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         # A docstring is an expression statement that directly follows the annotated assignment of its field.
         for field, text in pairwise(owner.body):
+            # Methods, class variables without annotation, and docstrings themselves are skipped.
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
             if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
@@ -142,6 +143,7 @@ def _walk(owner: type[Any], prefix: str) -> Iterator[Key]:
         hint, path = hints[field.name], f"{prefix}{field.name}"
         if field.name == owner.passthrough_field:
             continue  # only the library knows the names of its entries
+        # A group inside a group; its keys get a longer path.
         if dataclasses.is_dataclass(hint):
             assert isinstance(hint, type)
             yield from _walk(hint, f"{path}.")
@@ -150,6 +152,7 @@ def _walk(owner: type[Any], prefix: str) -> Iterator[Key]:
         annotation, *extras = get_args(hint) if is_annotated else (hint,)
         infos = [each for each in extras if isinstance(each, FieldInfo)]
         members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        # Every field is `T` or `T | None`: exactly one type remains.
         (type_,) = (member for member in members if member is not NoneType)
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         default = None if required else field.default

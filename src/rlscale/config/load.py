@@ -82,6 +82,7 @@ def load_parsed(
     problems += [with_origin(problem, composed) for problem in found]
     if problems:
         raise ConfigError(problems)
+    # The record of the command line is part of the config, so that it is saved with the run.
     given = checked.config
     given.run.experiment = line.experiment
     given.run.overrides = list(overrides)
@@ -109,6 +110,7 @@ def with_origin(problem: Problem, composed: Composed) -> Problem:
     path, key = problem.path, keys().get(problem.path)
     if key is None and not is_passthrough(path):
         return problem
+    # A value without an origin is the default, or derived from other keys.
     is_default = key is None or key.required or problem.value == show(key.default)
     own = problem.origin or composed.origin(path) or (DEFAULT if is_default else DERIVED)
     others = (name for name in _KEY.findall(problem.rule) if name in keys() and name != path)

@@ -121,6 +121,7 @@ def _not_null(path: str) -> BackendGap:
     return BackendGap(path=path, rule="be null", is_requested=lambda config: attrgetter(path)(config) is not None)
 
 
+# Gaps are rules with a condition, while UNSUPPORTED applies to every run.
 MEGATRON_GAPS: tuple[BackendGap, ...] = (
     BackendGap(path="optim.name", rule="be adam", is_requested=lambda config: config.optim.name != OptimizerName.adam),
     _not_null("optim.matrix_lr"),
@@ -183,6 +184,7 @@ def check_supported(config: RunConfig) -> list[Problem]:
 
 def _derived_values(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:
     """The values that would be derived if none of the keys were set."""
+    # Reset the keys to their defaults, then derive: the result is what a user gets without setting them.
     draft = Draft(config=config.writable_copy())
     for path in paths:
         group, _, name = path.rpartition(".")

@@ -111,6 +111,7 @@ def load_hook(key: str, path: str) -> Callable[..., Any]:
 
     Raises: ConfigError, naming the key: it cannot be imported, or cannot be called with the arguments of the key.
     """
+    # A class is accepted only where calling it creates the object that is needed.
     hook, found = HOOKS[key], _import_path(path, key=key)
     if inspect.isclass(found) and not hook.creates:
         raise _error(key, "be a function or an object", path, "it is a class; create an instance in the module")
@@ -128,6 +129,7 @@ def accepts(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     """Whether a function with this signature accepts the arguments; rlscale itself passes the parameter `custom`."""
     named = [parameter for name, parameter in signature.parameters.items() if name != PARAMETER]
     try:
+        # bind() checks the arguments without calling the function.
         signature.replace(parameters=named).bind(*args, **kwargs)
     except TypeError:
         return False
@@ -158,6 +160,7 @@ def _import_path(path: str, *, key: str) -> Any:
         fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
         raise _error(key, rule, path, fix) from error
     if not hasattr(module, name):
+        # Private names are not suggested.
         near = nearest(name, [other for other in vars(module) if not other.startswith("_")])
         fix = f"{module.__file__ or module_name} has no {name!r}"
         raise _error(key, rule, path, f"{fix}; did you mean {near}?" if near else fix)

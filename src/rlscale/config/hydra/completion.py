@@ -55,6 +55,7 @@ class _AllKeysLoader:
         """Every key, nested; a number has its default as the value to complete."""
         nested: dict[str, Any] = {}
         for key in keys().values():
+            # Hydra completes a leaf from its value; other types are completed by get_group_options.
             is_number = key.type in (int, float)
             set_nested(nested, key.path, {} if key.is_mapping else key.default if is_number else None)
         return OmegaConf.create(nested)

@@ -34,6 +34,7 @@ def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
     version.setbase("1.3")
     search_path = create_config_search_path(str(folders.main))
     if folders.extra is not None:
+        # Hydra searches the folders in this order and uses the first match.
         search_path.append(
             "command-line", f"file://{folders.extra}", anchor=SearchPathQuery(provider="main", path=None)
         )
@@ -65,6 +66,7 @@ class Composed:
         found = ""
         for package, file in self._files:
             relative = path.removeprefix(f"{package}.") if package else path
+            # The file sets another package.
             if package and relative == path:
                 continue
             line = _find_line(file, relative.split("."))
@@ -112,6 +114,7 @@ _FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLEr
 def _load(overrides: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:
     """Composes with Hydra. Removes an unknown override of Hydra's own settings from `overrides` and reports it."""
     loader = make_loader(folders)
+    # Hydra reports one problem per call, so retry without the override that failed.
     while True:
         try:
             return loader.load_configuration(PRIMARY, list(overrides), RunMode.RUN)
@@ -141,6 +144,7 @@ def _read_without_hydra(
         if override not in of_keys and not override.is_hydra_override() and not override.is_delete()
         for choice in _choices(override)
     ]
+    # The values must be complete enough to check the rest of the config.
     read = read_yaml_files(choices, folders)
     values = read.values()
     for override in of_keys:
@@ -168,6 +172,7 @@ def _composing_problem(error: Exception, read: YamlFiles) -> list[Problem]:
 
     Empty when it concerns a key of the config: the check of its value reports it.
     """
+    # OmegaConf adds the full key to its message only, not to an attribute of Hydra's exception.
     named = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
     path = named.group(1) if named else "config"
     if path in keys():

@@ -33,6 +33,7 @@ def _rule_and_fix(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if key is not None and get_origin(key.type) is list:
         rule = f"be {key.type_text}"
         return rule, _first_parsable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))
+    # A function of Hydra's grammar, e.g. choice(0.1,0.2.
     if _unclosed(value) == "(" and is_parsable(f"{path}={value})"):
         return "close the bracket (", _first_parsable(path, [f"{value})"])
     if key is not None and key.type is not str and not key.is_mapping:
@@ -81,6 +82,7 @@ def _list_candidates(value: str, *, quoted: bool) -> list[str]:
 
 def _quote(value: str) -> str:
     """The value in quotes. In Hydra a backslash is an escape only in front of a quote."""
+    # Double the backslashes in front of a quote, and those at the end, which precede the closing quote.
     escaped = re.sub(r'(\\*)"', lambda found: found.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
     return f'"{escaped}"'

@@ -101,6 +101,7 @@ def _report_unparsable(line: CommandLine, text: str, groups: Mapping[str, Sequen
     if key is None and path not in groups and not is_passthrough(path) and not path.startswith("hydra."):
         line.problems.append(_unknown_path(path, value, groups))
         return
+    # Only the space is wrong: the rest can be parsed.
     if is_parsable(f"{path}={value.strip()}"):
         rule, fix = "have no space next to its name", f"write {shell_quoted(f'{path}={value.strip()}')}"
         value = f'"{text}"'
@@ -162,6 +163,7 @@ def _group_override(line: CommandLine, override: Override, groups: Mapping[str, 
 def _check_options(line: CommandLine, override: Override, options: Sequence[str]) -> bool:
     group = override.key_or_group
     selected = [name for value in _values(override) for name in (value if isinstance(value, list) else [value])]
+    # Hydra accepts a list of options for a group.
     wrong = [name for name in selected if name not in options]
     line.problems += [_wrong_option(group, name, options) for name in wrong]
     if wrong:
@@ -193,6 +195,7 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
             Problem(path=path, rule="not be deleted", value=str(override.input_line), fix=fix, origin=COMMAND_LINE)
         )
         return False
+    # An entry of a mapping has no type of its own.
     found = [type_problem(key, value, origin=COMMAND_LINE) for value in _values(override)] if path == key.path else []
     problems = [problem for problem in found if problem]
     line.problems.extend(problems)

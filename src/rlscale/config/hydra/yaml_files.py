@@ -74,6 +74,7 @@ def read_yaml_files(choices: Sequence[tuple[str, str]], folders: ConfigFolders) 
     own = [(group, option) for group, option in choices if group not in GLOBAL_GROUPS]
     # Hydra merges experiments and overlays last, but their defaults lists select options: read them first.
     overlays: list[YamlFile] = []
+    # In the order in which Hydra merges them: experiments before overlays.
     for group in GLOBAL_GROUPS:
         for name, option in choices:
             if name == group:
@@ -143,6 +144,7 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
         text = file.path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
+        # YAML counts lines from 0.
         line, fix = (
             error.problem_mark.line + 1 if error.problem_mark else 1,
             "close every bracket and quote; use no tabs",
@@ -222,6 +224,7 @@ def _dotted_keys(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int
 def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[Any, int]]]:
     for key, child in node.value:
         path = f"{prefix}{key.value}"
+        # Settings of Hydra are nested too, but are not part of the config.
         is_node = path in nodes() or path.partition(".")[0] == "hydra"
         if is_node and isinstance(child, yaml.MappingNode):
             yield from _leaves(child, f"{path}.")
@@ -268,6 +271,7 @@ def _parent(name: str, line: int, problems: _FileProblems) -> Iterator[_Parent]:
     """`- option` of the same group, or `- /group/option`."""
     if name == "_self_":
         return
+    # `/algo/gspo` names group and option, `gspo` an option of the same group.
     group, _, option = name.removeprefix("/").rpartition("/") if name.startswith("/") else (problems.group, "", name)
     if option in problems.groups.get(group, ()):
         yield _Parent(group, option, line)
@@ -289,6 +293,7 @@ def _choice(name: str, option: Any, line: int, problems: _FileProblems) -> Itera
     elif option is None:
         yield _Choice(group, None)
     else:
+        # A list selects several options; each one is checked.
         wrong = [one for one in (option if isinstance(option, list) else [option]) if one not in problems.groups[group]]
         for each in wrong:
             _report_option(problems, group, each, line)

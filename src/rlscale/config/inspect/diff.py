@@ -33,6 +33,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], *, names: b
         before, after: nested values.
         names: include the run's name and folders, which always differ.
     """
+    # dict.fromkeys below keeps the order of the groups and removes duplicates.
     old, new = dict(flatten(before)), dict(flatten(after))
     return [
         Difference(key=key, before=old.get(key, UNSET), after=new.get(key, UNSET))

@@ -116,6 +116,7 @@ def _explain_passthrough(path: str, loaded: LoadedConfig) -> Explanation:
 
 def _set_by(path: str, loaded: LoadedConfig) -> str:
     """The origin of a key's value, and the text of an interpolation."""
+    # The composed values still contain the text of interpolations.
     given: Any = loaded.composed.values
     for name in path.split("."):
         given = given.get(name) if isinstance(given, Mapping) else None

@@ -79,6 +79,7 @@ def option_summary(group: str, option: str, folders: ConfigFolders) -> str:
     file = folders.find_file(f"{group}/{option}")
     assert file is not None, f"{group}={option} is listed and has no file"
     lines = file.read_text(encoding="utf-8").splitlines()
+    # The package line is for Hydra, not part of the description.
     comments = [line.lstrip("# ").rstrip() for line in lines if line.startswith("#") and "@package" not in line]
     return " ".join(comments)
 
@@ -106,6 +107,7 @@ def _by_group() -> Mapping[str, list[Key]]:
 def _wrapped(name: str, text: str, *, column: int = 22) -> list[str]:
     lines = [" " * column + line for line in textwrap.wrap(text, WIDTH - column)]
     head = f"  {name}"
+    # A long name gets a line for itself.
     if len(head) >= column or not lines:
         return [head, *lines]
     return [head.ljust(column) + lines[0].lstrip(), *lines[1:]]

@@ -100,6 +100,7 @@ def _node(path: str, types: Types) -> Schema:
     for key in keys().values():
         if not key.path.startswith(f"{path}."):
             continue
+        # `rest` is set for a key of a nested group, which gets an object of its own.
         name, _, rest = key.path.removeprefix(f"{path}.").partition(".")
         if name not in properties:
             properties[name] = _node(f"{path}.{name}", types) if rest else _key_schema(key)
@@ -132,6 +133,7 @@ def _type_schema(key: Key) -> Schema:
             kind["additionalProperties"] = dict(_TYPES[inner[1]])
     else:
         kind = dict(_TYPES[key.type])
+    # The constraints are objects of annotated-types with one attribute each.
     for bound in key.constraints:
         kind |= {word: getattr(bound, name) for name, word in _BOUNDS.items() if hasattr(bound, name)}
         if getattr(bound, "min_length", None) is not None:
@@ -141,6 +143,7 @@ def _type_schema(key: Key) -> Schema:
 
 def _type_text_schema(text: str) -> Schema:
     kinds = [_alternative_schema(kind) for kind in alternatives(text)]
+    # An empty schema accepts anything, so the alternatives do not matter.
     if {} in kinds:
         return {}
     if all(kind.keys() == {"enum"} for kind in kinds):

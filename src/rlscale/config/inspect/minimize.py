@@ -75,6 +75,7 @@ def minimize(resolved: Mapping[str, Any], *, folders: ConfigFolders | None = Non
     """
     target = _ResolvedTarget(resolved)
     values = target.reduce({path: key.default for path, key in keys().items() if not key.required})
+    # Choose one option per group, if one has values in common with the configuration.
     folders = folders or ConfigFolders.find()
     base: Values = {}
     options: dict[str, str] = {}
@@ -146,6 +147,7 @@ class _ResolvedTarget:
             for path, value in own.items()
             if value != REDACTED and path not in RUN_NAMES and (path not in base or base[path] != value)
         }
+        # Try to remove each value: it may be derived from the others.
         for path in list(kept):
             fewer = {name: value for name, value in kept.items() if name != path}
             if self.matches({**base, **fewer}):
@@ -189,6 +191,7 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}:{_text(item)}" for name, item in value.items()) + "}"
     if isinstance(value, str):
+        # Quote what Hydra or YAML would read as something else than this string.
         plain = bool(value) and is_parsable(f"x={value}") and yaml.safe_load(value) == value and "," not in value
         return value if plain else json.dumps(value, ensure_ascii=False)
     return json.dumps(value)

@@ -41,6 +41,7 @@ def read_source(text: str, *, config_dir: Path | None = None) -> ConfigSource:
     if file.is_file():
         return ConfigSource(name=text, values=_read_file(file))
     experiments = ConfigFolders.find(config_dir).groups()["experiment"]
+    # Without `=` it can only be the name of an experiment.
     if "=" not in text and text not in experiments:
         found = nearest(text, experiments)
         fix = f"did you mean {found}?" if found else f"experiments: {', '.join(experiments)}"

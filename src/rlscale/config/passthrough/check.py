@@ -137,6 +137,7 @@ def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[s
         return "not be set, because rlscale sets it", library.reserved[name]
     if name not in types:
         own = [key.name for key in keys().values() if key.group == group]
+        # Abbreviations first: `tp` is similar to many names.
         found = library.abbreviations.get(name.removesuffix("_size"))
         found = found or nearest_argument(name, [*own, *types])
         fix = f"did you mean {group}.{found}?" if found else library.listing

@@ -47,6 +47,7 @@ def describe(record: type) -> dict[str, str]:
     names = getattr(record, "__struct_fields__", None) or getattr(record, "__dataclass_fields__", None)
     if not names:
         raise TypeError(f"a class of arguments must be a msgspec struct or a dataclass, got {record!r}")
+    # Resolves annotations that are strings.
     hints = typing.get_type_hints(record, include_extras=True)
     return {name: type_text(hints[name]) for name in names if not name.startswith("_")}
 

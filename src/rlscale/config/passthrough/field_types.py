@@ -66,6 +66,7 @@ def alternatives(type_text: str) -> list[str]:
     """Parts between the `|` that are outside of brackets."""
     parts, depth = [""], 0
     for character in type_text:
+        # Track the depth of list[...]: a `|` inside belongs to the entries.
         depth += {"[": 1, "]": -1}.get(character, 0)
         if character == "|" and depth == 0:
             parts.append("")

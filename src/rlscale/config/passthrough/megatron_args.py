@@ -78,6 +78,7 @@ def load_arguments() -> LibraryArguments:
         version = metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return known
+    # The recorded file avoids importing Megatron-core, which takes seconds.
     if version == known.version:
         return known
     try:

@@ -55,6 +55,7 @@ def query_interpreter(
             timeout=TIMEOUT_S,
             env=foreign_environment(os.environ),
         )
+        # Parse before writing, so that the cache never contains invalid text.
         _parse(done.stdout)
         folder.mkdir(parents=True, exist_ok=True)
         # Several processes may query at once: each writes its own file and renames it.

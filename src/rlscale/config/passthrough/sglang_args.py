@@ -47,6 +47,7 @@ RESERVED: Mapping[str, str] = MappingProxyType(
 def load_arguments(python: str | None) -> LibraryArguments:
     """The arguments of the SGLang in `sglang.python`; those of the tested version when none is installed."""
     known = read_recorded(RECORDED)
+    # SGLang may be installed in another interpreter, so importlib.metadata cannot find it here.
     interpreter = find_python(python)
     try:
         version = installed_packages(interpreter).sglang

@@ -56,6 +56,7 @@ def find_python(given: str | None) -> Path:
     if given is not None:
         return Path(given).expanduser().absolute()
     made = _CHECKOUT / ".venv-sglang" / "bin" / "python"
+    # find_spec locates SGLang without importing it, which would take seconds.
     if importlib.util.find_spec("sglang") is None and made.exists():
         return made
     return Path(sys.executable)

@@ -87,6 +87,7 @@ def _set_batch(draft: Draft) -> None:
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
     if batch.global_batch_size is None:
         draft.fill("batch.num_steps_per_rollout", 1, "one optimiser step per rollout")
+    # One of the two sizes determines the other.
     steps = batch.num_steps_per_rollout
     draft.fill("batch.global_batch_size", samples // (steps or 1), f"{samples} samples per rollout / {steps} steps")
     size = batch.global_batch_size
@@ -178,6 +179,7 @@ def _set_debug(draft: Draft) -> None:
 
 def _set_run(draft: Draft) -> None:
     run = draft.config.run
+    # The hash includes every value derived above.
     name = f"{run.experiment or 'run'}-{config_hash(draft.config)}"
     draft.fill("run.name", name, "experiment and hash of this config without run, logging and debug")
     draft.fill("run.dir", str(Path("runs") / str(run.name)), "runs/<run.name>")

@@ -66,5 +66,6 @@ class Draft:
 
     def fill(self, key: str, value: Any, why: str) -> None:
         """Like `replace`, but only when the key is unset."""
+        # A given value takes precedence over a derived one.
         if self.get(key) is None:
             self.replace(key, value, why)

@@ -104,6 +104,7 @@ def read_eval_file(path: str) -> list[EvalFileEntry]:
         found = _key_problems(path, place, entry, ("name", "path", *SET_KEYS))
         found += [] if found else _name_problems(path, place, entry)
         problems += found
+        # Build sets only while the file is valid; afterwards only collect problems.
         if not problems:
             made = _make_entry(path, place, dict(defaults) | dict(entry))
             problems += made if isinstance(made, list) else []

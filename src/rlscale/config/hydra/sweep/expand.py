@@ -46,6 +46,7 @@ def value_problems(line: CommandLine) -> list[Problem]:
             nested: Any = value
             for name in reversed(path.split(".")):
                 nested = {name: nested}
+            # Other keys are unset here; keep the problems of this key only.
             found = check_fields(nested, lambda _: COMMAND_LINE).problems
             problems += [problem for problem in found if problem.path == path]
     return problems
@@ -82,6 +83,7 @@ def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
     own = [override for override in parsed if override.is_hydra_override()]
     groups = [(each, _option_problem(each, loader)) for each in own if "/" in each.key_or_group]
     problems = [problem for _, problem in groups if problem]
+    # Compose with the valid options: the selected launcher and sweeper define further keys.
     right = [str(override.input_line) for override, problem in groups if problem is None]
     try:
         known = loader.load_configuration(PRIMARY, right, RunMode.MULTIRUN)
@@ -159,6 +161,7 @@ def interval_ends(override: Override) -> tuple[int | float, int | float]:
     assert isinstance(value, IntervalSweep) and value.start is not None and value.end is not None
     low, high = value.start, value.end
     key = keys().get(override.key_or_group)
+    # `interval(1,8)` of an integer key must not produce fractions.
     if key is not None and key.type is int and float(low).is_integer() and float(high).is_integer():
         return int(low), int(high)
     return low, high

@@ -49,6 +49,7 @@ class SweepResult:
     def swept(self) -> tuple[str, ...]:
         """Keys and groups whose values differ between the jobs, in the order in which they were typed."""
         values = [job.values for job in self.jobs]
+        # dict.fromkeys keeps the order in which they were typed.
         named = dict.fromkeys(name for each in values for name in each)
         return tuple(name for name in named if len({each.get(name) for each in values}) > 1)
 

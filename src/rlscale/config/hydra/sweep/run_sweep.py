@@ -111,6 +111,7 @@ def _make_sweeper(master: DictConfig, context: HydraContext, task: TaskFunction)
         return Plugins.instance().instantiate_sweeper(config=master, hydra_context=context, task_function=task)
     fields: Any = OmegaConf.to_container(master.hydra.sweeper)
     del fields["_target_"]
+    # Hydra's Plugins instantiates only classes of the package hydra_plugins.
     sweeper = OptunaSweeper(**fields)
     sweeper.setup(hydra_context=context, task_function=task, config=master)
     return sweeper
