@@ -43,8 +43,8 @@ def test_the_trainer_replays_routes_of_the_engine(command: Command) -> None:
         "model.intermediate_size",
     )  # a model with experts has no model.intermediate_size
     once = ("data.num_rollout=1", "eval.interval=null", "checkpoint.save_final=false")
-    words = [word for word in SMALL if not word.startswith(replaced)] + [*experts, *once]
-    done = command.run("train=megatron", "algo.use_rollout_routing_replay=true", *words, small=False)
+    overrides = [each for each in SMALL if not each.startswith(replaced)] + [*experts, *once]
+    done = command.run("train=megatron", "algo.use_rollout_routing_replay=true", *overrides, small=False)
     assert done.code == 0, done.err
     (step,) = [record for record in command.metrics() if "train/loss" in record]
     assert step["train/routes/replayed"] == 1 and step["train/routes/differing"] < 0.05

@@ -98,7 +98,7 @@ def corrupted_message_error(model: MegatronModel, *, rank: int) -> tuple[str, in
 
 
 def written_by_all(model: MegatronModel, source: Path, folder: Path, *, rank: int) -> dict[str, Any]:
-    """What is in a folder that all ranks write, whose weights do not fit in one file."""
+    """Contents of a folder that all ranks write because its weights do not fit in one file."""
     target = folder / "written"
     if rank == 0:
         target.mkdir()
@@ -115,7 +115,7 @@ def written_by_all(model: MegatronModel, source: Path, folder: Path, *, rank: in
 def pushed(
     model: MegatronModel, path: str, how: str, *, engines: list[EngineAddress], rank: int, folder: Path
 ) -> dict[str, Any]:
-    """What becomes of weights that their owners send."""
+    """Pushes weights from their owners to engines; see `arrives`."""
     exporter, some = owners_of(model), engines[1:3] if how == "packed" else engines[:2]
     channel = open_channel(DISK if how == "disk" else GROUP, rank=rank, senders=exporter.senders, folder=folder)
     return arrives(channel, exporter, path, some)

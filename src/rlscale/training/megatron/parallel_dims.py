@@ -103,6 +103,6 @@ def destroy_parallel_dims() -> None:
         return
     # destroy_model_parallel only forgets the groups, and the threads of each would stay.
     for group in parallel_state._global_process_group_list or ():
-        if group is not None:  # None stands for the world group
+        if group is not None:  # None: the world group
             dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()

@@ -56,7 +56,7 @@ def restricted_pickle(folder: Path) -> Iterator[None]:
         DataError: `.metadata` refers to a name that is not allowed. A missing file raises OSError as usual.
     """
     _check_names(folder / METADATA)
-    # torch.load(weights_only=False) in Megatron-core obeys this variable, and only this variable.
+    # Overrides weights_only=False in Megatron-core's calls of torch.load.
     before = os.environ.get(_FORCE)
     os.environ[_FORCE] = "1"
     try:

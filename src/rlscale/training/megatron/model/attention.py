@@ -133,7 +133,7 @@ def _context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, *, context: Con
     """Attention of this rank's positions to those of all ranks. [B, H, L, D]"""
     length, size = q.shape[2] * context.size, context.size
     parts = [zigzag_positions(length, index=i, size=size) for i in range(size)]
-    # argsort inverts the zigzag: gathered rows come rank after rank and are put into the order of positions.
+    # Gathered rows are concatenated by rank; argsort gives the row of each position.
     rows = key_rows(np.argsort(np.concatenate(parts)), max_rows=q.shape[2], context=context, device=q.device)
     both = rows.spread(torch.cat((k, v), dim=-1).permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
     own = torch.from_numpy(parts[context.index]).to(q.device)

@@ -80,7 +80,7 @@ def block_spec(config: TransformerConfig, *, has_post_norms: bool, vp_stage: int
 def spec_provider() -> Any:
     """Provider of Transformer Engine's layers where it and CUDA are available, else of this package's."""
     if torch.cuda.is_available():
-        # Imported here: without Transformer Engine the second module fails to import.
+        # Imported here: these modules use names that only Transformer Engine defines.
         from megatron.core.extensions.transformer_engine import HAVE_TE
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
