@@ -35,7 +35,7 @@ def test_shards_give_the_loss_and_gradient_of_undivided_responses(ranks: list[di
     assert loss.abs() > 1e-4 and gradient.norm() > 1e-4
     for found in ranks:
         torch.testing.assert_close(found[f"{name}.loss"], loss, rtol=1e-9, atol=1e-11)
-    # Each rank has the gradient of its own tokens; the sum is the gradient of the whole responses.
+    # Each rank has the gradient of the tokens it holds; the sum is the gradient of the whole responses.
     total = ranks[0][f"{name}.gradient"] + ranks[1][f"{name}.gradient"]
     torch.testing.assert_close(total, gradient, rtol=1e-9, atol=1e-11)
     for rank, found in enumerate(ranks):
