@@ -5,6 +5,9 @@ from rlscale.config.groups.algo import (
     AlgoConfig,
     KlType,
     LossType,
+    MisConfig,
+    MisLevel,
+    MisMode,
     TisType,
     compares_policies,
     uses_critic,
@@ -24,9 +27,7 @@ from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
 from rlscale.config.groups.fsdp import AttnImplementation, FsdpConfig
 from rlscale.config.groups.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
-from rlscale.config.groups.lora import LoraConfig
 from rlscale.config.groups.megatron import MegatronConfig
-from rlscale.config.groups.mis import MisConfig, MisLevel, MisMode
 from rlscale.config.groups.model import ModelBuild, ModelConfig
 from rlscale.config.groups.network import NetworkConfig
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
@@ -36,7 +37,14 @@ from rlscale.config.groups.router import RouterConfig, RouterPolicy
 from rlscale.config.groups.run import IdentityConfig
 from rlscale.config.groups.sampling import SamplingConfig
 from rlscale.config.groups.sglang import SglangConfig
-from rlscale.config.groups.train import ComputeDtype, QkvFormat, TrainBackendName, TrainConfig, WeightChannelName
+from rlscale.config.groups.train import (
+    ComputeDtype,
+    LoraConfig,
+    QkvFormat,
+    TrainBackendName,
+    TrainConfig,
+    WeightChannelName,
+)
 from rlscale.config.load import LoadedConfig, load_config, load_config_with_notes
 from rlscale.config.resolve.draft import Derived
 from rlscale.config.run_config import RunConfig

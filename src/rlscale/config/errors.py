@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic_core import ErrorDetails
 from rapidfuzz.distance import OSA
 
-from rlscale.config.groups.patterns import DOTTED_PATH
+from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import Key, keys, nodes
 from rlscale.errors import Problem

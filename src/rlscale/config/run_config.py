@@ -65,15 +65,9 @@ class RunConfig(ConfigGroup):
     ci: CiConfig = field(default_factory=CiConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    custom: Annotated[
-        dict[str, Any],
-        Field(description="Whatever your own plug-ins read, e.g. `custom.max_turns=5`; rlscale reads nothing in it."),
-    ] = field(default_factory=dict)
-    custom_config_path: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="YAML file, a mapping, that is merged into `custom` before the command line. None: there is "
-            "none.",
-        ),
-    ] = None
+    custom: dict[str, Any] = field(default_factory=dict)
+    """Values for your own plug-ins, e.g. `custom.max_turns=5`. rlscale does not read them."""
+
+    custom_config_path: Annotated[str | None, Field(min_length=1)] = None
+    """YAML file with a mapping that is merged into `custom` before command-line overrides are applied. None: no file.
+    """

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from rlscale.cli.app import main_train
-from rlscale.config.groups.patterns import DOTTED_PATH
+from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.keys import keys
 from rlscale.config.unsupported import supported_values
 from rlscale.config.user_functions import HOOKS, check_hooks

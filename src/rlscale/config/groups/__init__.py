@@ -1,1 +1,1 @@
-"""One module a config group: a dataclass with a documented field for each key."""
+"""Config groups, one module each: a dataclass with a documented field per key."""

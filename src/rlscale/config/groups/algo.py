@@ -6,9 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.base import ConfigGroup
-from rlscale.config.groups.mis import MisConfig
-from rlscale.config.groups.patterns import DOTTED_PATH
+from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 
 
 class AdvantageEstimator(StrEnum):
@@ -31,17 +29,17 @@ GROUP_CENTRED = frozenset(
         AdvantageEstimator.reinforce_plus_plus_baseline,
     }
 )
-"""Those that centre rewards on their group with `algo.rewards_normalization`."""
+"""Estimators that subtract the mean reward of the group with `algo.rewards_normalization`."""
 
 WITHOUT_KL = frozenset({AdvantageEstimator.grpo, AdvantageEstimator.gspo, AdvantageEstimator.cispo})
-"""Those whose advantages know no KL penalty, and which may divide by the group's standard deviation."""
+"""Estimators without a KL penalty, which can divide by the standard deviation of the group."""
 
 WITH_RETURNS = frozenset({AdvantageEstimator.reinforce_plus_plus, AdvantageEstimator.ppo})
-"""Those that sum rewards over the tokens that follow."""
+"""Estimators that compute returns per token."""
 
 
 class LossType(StrEnum):
-    """What is minimised."""
+    """Losses of the policy."""
 
     policy_loss = "policy_loss"
     sft_loss = "sft_loss"
@@ -58,245 +56,257 @@ class KlType(StrEnum):
 
 
 class TisType(StrEnum):
-    """How tokens are weighed that another policy than the trainer's drew."""
+    """Importance weights of tokens that the engine sampled with slightly different probabilities."""
 
     tis = "tis"
     icepop = "icepop"
     mis = "mis"
 
 
+class MisLevel(StrEnum):
+    """Levels at which the ratio of trainer to engine is computed."""
+
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class MisMode(StrEnum):
+    """Treatments of weights outside their bounds."""
+
+    truncate = "truncate"
+    clip = "clip"
+    mask = "mask"
+
+
+@dataclass(kw_only=True)
+class MisConfig(ConfigGroup):
+    """Masked importance sampling. Needs `algo.use_tis` and `algo.tis_type=mis`."""
+
+    # Weights.
+    level: MisLevel = MisLevel.token
+    """Level of the ratio. `token`: one ratio per token. `sequence`: the product over the response. `geometric`: the
+    geometric mean over the response.
+    """
+
+    mode: MisMode = MisMode.truncate
+    """Bounds of the weights. `truncate`: at most `algo.tis_clip`. `clip`: also at least `algo.mis.low`. `mask`: set to
+    0 outside these bounds.
+    """
+
+    low: Annotated[float | None, Field(ge=0)] = None
+    """Lower bound of a weight. None: 1 / `algo.tis_clip`."""
+
+    # Rejection.
+    reject_level: MisLevel | None = None
+    """Reject from the loss the tokens (`token`) or responses (`sequence`, `geometric`) with a ratio of this level
+    outside [`algo.mis.reject_low`, `algo.mis.reject_high`]. None: no rejection.
+    """
+
+    reject_low: Annotated[float | None, Field(ge=0)] = None
+    """Lower bound of accepted ratios. None: 1 / upper bound. No effect without `algo.mis.reject_level`."""
+
+    reject_high: Annotated[float | None, Field(gt=0)] = None
+    """Upper bound of accepted ratios. None: `algo.tis_clip`. No effect without `algo.mis.reject_level`."""
+
+    veto: Annotated[float | None, Field(gt=0)] = None
+    """Reject a response from the loss if the ratio of any token is below this, e.g. 1e-4. None: off."""
+
+    normalize: bool = False
+    """Divide the weights by their mean over the rollout: over tokens with `algo.mis.level=token`, over samples
+    otherwise. Requires a separate pass for the logprobs of the trainer.
+    """
+
+
 @dataclass(kw_only=True)
 class AlgoConfig(ConfigGroup):
     """Advantage estimator and loss."""
 
-    advantage_estimator: Annotated[
-        AdvantageEstimator, Field(description="How rewards become advantages, and which ratio the loss clips.")
-    ] = AdvantageEstimator.grpo
-    loss_type: Annotated[
-        LossType,
-        Field(
-            description="`policy_loss`: reinforcement learning. `sft_loss`: likelihood of the labels; nothing is "
-            "generated, and rewards and advantages are not used. `custom_loss`: `algo.custom_loss_function_path`."
-        ),
-    ] = LossType.policy_loss
-    custom_loss_function_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own loss, `package.module:name`, a `LossFunction` of `rlscale.protocols`: the loss at "
-            "every trainable token. KL loss and entropy bonus are added to it. None: none; needs "
-            "`algo.loss_type=custom_loss` otherwise.",
-        ),
-    ] = None
-    custom_advantage_function_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own advantages, `package.module:name`, an `AdvantageFunction` of `rlscale.protocols`; "
-            "`algo.advantage_estimator` then only chooses which ratio the loss clips. None: those of the estimator.",
-        ),
-    ] = None
-    compute_advantages_and_returns: Annotated[
-        bool,
-        Field(
-            description="Make the logprob passes and compute advantages; false for a custom loss that needs neither. "
-            "Supervised training never does."
-        ),
-    ] = True
-    eps_clip: Annotated[
-        float, Field(gt=0, description="The ratio is clipped below 1 - this; above 1 + this too by default.")
-    ] = 0.2
-    eps_clip_high: Annotated[
-        float | None, Field(gt=0, description="The ratio is clipped above 1 + this. None: `algo.eps_clip`.")
-    ] = None
-    eps_clip_c: Annotated[
-        float | None,
-        Field(
-            gt=1,
-            description="Dual clip: the loss of a token with a negative advantage is at most -this * advantage. "
-            "None: no dual clip.",
-        ),
-    ] = None
-    kl_coef: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="Weight of the KL penalty in the rewards: -this * KL(old policy || reference) at every token. "
-            "Loads a reference model. Excludes `algo.kl_loss_coef`; grpo, gspo and cispo have none.",
-        ),
-    ] = 0.0
-    kl_loss_type: Annotated[
-        KlType,
-        Field(
-            description="KL estimator of the KL loss and of `algo.kl_coef`. `k1` has no gradient on average as a loss."
-        ),
-    ] = KlType.k1
-    use_kl_loss: Annotated[
-        bool,
-        Field(
-            description="Load a reference model and add `algo.kl_loss_coef` * KL(policy || reference) to the loss; "
-            "with the coefficient 0 the KL is only measured."
-        ),
-    ] = False
-    kl_loss_coef: Annotated[
-        float, Field(ge=0, description="Weight of the KL loss. Ignored without `algo.use_kl_loss`.")
-    ] = 0.0
-    use_unbiased_kl: Annotated[
-        bool, Field(description="Multiply the KL estimate by the importance ratio new / old policy.")
-    ] = False
-    ref_update_interval: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="Copy the policy into the reference model after every this many rollouts. It is then part of a "
-            "checkpoint. None: the reference stays as it is.",
-        ),
-    ] = None
-    entropy_coef: Annotated[
-        float, Field(description="Weight of the entropy bonus, which is subtracted from the loss. 0: only measured.")
-    ] = 0.0
-    grpo_std_normalization: Annotated[
-        bool,
-        Field(description="Scale centred rewards to the same spread in every group; false (Dr.GRPO) keeps their size."),
-    ] = True
-    rewards_normalization: Annotated[
-        bool, Field(description="Subtract the mean reward of a sample's group; false keeps raw rewards.")
-    ] = True
-    baseline: Annotated[
-        float, Field(description="Subtracted from every reward. Cancels where rewards are centred on their group.")
-    ] = 0.0
-    gamma: Annotated[
-        float,
-        Field(ge=0, le=1, description="Discount by trainable token. reinforce_plus_plus and ppo only."),
-    ] = 1.0
-    lambd: Annotated[float, Field(ge=0, le=1, description="Lambda of generalised advantage estimation. ppo only.")] = (
-        1.0
-    )
-    opd_kl_coef: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="On-policy distillation: weight of the teacher in the advantages, -this * (logprob of the "
-            "policy - logprob of the teacher) at every token. 0: off.",
-        ),
-    ] = 0.0
-    overlong_buffer_len: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="Soft punishment of long responses: the reward falls linearly over the last this many tokens "
-            "before `rollout.max_response_len`, at most by `algo.overlong_penalty`. None: off.",
-        ),
-    ] = None
-    overlong_penalty: Annotated[
-        float,
-        Field(gt=0, description="What the longest response loses. Ignored without `algo.overlong_buffer_len`."),
-    ] = 1.0
-    overlong_filter: Annotated[
-        bool,
-        Field(description="Leave samples out of the loss that were cut off at `rollout.max_response_len`."),
-    ] = False
-    normalize_advantages: Annotated[
-        bool, Field(description="Whiten advantages over all trainable tokens of the rollout.")
-    ] = False
-    calculate_per_token_loss: Annotated[
-        bool, Field(description="Average the loss over tokens instead of first within and then over samples.")
-    ] = False
-    divide_by_max_response_len: Annotated[
-        bool,
-        Field(
-            description="Dr.GRPO: divide the loss of a sample by `rollout.max_response_len` instead of by its own "
-            "number of tokens. Excludes `algo.calculate_per_token_loss`."
-        ),
-    ] = False
-    custom_reducer_function_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own average, `package.module:name`, a `ReducerFunction` of `rlscale.protocols`: what a "
-            "token of each sample weighs in the loss of a step. None: the mean over samples, or as "
-            "`algo.calculate_per_token_loss` and `algo.divide_by_max_response_len` say.",
-        ),
-    ] = None
-    opsm_delta: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            description="Off-policy sequence masking: a sample with a negative advantage leaves the loss where the "
-            "policy has fallen below the one that drew it by more than this, in nats by token. None: off.",
-        ),
-    ] = None
-    use_rollout_entropy: Annotated[
-        bool,
-        Field(description="Report `rollout/entropy`: the policy's entropy before it is trained on the rollout."),
-    ] = False
-    use_rollout_logprobs: Annotated[
-        bool,
-        Field(
-            description="Take the engine's logprobs as those of the old policy. Excludes `algo.use_tis` and "
-            "`algo.decoupled_loss`."
-        ),
-    ] = False
-    decoupled_loss: Annotated[
-        bool | None,
-        Field(
-            description="Decoupled PPO: the ratio is clipped around the trainer's own logprobs at the start of the "
-            "rollout's training, and each token's loss is weighed by the ratio of those to the engine's, at most "
-            "`algo.decoupled_weight_max`. None: with `rollout.max_staleness` above 0, unless `algo.use_tis` or "
-            "`algo.use_rollout_logprobs` is set."
-        ),
-    ] = None
-    decoupled_weight_max: Annotated[
-        float, Field(gt=0, description="Upper bound of that weight. Ignored without `algo.decoupled_loss`.")
-    ] = 5.0
-    use_tis: Annotated[
-        bool,
-        Field(
-            description="Weigh each token's loss by the ratio of the trainer's to the engine's probability, bounded as "
-            "`algo.tis_type` says."
-        ),
-    ] = False
-    tis_type: Annotated[
-        TisType,
-        Field(
-            description="`tis`: that weight is held within `algo.tis_clip_low` and `algo.tis_clip`. `icepop`: it is 0 "
-            "outside of them. `mis`: as `algo.mis` says. Ignored without `algo.use_tis`."
-        ),
-    ] = TisType.tis
-    custom_tis_function_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own weights, `package.module:name`, a `WeightFunction` of `rlscale.protocols`, in place "
-            "of `algo.tis_type`. Ignored without `algo.use_tis`. None: `algo.tis_type`.",
-        ),
-    ] = None
-    tis_clip: Annotated[
-        float, Field(gt=0, description="Upper bound of that weight. Ignored without `algo.use_tis`.")
-    ] = 2.0
-    tis_clip_low: Annotated[
-        float, Field(ge=0, description="Lower bound of that weight. Ignored without `algo.use_tis`.")
-    ] = 0.0
+    advantage_estimator: AdvantageEstimator = AdvantageEstimator.grpo
+    """Advantage estimator. It also selects the policy loss: `gspo` clips the ratio of the whole response, `cispo` clips
+    the importance weight, the others clip the ratio per token.
+    """
+
+    loss_type: LossType = LossType.policy_loss
+    """`policy_loss`: reinforcement learning. `sft_loss`: negative log-likelihood of the labels; no generation, rewards
+    or advantages. `custom_loss`: `algo.custom_loss_function_path`.
+    """
+
+    custom_loss_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own loss per token, `package.module:name`, a `LossFunction` of `rlscale.protocols`. KL loss and entropy
+    bonus are added to it. None: only allowed without `algo.loss_type=custom_loss`. No effect with other losses.
+    """
+
+    custom_advantage_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own advantages, `package.module:name`, an `AdvantageFunction` of `rlscale.protocols`.
+    `algo.advantage_estimator` then only selects the policy loss. None: advantages of `algo.advantage_estimator`.
+    """
+
+    compute_advantages_and_returns: bool = True
+    """Compute logprobs and advantages before training. false: skip both, for a custom loss that needs neither. No
+    effect with `algo.loss_type=sft_loss`.
+    """
+
+    # Clipping of the policy ratio.
+    eps_clip: Annotated[float, Field(gt=0)] = 0.2
+    """Lower clip range: the policy ratio is clipped below 1 - `algo.eps_clip`. Also the default of the upper clip
+    range.
+    """
+
+    eps_clip_high: Annotated[float | None, Field(gt=0)] = None
+    """Upper clip range: the policy ratio is clipped above 1 + `algo.eps_clip_high`. None: `algo.eps_clip`."""
+
+    eps_clip_c: Annotated[float | None, Field(gt=1)] = None
+    """Dual clip: upper bound of the loss of a token with negative advantage, as a multiple of -advantage. None: no dual
+    clip. No effect with `algo.advantage_estimator=cispo`.
+    """
+
+    # KL to a reference model.
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Coefficient of the KL penalty in the rewards: -`algo.kl_coef` * KL(old policy || reference) at each token. Above
+    0 a reference model is loaded. Cannot be combined with `algo.kl_loss_coef`, nor with grpo, gspo and cispo.
+    """
+
+    kl_loss_type: KlType = KlType.k1
+    """KL estimator of the KL loss and of `algo.kl_coef`. As a loss, `k1` has an expected gradient of 0. No effect
+    without a reference model.
+    """
+
+    use_kl_loss: bool = False
+    """Load a reference model and add `algo.kl_loss_coef` * KL(policy || reference) to the loss. With
+    `algo.kl_loss_coef=0` the KL is only logged.
+    """
+
+    kl_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Coefficient of the KL loss. No effect without `algo.use_kl_loss`."""
+
+    use_unbiased_kl: bool = False
+    """Multiply the KL estimate by the importance ratio of policy to old policy. No effect without `algo.use_kl_loss`.
+    """
+
+    ref_update_interval: Annotated[int | None, Field(gt=0)] = None
+    """Number of rollouts after which the policy is copied into the reference model; checkpoints then include the
+    reference. None: the reference does not change. No effect without a reference model.
+    """
+
+    # Entropy bonus and scale of rewards.
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy bonus, which is subtracted from the loss. 0: the entropy is only logged."""
+
+    grpo_std_normalization: bool = True
+    """Divide the centred rewards of a group by their standard deviation. false: keep their scale, as Dr.GRPO does. Only
+    for grpo, gspo and cispo, with `algo.rewards_normalization`.
+    """
+
+    rewards_normalization: bool = True
+    """Subtract the mean reward of the group. false: use raw rewards. Only for grpo, gspo, cispo and
+    reinforce_plus_plus_baseline.
+    """
+
+    baseline: float = 0.0
+    """Constant subtracted from every reward. No effect where rewards are compared within a group."""
+
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount factor per trainable token. Only for reinforce_plus_plus and ppo."""
+
+    lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Lambda of generalised advantage estimation (GAE). Only for ppo."""
+
+    opd_kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """On-policy distillation: adds -`algo.opd_kl_coef` * (logprob of the policy - logprob of the teacher) to the
+    advantage of each token. 0: off.
+    """
+
+    # Long responses.
+    overlong_buffer_len: Annotated[int | None, Field(gt=0)] = None
+    """Soft penalty for long responses: over this number of tokens before `rollout.max_response_len`, the reward
+    decreases linearly by up to `algo.overlong_penalty`. None: off.
+    """
+
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Maximum penalty of a response of `rollout.max_response_len` tokens. No effect without `algo.overlong_buffer_len`.
+    """
+
+    overlong_filter: bool = False
+    """Exclude samples that were truncated at `rollout.max_response_len` from the loss."""
+
+    # Averages over tokens and samples.
+    normalize_advantages: bool = False
+    """Whiten the advantages over all trainable tokens of the rollout."""
+
+    calculate_per_token_loss: bool = False
+    """Average the loss over all tokens. false: average over the tokens of each sample first, then over samples."""
+
+    divide_by_max_response_len: bool = False
+    """Dr.GRPO: divide the loss of a sample by `rollout.max_response_len` instead of its number of tokens. Cannot be
+    combined with `algo.calculate_per_token_loss`.
+    """
+
+    custom_reducer_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own loss reduction, `package.module:name`, a `ReducerFunction` of `rlscale.protocols`: it returns the weight
+    of each sample in the loss of a step. None: the mean over samples, or as set by `algo.calculate_per_token_loss` and
+    `algo.divide_by_max_response_len`.
+    """
+
+    # Old logprobs and off-policy corrections.
+    opsm_delta: Annotated[float | None, Field(ge=0)] = None
+    """Off-policy sequence masking: mask a sample with negative advantage if the logprobs of the policy are below those
+    of the policy that generated it by more than this on average, in nats per token. None: off.
+    """
+
+    use_rollout_entropy: bool = False
+    """Log `rollout/entropy`, the entropy of the policy before it is trained on the rollout."""
+
+    use_rollout_logprobs: bool = False
+    """Use the logprobs of the engine as old logprobs. Cannot be combined with `algo.use_tis` or `algo.decoupled_loss`.
+    """
+
+    decoupled_loss: bool | None = None
+    """Decoupled PPO: clip the ratio around the logprobs of the trainer at the start of training on the rollout, and
+    weight the loss of each token by their ratio to the logprobs of the engine, capped at `algo.decoupled_weight_max`.
+    None: on if `rollout.max_staleness` is above 0, unless `algo.use_tis`, `algo.use_rollout_logprobs` or
+    `train.keep_old_actor` is set.
+    """
+
+    decoupled_weight_max: Annotated[float, Field(gt=0)] = 5.0
+    """Upper bound of the weight of `algo.decoupled_loss`. No effect without it."""
+
+    use_tis: bool = False
+    """Truncated importance sampling: weight the loss of each token by the probability ratio of trainer to engine,
+    bounded as set by `algo.tis_type`.
+    """
+
+    tis_type: TisType = TisType.tis
+    """Bounds of the weight of `algo.use_tis`. `tis`: clipped to [`algo.tis_clip_low`, `algo.tis_clip`]. `icepop`: set
+    to 0 outside that range. `mis`: as set by `algo.mis`. No effect without `algo.use_tis`.
+    """
+
+    custom_tis_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own weights, `package.module:name`, a `WeightFunction` of `rlscale.protocols`. Replaces `algo.tis_type`. No
+    effect without `algo.use_tis`. None: `algo.tis_type`.
+    """
+
+    tis_clip: Annotated[float, Field(gt=0)] = 2.0
+    """Upper bound of the weight. No effect without `algo.use_tis`."""
+
+    tis_clip_low: Annotated[float, Field(ge=0)] = 0.0
+    """Lower bound of the weight. No effect without `algo.use_tis` or with `algo.tis_type=mis`."""
+
     mis: MisConfig = field(default_factory=MisConfig)
-    use_routing_replay: Annotated[
-        bool,
-        Field(
-            description="Route tokens to the experts in training as they were routed for the old logprobs. With "
-            "`train.backend=megatron`."
-        ),
-    ] = False
-    use_rollout_routing_replay: Annotated[
-        bool,
-        Field(
-            description="Route tokens to the experts that the engine chose while it generated them, for old logprobs "
-            "and in training. Engines return these routes with every sample. With `train.backend=megatron`, in the "
-            "place of `algo.use_routing_replay`."
-        ),
-    ] = False
+    # Expert routes (MoE).
+    use_routing_replay: bool = False
+    """Route tokens in training to the experts that the pass for the old logprobs selected. Needs
+    `train.backend=megatron`.
+    """
+
+    use_rollout_routing_replay: bool = False
+    """Route tokens in training, and for the old logprobs, to the experts that the engine selected during generation.
+    Engines return the routes with every sample. Replaces `algo.use_routing_replay`. Needs `train.backend=megatron`.
+    """
 
 
 def compares_policies(algo: AlgoConfig) -> bool:
-    """Whether old, and perhaps reference, logprobs and advantages are computed."""
+    """Whether old logprobs, advantages and, if enabled, reference logprobs are computed."""
     is_custom = algo.loss_type == LossType.custom_loss and algo.compute_advantages_and_returns
     return algo.loss_type == LossType.policy_loss or is_custom
 
@@ -307,11 +317,11 @@ def uses_teacher(algo: AlgoConfig) -> bool:
 
 
 def uses_critic(algo: AlgoConfig) -> bool:
-    """Whether a value model is trained beside the policy: for ppo, unless the advantages are the user's own."""
+    """Whether a value model is trained: for ppo, unless the user computes the advantages."""
     is_ppo = algo.advantage_estimator == AdvantageEstimator.ppo
     return is_ppo and compares_policies(algo) and algo.custom_advantage_function_path is None
 
 
 def uses_reference(algo: AlgoConfig) -> bool:
-    """Whether a reference model is loaded: for a KL loss, or for a KL penalty in the rewards."""
+    """Whether a reference model is loaded, for a KL loss or a KL penalty in the rewards."""
     return compares_policies(algo) and (algo.use_kl_loss or algo.kl_coef > 0)

@@ -1,4 +1,4 @@
-"""What every config group shares: unknown keys are refused, and a resolved config is read-only."""
+"""Base class of config groups: rejects unknown keys, and is read-only once resolved."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict
 
+DOTTED_PATH = r"^[A-Za-z_][\w.]*[:.][A-Za-z_]\w*$"
+"""Pattern of `package.module:name` or `package.module.name`, shared by several keys."""
+
 
 class ConfigGroup:
     """Base of the dataclasses that make up a RunConfig.
 
-    A group is writable until `freeze` (Hydra and pydantic have to fill it) and read-only after it; a copy made with
+    A group is writable until `freeze`, because Hydra and pydantic fill it, and read-only afterwards. A copy made with
     `dataclasses.replace` or `copy.deepcopy` is writable again.
     """
 
-    # Without it pydantic drops keys it does not know in silence.
+    # By default pydantic drops unknown keys without an error.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     passthrough_field: ClassVar[str | None] = None
-    """Field of a group with the values of keys that a library knows; they count as keys of the group itself."""
+    """Field with the arguments that the group passes to a library; they are set like keys of the group."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__dict__.get("_frozen", False):
@@ -34,7 +37,7 @@ class ConfigGroup:
         return type(self)(**{field.name: deepcopy(getattr(self, field.name), memo) for field in fields(self)})  # type: ignore[arg-type]
 
     def freeze(self) -> None:
-        """Makes this group, and the groups in it, read-only."""
+        """Makes this group and its nested groups read-only."""
         for field in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)
             if isinstance(value, ConfigGroup):
@@ -42,7 +45,7 @@ class ConfigGroup:
         self.__dict__["_frozen"] = True
 
     def writable_copy(self) -> Self:
-        """A deep copy that may be written, also of a group that is read-only."""
+        """Returns a writable deep copy, including of a read-only group."""
         copy = deepcopy(self)
         copy._thaw()
         return copy

@@ -12,34 +12,27 @@ from rlscale.config.groups.base import ConfigGroup
 class CheckpointConfig(ConfigGroup):
     """Checkpoints: model, optimiser, schedule, random states and data position."""
 
-    save: Annotated[
-        str | None, Field(min_length=1, description="Folder of the checkpoints. None: `<run.dir>/checkpoints`.")
-    ] = None
-    save_interval: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="Save after every this many rollouts and, where `data.num_epoch` counts them, at the end of "
-            "every epoch. None: only `checkpoint.save_final`.",
-        ),
-    ] = None
-    load: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Checkpoint folder to resume from, or folder to start from: of Hugging Face or, with "
-            "`train.backend=megatron`, in Megatron-core's format. None: an unfinished run in `run.dir`, else `model`.",
-        ),
-    ] = None
-    save_hf: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Also export a Hugging Face folder with every checkpoint, at this path with `{rollout_id}` "
-            "in it. None: only the one of `checkpoint.save_final`.",
-        ),
-    ] = None
-    keep_last: Annotated[int, Field(gt=0, description="How many of the newest checkpoints stay on disk.")] = 2
-    save_final: Annotated[
-        bool, Field(description="Save a checkpoint and a Hugging Face export at the end of the run.")
-    ] = True
+    save: Annotated[str | None, Field(min_length=1)] = None
+    """Checkpoint folder. None: `<run.dir>/checkpoints`."""
+
+    save_interval: Annotated[int | None, Field(gt=0)] = None
+    """Number of rollouts between two checkpoints; with `data.num_epoch` also at the end of every epoch. None: only
+    `checkpoint.save_final`.
+    """
+
+    load: Annotated[str | None, Field(min_length=1)] = None
+    """Checkpoint folder to resume from, or model folder to start from: Hugging Face format or, with
+    `train.backend=megatron`, Megatron-core format. None: resume the unfinished run in `run.dir`, else start from
+    `model`.
+    """
+
+    save_hf: Annotated[str | None, Field(min_length=1)] = None
+    """Path template of a Hugging Face export for every checkpoint; must contain `{rollout_id}`. None: only the export
+    of `checkpoint.save_final`.
+    """
+
+    keep_last: Annotated[int, Field(gt=0)] = 2
+    """Number of newest checkpoints to keep on disk."""
+
+    save_final: bool = True
+    """Save a checkpoint and a Hugging Face export at the end of the run."""

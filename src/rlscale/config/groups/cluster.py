@@ -1,4 +1,4 @@
-"""Group `cluster`: nodes, GPUs and who gets which."""
+"""Group `cluster`: nodes, GPUs and their assignment."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from rlscale.config.groups.base import ConfigGroup
 
 
 class Device(StrEnum):
-    """Where tensors live."""
+    """Devices of trainer and engines."""
 
     auto = "auto"
     cuda = "cuda"
@@ -25,7 +25,7 @@ class DistributedBackend(StrEnum):
 
 
 class OffloadMode(StrEnum):
-    """Ways to free a GPU of the trainer's tensors."""
+    """Offload methods of the trainer."""
 
     tms = "tms"
     move = "move"
@@ -33,94 +33,76 @@ class OffloadMode(StrEnum):
 
 @dataclass(kw_only=True)
 class ClusterConfig(ConfigGroup):
-    """Resources. On a CPU a GPU is one unit of a Ray resource made for the run, so the same figures work."""
+    """Nodes and GPUs. On a CPU, a GPU is one unit of a Ray resource of the run, so the same numbers apply."""
 
-    actor_num_nodes: Annotated[int, Field(gt=0, description="Nodes of the trainer.")] = 1
-    actor_num_gpus_per_node: Annotated[
-        int, Field(gt=0, description="GPUs of the trainer on each of its nodes; one rank per GPU.")
-    ] = 8
-    rollout_num_gpus: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            description="GPUs of all engines together. None: as many as the trainer with `cluster.colocate`; must be "
-            "set without it.",
-        ),
-    ] = None
-    rollout_num_gpus_per_engine: Annotated[int, Field(gt=0, description="GPUs of one engine.")] = 1
-    num_gpus_per_node: Annotated[int, Field(gt=0, description="GPUs a node has.")] = 8
-    colocate: Annotated[
-        bool, Field(description="Trainer and engines take turns on the same GPUs; false gives each its own.")
-    ] = False
-    distributed_backend: Annotated[
-        DistributedBackend,
-        Field(description="Collectives of the trainer and of the weight sync. `nccl` becomes `gloo` without CUDA."),
-    ] = DistributedBackend.nccl
-    distributed_timeout_minutes: Annotated[
-        int, Field(gt=0, description="Time a collective may take before the run fails, in minutes.")
-    ] = 10
-    device: Annotated[
-        Device,
-        Field(
-            description="Device of trainer and engines. `auto`: `cuda` where an NVIDIA driver is found or "
-            "`cluster.ray_address` is set, else `cpu`."
-        ),
-    ] = Device.auto
-    spin_threads: Annotated[
-        bool,
-        Field(
-            description="On a CPU, have the threads of an operator spin for a moment, up to 0.2 ms, before they sleep "
-            "until the others are done. Small models take less time for a step on a machine that does nothing else, "
-            "and several times as long beside other work."
-        ),
-    ] = False
-    ray_address: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Ray cluster to attach to, e.g. `10.0.0.1:6379`. None: `RAY_ADDRESS`, else one is started.",
-        ),
-    ] = None
-    critic_num_nodes: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="Nodes of a critic with GPUs of its own. None: `cluster.actor_num_nodes`; where "
-            "`cluster.critic_num_gpus_per_node` is not given either, it is on the policy's GPUs.",
-        ),
-    ] = None
-    critic_num_gpus_per_node: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="GPUs of its own that the critic has on each of its nodes. None: "
-            "`cluster.actor_num_gpus_per_node`; where `cluster.critic_num_nodes` is not given either, it is on the "
-            "policy's GPUs.",
-        ),
-    ] = None
-    offload: Annotated[bool, Field(description="Sets both `cluster.offload_train` and `cluster.offload_rollout`.")] = (
-        False
-    )
-    offload_train: Annotated[
-        bool | None,
-        Field(
-            description="Free the GPU of the trainer's tensors while engines generate, and have policy, critic, "
-            "reference and teacher take turns on it. None: true with `cluster.colocate` or a critic on the "
-            "policy's GPUs, else false."
-        ),
-    ] = None
-    offload_rollout: Annotated[
-        bool | None,
-        Field(
-            description="Have engines give back the memory of weights and cache while the trainer works. None: as "
-            "`cluster.colocate`."
-        ),
-    ] = None
-    offload_train_mode: Annotated[
-        OffloadMode,
-        Field(
-            description="How the trainer's tensors leave the GPU. `tms`: their memory is paused by "
-            "torch_memory_saver, all at once. `move`: they are copied to the host and back, and the models take turns "
-            "during training, too. `tms` becomes `move` without CUDA."
-        ),
-    ] = OffloadMode.tms
+    # Trainer and engines.
+    actor_num_nodes: Annotated[int, Field(gt=0)] = 1
+    """Number of nodes of the trainer."""
+
+    actor_num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
+    """Number of trainer GPUs per node; one rank per GPU."""
+
+    rollout_num_gpus: Annotated[int | None, Field(ge=0)] = None
+    """Total number of GPUs of all engines. None: the number of trainer GPUs with `cluster.colocate`; required
+    otherwise.
+    """
+
+    rollout_num_gpus_per_engine: Annotated[int, Field(gt=0)] = 1
+    """Number of GPUs per engine."""
+
+    num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
+    """Number of GPUs that a node has."""
+
+    colocate: bool = False
+    """Trainer and engines share the same GPUs and are offloaded alternately. false: each has its own GPUs."""
+
+    # Processes and devices.
+    distributed_backend: DistributedBackend = DistributedBackend.nccl
+    """torch.distributed backend of the trainer and of the weight sync. `nccl` falls back to `gloo` without CUDA."""
+
+    distributed_timeout_minutes: Annotated[int, Field(gt=0)] = 10
+    """Timeout of a collective, in minutes."""
+
+    device: Device = Device.auto
+    """Device of trainer and engines. `auto`: `cuda` if an NVIDIA driver is found or `cluster.ray_address` is set, else
+    `cpu`.
+    """
+
+    spin_threads: bool = False
+    """On a CPU: let the threads of an operator spin for up to 0.2 ms before they sleep. Makes steps of small models
+    faster on an idle machine, and several times slower on a busy one. No effect with CUDA.
+    """
+
+    ray_address: Annotated[str | None, Field(min_length=1)] = None
+    """Address of the Ray cluster to connect to, e.g. `10.0.0.1:6379`. None: `RAY_ADDRESS`, else a local cluster is
+    started.
+    """
+
+    # Critic.
+    critic_num_nodes: Annotated[int | None, Field(gt=0)] = None
+    """Number of nodes of a critic on separate GPUs. None: `cluster.actor_num_nodes`. If
+    `cluster.critic_num_gpus_per_node` is None too, the critic shares the GPUs of the policy.
+    """
+
+    critic_num_gpus_per_node: Annotated[int | None, Field(gt=0)] = None
+    """Number of separate critic GPUs per node. None: `cluster.actor_num_gpus_per_node`. If `cluster.critic_num_nodes`
+    is None too, the critic shares the GPUs of the policy.
+    """
+
+    # Offload.
+    offload: bool = False
+    """Sets both `cluster.offload_train` and `cluster.offload_rollout`."""
+
+    offload_train: bool | None = None
+    """Offload the trainer from the GPU during generation, and keep only one of policy, critic, reference and teacher on
+    the GPU at a time. None: true with `cluster.colocate` or with a critic on the GPUs of the policy, else false.
+    """
+
+    offload_rollout: bool | None = None
+    """Release the weights and KV cache of the engines during training. None: same as `cluster.colocate`."""
+
+    offload_train_mode: OffloadMode = OffloadMode.tms
+    """Offload method of the trainer. `tms`: torch_memory_saver pauses the memory of all models at once. `move`: tensors
+    are copied to host memory and back, and models are also offloaded individually during training. `tms` falls back to
+    `move` without CUDA.
+    """

@@ -1,4 +1,4 @@
-"""The node `custom`: values that rlscale hands to the user's own code and never reads itself."""
+"""Node `custom`: values that rlscale passes to user code and does not read."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from rlscale.config.errors import show
 from rlscale.errors import Problem
 
 PARAMETER = "custom"
-"""A function or class of the user that has a parameter of this name is given the values."""
+"""Parameter of a user function or class that receives the values."""
 
 
-def merge_custom_file(values: dict[str, Any], words: Sequence[str]) -> list[Problem]:
-    """Merges the file of `custom_config_path` into `values["custom"]`: over YAML presets, under the command line.
+def merge_custom_file(values: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
+    """Merges the file of `custom_config_path` into `values["custom"]`: over YAML files, under the command line.
 
     Args:
         values: the composed config, nested; its node `custom` is changed.
-        words: of the command line, as Hydra got them, e.g. `++custom.max_turns=5`.
+        overrides: command-line overrides as passed to Hydra, e.g. `++custom.max_turns=5`.
 
-    Returns: what is wrong with the file; nothing was merged then.
+    Returns: problems of the file; if there are any, nothing was merged.
     """
     path = values.get("custom_config_path")
     if not isinstance(path, str) or not path:
-        return []  # absent, or told as a wrong type
+        return []  # absent, or reported as a wrong type
     try:
         content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())
-        return [Problem(path="custom_config_path", rule="name a YAML file that can be read", value=path, fix=text)]
+        return [Problem(path="custom_config_path", rule="name a readable YAML file", value=path, fix=text)]
     if not isinstance(content, Mapping):
-        rule = "name a YAML file that holds a mapping"
-        value = f"{path}, which holds {'nothing' if content is None else show(content)[:40]}"
+        rule = "name a YAML file with a mapping"
+        value = f"{path}, which contains {'nothing' if content is None else show(content)[:40]}"
         return [Problem(path="custom_config_path", rule=rule, value=value, fix="write `name: value` lines")]
     before = values.get(PARAMETER)
     if before is not None and not isinstance(before, Mapping):
-        return []  # told as a wrong type
+        return []  # reported as a wrong type
     merged = _merge(before or {}, content)
-    for keys in _typed(words):
+    for keys in _overridden_paths(overrides):
         _put(merged, keys, _pick(before, keys))
     values[PARAMETER] = merged
     return []
 
 
 def with_custom(function: Callable[..., Any], custom: Mapping[str, Any]) -> Callable[..., Any]:
-    """`function`, with its parameter `custom` filled in if it has one."""
+    """Binds the parameter `custom` of a function, if it has one."""
     try:
         parameter = inspect.signature(function).parameters.get(PARAMETER)
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    except (TypeError, ValueError):  # some C functions have no signature
         return function
     if parameter is None or parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
         return function
     return partial(function, **{PARAMETER: dict(custom)})
 
 
-def _typed(words: Sequence[str]) -> list[list[str]]:
-    """Paths below `custom` that the command line sets; an empty one stands for the node itself."""
-    paths = (word.partition("=")[0].lstrip("+").split(".") for word in words)
+def _overridden_paths(overrides: Sequence[str]) -> list[list[str]]:
+    """Paths below `custom` that the command line sets; an empty path is the node itself."""
+    paths = (override.partition("=")[0].lstrip("+").split(".") for override in overrides)
     return [path[1:] for path in paths if path[0] == PARAMETER]
 
 

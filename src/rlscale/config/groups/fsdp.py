@@ -19,24 +19,18 @@ class AttnImplementation(StrEnum):
 
 @dataclass(kw_only=True)
 class FsdpConfig(ConfigGroup):
-    """FSDP2. Ignored with another `train.backend`."""
+    """FSDP2. No effect with other `train.backend`."""
 
-    gradient_checkpointing: Annotated[
-        bool, Field(description="Recompute activations in the backward pass: less memory, about a third more time.")
-    ] = False
-    attn_implementation: Annotated[
-        AttnImplementation,
-        Field(description="Attention kernel of the model. `flash_attention_2` becomes `sdpa` where there is no CUDA."),
-    ] = AttnImplementation.flash_attention_2
-    num_threads: Annotated[
-        int | None,
-        Field(gt=0, description="Threads torch uses in each rank on a CPU. None: cores of the node / its ranks."),
-    ] = None
-    context_parallel_size: Annotated[
-        int,
-        Field(
-            gt=0,
-            description="Ranks that share each sample (context parallelism): every one computes its part of the tokens "
-            "and attends to the keys of all. A micro-batch holds as many times `batch.max_tokens_per_gpu`.",
-        ),
-    ] = 1
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass. Saves memory and takes about a third more time."""
+
+    attn_implementation: AttnImplementation = AttnImplementation.flash_attention_2
+    """Attention kernel. `flash_attention_2` falls back to `sdpa` without CUDA."""
+
+    num_threads: Annotated[int | None, Field(gt=0)] = None
+    """Number of torch threads per rank on a CPU. None: cores of the node / ranks on the node."""
+
+    context_parallel_size: Annotated[int, Field(gt=0)] = 1
+    """Context-parallel size: number of ranks that share each sample. Each rank computes its part of the tokens and
+    attends to the keys of all ranks. The token limit of a micro-batch is `batch.max_tokens_per_gpu` times this size.
+    """

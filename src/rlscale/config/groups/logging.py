@@ -10,7 +10,7 @@ from rlscale.config.groups.base import ConfigGroup
 
 
 class ConsoleMode(StrEnum):
-    """How a run shows itself."""
+    """Console outputs of a run."""
 
     auto = "auto"
     live = "live"
@@ -19,7 +19,7 @@ class ConsoleMode(StrEnum):
 
 
 class WandbMode(StrEnum):
-    """Where Weights & Biases keeps a run."""
+    """Modes of Weights & Biases."""
 
     online = "online"
     offline = "offline"
@@ -30,129 +30,96 @@ class WandbMode(StrEnum):
 class WandbConfig(ConfigGroup):
     """Weights & Biases."""
 
-    enabled: Annotated[bool, Field(description="Log to Weights & Biases. Needs the extra `rlscale[wandb]`.")] = False
-    mode: Annotated[
-        WandbMode | None,
-        Field(
-            description="`online`: stream to the server. `offline`: write files for `wandb sync`. `disabled`: log "
-            "nothing. None: the variable WANDB_MODE, else `online`."
-        ),
-    ] = None
-    dir: Annotated[
-        str | None,
-        Field(min_length=1, description="Its files go to `<this>/wandb`. None: the run folder."),
-    ] = None
-    key: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="API key; never stored. None: the variable WANDB_API_KEY, else what `wandb login` left.",
-        ),
-    ] = field(default=None, repr=False)
-    host: Annotated[
-        str | None,
-        Field(min_length=1, description="URL of the server. None: the variable WANDB_BASE_URL, else the public one."),
-    ] = None
-    team: Annotated[
-        str | None,
-        Field(min_length=1, description="SenderGroup (entity) of the run. None: the default of the API key."),
-    ] = None
-    group: Annotated[
-        str | None, Field(min_length=1, description="Group of the run, to which others may belong. None: no group.")
-    ] = None
-    project: Annotated[str | None, Field(min_length=1, description="Project of the run. None: `rlscale`.")] = None
-    random_suffix: Annotated[
-        bool, Field(description="Append six random characters to the group and to the name of the run.")
-    ] = True
-    always_use_train_step: Annotated[
-        bool,
-        Field(
-            description="Count `rollout/step` and `eval/step`, the horizontal axes, in optimiser steps instead of "
-            "rollouts."
-        ),
-    ] = False
-    run_id: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Go on with the run of this id, or give a new run this id. None: the id that the run folder "
-            "keeps, else a new one.",
-        ),
-    ] = None
+    enabled: bool = False
+    """Log to Weights & Biases. Needs the extra `rlscale[wandb]`."""
+
+    mode: WandbMode | None = None
+    """`online`: stream to the server. `offline`: write files for `wandb sync`. `disabled`: log nothing. None:
+    `$WANDB_MODE`, else `online`.
+    """
+
+    dir: Annotated[str | None, Field(min_length=1)] = None
+    """Parent folder of the `wandb` folder with its files. None: the run folder."""
+
+    key: Annotated[str | None, Field(min_length=1)] = field(default=None, repr=False)
+    """API key; never stored. None: `$WANDB_API_KEY`, else the key saved by `wandb login`."""
+
+    host: Annotated[str | None, Field(min_length=1)] = None
+    """URL of the server. None: `$WANDB_BASE_URL`, else the public server."""
+
+    # Team, group and project of the run.
+    team: Annotated[str | None, Field(min_length=1)] = None
+    """Team (entity) of the run. None: the default of the API key."""
+
+    group: Annotated[str | None, Field(min_length=1)] = None
+    """Group of the run. None: no group."""
+
+    project: Annotated[str | None, Field(min_length=1)] = None
+    """Project of the run. None: `rlscale`."""
+
+    random_suffix: bool = True
+    """Append six random characters to the group and to the name of the run."""
+
+    always_use_train_step: bool = False
+    """Count the horizontal axes `rollout/step` and `eval/step` in optimiser steps instead of rollouts."""
+
+    run_id: Annotated[str | None, Field(min_length=1)] = None
+    """Id of the run to resume, or id of a new run. None: the id stored in the run folder, else a new id."""
 
 
 @dataclass(kw_only=True)
 class TensorboardConfig(ConfigGroup):
     """TensorBoard."""
 
-    enabled: Annotated[bool, Field(description="Log to TensorBoard. Needs the extra `rlscale[tensorboard]`.")] = False
-    dir: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Folder for the event files of several runs: `<dir>/<project_name>/<experiment_name>`. None: "
-            "the variable TENSORBOARD_DIR, else `tensorboard` in the run folder.",
-        ),
-    ] = None
-    project_name: Annotated[
-        str | None, Field(min_length=1, description="Folder between `dir` and the experiment's. None: no such folder.")
-    ] = None
-    experiment_name: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Folder of this run's event files. None: the name of the run folder; in the run folder, none.",
-        ),
-    ] = None
+    enabled: bool = False
+    """Log to TensorBoard. Needs the extra `rlscale[tensorboard]`."""
+
+    dir: Annotated[str | None, Field(min_length=1)] = None
+    """Folder for the event files of several runs: `<dir>/<project_name>/<experiment_name>`. None: `$TENSORBOARD_DIR`,
+    else `tensorboard` in the run folder.
+    """
+
+    project_name: Annotated[str | None, Field(min_length=1)] = None
+    """Folder level between `dir` and the experiment. None: no such level."""
+
+    experiment_name: Annotated[str | None, Field(min_length=1)] = None
+    """Folder of the event files of this run. None: the name of the run folder; no such level if the event files are in
+    the run folder.
+    """
 
 
 @dataclass(kw_only=True)
 class LoggingConfig(ConfigGroup):
-    """Where metrics and samples go."""
+    """Outputs of metrics and samples."""
 
-    interval: Annotated[
-        int,
-        Field(
-            gt=0,
-            description="Rollouts between two records in Weights & Biases and TensorBoard. Evaluations are always "
-            "recorded, and `metrics.jsonl` has every rollout.",
-        ),
-    ] = 1
-    console: Annotated[
-        ConsoleMode,
-        Field(
-            description="`live`: a table that is redrawn. `plain`: a line per rollout. `none`: nothing. `auto`: live "
-            "on a terminal, else plain."
-        ),
-    ] = ConsoleMode.auto
-    num_samples: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Samples of each rollout that are kept with their tokens and logprobs, in `samples.jsonl`, for "
-            "`rlscale-report`. 0: none.",
-        ),
-    ] = 8
-    log_multi_turn: Annotated[
-        bool,
-        Field(
-            description="Add `multi_turn/*`: turns of a sample, and the tokens of the policy and of its environment."
-        ),
-    ] = False
-    log_passrate: Annotated[
-        bool,
-        Field(
-            description="Add `passrate/pass@k` for k = 1, 2, 4, ... up to the samples of a group; a sample passes when "
-            "its reward is 1."
-        ),
-    ] = False
-    log_reward_category: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Add `reward_category/<value>`, the share of samples with each value that the reward left in "
-            "`sample.metadata` under this name. None: off.",
-        ),
-    ] = None
+    # Console and files.
+    interval: Annotated[int, Field(gt=0)] = 1
+    """Number of rollouts between two records in Weights & Biases and TensorBoard. Evaluations are always recorded, and
+    `metrics.jsonl` contains every rollout.
+    """
+
+    console: ConsoleMode = ConsoleMode.auto
+    """Console output. `live`: a table that is redrawn. `plain`: one line per rollout. `none`: no output. `auto`: `live`
+    on a terminal, else `plain`.
+    """
+
+    num_samples: Annotated[int, Field(ge=0)] = 8
+    """Number of samples per rollout to write to `samples.jsonl`, with tokens and logprobs, for `rlscale-report`. 0:
+    none.
+    """
+
+    # Additional metrics.
+    log_multi_turn: bool = False
+    """Log `multi_turn/*`: turns per sample, and tokens of the policy and of the environment."""
+
+    log_passrate: bool = False
+    """Log `passrate/pass@k` for k = 1, 2, 4, ... up to the group size. A sample passes if its reward is 1."""
+
+    log_reward_category: Annotated[str | None, Field(min_length=1)] = None
+    """Key of `sample.metadata`, set by the reward: log `reward_category/<value>`, the fraction of samples with each
+    value. None: off.
+    """
+
+    # Trackers.
     wandb: WandbConfig = field(default_factory=WandbConfig)
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)

@@ -1,4 +1,4 @@
-"""Group `network`: how requests travel."""
+"""Group `network`: HTTP requests."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,18 +12,12 @@ from rlscale.config.groups.base import ConfigGroup
 class NetworkConfig(ConfigGroup):
     """Requests to engines and to rewards."""
 
-    http_proxy: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="URL of the HTTP proxy through which engines that were started elsewhere are asked. None: "
-            "they are asked directly, whatever the environment's proxy variables say.",
-        ),
-    ] = None
-    use_distributed_post: Annotated[
-        bool,
-        Field(
-            description="Send generation requests from Ray actors on every node instead of from the driver, whose "
-            "connections may otherwise run out."
-        ),
-    ] = False
+    http_proxy: Annotated[str | None, Field(min_length=1)] = None
+    """URL of the HTTP proxy for requests to engines that the run did not start. None: direct requests; the proxy
+    variables of the environment are ignored.
+    """
+
+    use_distributed_post: bool = False
+    """Send generation requests from Ray actors on every node instead of from the driver, which can run out of
+    connections.
+    """

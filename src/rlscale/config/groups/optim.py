@@ -1,4 +1,4 @@
-"""Group `optim`: the optimiser and its schedule."""
+"""Group `optim`: optimiser and learning-rate schedule."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +18,7 @@ class OptimizerName(StrEnum):
 
 
 class LrDecayStyle(StrEnum):
-    """Shapes of the learning rate after the warm-up."""
+    """Learning-rate schedules after the warm-up."""
 
     constant = "constant"
     linear = "linear"
@@ -29,7 +29,7 @@ class LrDecayStyle(StrEnum):
 
 
 class WsdDecayStyle(StrEnum):
-    """Shapes of the last part of the schedule `wsd`."""
+    """Shapes of the final decay of the wsd schedule."""
 
     linear = "linear"
     cosine = "cosine"
@@ -41,79 +41,76 @@ class WsdDecayStyle(StrEnum):
 class OptimConfig(ConfigGroup):
     """Optimiser and learning-rate schedule."""
 
-    name: Annotated[
-        OptimizerName,
-        Field(
-            description="Optimiser. `adam`: AdamW, fused. `deepspeed_cpu_adam`: the same with its moments in host "
-            "memory and its step on the CPU, for GPUs that are too small. `muon`: Muon for the matrices inside layers, "
-            "AdamW for embedding, output layer and vectors."
-        ),
-    ] = OptimizerName.adam
-    lr: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            description="Peak learning rate. 0 changes no weight (a control run). None: 2e-5 with "
-            "`train.backend=fsdp`, 1e-6 with `megatron`.",
-        ),
-    ] = None
-    lr_decay_style: Annotated[LrDecayStyle, Field(description="Course of the learning rate after the warm-up.")] = (
-        LrDecayStyle.constant
-    )
-    warmup_ratio: Annotated[
-        float,
-        Field(ge=0, le=1, description="Part of all optimiser steps over which the learning rate rises from 0."),
-    ] = 0.03
-    lr_warmup_iters: Annotated[
-        int,
-        Field(ge=0, description="Optimiser steps over which the learning rate rises. 0: `optim.warmup_ratio` decides."),
-    ] = 0
-    lr_decay_iters: Annotated[
-        int | None,
-        Field(gt=0, description="Optimiser steps, warm-up included, after which `optim.min_lr` is reached. None: all."),
-    ] = None
-    lr_decay_power: Annotated[
-        float, Field(gt=0, description="Exponent of the schedule `polynomial`: 1 is a straight line.")
-    ] = 2.0
-    lr_wsd_decay_iters: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="Last optimiser steps of the schedule `wsd`, in which the rate falls; before it stays at the "
-            "peak. None: a tenth of the decay.",
-        ),
-    ] = None
-    lr_wsd_decay_style: Annotated[WsdDecayStyle, Field(description="Course of the fall at the end of `wsd`.")] = (
-        WsdDecayStyle.minus_sqrt
-    )
-    min_lr: Annotated[
-        float, Field(ge=0, description="The decay ends at this learning rate. Ignored with a constant one.")
-    ] = 0.0
-    adam_beta1: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the gradient mean.")] = 0.9
-    adam_beta2: Annotated[float, Field(ge=0, lt=1, description="Adam's decay of the squared gradient.")] = 0.95
-    adam_eps: Annotated[float, Field(gt=0, description="Added to Adam's denominator.")] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay per step, times the rate.")] = 0.0
-    muon_momentum: Annotated[
-        float, Field(ge=0, lt=1, description="Muon's decay of the gradient mean; Nesterov's step looks ahead by it.")
-    ] = 0.95
-    clip_grad: Annotated[
-        float, Field(ge=0, description="Largest norm of the whole gradient; a longer one is scaled down. 0: off.")
-    ] = 1.0
-    matrix_lr: Annotated[
-        float | None, Field(ge=0, description="Peak learning rate of the matrices inside layers. None: `optim.lr`.")
-    ] = None
-    embedding_lr: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            description="Peak learning rate of the embedding. One that is the output layer as well (tied) has the "
-            "smaller of this and `optim.unembedding_lr`. None: `optim.lr`.",
-        ),
-    ] = None
-    unembedding_lr: Annotated[
-        float | None, Field(ge=0, description="Peak learning rate of the output layer. None: `optim.lr`.")
-    ] = None
-    init_lr_frac: Annotated[
-        float | None,
-        Field(gt=0, le=1, description="All learning rates are this share of what is given, from the start. None: 1."),
-    ] = None
+    name: OptimizerName = OptimizerName.adam
+    """Optimiser. `adam`: fused AdamW. `deepspeed_cpu_adam`: AdamW with its moments in host memory and its step on the
+    CPU, which saves GPU memory. `muon`: Muon for the matrices inside layers, AdamW for embedding, output layer and
+    vectors.
+    """
+
+    # Learning-rate schedule.
+    lr: Annotated[float | None, Field(ge=0)] = None
+    """Peak learning rate. 0: no weight changes (a control run). None: 2e-5 with `train.backend=fsdp`, 1e-6 with
+    `train.backend=megatron`.
+    """
+
+    lr_decay_style: LrDecayStyle = LrDecayStyle.constant
+    """Schedule of the learning rate after the warm-up."""
+
+    warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.03
+    """Fraction of all optimiser steps with linear warm-up from 0. No effect with `optim.lr_warmup_iters`."""
+
+    lr_warmup_iters: Annotated[int, Field(ge=0)] = 0
+    """Optimiser steps of the linear warm-up. 0: computed from `optim.warmup_ratio`."""
+
+    lr_decay_iters: Annotated[int | None, Field(gt=0)] = None
+    """Optimiser steps, including warm-up, after which `optim.min_lr` is reached. None: all steps of the run. No effect
+    with `optim.lr_decay_style=constant`.
+    """
+
+    lr_decay_power: Annotated[float, Field(gt=0)] = 2.0
+    """Exponent of the polynomial schedule; 1 is linear. Only with `optim.lr_decay_style=polynomial`."""
+
+    lr_wsd_decay_iters: Annotated[int | None, Field(gt=0)] = None
+    """Optimiser steps of the final decay of the wsd schedule; before it the rate is constant. None: a tenth of
+    `optim.lr_decay_iters`. Only with `optim.lr_decay_style=wsd`.
+    """
+
+    lr_wsd_decay_style: WsdDecayStyle = WsdDecayStyle.minus_sqrt
+    """Shape of the final decay of the wsd schedule. Only with `optim.lr_decay_style=wsd`."""
+
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at the end of the decay. No effect with `optim.lr_decay_style=constant`."""
+
+    # Optimiser constants.
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Adam beta1: decay of the first moment."""
+
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Adam beta2: decay of the second moment."""
+
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Adam epsilon, added to the denominator."""
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay. Each step subtracts rate * weight decay * weight."""
+
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Nesterov momentum of Muon. Only with `optim.name=muon`."""
+
+    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    """Maximum norm of the gradient; larger gradients are scaled down. 0: off."""
+
+    # Learning rates by kind of parameter.
+    matrix_lr: Annotated[float | None, Field(ge=0)] = None
+    """Peak learning rate of the matrices inside layers. None: `optim.lr`."""
+
+    embedding_lr: Annotated[float | None, Field(ge=0)] = None
+    """Peak learning rate of the embedding. If embedding and output layer are tied, the smaller of this and
+    `optim.unembedding_lr` is used. None: `optim.lr`.
+    """
+
+    unembedding_lr: Annotated[float | None, Field(ge=0)] = None
+    """Peak learning rate of the output layer. None: `optim.lr`."""
+
+    init_lr_frac: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Factor on all learning rates, for the whole run. None: 1."""

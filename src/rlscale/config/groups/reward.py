@@ -1,4 +1,4 @@
-"""Group `reward`: how a response is scored."""
+"""Group `reward`: scoring of responses."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,12 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.base import ConfigGroup
-from rlscale.config.groups.patterns import DOTTED_PATH
+from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 
 
 class RewardType(StrEnum):
-    """Rewards that come with rlscale."""
+    """Built-in rewards."""
 
     exact_match = "exact_match"
     remote_rm = "remote_rm"
@@ -36,47 +35,35 @@ class RewardType(StrEnum):
 class RewardConfig(ConfigGroup):
     """Scoring of samples."""
 
-    type: Annotated[
-        RewardType | None,
-        Field(
-            description="Reward that comes with rlscale. `exact_match`: 1 when the response is the label. `math`: 1 "
-            "when the boxed answer equals the label as a number or expression. `random`: a coin, for tests. "
-            "`boxed_...`: the same of what stands in the last \\boxed{...} of the response alone, of nothing without a "
-            "box. None: `reward.custom_path` must be set."
-        ),
-    ] = None
-    custom_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own reward, `package.module:name`, called with a sample; wins over `reward.type`. "
-            "None: `reward.type`.",
-        ),
-    ] = None
-    max_workers: Annotated[int, Field(gt=0, description="Threads that score samples at the same time.")] = 4
-    key: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Entry of the reward that is trained on, for rewards that return several by name; the others "
-            "become metrics. None: the reward is one number.",
-        ),
-    ] = None
-    group: Annotated[
-        bool,
-        Field(description="Call the reward once for a whole group, with a list of samples. Excludes evaluation."),
-    ] = False
-    url: Annotated[
-        str | None,
-        Field(
-            min_length=1, description="Address of the reward server of `reward.type=remote_rm`. None: there is none."
-        ),
-    ] = None
-    post_process_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own way from the rewards of a rollout to those that advantages are made of, "
-            "`package.module:name`, in place of the normalisation by group. None: that normalisation.",
-        ),
-    ] = None
+    # Built-in reward or user code.
+    type: RewardType | None = None
+    r"""Built-in reward. `exact_match`: 1 if the response equals the label. `math`: 1 if the boxed answer equals the
+    label as a number or expression. `random`: 0 or 1 at random, for tests. `boxed_<name>`: the reward `<name>` of only
+    the text in the last \boxed{...} of the response, or of an empty text without a box. None: `reward.custom_path` must
+    be set. No effect with `reward.custom_path`.
+    """
+
+    custom_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own reward, `package.module:name`, called with a sample. Takes precedence over `reward.type`. None:
+    `reward.type`.
+    """
+
+    max_workers: Annotated[int, Field(gt=0)] = 4
+    """Number of threads that score samples."""
+
+    # Rewards with several values, groups or a server.
+    key: Annotated[str | None, Field(min_length=1)] = None
+    """For rewards that return several named values: the name of the value to train on. The others are logged as
+    metrics. None: the reward is a single number.
+    """
+
+    group: bool = False
+    """Call the reward once per group, with a list of samples. Cannot be combined with evaluation."""
+
+    url: Annotated[str | None, Field(min_length=1)] = None
+    """URL of the reward server of `reward.type=remote_rm`. None: no server."""
+
+    post_process_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own function, `package.module:name`, that turns the rewards of a rollout into those used for advantages.
+    Replaces the normalisation per group. None: normalisation per group.
+    """

@@ -1,4 +1,4 @@
-"""Group `rollout`: which engine answers prompts, and how it samples."""
+"""Group `rollout`: inference engine and sampling."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,12 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.base import ConfigGroup
-from rlscale.config.groups.patterns import DOTTED_PATH
+from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 
 
 class EngineKind(StrEnum):
-    """Servers that can generate."""
+    """Inference engines."""
 
     sglang = "sglang"
     embedded = "embedded"
@@ -19,14 +18,14 @@ class EngineKind(StrEnum):
 
 
 class UpdateMode(StrEnum):
-    """When engines may get new weights."""
+    """Times at which engines get new weights."""
 
     boundary = "boundary"
     in_flight = "in_flight"
 
 
 class PauseMode(StrEnum):
-    """What becomes of the requests that run while weights change."""
+    """Effects of a weight update on running requests."""
 
     retract = "retract"
     in_place = "in_place"
@@ -37,126 +36,106 @@ class PauseMode(StrEnum):
 class RolloutConfig(ConfigGroup):
     """Generation of training samples."""
 
-    engine: Annotated[
-        EngineKind,
-        Field(
-            description="Server that generates. `embedded` runs the Hugging Face model in torch and needs nothing else."
-        ),
-    ] = EngineKind.sglang
-    temperature: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="Sampling temperature. The trainer divides its logits by it too, so that both see one policy.",
-        ),
-    ] = 1.0
-    top_p: Annotated[
-        float,
-        Field(gt=0, le=1, description="Nucleus sampling: keep the likeliest tokens of this total mass. 1: off."),
-    ] = 1.0
-    top_k: Annotated[int, Field(ge=-1, description="Sample among this many likeliest tokens. -1: off.")] = -1
-    min_p: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="Sample among tokens of at least this share of the likeliest one's probability. 0: off. Like "
-            "`rollout.top_p` and `rollout.top_k` it changes which tokens can be drawn; logprobs remain those of the "
-            "full distribution, which the trainer computes too.",
-        ),
-    ] = 0.0
-    max_context_len: Annotated[
-        int | None,
-        Field(gt=0, description="Limit of prompt and response together, in tokens. None: the model's own limit."),
-    ] = None
-    max_prompt_len: Annotated[
-        int | None,
-        Field(
-            gt=0,
-            description="Longer prompts are dropped when the data is loaded, in tokens. None: "
-            "`rollout.max_context_len - 1` when that is set, else no limit.",
-        ),
-    ] = None
-    max_response_len: Annotated[int, Field(gt=0, description="Longest response, in tokens.")] = 1024
-    stop_token_ids: Annotated[
-        list[int] | None,
-        Field(description="Token ids that end a response, beside the model's end token. None: only that one."),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        Field(
-            description="Strings that end a response. Its text ends before the string, its tokens end with the one "
-            "that completes it. Evaluation uses them too. None: none."
-        ),
-    ] = None
-    skip_special_tokens: Annotated[
-        bool,
-        Field(
-            description="Leave special tokens out of the text that rewards see; the token that ends a response is "
-            "never in it. Evaluation does the same."
-        ),
-    ] = False
-    shuffle: Annotated[bool, Field(description="Shuffle the prompts anew in each epoch.")] = False
-    seed: Annotated[int, Field(ge=0, description="Seed of the shuffling and of every sample drawn.")] = 42
-    max_staleness: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Weight updates by which a token may be older than the weights that are trained. 0: generation "
-            "and training take turns. k: up to k rollouts are generated ahead, beside training.",
-        ),
-    ] = 0
-    update_mode: Annotated[
-        UpdateMode,
-        Field(
-            description="`in_flight`: weights change while requests run, and a sample may have tokens of several "
-            "versions. `boundary`: engines first finish the requests they have, so that every sample has one version. "
-            "Ignored with `rollout.max_staleness=0`."
-        ),
-    ] = UpdateMode.in_flight
-    pause_mode: Annotated[
-        PauseMode,
-        Field(
-            description="What an update in flight does with running requests. `retract`: they go on with their tokens "
-            "read anew by the new weights. `in_place`: they go on with the cache of the old weights, which saves that "
-            "pass. `abort`: they end, and their groups are generated again."
-        ),
-    ] = PauseMode.retract
-    deterministic: Annotated[
-        bool,
-        Field(
-            description="Answers depend on weights, prompt, parameters and seed alone, whatever else is being "
-            "decoded; false is faster when few sequences are left. Embedded engine only."
-        ),
-    ] = True
-    num_slots: Annotated[
-        int,
-        Field(gt=0, description="Sequences decoded at once per length bucket. Embedded engine only."),
-    ] = 64
-    timeout_s: Annotated[float, Field(gt=0, description="Time one request may take, in seconds.")] = 600.0
-    function_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own function, `package.module:name`, that makes whole rollouts. None: the loop that "
-            "comes with rlscale.",
-        ),
-    ] = None
-    external: Annotated[
-        bool,
-        Field(description="Sets `rollout.engine=external`: use the servers of `rollout.external_engine_addrs`."),
-    ] = False
-    external_engine_addrs: Annotated[
-        list[str] | None,
-        Field(
-            min_length=1,
-            description="Servers of `rollout.engine=external`, each as `host:port`. They run already; the run neither "
-            "starts, restarts nor ends them. None: needed there, else ignored.",
-        ),
-    ] = None
+    engine: EngineKind = EngineKind.sglang
+    """Inference engine. `embedded` runs the Hugging Face model in torch and needs no extra package. `sglang` starts
+    SGLang servers. `external` uses the servers of `rollout.external_engine_addrs`.
+    """
+
+    # Sampling parameters.
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature. The trainer divides its logits by the same value, so trainer and engine use the same
+    policy.
+    """
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: sample from the most probable tokens with this total probability. 1: off."""
+
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Sample from this number of most probable tokens. -1: off."""
+
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Sample from tokens with at least this fraction of the probability of the most probable token. 0: off.
+    `rollout.top_p`, `rollout.top_k` and `rollout.min_p` restrict which tokens can be sampled; logprobs remain those of
+    the full distribution, as in the trainer.
+    """
+
+    # Lengths and ends of responses.
+    max_context_len: Annotated[int | None, Field(gt=0)] = None
+    """Maximum length of prompt plus response, in tokens. None: the limit of the model."""
+
+    max_prompt_len: Annotated[int | None, Field(gt=0)] = None
+    """Maximum prompt length, in tokens; longer prompts are dropped when the data is loaded. None:
+    `rollout.max_context_len - 1` if that is set, else no limit.
+    """
+
+    max_response_len: Annotated[int, Field(gt=0)] = 1024
+    """Maximum response length, in tokens."""
+
+    stop_token_ids: list[int] | None = None
+    """Token ids that end a response, in addition to the end-of-sequence token of the model. None: no additional ids."""
+
+    stop: list[str] | None = None
+    """Strings that end a response. The text ends before the string; the tokens include the one that completes it. Also
+    used for evaluation. None: no stop strings.
+    """
+
+    skip_special_tokens: bool = False
+    """Remove special tokens from the text that rewards receive. The token that ends a response is always removed. Also
+    used for evaluation.
+    """
+
+    # Order and seed.
+    shuffle: bool = False
+    """Reshuffle the prompts in each epoch."""
+
+    seed: Annotated[int, Field(ge=0)] = 42
+    """Seed for shuffling and for sampling."""
+
+    # Asynchronous generation.
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Maximum age of a trained token, in weight updates. 0: generation and training alternate. k: up to k rollouts are
+    generated ahead, concurrently with training.
+    """
+
+    update_mode: UpdateMode = UpdateMode.in_flight
+    """When engines get new weights. `in_flight`: while requests run, so a sample can have tokens of several weight
+    versions. `boundary`: after the running requests have finished, so every sample has one version. No effect with
+    `rollout.max_staleness=0`.
+    """
+
+    pause_mode: PauseMode = PauseMode.retract
+    """Effect of an in-flight weight update on running requests. `retract`: they continue after the new weights have
+    recomputed the KV cache. `in_place`: they continue with the KV cache of the old weights, which saves that prefill.
+    `abort`: they end, and their groups are generated again. No effect with `rollout.max_staleness=0` or
+    `rollout.update_mode=boundary`.
+    """
+
+    # Embedded engine and requests.
+    deterministic: bool = True
+    """Make a response depend only on weights, prompt, sampling parameters and seed, and not on the other requests in
+    the batch. false is faster when few sequences are left. Only with `rollout.engine=embedded`.
+    """
+
+    num_slots: Annotated[int, Field(gt=0)] = 64
+    """Maximum number of sequences decoded at once per length bucket. Only with `rollout.engine=embedded`."""
+
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Timeout of one request, in seconds."""
+
+    # User code and external engines.
+    function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own function, `package.module:name`, that generates whole rollouts. None: the built-in loop."""
+
+    external: bool = False
+    """Same as `rollout.engine=external`: use the servers of `rollout.external_engine_addrs`."""
+
+    external_engine_addrs: Annotated[list[str] | None, Field(min_length=1)] = None
+    """Addresses of running servers, each `host:port`. The run does not start, restart or stop them. None: only allowed
+    without `rollout.engine=external`. No effect with other engines.
+    """
 
 
 def mixes_caches(rollout: RolloutConfig) -> bool:
-    """Whether tokens of new weights may stand on a cache that old weights computed."""
+    """Whether new weights can generate tokens with a KV cache that old weights computed."""
     overlaps = rollout.max_staleness > 0 and rollout.update_mode == UpdateMode.in_flight
     return overlaps and rollout.pause_mode == PauseMode.in_place

@@ -1,4 +1,4 @@
-"""Group `sglang`: SGLang servers that the run starts."""
+"""Group `sglang`: SGLang servers started by the run."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,40 +10,25 @@ from rlscale.config.groups.base import ConfigGroup
 
 @dataclass(kw_only=True)
 class SglangConfig(ConfigGroup):
-    """SGLang servers started by the run. Any argument of SGLang's own server is a key too, e.g. `sglang.page_size`."""
+    """SGLang servers started by the run. Any SGLang server argument is also a key, e.g. `sglang.page_size`."""
 
     passthrough_field = "server_args"
 
-    python: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Interpreter that has SGLang installed, on every machine that hosts an engine. None: the "
-            "running one, or where that has no SGLang the one that `bin/install-sglang-cpu` made in this checkout.",
-        ),
-    ] = None
-    server_concurrency: Annotated[
-        int,
-        Field(
-            gt=0,
-            description="Samples in flight at one engine; further requests wait here, in their order. A request counts "
-            "as many as it asks samples for.",
-        ),
-    ] = 512
-    mem_fraction_static: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            lt=1,
-            description="Share of the device's memory for weights and cache. None: SGLang's choice; 0.3 on a CPU, "
-            "whose memory is shared.",
-        ),
-    ] = None
-    cuda_graph_bs: Annotated[
-        list[int] | None,
-        Field(description="Batch sizes for which CUDA graphs of the decode step are captured. None: SGLang's choice."),
-    ] = None
-    server_args: Annotated[
-        dict[str, Any],
-        Field(description="Further arguments of SGLang's server by name; set as `sglang.<name>`."),
-    ] = field(default_factory=dict)
+    python: Annotated[str | None, Field(min_length=1)] = None
+    """Python interpreter with SGLang installed, on every machine with an engine. None: the running interpreter if it
+    has SGLang, else the one installed by `bin/install-sglang-cpu` in this checkout.
+    """
+
+    server_concurrency: Annotated[int, Field(gt=0)] = 512
+    """Maximum number of samples in flight per engine; further requests wait in order in the client. A request counts as
+    the number of samples it asks for.
+    """
+
+    mem_fraction_static: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """Fraction of device memory for weights and KV cache. None: chosen by SGLang; 0.3 on a CPU."""
+
+    cuda_graph_bs: list[int] | None = None
+    """Batch sizes for which CUDA graphs of the decode step are captured. None: chosen by SGLang."""
+
+    server_args: dict[str, Any] = field(default_factory=dict)
+    """Further SGLang server arguments by name. Set them as `sglang.<name>`."""

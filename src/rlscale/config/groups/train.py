@@ -1,4 +1,4 @@
-"""Group `train`: what all training backends share."""
+"""Group `train`: settings of all training backends."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,9 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.base import ConfigGroup
-from rlscale.config.groups.lora import LoraConfig
-from rlscale.config.groups.patterns import DOTTED_PATH
+from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 
 
 class TrainBackendName(StrEnum):
@@ -19,14 +17,14 @@ class TrainBackendName(StrEnum):
 
 
 class ComputeDtype(StrEnum):
-    """Number formats of the trainer's computation."""
+    """Dtypes of the forward and backward pass."""
 
     bfloat16 = "bfloat16"
     float32 = "float32"
 
 
 class WeightChannelName(StrEnum):
-    """Ways of the weights from the trainer to the engines."""
+    """Transports of the weights from trainer to engines."""
 
     process_group = "process_group"
     shared_memory = "shared_memory"
@@ -42,138 +40,127 @@ class QkvFormat(StrEnum):
 
 
 @dataclass(kw_only=True)
-class TrainConfig(ConfigGroup):
-    """Training."""
+class LoraConfig(ConfigGroup):
+    """Low-rank adapters (LoRA, arXiv:2106.09685) from peft, which are trained instead of the weights.
 
-    backend: Annotated[TrainBackendName, Field(description="Training backend; decides the default of `optim.lr`.")] = (
-        TrainBackendName.megatron
-    )
-    dtype: Annotated[
-        ComputeDtype,
-        Field(description="Number format of the forward and backward pass; master weights and reductions are float32."),
-    ] = ComputeDtype.bfloat16
-    seed: Annotated[int, Field(ge=0, description="Seed of the trainer ranks.")] = 1234
-    update_weight_buffer_size: Annotated[
-        int, Field(gt=0, description="Size of a bucket of the weight sync, in bytes.")
-    ] = 536870912
-    update_weights_interval: Annotated[
-        int,
-        Field(
-            gt=0,
-            description="Bring the weights to the engines after every so many rollouts, before each evaluation and "
-            "after the last rollout. In between samples grow older, so it may exceed `rollout.max_staleness` by 1 at "
-            "most.",
-        ),
-    ] = 1
-    weight_channel: Annotated[
-        WeightChannelName | None,
-        Field(
-            description="Way of the weights to the engines. `shared_memory`: engines on the trainer's machine (on its "
-            "GPUs by CUDA IPC); `disk`: a folder both see; `delta`: there too, only what changed. None: "
-            "`shared_memory` with `cluster.colocate` on one node, else `process_group`."
-        ),
-    ] = None
-    weight_folder: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            description="Folder of the weight channels `disk` and `delta`, seen by trainer and engines; what is in it "
-            "is removed. None: `weights` in the run folder.",
-        ),
-    ] = None
-    reuse_logprobs: Annotated[
-        bool,
-        Field(
-            description="Take the old policy's logprobs from the training forward pass where that is exact (one "
-            "optimiser step per rollout); false always makes the extra pass."
-        ),
-    ] = True
-    share_prompts: Annotated[
-        bool,
-        Field(
-            description="Compute a prompt once for all samples of a micro-batch that begin with it; false computes it "
-            "for each. The same numbers up to rounding. With the packed attention of `sdpa` only."
-        ),
-    ] = True
-    true_on_policy_mode: Annotated[
-        bool,
-        Field(
-            description="The trainer computes with the embedded engine's kernels, in its shapes, so that both give the "
-            "same logprobs bit for bit; a run in which they differ ends. For research, and to find faults: a training "
-            "step takes several times as long."
-        ),
-    ] = False
-    qkv_format: Annotated[
-        QkvFormat,
-        Field(
-            description="Layout of a micro-batch. `thd`: sequences packed one after the other. `bshd`: padded to one "
-            "length, for kernels that cannot read packed ones; excludes `batch.use_dynamic_batch_size`."
-        ),
-    ] = QkvFormat.thd
-    env_vars: Annotated[
-        dict[str, str],
-        Field(
-            description="Environment variables of the trainer's processes, over those of the driver, e.g. "
-            "`train.env_vars.NCCL_DEBUG=INFO`. Those whose names look like keys, tokens or passwords are set when a "
-            "process begins its work, and are in no log of Ray's."
-        ),
-    ] = field(default_factory=dict)
-    memory_margin_bytes: Annotated[
-        int, Field(ge=0, description="Memory of each GPU that `cluster.offload_train_mode=tms` keeps free, in bytes.")
-    ] = 1073741824
-    weights_backuper: Annotated[
-        bool,
-        Field(
-            description="With `cluster.offload_train_mode=move`: keep the copies of all models in pinned host memory "
-            "while they have their turn on the GPU, so that those that did not change leave it without copying; false "
-            "gives the host's memory back meanwhile."
-        ),
-    ] = True
-    recompute_loss_function: Annotated[
-        bool,
-        Field(
-            description="Compute the loss function again in the backward pass instead of keeping its activations: of a "
-            "vocabulary in float32 the logits alone are kept. Where logits are made in chunks "
-            "(`train.log_probs_chunk_size`) not even those are, with or without it."
-        ),
-    ] = False
-    log_probs_chunk_size: Annotated[
-        int,
-        Field(
-            ge=-1,
-            description="Tokens whose logits over the whole vocabulary are in memory at once when logprobs and entropy "
-            "are taken; fewer need less memory. -1 or 0: by the size of the vocabulary.",
-        ),
-    ] = -1
-    only_train_params: Annotated[
-        list[str] | None,
-        Field(
-            min_length=1,
-            description="Train only the parameters whose name one of these regular expressions is found in. Excludes "
-            "`train.freeze_params`. None: all.",
-        ),
-    ] = None
-    freeze_params: Annotated[
-        list[str] | None,
-        Field(
-            min_length=1,
-            description="Leave the parameters as they are whose name one of these regular expressions is found in. "
-            "None: none.",
-        ),
-    ] = None
+    A weight W is used as W + alpha / rank * B A. Engines and exports get the sum; the adapters are also saved in peft
+    format in the subfolder `adapter` of an export. They have no dropout, which would make old and new logprobs differ.
+    """
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """Rank of the adapters. 0: no adapters; all weights are trained."""
+
+    alpha: Annotated[int, Field(gt=0)] = 32
+    """Scaling of the adapters: their output is multiplied by alpha / rank. No effect with rank 0."""
+
+    target_modules: Annotated[list[str] | None, Field(min_length=1)] = None
+    """Last name component of the linear layers that get adapters, e.g. `[q_proj, v_proj]`. None: all linear layers
+    except the output layer. No effect with rank 0.
+    """
+
+    load: Annotated[str | None, Field(min_length=1)] = None
+    """Folder in peft format with the initial adapters. None: new adapters. No effect with rank 0."""
+
+
+@dataclass(kw_only=True)
+class TrainConfig(ConfigGroup):
+    """Settings of all training backends."""
+
+    # Backend and dtype.
+    backend: TrainBackendName = TrainBackendName.megatron
+    """Training backend. It also sets the default of `optim.lr`."""
+
+    dtype: ComputeDtype = ComputeDtype.bfloat16
+    """Dtype of the forward and backward pass. Master weights and reductions are float32."""
+
+    seed: Annotated[int, Field(ge=0)] = 1234
+    """Random seed of the trainer ranks."""
+
+    # Weight sync.
+    update_weight_buffer_size: Annotated[int, Field(gt=0)] = 536870912
+    """Bucket size of the weight sync, in bytes."""
+
+    update_weights_interval: Annotated[int, Field(gt=0)] = 1
+    """Number of rollouts between two weight syncs. Weights are also synced before each evaluation and after the last
+    rollout. At most `rollout.max_staleness` + 1, because samples get older between two syncs.
+    """
+
+    weight_channel: WeightChannelName | None = None
+    """Transport of the weights to the engines. `process_group`: collectives of torch.distributed. `shared_memory`:
+    shared memory, or CUDA IPC on shared GPUs, for engines on the machine of the trainer. `disk`: files in a folder that
+    both can read. `delta`: like `disk`, with only the changed values. None: `shared_memory` with `cluster.colocate` on
+    one node, else `process_group`.
+    """
+
+    weight_folder: Annotated[str | None, Field(min_length=1)] = None
+    """Folder of the weight channels `disk` and `delta`, readable by trainer and engines. Its contents are deleted.
+    None: `weights` in the run folder. No effect with other channels.
+    """
+
+    # Passes and kernels.
+    reuse_logprobs: bool = True
+    """Use the logprobs of the training forward pass as old logprobs where both are identical (one optimiser step per
+    rollout). false: always run a separate pass.
+    """
+
+    share_prompts: bool = True
+    """Compute a prompt once for all samples of a micro-batch that start with it. Results are equal up to rounding. Only
+    with packed sequences (`train.qkv_format=thd`) and `sdpa` attention.
+    """
+
+    true_on_policy_mode: bool = False
+    """Run the trainer with the kernels and batch shapes of the embedded engine, so that both compute bit-identical
+    logprobs; any difference ends the run. For research and debugging: a training step takes several times as long.
+    """
+
+    qkv_format: QkvFormat = QkvFormat.thd
+    """Layout of a micro-batch. `thd`: packed sequences. `bshd`: sequences padded to one length, for kernels that do not
+    support packing; cannot be combined with `batch.use_dynamic_batch_size`.
+    """
+
+    # Processes and memory.
+    env_vars: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the trainer processes, e.g. `train.env_vars.NCCL_DEBUG=INFO`. They override those of the
+    driver. Variables whose names look like keys, tokens or passwords are set inside the process and do not appear in
+    Ray logs.
+    """
+
+    memory_margin_bytes: Annotated[int, Field(ge=0)] = 1073741824
+    """Memory of each GPU that stays free with `cluster.offload_train_mode=tms`, in bytes."""
+
+    weights_backuper: bool = True
+    """With `cluster.offload_train_mode=move`: keep the copies of all models in pinned host memory while the models are
+    on the GPU, so unchanged models are offloaded without copying. false: free that host memory.
+    """
+
+    recompute_loss_function: bool = False
+    """Recompute the loss function in the backward pass instead of keeping its activations; of the tensors with a
+    vocabulary dimension only the logits are kept. No effect where logits are computed in chunks
+    (`train.log_probs_chunk_size`), which keeps none of them.
+    """
+
+    log_probs_chunk_size: Annotated[int, Field(ge=-1)] = -1
+    """Number of tokens whose logits are in memory at once when logprobs and entropy are computed. Smaller values need
+    less memory. -1 or 0: chosen by vocabulary size.
+    """
+
+    # Trained parameters.
+    only_train_params: Annotated[list[str] | None, Field(min_length=1)] = None
+    """Regular expressions: train only parameters whose name contains a match. Cannot be combined with
+    `train.freeze_params`. None: all parameters are trained.
+    """
+
+    freeze_params: Annotated[list[str] | None, Field(min_length=1)] = None
+    """Regular expressions: freeze parameters whose name contains a match. None: no parameter is frozen."""
+
     lora: LoraConfig = field(default_factory=LoraConfig)
-    keep_old_actor: Annotated[
-        bool,
-        Field(
-            description="Keep the weights of the last `rollout.max_staleness` versions in host memory, and compute "
-            "the old policy's logprobs of each token with those that generated it."
-        ),
-    ] = False
-    rollout_data_postprocess_path: Annotated[
-        str | None,
-        Field(
-            pattern=DOTTED_PATH,
-            description="Your own function, `package.module:name`, a `PostprocessFunction` of `rlscale.protocols`, "
-            "called on each rank with its part of the batch once it has advantages; it may change them. None: none.",
-        ),
-    ] = None
+    # Old policies and user code.
+    keep_old_actor: bool = False
+    """Keep the last `rollout.max_staleness` versions of the weights in host memory, and compute the old logprobs of
+    each token with the version that generated it.
+    """
+
+    rollout_data_postprocess_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own function, `package.module:name`, a `PostprocessFunction` of `rlscale.protocols`, called on each rank
+    with its part of the batch after advantages are computed. It can change them. None: no function.
+    """

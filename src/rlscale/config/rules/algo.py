@@ -87,7 +87,7 @@ def policy_loss_has_advantages(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = (
         "be true with algo.loss_type=policy_loss",
-        "leave it out, or choose algo=sft or algo.loss_type=custom_loss",
+        "remove it, or choose algo=sft or algo.loss_type=custom_loss",
     )
     return [Problem(path="algo.compute_advantages_and_returns", rule=rule, value="false", fix=fix)]
 

@@ -43,7 +43,7 @@ def batch_sizes_are_consistent(config: RunConfig) -> list[Problem]:
     rule = f"be ({product}) / (num_steps_per_rollout = {steps}) = {samples // steps}"
     fix = (
         f"set batch.global_batch_size={samples // steps} or batch.num_steps_per_rollout={samples // size}, "
-        "or leave one of them out"
+        "or remove one of them"
     )
     if size * steps % batch.rollout_batch_size == 0:
         fix += f"; or set batch.n_samples_per_prompt={size * steps // batch.rollout_batch_size}"

@@ -36,7 +36,7 @@ def parallel_sizes_divide_critic_ranks(config: RunConfig) -> list[Problem]:
     if not has_critic_ranks(config) or ranks % shared == 0:
         return []
     rule = f"give a multiple of the {shared} ranks that share a sample"
-    fix = f"set it and cluster.critic_num_nodes for {-(-ranks // shared) * shared} ranks, or leave both out"
+    fix = f"set it and cluster.critic_num_nodes for {-(-ranks // shared) * shared} ranks, or remove both"
     return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=f"{ranks} ranks", fix=fix)]
 
 
@@ -59,7 +59,7 @@ def critic_has_a_separate_folder(config: RunConfig) -> list[Problem]:
     save = config.critic.save
     if config.algo.advantage_estimator != AdvantageEstimator.ppo or save is None or save != config.checkpoint.save:
         return []
-    rule, fix = f"differ from checkpoint.save={save}", "leave it out to use the subfolder `critic` of each checkpoint"
+    rule, fix = f"differ from checkpoint.save={save}", "remove it to use the subfolder `critic` of each checkpoint"
     return [Problem(path="critic.save", rule=rule, value=save, fix=fix)]
 
 

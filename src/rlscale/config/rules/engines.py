@@ -40,11 +40,11 @@ def engine_returns_routes(config: RunConfig) -> list[Problem]:
         return []
     rule, problems = "be {} with algo.use_rollout_routing_replay", []
     if uses_router(config):
-        fix = "leave it out; sglang-router does not pass on the request for routes"
+        fix = "remove it; sglang-router does not pass on the request for routes"
         problems.append(Problem(path="router.enabled", rule=rule.format("false"), value="true", fix=fix))
     stages = config.sglang.server_args.get("pp_size")
     if config.rollout.engine == EngineKind.sglang and stages not in (None, 1):
-        fix = "use tensor parallelism; a pipeline stage returns only the routes of its own layers"
+        fix = "use tensor parallelism; a pipeline stage returns the routes of its layers only"
         problems.append(Problem(path="sglang.pp_size", rule=rule.format("1"), value=show(stages), fix=fix))
     return problems
 

@@ -21,7 +21,7 @@ def experts_are_sharded_with_tensor_parallel(config: RunConfig) -> list[Problem]
     if not uses_megatron(config) or is_dense or tensor == 1 or is_sharded:
         return []
     rule = f"be {tensor} with megatron.tensor_model_parallel_size={tensor} and megatron.expert_model_parallel_size=1"
-    fix = "leave it out, or raise megatron.expert_model_parallel_size"
+    fix = "remove it, or raise megatron.expert_model_parallel_size"
     return [Problem(path=path, rule=rule, value=show(within), fix=fix)]
 
 
@@ -45,7 +45,7 @@ def token_dispatcher_supports_variable_lengths(config: RunConfig) -> list[Proble
     path, rule, fix = (
         "megatron.moe_token_dispatcher_type",
         "be alltoall or flex",
-        "leave it out; micro-batches differ in length",
+        "remove it; micro-batches differ in length",
     )
     return [Problem(path=path, rule=rule, value=show(kind), fix=fix)]
 
@@ -58,7 +58,7 @@ DELAYED_GATHER = ("overlap_param_gather", "overlap_param_gather_with_optimizer_s
 def weights_are_complete_between_steps(config: RunConfig) -> list[Problem]:
     if not uses_megatron(config):
         return []
-    fix = "leave it out; the weight sync and passes without gradient read complete weights between steps"
+    fix = "remove it; the weight sync and passes without gradient read complete weights between steps"
     return [
         Problem(path=f"megatron.{name}", rule="be false", value="true", fix=fix)
         for name in DELAYED_GATHER
@@ -111,11 +111,11 @@ def padded_vocabulary_fits(config: RunConfig) -> list[Problem]:
     parts, path = config.megatron.tensor_model_parallel_size, "model.padded_vocab_size"
     problems = []
     if size is not None and padded < size:
-        rule, fix = f"be at least model.vocab_size={size}", "leave it out to derive it"
+        rule, fix = f"be at least model.vocab_size={size}", "remove it to derive it"
         problems.append(Problem(path=path, rule=rule, value=show(padded), fix=fix))
     if padded % parts:
         rule = f"be a multiple of megatron.tensor_model_parallel_size={parts}"
-        fix = f"set it to {(padded // parts + 1) * parts}, or leave it out"
+        fix = f"set it to {(padded // parts + 1) * parts}, or remove it"
         problems.append(Problem(path=path, rule=rule, value=show(padded), fix=fix))
     return problems
 

@@ -48,7 +48,7 @@ def model_has_one_source(config: RunConfig) -> list[Problem]:
         return [Problem(path="model.hf_checkpoint", rule="be set with model.build=null", value="null", fix=fix)]
     if model.hf_checkpoint is not None and model.build is not None:
         rule = f"be null with model.build={model.build}"
-        fix = "choose model=hf to use the checkpoint, or leave it out"
+        fix = "choose model=hf to use the checkpoint, or remove it"
         return [Problem(path="model.hf_checkpoint", rule=rule, value=model.hf_checkpoint, fix=fix)]
     return []
 
@@ -120,7 +120,7 @@ def lengths_fit(config: RunConfig) -> list[Problem]:
     context = rollout.max_context_len
     if context is not None and positions is not None and context > positions:
         rule = f"be at most model.max_position_embeddings={positions}"
-        fix = f"set it to {positions} or less, or leave it out"
+        fix = f"set it to {positions} or less, or remove it"
         problems.append(Problem(path="rollout.max_context_len", rule=rule, value=show(context), fix=fix))
     return problems
 

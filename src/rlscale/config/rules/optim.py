@@ -34,7 +34,7 @@ def _check_decay_after_warmup(optim: OptimConfig) -> list[Problem]:
     if optim.lr_decay_iters is None or optim.lr_decay_iters > optim.lr_warmup_iters:
         return []
     rule = f"be more than optim.lr_warmup_iters={optim.lr_warmup_iters}"
-    fix = "raise it, or leave it out to decay over the whole run; it includes the warm-up"
+    fix = "raise it, or remove it to decay over the whole run; it includes the warm-up"
     return [Problem(path="optim.lr_decay_iters", rule=rule, value=show(optim.lr_decay_iters), fix=fix)]
 
 

@@ -57,7 +57,7 @@ def context_parallel_excludes_eager_attention(config: RunConfig) -> list[Problem
     is_off = config.train.backend != TrainBackendName.fsdp or fsdp.context_parallel_size == 1
     if is_off or fsdp.attn_implementation != AttnImplementation.eager:
         return []
-    rule, fix = f"not be eager with fsdp.context_parallel_size={fsdp.context_parallel_size}", "leave it out"
+    rule, fix = f"not be eager with fsdp.context_parallel_size={fsdp.context_parallel_size}", "remove it"
     return [Problem(path="fsdp.attn_implementation", rule=rule, value="eager", fix=fix)]
 
 
@@ -125,7 +125,7 @@ def expert_parallel_divides_experts_and_ranks(config: RunConfig) -> list[Problem
         return []
     path, problems = "megatron.expert_model_parallel_size", []
     if model.num_experts is None and model.num_layers is not None:
-        rule, fix = "be 1 for a model without experts", "leave it out"
+        rule, fix = "be 1 for a model without experts", "remove it"
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
     if model.num_experts is not None and model.num_experts % size:
         fix = f"set it to {_nearest_divisor(model.num_experts, size)}"
@@ -148,14 +148,14 @@ def padded_layout_has_fixed_micro_batches(config: RunConfig) -> list[Problem]:
         return []
     problems = []
     if config.batch.use_dynamic_batch_size:
-        rule, fix = "be false with train.qkv_format=bshd", "use train.qkv_format=thd to pack by tokens, or leave it out"
+        rule, fix = "be false with train.qkv_format=bshd", "use train.qkv_format=thd to pack by tokens, or remove it"
         problems.append(Problem(path="batch.use_dynamic_batch_size", rule=rule, value="true", fix=fix))
     packs = {"train.true_on_policy_mode": config.train.true_on_policy_mode}
     if config.train.backend == TrainBackendName.fsdp:
         packs["fsdp.context_parallel_size"] = config.fsdp.context_parallel_size > 1
     for path in (path for path, is_on in packs.items() if is_on):
         rule = f"be thd with {path}={show(attrgetter(path)(config))}"
-        problems.append(Problem(path="train.qkv_format", rule=rule, value="bshd", fix="leave it out"))
+        problems.append(Problem(path="train.qkv_format", rule=rule, value="bshd", fix="remove it"))
     return problems
 
 

@@ -59,7 +59,7 @@ def single_rewards_have_no_key(config: RunConfig) -> list[Problem]:
     several = (None, RewardType.dapo, RewardType.remote_rm)
     if reward.custom_path is not None or reward.type in several or not uses_engines(config):
         return []
-    rule, fix = f"be null with reward.type={reward.type}", "leave it out; this reward returns a single number"
+    rule, fix = f"be null with reward.type={reward.type}", "remove it; this reward returns a single number"
     named = {"reward.key": reward.key}
     if config.eval.interval is not None:
         named["eval.reward_key"] = config.eval.reward_key
@@ -129,7 +129,7 @@ def eval_file_is_valid(config: RunConfig) -> list[Problem]:
 def stop_reward_needs_evaluation(config: RunConfig) -> list[Problem]:
     if config.eval.stop_reward is None or config.eval.interval is not None:
         return []
-    value, fix = show(config.eval.stop_reward), "set eval.interval, or leave it out"
+    value, fix = show(config.eval.stop_reward), "set eval.interval, or remove it"
     return [Problem(path="eval.stop_reward", rule="be null without eval.interval", value=value, fix=fix)]
 
 

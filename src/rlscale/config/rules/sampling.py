@@ -31,7 +31,7 @@ def deterministic_sglang_excludes_min_p(config: RunConfig) -> list[Problem]:
     deterministic = config.sglang.server_args.get("enable_deterministic_inference", False)
     if config.rollout.engine != EngineKind.sglang or not deterministic or config.rollout.min_p == 0:
         return []
-    rule, fix = "be 0 with sglang.enable_deterministic_inference", "SGLang does not support both; leave one of them out"
+    rule, fix = "be 0 with sglang.enable_deterministic_inference", "SGLang does not support both; remove one of them"
     return [Problem(path="rollout.min_p", rule=rule, value=show(config.rollout.min_p), fix=fix)]
 
 
@@ -50,7 +50,7 @@ def over_sampling_covers_a_rollout(config: RunConfig) -> list[Problem]:
     number, least = config.sampling.over_sampling_batch_size, config.batch.rollout_batch_size
     if number is None or number >= least:
         return []
-    rule, fix = f"be at least batch.rollout_batch_size={least}", f"set it to {least} or more, or leave it out"
+    rule, fix = f"be at least batch.rollout_batch_size={least}", f"set it to {least} or more, or remove it"
     return [Problem(path="sampling.over_sampling_batch_size", rule=rule, value=show(number), fix=fix)]
 
 
@@ -58,7 +58,7 @@ def over_sampling_covers_a_rollout(config: RunConfig) -> list[Problem]:
 def off_policy_mask_needs_partial_rollout(config: RunConfig) -> list[Problem]:
     if not config.sampling.mask_offpolicy_in_partial_rollout or config.sampling.partial_rollout:
         return []
-    rule, fix = "be false without sampling.partial_rollout", "set sampling.partial_rollout=true, or leave it out"
+    rule, fix = "be false without sampling.partial_rollout", "set sampling.partial_rollout=true, or remove it"
     return [Problem(path="sampling.mask_offpolicy_in_partial_rollout", rule=rule, value="true", fix=fix)]
 
 
@@ -68,7 +68,7 @@ def buffer_filter_needs_partial_rollout(config: RunConfig) -> list[Problem]:
     if path is None or config.sampling.partial_rollout:
         return []
     rule = "be null without sampling.partial_rollout"
-    fix = "set sampling.partial_rollout=true, or leave it out; no groups are buffered without it"
+    fix = "set sampling.partial_rollout=true, or remove it; no groups are buffered without it"
     return [Problem(path="sampling.buffer_filter_path", rule=rule, value=path, fix=fix)]
 
 

@@ -63,7 +63,7 @@ def parameter_patterns_are_valid(config: RunConfig) -> list[Problem]:
 def old_policy_is_kept_in_host_memory(config: RunConfig) -> list[Problem]:
     if not config.train.keep_old_actor or config.train.weights_backuper:
         return []
-    rule, fix = "be true with train.keep_old_actor", "leave it out; the old weights are kept in host memory"
+    rule, fix = "be true with train.keep_old_actor", "remove it; the old weights are kept in host memory"
     return [Problem(path="train.weights_backuper", rule=rule, value="false", fix=fix)]
 
 
@@ -107,7 +107,7 @@ def routing_replay_needs_experts(config: RunConfig) -> list[Problem]:
     """A model with known layers and without a number of experts is dense."""
     if config.model.num_experts is not None or config.model.num_layers is None:
         return []
-    rule, fix = "be false for a model without experts", "leave it out"
+    rule, fix = "be false for a model without experts", "remove it"
     return [Problem(path=path, rule=rule, value="true", fix=fix) for path in _active_replays(config)]
 
 
@@ -134,9 +134,9 @@ def routing_replay_is_supported(config: RunConfig) -> list[Problem]:
     fused = bool(config.megatron.core_args.get("moe_router_fusion"))
     wrong = {
         "train.backend": ("megatron", config.train.backend != TrainBackendName.megatron, "choose train=megatron"),
-        "train.qkv_format": ("thd", config.train.qkv_format != QkvFormat.thd, "leave it out"),
+        "train.qkv_format": ("thd", config.train.qkv_format != QkvFormat.thd, "remove it"),
         "train.keep_old_actor": ("false", kept, "keep one of them; older weight versions selected other routes"),
-        "megatron.moe_router_fusion": ("false", fused, "leave it out; routes of the fused router cannot be replaced"),
+        "megatron.moe_router_fusion": ("false", fused, "remove it; routes of the fused router cannot be replaced"),
     }
     values = {"train.backend": config.train.backend, "train.qkv_format": config.train.qkv_format}
     return [
@@ -162,14 +162,14 @@ def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
     if rollout.max_staleness:
         add("rollout.max_staleness", "be 0", show(rollout.max_staleness), "set it to 0; older weights change logprobs")
     if rollout.engine == EngineKind.embedded and not rollout.deterministic:
-        add("rollout.deterministic", "be true", "false", "leave it out")
+        add("rollout.deterministic", "be true", "false", "remove it")
     if rollout.engine == EngineKind.sglang or uses_external_engines(config):
         engine = EngineKind.external if uses_external_engines(config) else rollout.engine
         fix = "choose rollout=embedded; only its kernels can run in the trainer"
         add("rollout.engine", "be embedded", str(engine), fix)
     if config.train.backend == TrainBackendName.fsdp and config.fsdp.context_parallel_size > 1:
         size = show(config.fsdp.context_parallel_size)
-        add("fsdp.context_parallel_size", "be 1", size, "leave it out; engines do not split sequences over ranks")
+        add("fsdp.context_parallel_size", "be 1", size, "remove it; engines do not split sequences over ranks")
     return problems
 
 
@@ -192,7 +192,7 @@ def lora_is_supported(config: RunConfig) -> list[Problem]:
     interval = config.algo.ref_update_interval
     if interval is not None:
         problems.append(
-            ("algo.ref_update_interval", "be null", show(interval), "leave it out; the reference has no adapters")
+            ("algo.ref_update_interval", "be null", show(interval), "remove it; the reference has no adapters")
         )
     return [
         Problem(path=path, rule=f"{rule} with train.lora.rank={train.lora.rank}", value=value, fix=fix)

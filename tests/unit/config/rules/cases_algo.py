@@ -182,7 +182,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "parallel_sizes_divide_critic_ranks",
         {**PPO, **EIGHT_GPUS, **CONTEXT_PARALLEL, "cluster.critic_num_gpus_per_node": 1},
         "cluster.critic_num_gpus_per_node must give a multiple of the 2 ranks that share a sample, got 1 "
-        "ranks; set it and cluster.critic_num_nodes for 2 ranks, or leave both out",
+        "ranks; set it and cluster.critic_num_nodes for 2 ranks, or remove both",
         {**PPO, **EIGHT_GPUS, **CONTEXT_PARALLEL, "cluster.critic_num_gpus_per_node": 2},
     ),
     (
@@ -196,7 +196,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "critic_has_a_separate_folder",
         {**PPO, "critic.save": "/c", "checkpoint.save": "/c"},
-        "critic.save must differ from checkpoint.save=/c, got /c; leave it out to use the subfolder `critic` "
+        "critic.save must differ from checkpoint.save=/c, got /c; remove it to use the subfolder `critic` "
         "of each checkpoint",
         {**PPO, "critic.save": "/c/critic", "checkpoint.save": "/c"},
     ),

@@ -150,7 +150,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "engine_returns_routes",
         {"algo.use_rollout_routing_replay": True, "router.enabled": True},
-        "router.enabled must be false with algo.use_rollout_routing_replay, got true; leave it out; "
+        "router.enabled must be false with algo.use_rollout_routing_replay, got true; remove it; "
         "sglang-router does not pass on the request for routes",
         {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "cluster.rollout_num_gpus": 4},
     ),
@@ -158,7 +158,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "engine_returns_routes",
         {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "sglang.server_args": {"pp_size": 2}},
         "sglang.pp_size must be 1 with algo.use_rollout_routing_replay, got 2; use tensor parallelism; a "
-        "pipeline stage returns only the routes of its own layers",
+        "pipeline stage returns the routes of its layers only",
         {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "sglang.server_args": {"pp_size": 1}},
     ),
     (

@@ -17,7 +17,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "model_has_one_source",
         {"model.hf_checkpoint": "/m"},
         "model.hf_checkpoint must be null with model.build=tiny_qwen3, got /m; choose model=hf to use the "
-        "checkpoint, or leave it out",
+        "checkpoint, or remove it",
         {"model.hf_checkpoint": "/m", "model.build": None},
     ),
     (
@@ -184,7 +184,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "buffer_filter_needs_partial_rollout",
         {"sampling.buffer_filter_path": "a:b"},
         "sampling.buffer_filter_path must be null without sampling.partial_rollout, got a:b; set "
-        "sampling.partial_rollout=true, or leave it out; no groups are buffered without it",
+        "sampling.partial_rollout=true, or remove it; no groups are buffered without it",
         {"sampling.buffer_filter_path": "a:b", "sampling.partial_rollout": True},
     ),
     ("prompt_file_is_set", {"data.prompt_data": None}, "data.prompt_data must name a prompt file", {}),

@@ -44,7 +44,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "context_parallel_excludes_eager_attention",
         {**EIGHT_GPUS, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "eager"},
-        "fsdp.attn_implementation must not be eager with fsdp.context_parallel_size=2, got eager; leave it out",
+        "fsdp.attn_implementation must not be eager with fsdp.context_parallel_size=2, got eager; remove it",
         {**EIGHT_GPUS, "train.backend": "fsdp", "fsdp.context_parallel_size": 2, "fsdp.attn_implementation": "sdpa"},
     ),
     (
@@ -120,14 +120,14 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "expert_parallel_divides_experts_and_ranks",
         {**MEGATRON, **EIGHT_GPUS, EXPERTS: 2, "model.num_layers": 36},
-        "megatron.expert_model_parallel_size must be 1 for a model without experts, got 2; leave it out",
+        "megatron.expert_model_parallel_size must be 1 for a model without experts, got 2; remove it",
         {**MEGATRON, **EIGHT_GPUS, EXPERTS: 2},
     ),
     (
         "padded_layout_has_fixed_micro_batches",
         {**MEGATRON, "train.qkv_format": "bshd", "batch.use_dynamic_batch_size": True},
         "batch.use_dynamic_batch_size must be false with train.qkv_format=bshd, got true; use "
-        "train.qkv_format=thd to pack by tokens, or leave it out",
+        "train.qkv_format=thd to pack by tokens, or remove it",
         {**MEGATRON, "train.qkv_format": "bshd"},
     ),
     (
@@ -178,7 +178,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
             "megatron.core_args": {**SEQUENCE_PARALLEL, **UNSHARDED_EXPERTS},
         },
         "megatron.expert_tensor_parallel_size must be 2 with megatron.tensor_model_parallel_size=2 and "
-        "megatron.expert_model_parallel_size=1, got 1; leave it out, or raise "
+        "megatron.expert_model_parallel_size=1, got 1; remove it, or raise "
         "megatron.expert_model_parallel_size",
         {
             **MEGATRON,
@@ -198,14 +198,14 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "token_dispatcher_supports_variable_lengths",
         {**MEGATRON, "megatron.core_args": {"moe_token_dispatcher_type": "allgather"}},
-        "megatron.moe_token_dispatcher_type must be alltoall or flex, got allgather; leave it out; "
+        "megatron.moe_token_dispatcher_type must be alltoall or flex, got allgather; remove it; "
         "micro-batches differ in length",
         {**MEGATRON, "megatron.core_args": {"moe_token_dispatcher_type": "alltoall"}},
     ),
     (
         "weights_are_complete_between_steps",
         {**MEGATRON, "megatron.core_args": {"overlap_param_gather": True}},
-        "megatron.overlap_param_gather must be false, got true; leave it out; the weight sync and passes "
+        "megatron.overlap_param_gather must be false, got true; remove it; the weight sync and passes "
         "without gradient read complete weights between steps",
         {"train.backend": "fsdp", "megatron.core_args": {"overlap_param_gather": True}},
     ),
@@ -237,7 +237,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "padded_vocabulary_fits",
         {**MEGATRON, "model.padded_vocab_size": 101, TENSOR: 4},
-        "must be a multiple of megatron.tensor_model_parallel_size=4, got 101; set it to 104, or leave it out",
+        "must be a multiple of megatron.tensor_model_parallel_size=4, got 101; set it to 104, or remove it",
         {**MEGATRON, "model.padded_vocab_size": 104, TENSOR: 4},
     ),
 ]

@@ -38,14 +38,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "single_rewards_have_no_key",
         {"reward.type": "math", "reward.key": "score"},
-        "reward.key must be null with reward.type=math, got score; leave it out; this reward returns a single number",
+        "reward.key must be null with reward.type=math, got score; remove it; this reward returns a single number",
         {"reward.type": "math", "reward.key": "score", "reward.custom_path": "a:b"},
     ),
     (
         "single_rewards_have_no_key",
         {"reward.type": "math", "eval.reward_key": "score", "eval.interval": 1},
-        "eval.reward_key must be null with reward.type=math, got score; leave it out; this reward returns a "
-        "single number",
+        "eval.reward_key must be null with reward.type=math, got score; remove it; this reward returns a single number",
         {"reward.type": "math", "eval.reward_key": "score"},
     ),
     (

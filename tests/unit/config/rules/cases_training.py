@@ -64,13 +64,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "routing_replay_needs_experts",
         {"algo.use_routing_replay": True, "model.num_layers": 36},
-        "algo.use_routing_replay must be false for a model without experts, got true; leave it out",
+        "algo.use_routing_replay must be false for a model without experts, got true; remove it",
         {"algo.use_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
     ),
     (
         "routing_replay_needs_experts",
         {"algo.use_rollout_routing_replay": True, "model.num_layers": 36},
-        "algo.use_rollout_routing_replay must be false for a model without experts, got true; leave it out",
+        "algo.use_rollout_routing_replay must be false for a model without experts, got true; remove it",
         {"algo.use_rollout_routing_replay": True, "model.num_layers": 48, "model.num_experts": 128},
     ),
     (
@@ -88,7 +88,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "routing_replay_is_supported",
         {"algo.use_routing_replay": True, **MEGATRON, CORE_ARGS: {"moe_router_fusion": True}},
-        "megatron.moe_router_fusion must be false with algo.use_routing_replay, got true; leave it out; "
+        "megatron.moe_router_fusion must be false with algo.use_routing_replay, got true; remove it; "
         "routes of the fused router cannot be replaced",
         {"algo.use_routing_replay": True, **MEGATRON, CORE_ARGS: {"moe_router_fusion": False}},
     ),
@@ -107,7 +107,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "routing_replay_is_supported",
         {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.qkv_format": "bshd"},
-        "train.qkv_format must be thd with algo.use_rollout_routing_replay, got bshd; leave it out",
+        "train.qkv_format must be thd with algo.use_rollout_routing_replay, got bshd; remove it",
         {"algo.use_rollout_routing_replay": True, **MEGATRON},
     ),
     (
@@ -126,7 +126,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "true_on_policy_mode_is_supported",
         {**EIGHT_GPUS, "train.true_on_policy_mode": True, "train.backend": "fsdp", "fsdp.context_parallel_size": 2},
-        "fsdp.context_parallel_size must be 1 with train.true_on_policy_mode, got 2; leave it out; engines do "
+        "fsdp.context_parallel_size must be 1 with train.true_on_policy_mode, got 2; remove it; engines do "
         "not split sequences over ranks",
         {**EIGHT_GPUS, "train.true_on_policy_mode": True, "train.backend": "fsdp"},
     ),
