@@ -1,8 +1,8 @@
-"""Runs `rlscale-train` with the words given, and notes when what begins and ends. Started by `startup.py`.
+"""Runs `rlscale-train` with the given overrides and records the times of its parts. Started by `startup.py`.
 
     STARTUP_BEGAN=<time.time() of the command> STARTUP_OUTPUT=spans.json python startup_probe.py +experiment=...
 
-Times are taken around the driver's own calls, so the run is the one that users get.
+Times are taken around the driver's own calls, so that the run is the one that users get.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ SPANS: dict[str, tuple[float, float]] = {}
 CALLS = (
     ("start Ray", "rlscale.cluster.ray_session", "_start"),
     ("read tokenizer and data", "rlscale.driver.trainer", "prepare_run"),
-    ("start the trainer's process", "rlscale.cluster.ray_trainers", "RayTrainers.rendezvous"),
     ("trainer ready", "rlscale.cluster.ray_trainers", "RayTrainers.setup"),
     ("engine ready", "rlscale.cluster.ray_engines", "RayEngines.start"),
     ("connect", "rlscale.cluster.ray_trainers", "RayTrainers.connect"),
@@ -29,15 +28,23 @@ CALLS = (
     ("first evaluation", "rlscale.evaluation.evaluator", "Evaluator.run"),
     ("first rollout", "rlscale.control.producer", "Producer.next"),
     ("first training step", "rlscale.cluster.ray_trainers", "RayTrainers.train"),
+    # The names of the revision that `startup.py` compares with.
+    ("start Ray", "rlscale.cluster.session", "_start"),
+    ("read tokenizer and data", "rlscale.trainer", "plan_run"),
+    ("trainer ready", "rlscale.cluster.trainers", "RayTrainers.setup"),
+    ("engine ready", "rlscale.cluster.engines", "RayEngines.start"),
+    ("connect", "rlscale.cluster.trainers", "RayTrainers.connect"),
+    ("first weight sync", "rlscale.cluster.trainers", "RayTrainers.sync_weights"),
+    ("first training step", "rlscale.cluster.trainers", "RayTrainers.train"),
 )
-"""Name of a part, and the driver's function that it is."""
+"""Parts, each with the driver's function that it times. A function that a revision lacks is skipped."""
 
 
 def since() -> float:
     return time.time() - BEGAN
 
 
-def note(name: str, began: float) -> None:
+def record(name: str, began: float) -> None:
     SPANS.setdefault(name, (began, since()))
     Path(os.environ["STARTUP_OUTPUT"]).write_text(json.dumps(SPANS))
 
@@ -52,37 +59,51 @@ def watch(name: str, module: str, path: str) -> None:
     def call(*args, **kwargs):
         began = since()
         result = original(*args, **kwargs)
-        note(name, began)
+        record(name, began)
         return result
 
     @functools.wraps(original)
     async def call_async(*args, **kwargs):
         began = since()
         result = await original(*args, **kwargs)
-        note(name, began)
+        record(name, began)
         return result
 
     setattr(owner, attribute, call_async if inspect.iscoroutinefunction(original) else call)
+
+
+def import_driver(composed: float) -> None:
+    """Imports the driver and watches its calls."""
+    record("compose and check the config", composed)
+    began = since()
+    try:
+        importlib.import_module("rlscale.driver.trainer")
+    except ImportError:
+        importlib.import_module("rlscale.trainer")
+    record("import the driver", began)
+    for entry in CALLS:
+        with contextlib.suppress(AttributeError, ImportError):
+            watch(*entry)
 
 
 def main() -> None:
     from rlscale.cli import train
     from rlscale.cli.app import main_train
 
-    note("Python and the command line", 0.0)
+    record("start Python and the command", 0.0)
     composed = since()
 
     def make_job(config):
-        note("compose and check the config", composed)
-        began = since()
-        importlib.import_module("rlscale.driver.trainer")
-        note("import the driver", began)
-        for entry in CALLS:
-            with contextlib.suppress(AttributeError, ImportError):  # a part that this version does not have
-                watch(*entry)
+        import_driver(composed)
         return train.make_trainer(config)
 
-    sys.exit(main_train(sys.argv[1:], make_job=make_job, report=lambda config, result: None))
+    def run_job(config):
+        import_driver(composed)
+        return train.run_training(config)
+
+    is_earlier = "run_job" in inspect.signature(main_train).parameters
+    job = {"run_job": run_job} if is_earlier else {"make_job": make_job}
+    sys.exit(main_train(sys.argv[1:], report=lambda config, result: None, **job))
 
 
 if __name__ == "__main__":

@@ -409,7 +409,7 @@ class Trainers(Protocol):
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult: ...
 
-    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+    async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         """Mean of -logprob over the trainable tokens of all steps; updates nothing."""
         ...
 

@@ -26,6 +26,7 @@ async def gather_calls(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> lis
     done, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
     if not any(future.exception() for future in done):
         return [future.result() for future in futures]
+    # The first error that arrives may be that of a victim: wait for the cause.
     if pending:
         late, pending = await asyncio.wait(pending, timeout=LATE_FAILURES_S)
         done |= late

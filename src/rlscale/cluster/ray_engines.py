@@ -87,6 +87,7 @@ class RayEngines:
     async def _begin_dead(self) -> list[int]:
         dead = await self.find_dead()
         for index, reason in dead.items():
+            # Raises at the limit of restarts.
             self._on_killed(WorkerError(self.names[index], reason, died=True))
             self._engines[index].restart()
         return list(dead)

@@ -77,6 +77,7 @@ class RayTrainers:
         return result
 
     async def _train_with_critic(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
+        # Stored once for both worlds; the two split the same steps for different numbers of ranks.
         batch_ref, policy_steps = ray.put(batch), ray.put(list(steps))
         critic_steps = ray.put(await asyncio.to_thread(self._plan_critic_steps, batch, list(steps)))
         values, _ = await self._gather_both(
@@ -102,9 +103,9 @@ class RayTrainers:
         ranks, number = critic.dedicated_ranks, critic.dedicated_ranks.number // self._spec.ranks_per_model
         return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks)
 
-    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+    async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         shared = self._policy.shared
-        loss: float = await self._policy.call("loss", shared(batch), shared(list(steps)))
+        loss: float = await self._policy.call("eval_loss", shared(batch), shared(list(steps)))
         return loss
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:

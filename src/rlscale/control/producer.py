@@ -116,7 +116,7 @@ class Producer:
     def pop_counts(self) -> dict[str, float]:
         """Dropped groups and seconds waited since the last call, by metric."""
         now = time.perf_counter()
-        # A wait that still goes on counts up to now, and from now on for the next call.
+        # A wait that has not ended counts up to now; the rest counts in the next call.
         if self._waiting_since:
             self._waited_s += now - self._waiting_since
             self._waiting_since = now

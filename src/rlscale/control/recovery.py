@@ -133,9 +133,9 @@ class EngineRecovery:
         async with self._trainers_lock:
             return await self._trainers.train(batch, steps)
 
-    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+    async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         async with self._trainers_lock:
-            return await self._trainers.loss(batch, steps)
+            return await self._trainers.eval_loss(batch, steps)
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._addresses, self._is_connected = list(engines), False

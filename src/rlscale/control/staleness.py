@@ -50,7 +50,7 @@ def reason_to_drop(group: Group, *, oldest: WeightVersion) -> str | None:
     for sample in group.samples:
         if sample.status == SampleStatus.aborted:
             return f"sample {sample.index} was aborted"
-        # Fast path: without an old token, trainable ones need not be told apart from others.
+        # Fast path: without an old token it does not matter which tokens are trainable.
         if min(sample.weight_versions, default=oldest) >= oldest:
             continue
         version = oldest_version(sample)

@@ -48,6 +48,7 @@ def check_samples(dumps: Path, *, num_groups: int, max_staleness: int) -> list[s
         samples = read_dump(path)
         used.update({sample["group_index"] for sample in samples})
         wrong += _find_stale(samples, path.stem, max_staleness)
+    # Indices of groups count over the whole run, `num_groups` a rollout.
     lost = set(range(len(rollouts) * num_groups)) - used.keys()
     wrong += [f"group {index} was never trained on" for index in sorted(lost)]
     wrong += [f"group {index} was trained on {times} times" for index, times in sorted(used.items()) if times > 1]

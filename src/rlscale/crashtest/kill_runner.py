@@ -68,7 +68,7 @@ class KillRunner:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Starts the command until it ends by itself, and kills processes meanwhile."""
+        """Starts the command until it ends by itself, and kills processes while it runs."""
         while not self._run_driver():
             pass
         self.outcome.seconds = time.monotonic() - self._began
@@ -76,6 +76,7 @@ class KillRunner:
 
     def _run_driver(self) -> bool:
         """Runs the driver until it ends or is killed; True when the run is over, finished or failed."""
+        # A new mark for each start: processes of an earlier driver must not count as those of this one.
         mark = uuid.uuid4().hex
         env = {**os.environ, **self._plan.env, MARK: mark}
         with self._plan.log.open("ab") as log:

@@ -56,6 +56,7 @@ class RunEngines:
         if self._router is not None:
             self._router_address, addresses = await self._router.start(addresses)
         pool = EnginePool([self._client(address) for address in addresses])
+        # Engines that released memory for an earlier attempt still lack it.
         if self._released is not None:
             pool.released = self._released
         self._released = pool.released
@@ -158,6 +159,7 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
 
 def build_client(config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None) -> HttpEngine:
     """The driver's client of one engine. With a router, generation requests go to the router, which chooses."""
+    # The embedded engine queues requests itself.
     limit = config.sglang.server_concurrency if config.rollout.engine == EngineKind.sglang else None
     return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router)
 

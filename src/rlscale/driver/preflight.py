@@ -100,6 +100,7 @@ def _check_replay(config: RunConfig) -> list[Problem]:
     template, key = config.debug.load_rollout_data, "debug.load_rollout_data"
     if template is None:
         return []
+    # With data.num_epoch the number of rollouts is unknown here; then the first file is checked.
     rollouts = range(config.data.start_rollout_id or 0, config.data.num_rollout or 1)
     missing = [path for i in rollouts if not Path(path := template.replace("{rollout_id}", str(i))).is_file()]
     if not missing:

@@ -75,6 +75,7 @@ class Run:
                 return await self._run_rollouts_only(engines, start)
             while True:
                 trainers = self._build_trainers(bundles)
+                # Engines survive this loop; an attempt has its own trainers, pool and rewards.
                 try:
                     return await self._train(trainers, engines, resume_point)
                 except WorkerError as error:
@@ -110,7 +111,7 @@ class Run:
         self._restarts.allow(failure, what=f"the trainers from the {place}")
 
     async def _train(self, trainers: RayTrainers, engines: RunEngines, start: ResumePoint) -> Progress:
-        """One attempt: raises WorkerError when a process dies that is not restarted meanwhile."""
+        """One attempt; raises WorkerError when a process dies that the run does not restart."""
         watchers = [watch_trainers(trainers.named_actors)]
         if not self._tolerance.enabled:
             watchers.append(engines.watch())
@@ -127,6 +128,7 @@ class Run:
                         if pool is not None:
                             await _connect(pool, recovery or trainers, start)
                         progress = await loop.run()
+            # Trainers are still alive here, but requests are over.
             if self._prepared.config.checkpoint.save_final:
                 await trainers.export_hf(self._folder.hf)
         return progress
@@ -155,6 +157,7 @@ class Run:
         # A copy: the loop advances it, and `start` must stay the beginning for an attempt after a failure.
         loop = TrainingLoop(build_loop_config(prepared), deps, replace(start.progress))
         if start.is_renumbered:
+            # Sources count prompts from the beginning; a renumbered run skips those of earlier rollouts.
             for rollout_id in range(start.progress.next_rollout):
                 deps.source.next_prompts(rollout_id)
         elif start.checkpoint is not None:

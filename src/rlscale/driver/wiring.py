@@ -89,9 +89,9 @@ def _build_held_out_loss(prepared: PreparedRun, pool: EnginePool, trainers: Trai
         for name, prompts in prepared.held_out.items()
     }
     if not loop.releases_engines:
-        return HeldOutLoss(sets, compute=trainers.loss)
+        return HeldOutLoss(sets, compute=trainers.eval_loss)
     # Engines hold the trainer's GPUs during an evaluation, and release them for this part of it.
-    return HeldOutLoss(sets, compute=trainers.loss, scope=partial(released_engines, pool, trainers))
+    return HeldOutLoss(sets, compute=trainers.eval_loss, scope=partial(released_engines, pool, trainers))
 
 
 def build_world_spec(prepared: PreparedRun, bundles: Bundles, *, run_folder: Path) -> WorldSpec:

@@ -71,6 +71,7 @@ class Evaluator:
             versions=(version, version),
             purpose=f"eval-{eval_set.name}",
         )
+        # Scored at once, while other prompts are still generated.
         await self._rewards.score(group, key=eval_set.reward_key)
         return group
 

@@ -13,7 +13,7 @@ from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import Group, StepPlan, TrainBatch, WeightVersion
 
 ComputeLoss = Callable[[TrainBatch, Sequence[StepPlan]], Awaitable[float]]
-"""`Trainers.loss`."""
+"""`Trainers.eval_loss`."""
 
 TrainerScope = Callable[[WeightVersion], AbstractAsyncContextManager[None]]
 """Gives the trainer its GPUs alone inside; the engines hold that version before and after."""
@@ -34,6 +34,7 @@ class LabelledSet:
     def from_groups(
         cls, groups: Sequence[Group], config: BatchConfig, *, num_ranks: int, context_ranks: int
     ) -> LabelledSet:
+        # Labels come from no weights, so that any version will do.
         batch = build_batch(groups, version=0, has_rewards=False)
         steps = plan_steps(batch, config, num_ranks=num_ranks, context_ranks=context_ranks)
         return cls(batch=batch, steps=tuple(steps))
@@ -48,7 +49,7 @@ class HeldOutLoss:
         scope: entered once for all sets, where engines hold the trainer's GPUs during an evaluation.
 
     Example:
-        held_out = HeldOutLoss({"gsm8k": labelled}, compute=trainers.loss)
+        held_out = HeldOutLoss({"gsm8k": labelled}, compute=trainers.eval_loss)
         metrics = await held_out.run(version)  # {"eval/gsm8k/loss": 1.7, "eval/loss": 1.7}
     """
 

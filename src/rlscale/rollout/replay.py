@@ -39,6 +39,7 @@ class ReplayedRollouts:
                 f"{path} must hold rollout {rollout_id} for debug.load_rollout_data, got {error}; set data.num_rollout "
                 "to the number of saved rollouts"
             ) from error
+        # One rollout at a time: `group` finds those of the last call.
         self._groups = {}
         routes = read_routes(path) if self._has_routes else {}
         if self._has_routes and not routes:

@@ -53,7 +53,7 @@ class PolicyWorker(RankWorker):
         with self._profiler.report_oom(), self._profiler.profile_rollout(batch.version):
             return self._backend.train(batch, steps)
 
-    def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+    def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         with self._profiler.report_oom():
             return self._backend.eval_loss(batch, steps)
 

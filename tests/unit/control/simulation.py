@@ -150,7 +150,7 @@ class SimulatedTrainers:
         self.history.append(Trained(groups=groups, versions=versions, version=batch.version))
         return TrainResult(steps=[{"loss": 0.0, "lr": 0.0}], metrics={})
 
-    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+    async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         raise AssertionError("only supervised training has held-out labels")
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:

@@ -33,7 +33,7 @@ class Log(list[str]):
     async def sync_weights(self, version: WeightVersion) -> None:
         self.append(f"sync v{version}")
 
-    async def loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
+    async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         self.append(f"loss of {batch.num_samples} in {len(steps)} steps")
         return float(batch.num_samples)
 
@@ -52,7 +52,7 @@ def labelled(num_prompts: int) -> LabelledSet:
 
 async def test_the_loss_is_the_mean_over_the_sets() -> None:
     log = Log()
-    held_out = HeldOutLoss({"a": labelled(2), "b": labelled(4)}, compute=log.loss)
+    held_out = HeldOutLoss({"a": labelled(2), "b": labelled(4)}, compute=log.eval_loss)
     assert await held_out.run(7) == {"eval/a/loss": 2.0, "eval/b/loss": 4.0, "eval/loss": 3.0}
     assert log == ["loss of 2 in 1 steps", "loss of 4 in 2 steps"]
 
@@ -60,7 +60,7 @@ async def test_the_loss_is_the_mean_over_the_sets() -> None:
 async def test_engines_release_once_and_get_the_same_version_again() -> None:
     log: Any = Log()
     scope = partial(released_engines, EnginePool([log]), log)
-    await HeldOutLoss({"a": labelled(2), "b": labelled(2)}, compute=log.loss, scope=scope).run(7)
+    await HeldOutLoss({"a": labelled(2), "b": labelled(2)}, compute=log.eval_loss, scope=scope).run(7)
     assert log[:2] == ["pause", "release kv_cache weights"]
     assert log[2:4] == ["loss of 2 in 1 steps"] * 2
     assert log[4:] == ["resume weights", "sync v7", "resume kv_cache", "resume"]
@@ -68,7 +68,10 @@ async def test_engines_release_once_and_get_the_same_version_again() -> None:
 
 async def test_without_sets_no_engine_is_disturbed() -> None:
     log: Any = Log()
-    assert await HeldOutLoss({}, compute=log.loss, scope=partial(released_engines, EnginePool([log]), log)).run(7) == {}
+    assert (
+        await HeldOutLoss({}, compute=log.eval_loss, scope=partial(released_engines, EnginePool([log]), log)).run(7)
+        == {}
+    )
     assert log == []
 
 
