@@ -1,4 +1,4 @@
-"""The plan's memory of a trainer rank on Megatron-core beside torch's profiler, for shapes it was not fitted to.
+"""Compares the plan's memory of a Megatron-core rank with torch's profiler, for shapes the model was not fitted to.
 
     python benchmarks/megatron_memory.py
 
@@ -34,7 +34,7 @@ FULL = "recompute_granularity=full"
 
 
 def case(name: str, overrides: Sequence[str], *divided: str, ranks: int = 2, sample: tuple[int, int]) -> Case:
-    """Of samples with so many tokens of prompt and response."""
+    """A case whose samples have the given tokens of prompt and response."""
     megatron = ["train=megatron", *(f"megatron.{each}" for each in divided)]
     last = f"cluster.actor_num_gpus_per_node={ranks}"
     return Case(name=name, overrides=[*overrides, *megatron, last], prompt=sample[0], response=sample[1])
@@ -71,7 +71,7 @@ def predict(one: Case) -> dict[str, float]:
 
 
 def measure(one: Case) -> dict[str, float]:
-    """The most of any rank, for each part; each rank is a process."""
+    """The maximum over the ranks, for each part. Each rank is a process."""
     ranks = one.config().cluster.actor_num_gpus_per_node
     port = free_port("127.0.0.1")
     command = [sys.executable, "-W", "ignore", str(PROBE), json.dumps(asdict(one))]
@@ -81,7 +81,7 @@ def measure(one: Case) -> dict[str, float]:
             [*command, str(rank), str(ranks), str(port)],
             env=environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the profiler tells of its own memory
+            stderr=subprocess.DEVNULL,  # the profiler reports its own memory there
             text=True,
         )
         for rank in range(ranks)
@@ -122,10 +122,11 @@ def main() -> None:
     worst = {part: max((abs(each["errors"][part]) for each in rows), default=0.0) for part in PARTS}
     largest = ", ".join(f"{part} {100 * error:.1f} %" for part, error in worst.items())
     text = (
-        f"# Memory of a trainer rank on Megatron-core: the plan beside torch's profiler\n\n{sentence([load])} MB of "
-        "the fullest of two ranks. Steady: weights, optimiser, reference. The others are the most of a phase beside, "
-        "with the gradients, whose memory stays: of an optimiser step, of the way of all weights to the engines, of a "
-        f"checkpoint. None of these shapes was used to make the model. Largest errors: {largest}; limit "
+        f"# Memory of a trainer rank on Megatron-core: the plan compared with torch's profiler\n\n{sentence([load])} "
+        "MB of "
+        "the fullest of two ranks. Steady: weights, optimizer, reference. The others are the peak of a phase in "
+        "addition, with the gradients, which stay allocated: of an optimizer step, of a weight sync, of a "
+        f"checkpoint. None of these shapes was used to fit the model. Largest errors: {largest}; limit "
         f"{100 * LIMIT:.0f} %. Made by `python benchmarks/megatron_memory.py`.\n\n{table(rows)}\n"
     )
     (RESULTS / "megatron_memory.md").write_text(text)

@@ -1,9 +1,9 @@
-"""Memory of a trainer rank on Megatron-core, as torch's profiler sees it. Started by `megatron_memory.py`.
+"""Memory of a trainer rank on Megatron-core, measured by torch's profiler. Started by `megatron_memory.py`.
 
     python megatron_memory_probe.py '<case as JSON>' RANK NUM_RANKS PORT
 
-Beside what `memory_probe.py` measures: what the weights that are sent to engines take while they are gathered, and
-what a checkpoint takes while it is written. Gradients are counted in the step, though Megatron-core keeps the memory.
+Measures the same as `memory_probe.py`, and the memory that a weight sync and a checkpoint allocate. Gradients count as
+part of the step, though Megatron-core keeps their memory.
 """
 
 import gc
@@ -31,7 +31,7 @@ from rlscale.training.megatron.optim import gradient_buffers, optimizer_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronMeasured:
-    """Bytes of one rank: what is always there, and the most of three phases beside."""
+    """Bytes of one rank: the steady ones, and the additional peak of three phases."""
 
     weights: int
     optimizer: int
@@ -65,7 +65,7 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
     with tempfile.TemporaryDirectory() as name:
         folder = [name]
         dist.broadcast_object_list(folder, src=0)
-        # Twice: now and then gloo still holds what it has gathered before.
+        # Twice: sometimes gloo still holds buffers of the previous gather.
         save = max(peak_bytes(partial(_save, backend, Path(folder[0]) / str(i))) for i in range(2))
     return MegatronMeasured(
         weights=held(weights),

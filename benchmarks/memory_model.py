@@ -1,4 +1,4 @@
-"""The plan's memory of a trainer rank beside what torch's profiler measures, for shapes it was not fitted to.
+"""Compares the plan's memory of a trainer rank with torch's profiler, for shapes that the model was not fitted to.
 
     python benchmarks/memory_model.py
 
@@ -27,7 +27,7 @@ LIMIT = 0.10
 
 
 def dense(layers: int, hidden: int, mlp: int, heads: tuple[int, int, int], vocabulary: int) -> list[str]:
-    """Words for a Qwen3; `heads`: query heads, key heads, their width."""
+    """Overrides for a Qwen3; `heads`: query heads, key heads, head width."""
     return [
         "model=tiny_qwen3",
         f"model.num_layers={layers}",
@@ -39,7 +39,7 @@ def dense(layers: int, hidden: int, mlp: int, heads: tuple[int, int, int], vocab
 
 
 def experts(layers: int, hidden: int, sizes: tuple[int, int, int], heads: tuple[int, int, int]) -> list[str]:
-    """Words for a Qwen3 with experts; `sizes`: experts, those that see a token, width of one."""
+    """Overrides for a Qwen3 with experts; `sizes`: experts, experts per token, width of an expert."""
     number, chosen, width = sizes
     return [
         "model=tiny_qwen3_moe",
@@ -59,7 +59,7 @@ def _heads(heads: tuple[int, int, int]) -> list[str]:
 
 
 def work(prompts: int, tokens: int, *, ranks: int = 1) -> list[str]:
-    """Words for groups of four, micro-batches of at most `tokens`, on so many ranks."""
+    """Overrides for groups of four and micro-batches of at most `tokens`, on `ranks` ranks."""
     return [
         f"batch.rollout_batch_size={prompts}",
         "batch.n_samples_per_prompt=4",
@@ -191,7 +191,7 @@ CASES += (
 
 
 def predict(case: Case) -> Measured:
-    """The same parts by the plan."""
+    """The same parts from the plan."""
     memory = make_plan(case.config(), find_hardware("cpu")).trainer
     return Measured(
         weights=round(memory.weights),
@@ -202,7 +202,7 @@ def predict(case: Case) -> Measured:
 
 
 def measure(case: Case) -> Measured:
-    """The fullest of the ranks that the case asks for, each a process."""
+    """The fullest rank of a case. Each rank is a process."""
     ranks = case.config().cluster.actor_num_gpus_per_node
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -252,9 +252,10 @@ def main() -> None:
     rows = [row(case) for case in CASES]
     worst = max(abs(each[name]) for each in rows for name in ("error", "error_of_step"))
     text = (
-        f"# Memory of a trainer rank: the plan beside torch's profiler\n\n{sentence([load])} MB of the fullest rank. "
-        "Steady: weights, optimiser, reference. Step: the most that an optimiser step allocates beside. None of these "
-        f"shapes was used to make the model. Largest error: {100 * worst:.1f} %, limit {100 * LIMIT:.0f} %. "
+        f"# Memory of a trainer rank: the plan compared with torch's profiler\n\n{sentence([load])} "
+        "MB of the fullest rank. "
+        "Steady: weights, optimizer, reference. Step: the peak of an optimizer step in addition. None of these "
+        f"shapes was used to fit the model. Largest error: {100 * worst:.1f} %, limit {100 * LIMIT:.0f} %. "
         f"Made by `python benchmarks/memory_model.py`.\n\n{table(rows)}\n"
     )
     RESULTS.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Parameters by our count, by transformers' own models, and as published."""
+"""Parameters, cache and operations of an architecture, compared with the models of transformers."""
 
 import json
 from dataclasses import replace
@@ -53,20 +53,20 @@ COMMON = {
 }
 
 
-def counted(model_type: str, folder: Path, **figures: Any) -> Architecture:
-    """Read from a config.json as transformers writes it."""
+def saved_architecture(model_type: str, folder: Path, **fields: Any) -> Architecture:
+    """The architecture of a config.json that transformers writes."""
     from transformers import AutoConfig
 
-    AutoConfig.for_model(model_type, **{**COMMON, **figures}).save_pretrained(folder)
+    AutoConfig.for_model(model_type, **{**COMMON, **fields}).save_pretrained(folder)
     return policy_architecture(ModelConfig(hf_checkpoint=str(folder)))
 
 
 @pytest.mark.parametrize("model_type", SMALL)
-def test_every_family_has_the_parameters_that_transformers_makes(model_type: str, tmp_path: Path) -> None:
+def test_every_family_has_the_parameters_of_transformers(model_type: str, tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    a = counted(model_type, tmp_path, **SMALL[model_type])
+    a = saved_architecture(model_type, tmp_path, **SMALL[model_type])
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     assert a.parameters == sum(p.numel() for p in model.parameters())
@@ -77,43 +77,43 @@ def test_every_family_has_the_parameters_that_transformers_makes(model_type: str
     assert [a.layer_parameters(layer) for layer in layers] == list(layers.values())
 
 
-def test_active_parameters_leave_out_the_experts_a_token_does_not_pass(tmp_path: Path) -> None:
-    a = counted("deepseek_v3", tmp_path, **SMALL["deepseek_v3"])
+def test_active_parameters_exclude_idle_experts(tmp_path: Path) -> None:
+    a = saved_architecture("deepseek_v3", tmp_path, **SMALL["deepseek_v3"])
     assert a.parameters - a.active_parameters == 2 * 6 * 3 * 64 * 20  # layers, idle experts, matrices
-    dense = counted("llama", tmp_path)
+    dense = saved_architecture("llama", tmp_path)
     assert dense.active_parameters == dense.parameters
 
 
 def test_a_cached_token_is_keys_and_values_of_every_layer(tmp_path: Path) -> None:
-    grouped = counted("qwen3", tmp_path, **SMALL["qwen3"])
+    grouped = saved_architecture("qwen3", tmp_path, **SMALL["qwen3"])
     assert grouped.cache_bytes_per_token(dtype_bytes=2) == 2 * 4 * 2 * 24 * 2
     assert grouped.cache_bytes_per_token(dtype_bytes=2, ranks=2) == 4 * 2 * 24 * 2
     assert grouped.cache_bytes_per_token(dtype_bytes=2, ranks=4) == 4 * 2 * 24 * 2  # a head is not cut
-    latent = counted("deepseek_v3", tmp_path, **SMALL["deepseek_v3"])
+    latent = saved_architecture("deepseek_v3", tmp_path, **SMALL["deepseek_v3"])
     assert latent.cache_bytes_per_token(dtype_bytes=2, ranks=4) == 4 * (12 + 6) * 2
 
 
 def test_operations_are_two_for_each_weight_and_four_for_each_pair_of_head_widths(tmp_path: Path) -> None:
-    a = counted("llama", tmp_path)
+    a = saved_architecture("llama", tmp_path)
     table, layers = 111 * 64, a.parameters - a.root_parameters
     assert a.forward_flops(tokens=10, context=0, logit_rows=3) == 10 * 2 * layers + 3 * 2 * table
     more = a.forward_flops(tokens=10, context=7, logit_rows=3) - a.forward_flops(tokens=10, context=0, logit_rows=3)
     assert more == 10 * 4 * 4 * 4 * 16 * 7  # tokens, two products of two operations, layers, heads, width, context
 
 
-def test_the_config_wins_over_the_checkpoint(tmp_path: Path) -> None:
-    counted("qwen3", tmp_path)
+def test_the_config_overrides_the_checkpoint(tmp_path: Path) -> None:
+    saved_architecture("qwen3", tmp_path)
     model = ModelConfig(hf_checkpoint=str(tmp_path), num_layers=7)
     assert policy_architecture(model).num_layers == 7
 
 
 def test_a_hub_id_is_read_from_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    counted("qwen3", tmp_path / "models--someone--model" / "snapshots" / "abc")
+    saved_architecture("qwen3", tmp_path / "models--someone--model" / "snapshots" / "abc")
     assert policy_architecture(ModelConfig(hf_checkpoint="someone/model")).vocab_size == 111
 
 
-def test_every_figure_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_missing_field_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         policy_architecture(ModelConfig(hf_checkpoint="someone/unknown", hidden_size=64))
@@ -121,21 +121,21 @@ def test_every_figure_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, 
     assert paths == ["model.num_layers", "model.num_attention_heads", "model.vocab_size"]
 
 
-def test_a_reference_of_another_shape_is_counted_as_it_is(tmp_path: Path) -> None:
-    policy = counted("qwen3", tmp_path / "policy")
-    counted("qwen3", tmp_path / "reference", num_hidden_layers=2)
+def test_a_reference_may_have_another_architecture(tmp_path: Path) -> None:
+    policy = saved_architecture("qwen3", tmp_path / "policy")
+    saved_architecture("qwen3", tmp_path / "reference", num_hidden_layers=2)
     model = ModelConfig(ref_load=str(tmp_path / "reference"))
     assert reference_architecture(model, policy).num_layers == 2
     assert reference_architecture(replace(model, ref_load=str(tmp_path / "nowhere")), policy) == policy
 
 
-def test_a_config_json_without_an_object_gives_no_figures(tmp_path: Path) -> None:
+def test_a_config_json_without_an_object_gives_no_fields(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps([1]))
     assert read_hf_fields(str(tmp_path)) == {}
 
 
 @pytest.mark.parametrize("build", list(ModelBuild))
-def test_a_model_made_on_the_spot_has_the_parameters_counted(build: ModelBuild, tmp_path: Path) -> None:
+def test_a_tiny_model_has_the_planned_parameters(build: ModelBuild, tmp_path: Path) -> None:
     import torch
 
     from rlscale.models.hf_models import load_causal_lm
@@ -146,8 +146,8 @@ def test_a_model_made_on_the_spot_has_the_parameters_counted(build: ModelBuild, 
     assert policy_architecture(config).parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_figures_of_a_config_json_are_those_of_the_group(tmp_path: Path) -> None:
-    a = counted("glm4_moe", tmp_path, **SMALL["glm4_moe"])
-    figures = hf_fields(json.loads((tmp_path / "config.json").read_text()))
+def test_fields_of_a_config_json_have_the_keys_of_the_group(tmp_path: Path) -> None:
+    a = saved_architecture("glm4_moe", tmp_path, **SMALL["glm4_moe"])
+    fields = hf_fields(json.loads((tmp_path / "config.json").read_text()))
     assert (a.num_experts, a.num_shared_experts, a.num_dense_layers) == (6, 1, 1)
-    assert figures["first_k_dense_replace"] == 1
+    assert fields["first_k_dense_replace"] == 1

@@ -1,4 +1,4 @@
-"""What a config.json says of Megatron-core's fields, and what is told of keys that contradict it."""
+"""TransformerConfig fields from a config.json, and problems of keys that contradict it."""
 
 import json
 from dataclasses import fields
@@ -20,25 +20,25 @@ QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3"
 MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
 
 
-def told(config_json: dict[str, Any], *, megatron: MegatronConfig | None = None, **model: Any) -> list[str]:
+def problems_of(config_json: dict[str, Any], *, megatron: MegatronConfig | None = None, **model: Any) -> list[str]:
     keys = ModelConfig(**{"use_hf_config_for_megatron": True, **model})
     return [str(each) for each in check_architecture(config_json, megatron_keys(keys, megatron or MegatronConfig()))]
 
 
-def test_what_megatron_core_is_thought_to_assume_is_what_it_assumes() -> None:
+def test_defaults_are_those_of_megatron_core() -> None:
     defaults = {field.name: field.default for field in fields(TransformerConfig)}
     assert {name: defaults[name] for name in MEGATRON_DEFAULTS} == MEGATRON_DEFAULTS
 
 
-def test_keys_that_agree_are_no_mistake() -> None:
-    fields_given = MegatronConfig(core_args=megatron_fields(QWEN3))
-    assert told(QWEN3) == []
-    assert told(QWEN3, megatron=fields_given, num_layers=2, rotary_base=10_000, use_hf_config_for_megatron=False) == []
+def test_keys_that_agree_are_accepted() -> None:
+    given = MegatronConfig(core_args=megatron_fields(QWEN3))
+    assert problems_of(QWEN3) == []
+    assert problems_of(QWEN3, megatron=given, num_layers=2, rotary_base=10_000, use_hf_config_for_megatron=False) == []
 
 
-def test_every_contradiction_is_told_at_once() -> None:
+def test_every_contradiction_is_reported_at_once() -> None:
     megatron = MegatronConfig(core_args={"layernorm_epsilon": 1e-5, "qk_layernorm": False}, rope_type=RopeType.yarn)
-    assert told(QWEN3, megatron=megatron, hidden_size=64, tie_word_embeddings=False) == [
+    assert problems_of(QWEN3, megatron=megatron, hidden_size=64, tie_word_embeddings=False) == [
         "model.hidden_size must be 32, as in config.json, got 64; leave it out",
         "model.tie_word_embeddings must be true, as in config.json, got false; leave it out",
         "megatron.layernorm_epsilon must be 1e-06, as in config.json, got 1e-05; leave it out",
@@ -47,8 +47,8 @@ def test_every_contradiction_is_told_at_once() -> None:
     ]
 
 
-def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None:
-    (problem,) = told(QWEN3, use_hf_config_for_megatron=False)
+def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
+    (problem,) = problems_of(QWEN3, use_hf_config_for_megatron=False)
     assert problem.startswith("model.use_hf_config_for_megatron must be true where megatron leaves fields unset")
     assert problem.endswith(
         "set it to true, or add megatron.normalization=RMSNorm megatron.layernorm_epsilon=1e-06 "
@@ -69,13 +69,13 @@ def test_without_the_key_what_differs_from_megatron_core_must_be_given() -> None
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must have rope_type=default or linear or llama3 or"),
     ],
 )
-def test_what_the_layers_do_not_have_is_refused(changes: dict[str, Any], problem: str) -> None:
-    (found,) = told({**QWEN3, **changes})
+def test_unsupported_layers_are_refused(changes: dict[str, Any], problem: str) -> None:
+    (found,) = problems_of({**QWEN3, **changes})
     assert problem in found
     assert found.endswith("train it with train=fsdp")
 
 
-def test_experts_are_chosen_as_the_config_says() -> None:
+def test_expert_fields_follow_the_config() -> None:
     assert megatron_fields(MOE)["moe_router_pre_softmax"] is False
     assert megatron_fields({**MOE, "norm_topk_prob": False})["moe_router_pre_softmax"] is True
     assert megatron_fields(MOE)["moe_layer_freq"] == 1
@@ -103,8 +103,8 @@ LATENT: dict[str, Any] = {
 }
 
 
-def test_latent_attention_and_biased_experts_are_fields_of_megatron_core() -> None:
-    assert told(LATENT) == told({**LATENT, "model_type": "kimi_k2"}) == []
+def test_mla_fields_follow_the_config() -> None:
+    assert problems_of(LATENT) == problems_of({**LATENT, "model_type": "kimi_k2"}) == []
     found = megatron_fields(LATENT)
     assert found["multi_latent_attention"] and found["moe_router_enable_expert_bias"]
     assert found["moe_layer_freq"] == [0, 1] and found["moe_router_score_function"] == "sigmoid"
@@ -127,12 +127,12 @@ def test_latent_attention_and_biased_experts_are_fields_of_megatron_core() -> No
         ({"quantization_config": {"quant_method": "fp8"}}, "use a copy with bfloat16 weights"),
     ],
 )
-def test_what_latent_layers_do_not_have_is_refused(changes: dict[str, Any], problem: str) -> None:
-    (found,) = told({**LATENT, **changes})
+def test_unsupported_mla_layers_are_refused(changes: dict[str, Any], problem: str) -> None:
+    (found,) = problems_of({**LATENT, **changes})
     assert found.startswith("model.hf_checkpoint must ") and problem in found
 
 
-def test_a_model_made_on_the_spot_gives_its_architecture() -> None:
+def test_a_tiny_model_uses_its_hf_config() -> None:
     assert load_config(["experiment=quickstart", "train=megatron"]).model.use_hf_config_for_megatron
     assert not load_config(["experiment=quickstart"]).model.use_hf_config_for_megatron
 
@@ -142,21 +142,21 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"max_position_embeddings": 32}, []),  # what YaRN started from
         ({"max_position_embeddings": 128, "rope_type": RopeType.yarn}, []),
         ({"max_position_embeddings": 64}, [f"{POSITIONS} must be 128, as in config.json, got 64"]),
     ],
 )
-def test_positions_of_a_stretched_model(given: dict[str, Any], told: list[str]) -> None:
+def test_positions_of_a_yarn_model(given: dict[str, Any], expected: list[str]) -> None:
     model = ModelConfig(use_hf_config_for_megatron=True)
     config = {**QWEN3, "rope_parameters": YARN, "max_position_embeddings": 128}
     found = [str(each) for each in check_architecture(config, megatron_keys(model, MegatronConfig(**given)))]
-    assert [each.split(";")[0] for each in found] == told
+    assert [each.split(";")[0] for each in found] == expected
 
 
-def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
+def test_a_yarn_model_is_reported_without_use_hf_config() -> None:
     config = {**QWEN3, "rope_parameters": {**YARN, "attention_factor": 0.5}, "max_position_embeddings": 128}
     found = [str(each) for each in check_architecture(config, megatron_keys(ModelConfig(), MegatronConfig()))]
     assert "megatron.rope_type must be yarn, as in config.json, got rope; set it to yarn" in found
@@ -164,7 +164,7 @@ def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({}, []),
         ({**MOE}, []),
@@ -175,10 +175,10 @@ def test_a_stretched_model_is_named_where_its_config_does_not_count() -> None:
         ),
     ],
 )
-def test_what_mbridge_does_not_convert_is_refused(changes: dict[str, Any], told: list[str]) -> None:
+def test_models_that_mbridge_does_not_convert_are_refused(changes: dict[str, Any], expected: list[str]) -> None:
     model = ModelConfig(use_hf_config_for_megatron=True, megatron_to_hf_mode=MegatronToHf.bridge)
     found = check_architecture({**QWEN3, **changes}, megatron_keys(model, MegatronConfig()))
-    assert [each.rule for each in found] == told
+    assert [each.rule for each in found] == expected
     assert all(each.path == "model.megatron_to_hf_mode" for each in found)
 
 
@@ -194,7 +194,7 @@ FROM_HF = ["model=hf", "train=megatron", "model.use_hf_config_for_megatron=true"
 REPLAYED = "debug.load_rollout_data='{rollout_id}.jsonl'"
 
 
-def test_plain_positions_that_are_asked_for_are_told_with_all_other_contradictions(stretched: str) -> None:
+def test_a_wrong_rope_type_is_reported_with_all_other_contradictions(stretched: str) -> None:
     words = [*FROM_HF, REPLAYED, stretched, "megatron.rope_type=rope", "model.num_layers=3"]
     found = [each.split(";")[0].split(" (")[0] for each in mistakes(*words)]
     assert found == [
@@ -204,7 +204,7 @@ def test_plain_positions_that_are_asked_for_are_told_with_all_other_contradictio
 
 
 @pytest.mark.parametrize("given", [[], ["megatron.rope_type=yarn"]])
-def test_positions_that_are_left_open_are_those_of_the_model(given: list[str], stretched: str) -> None:
+def test_an_unset_rope_type_is_that_of_the_model(given: list[str], stretched: str) -> None:
     found = load_config([*FROM_HF, REPLAYED, stretched, *given])
     assert found.megatron.rope_type == RopeType.yarn
     with_fsdp = load_config(["model=hf", "debug.train_only=true", REPLAYED, stretched, "megatron.rope_type=rope"])

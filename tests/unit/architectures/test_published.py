@@ -1,4 +1,4 @@
-"""The models of conf/model beside what their makers publish."""
+"""Parameters of the models in conf/model, compared with those that their makers publish."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from rlscale.plan.model_size import policy_architecture
 
 FOLDER = Path(__file__).parents[3] / "conf" / "model"
 
-# In billions, as the model card or report says, or as llama.cpp counts the released weights: without the layers that
-# predict further tokens, and a tied output layer once.
+# In billions, from the model card or report, or from llama.cpp's count of the released weights: without multi-token
+# prediction layers, and with a tied output layer counted once.
 PUBLISHED = {
     "qwen3_0_6b": 0.596,
     "qwen3_1_7b": 1.721,
@@ -38,7 +38,7 @@ PUBLISHED = {
     "glm45_355b_a32b": 355.0,
     "deepseek_v3": 671.03,
     "deepseek_r1": 671.03,
-    "kimi_k2": 1026.41,  # of the weights; the card says "1T", the report rounds to 1.04 T
+    "kimi_k2": 1026.41,  # of the weights; the card has "1T", the report 1.04 T
 }
 ACTIVE = {
     "qwen3_30b_a3b": 3.3,
@@ -48,28 +48,28 @@ ACTIVE = {
     "deepseek_v3": 37.0,
     "kimi_k2": 32.0,
 }
-"""As the model cards say, rounded; they differ in whether the embedding and the output layer count."""
+"""From the model cards, rounded. Some include embedding and output layer, some do not."""
 
-WITHOUT_FIGURES = {"hf"}
-MADE_HERE = {"tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"}
+WITHOUT_FIELDS = {"hf"}
+TINY = {"tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"}
 
 
 def architecture(name: str) -> Architecture:
-    words = [f"model={name}", "rollout=sglang", "model.warmup_experiment=null"]
-    return policy_architecture(load_config_with_notes(words, to_run=False).config.model)
+    overrides = [f"model={name}", "rollout=sglang", "model.warmup_experiment=null"]
+    return policy_architecture(load_config_with_notes(overrides, to_run=False).config.model)
 
 
 def test_every_model_file_is_compared() -> None:
-    assert {file.stem for file in FOLDER.glob("*.yaml")} == {*PUBLISHED, *WITHOUT_FIGURES, *MADE_HERE}
+    assert {file.stem for file in FOLDER.glob("*.yaml")} == {*PUBLISHED, *WITHOUT_FIELDS, *TINY}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_those_published(name: str) -> None:
+def test_parameters_match_the_published_ones(name: str) -> None:
     assert architecture(name).parameters == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ACTIVE)
-def test_active_parameters_are_those_published(name: str) -> None:
+def test_active_parameters_match_the_published_ones(name: str) -> None:
     a = architecture(name)
     assert a.active_parameters - 2 * a.vocab_size * a.hidden_size <= ACTIVE[name] * 1e9 * 1.02
     assert a.active_parameters >= ACTIVE[name] * 1e9 * 0.98

@@ -12,13 +12,13 @@ from rlscale.config.hydra.config_folders import ConfigFolders
 GRPO = ["experiment=qwen3_4b_grpo", "cluster.device=cuda"]
 
 
-def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
+def planned(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+    assert main([*overrides, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_the_text_has_every_part(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_output_has_every_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["algo.tis_clip=3", "rollout.max_prompt_len=9"]) == 0
     text = capsys.readouterr().out
@@ -30,7 +30,7 @@ def test_the_text_has_every_part(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
 
 
-def test_json_counts_what_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_sizes_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *GRPO, "--prompt-tokens", "1024", "--response-tokens=3000")
     assert found["batches"]["prompts"] == 32
     assert found["batches"]["samples"] == 256
@@ -46,16 +46,16 @@ def test_json_counts_what_the_run_does(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_more_memory_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*GRPO, "fsdp.gradient_checkpointing=false"]
-    small, large = (planned(capsys, *words, "--hardware", name) for name in ("h100", "h200"))
+def test_larger_hardware_fits_more(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [*GRPO, "fsdp.gradient_checkpointing=false"]
+    small, large = (planned(capsys, *overrides, "--hardware", name) for name in ("h100", "h200"))
     assert (small["fits"], large["fits"]) == (False, True)
     assert "fsdp.gradient_checkpointing=true" in [fix["overrides"] for fix in small["suggestions"]]
     assert large["suggestions"] == []
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["model=qwen3_32b"],
         ["model=qwen3_14b", "fsdp.gradient_checkpointing=false"],
@@ -63,15 +63,15 @@ def test_more_memory_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
         ["model=qwen3_32b", "algo=ppo", "cluster=one_node_colocate", "critic.lr=1e-5"],
     ],
 )
-def test_what_is_said_to_make_it_fit_does(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, *GRPO, *words)
+def test_suggestions_make_the_run_fit(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *GRPO, *overrides)
     assert found["fits"] is False
     assert found["suggestions"]
     for fix in found["suggestions"]:
-        assert planned(capsys, *GRPO, *words, *fix["overrides"].split())["fits"] is True, fix["overrides"]
+        assert planned(capsys, *GRPO, *overrides, *fix["overrides"].split())["fits"] is True, fix["overrides"]
 
 
-def test_a_run_of_many_nodes_that_is_not_built_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_run_of_many_nodes_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda", "buffer.url=http://10.0.0.1:8000")
     assert any("buffer.url" in line for line in found["unsupported"])
     assert {place["node"] for place in found["places"]} == set(range(8))
@@ -85,22 +85,22 @@ def test_every_experiment_can_be_planned(experiment: str, capsys: pytest.Capture
     assert planned(capsys, f"experiment={experiment}", "on=cpu")["hardware"]["name"] == "cpu"
 
 
-def test_values_that_were_derived_are_no_parts_that_wait(capsys: pytest.CaptureFixture[str]) -> None:
+def test_derived_values_are_not_unsupported_features(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(capsys)["unsupported"] == []
     (line,) = planned(capsys, "sampling.over_sampling_batch_size=96")["unsupported"]
     assert "sampling.over_sampling_batch_size" in line and "not supported yet" in line
 
 
-def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--hardware=h1000", "--prompt-tokens", "many", "algo.eps_clp=1", "optim.lr=fast", "-m"]
-    assert main(words) == 2
+def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["--hardware=h1000", "--prompt-tokens", "many", "algo.eps_clp=1", "optim.lr=fast", "-m"]
+    assert main(overrides) == 2
     text = capsys.readouterr().err
     assert text.startswith("rlscale-plan: 5 errors, nothing was started\n")
     assert "--hardware must be one of h100, h200, b200, a100, cpu, got h1000" in text
     assert "did you mean algo.eps_clip?" in text
 
 
-def test_one_job_is_planned_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_multirun_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "algo.eps_clip=0.1,0.2", "--hardwre=h100"]) == 2
     text = capsys.readouterr().err
     assert text.startswith("rlscale-plan: 2 errors, nothing was started\n") and "add -m" not in text
@@ -109,10 +109,10 @@ def test_one_job_is_planned_at_a_time(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
-def test_a_model_nobody_knows_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_unknown_model_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    words = ["model=hf", "model.hf_checkpoint=someone/unknown", "model.warmup_experiment=null"]
-    assert main(words) == 2
+    overrides = ["model=hf", "model.hf_checkpoint=someone/unknown", "model.warmup_experiment=null"]
+    assert main(overrides) == 2
     assert "model.num_layers must be known to plan a run, got null" in capsys.readouterr().err
 
 

@@ -21,14 +21,14 @@ def test_a_rollout_is_counted() -> None:
 @pytest.mark.parametrize(
     ("tokens", "ranks", "samples", "number"), [(1200, 2, 3, 3), (399, 2, 1, 8), (100_000, 2, 8, 1), (1200, 16, 1, 1)]
 )
-def test_packed_micro_batches_hold_what_fits(tokens: int, ranks: int, samples: int, number: int) -> None:
+def test_packed_micro_batches_are_filled_to_the_limit(tokens: int, ranks: int, samples: int, number: int) -> None:
     config = batch(use_dynamic_batch_size=True, max_tokens_per_gpu=tokens)
     found = count_batches(config, SAMPLES, ranks=ranks)
     assert (found.samples_per_microbatch, found.microbatches_per_rank) == (samples, number)
 
 
 @pytest.mark.parametrize("balance", [False, True])
-def test_micro_batches_are_those_of_the_schedule(balance: bool) -> None:
+def test_micro_batches_match_the_schedule(balance: bool) -> None:
     import numpy as np
 
     from rlscale.data.microbatch_plan import plan_steps
@@ -71,7 +71,7 @@ def test_lengths_are_the_limits_unless_given() -> None:
     assert (given.prompt, given.response, given.prompt_from) == (3, 2, "given")
 
 
-def test_an_unlimited_prompt_is_guessed_and_said_to_be() -> None:
+def test_an_unlimited_prompt_length_is_assumed_and_marked() -> None:
     config: RunConfig = load_config(["experiment=quickstart", "rollout.max_response_len=300"])
     assert config.rollout.max_prompt_len is None
     found = assume_lengths(config, positions=500)

@@ -1,4 +1,4 @@
-"""The memory of a Megatron-core trainer in a plan; benchmarks/megatron_memory.py compares it with what is measured."""
+"""The memory of a Megatron-core trainer in a plan; benchmarks/megatron_memory.py compares it with measurements."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def activations(found: TrainerMemory, phase: str = "backward pass") -> float:
     return found.phases[phase]["activations"]
 
 
-def test_tensor_parallel_ranks_share_what_lies_between_matrices_only_with_sequence_parallelism() -> None:
+def test_sequence_parallelism_shards_activations_between_matrices() -> None:
     sizes = {"tensor_model_parallel_size": 4}
     whole, cut = memory(), memory(**sizes)
     spread = memory(**sizes, core_args={"sequence_parallel": True})
@@ -54,14 +54,14 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> No
     assert activations(many) == pytest.approx(activations(one) + 3 * of_one)
 
 
-def test_layers_that_are_computed_again_keep_their_input() -> None:
+def test_recomputed_layers_save_their_input() -> None:
     found = memory(recompute_granularity=RecomputeGranularity.full)
     inputs = DENSE.num_layers * MICRO.tokens * 2 * DENSE.hidden_size
     one_layer = (activations(memory()) - activations(found) + inputs) / (DENSE.num_layers - 1)
     assert inputs < activations(found) < inputs + 1.5 * one_layer
 
 
-def test_context_parallel_ranks_have_their_share_of_the_tokens_and_all_keys() -> None:
+def test_context_parallel_ranks_have_a_share_of_the_tokens_and_all_keys() -> None:
     whole, cut = memory(), memory(context_parallel_size=4)
     assert activations(whole) / 4 < activations(cut) < activations(whole) / 3
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_gathers_the_states_of_all_data_parallel_ranks() -> None:
     assert on_gpu.phases["checkpoint"]["gathered states"] == 4 * parameters  # the rest is on the host
 
 
-def test_stages_that_send_their_own_weights_receive_nothing() -> None:
+def test_stages_that_send_their_weights_themselves_receive_nothing() -> None:
     sizes = {"pipeline_model_parallel_size": 2}
     by_one = memory(**sizes).phases["weight sync"]["messages"]
     own = memory(**sizes, work=MegatronWork(num_ranks=8, num_microbatches=4, sends_own=True)).phases["weight sync"][
@@ -86,25 +86,25 @@ def test_stages_that_send_their_own_weights_receive_nothing() -> None:
     assert by_one > 0 == own
 
 
-def test_messages_of_two_buckets_are_under_way() -> None:
+def test_messages_of_two_buckets_are_in_flight() -> None:
     large = replace(DENSE, num_layers=80)
     found = memory(large, tensor_model_parallel_size=4).phases["weight sync"]
     assert found["messages"] == pytest.approx(2 * BUCKET_BYTES * 3 / 4, rel=0.01)
     assert found["one weight"] == 2 * DENSE.vocab_size * DENSE.hidden_size
 
 
-def test_experts_that_are_spread_keep_as_many_tokens_and_fewer_weights() -> None:
+def test_expert_parallelism_shards_weights_but_not_activations() -> None:
     whole, spread = memory(EXPERTS), memory(EXPERTS, expert_model_parallel_size=4)
     assert spread.weights < 0.4 * whole.weights
     assert activations(spread) == activations(whole)
 
 
-def test_a_reference_is_on_the_device_for_its_turn() -> None:
+def test_a_reference_is_on_the_device_while_it_scores() -> None:
     found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, has_reference=True))
     assert found.phases["reference"]["its weights"] == found.reference == found.weights
     assert memory().reference == 0 and "reference" not in memory().phases
 
 
-def test_a_critic_has_no_logits_and_sends_its_weights_nowhere() -> None:
+def test_a_critic_has_no_logits_and_no_weight_sync() -> None:
     found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, is_critic=True))
     assert set(found.phases) == {"backward pass", "checkpoint"}

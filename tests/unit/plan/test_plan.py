@@ -1,4 +1,4 @@
-"""What a plan says, beside what the parts of the program do."""
+"""Plans compared with hand-computed values and with the parts of the program that they describe."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,12 @@ from rlscale.types import RouteShape
 H100 = HARDWARE["h100"]
 
 
-def config(*words: str, experiment: str = "qwen3_4b_grpo") -> RunConfig:
-    return load_config_with_notes([f"experiment={experiment}", "cluster.device=cuda", *words], to_run=False).config
+def config(*overrides: str, experiment: str = "qwen3_4b_grpo") -> RunConfig:
+    return load_config_with_notes([f"experiment={experiment}", "cluster.device=cuda", *overrides], to_run=False).config
 
 
-def plan(*words: str, experiment: str = "qwen3_4b_grpo", **lengths: int) -> Plan:
-    return make_plan(config(*words, experiment=experiment), H100, **{"prompt_tokens": 512, **lengths})
+def plan(*overrides: str, experiment: str = "qwen3_4b_grpo", **lengths: int) -> Plan:
+    return make_plan(config(*overrides, experiment=experiment), H100, **{"prompt_tokens": 512, **lengths})
 
 
 def test_weights_and_optimizer_are_sharded_in_float32() -> None:
@@ -35,7 +35,7 @@ def test_weights_and_optimizer_are_sharded_in_float32() -> None:
     assert alone.trainer is not None and alone.trainer.reference == 0
 
 
-def test_optimisers_keep_what_they_keep() -> None:
+def test_optimizer_state_depends_on_the_optimizer() -> None:
     adam, host, muon = (plan(f"optim.name={name}").trainer for name in ("adam", "deepspeed_cpu_adam", "muon"))
     assert adam is not None and host is not None and muon is not None
     assert host.optimizer == 0 and host.weights == adam.weights
@@ -51,7 +51,7 @@ def test_adapters_need_neither_moments_nor_gradients_of_the_weights() -> None:
     numbers = 36 * 16 * (2560 + 4096 + 2 * (2560 + 1024) + 4096 + 2560 + 3 * (2560 + 9728))
     assert adapted.optimizer == 8 * numbers / 4
     assert adapted.weights == plain.weights and adapted.step < plain.step
-    several = [plan(*words, "batch.max_tokens_per_gpu=2048").trainer for words in ([], ["train.lora.rank=16"])]
+    several = [plan(*overrides, "batch.max_tokens_per_gpu=2048").trainer for overrides in ([], ["train.lora.rank=16"])]
     gradients = [each.phases["logits"]["gradients"] for each in several if each is not None]
     assert gradients[1] == pytest.approx(4 * numbers) and gradients[0] > 50 * gradients[1]
 
@@ -64,14 +64,14 @@ def test_recomputing_saves_activations_and_costs_operations() -> None:
     assert recomputed.roofline.seconds > kept.roofline.seconds
 
 
-def test_a_tile_of_logits_is_as_large_as_asked_for() -> None:
+def test_a_chunk_of_logits_has_the_configured_size() -> None:
     of_512, of_8192 = (plan(f"train.log_probs_chunk_size={n}").trainer for n in (512, 8192))
     assert of_512 is not None and of_8192 is not None
     logits = of_8192.phases["logits"]["logits"] - of_512.phases["logits"]["logits"]
     assert logits == 8 * (8192 - 512) * 151_936  # two numbers in float32 for each
 
 
-def test_several_micro_batches_sum_whole_gradients_up() -> None:
+def test_several_micro_batches_accumulate_unsharded_gradients() -> None:
     a = plan().model
     work = MicrobatchSpec(tokens=1000, logit_rows=900, sample_len=1000, dtype_bytes=2, kernel=AttentionKernel.fused)
     one, two = (
@@ -81,9 +81,9 @@ def test_several_micro_batches_sum_whole_gradients_up() -> None:
     assert difference == 4 * a.parameters
 
 
-def test_ranks_that_share_samples_hold_twice_the_tokens_and_more_keys() -> None:
-    words = ("batch.use_dynamic_batch_size=true", "batch.max_tokens_per_gpu=9216")
-    apart, shared = (plan(*words, f"fsdp.context_parallel_size={size}") for size in (1, 2))
+def test_context_parallel_ranks_have_twice_the_tokens_and_more_keys() -> None:
+    overrides = ("batch.use_dynamic_batch_size=true", "batch.max_tokens_per_gpu=9216")
+    apart, shared = (plan(*overrides, f"fsdp.context_parallel_size={size}") for size in (1, 2))
     assert apart.trainer is not None and shared.trainer is not None
     assert (apart.batches.ranks, shared.batches.ranks) == (4, 2)
     assert shared.batches.microbatch_tokens == 2 * apart.batches.microbatch_tokens
@@ -107,22 +107,22 @@ def test_a_wider_engine_has_more_room_for_its_cache() -> None:
     assert wide.engine.cache_tokens > 4 * narrow.engine.cache_tokens
 
 
-def test_parties_of_an_engine_have_samples_of_their_own() -> None:
-    words = ("cluster.rollout_num_gpus_per_engine=4", "sglang.mem_fraction_static=0.8")
-    shared = plan(*words, "sglang.dp_size=2").engine
-    parted = plan(*words, "sglang.dp_size=2", "sglang.enable_dp_attention=true").engine
-    assert shared is not None and parted is not None
+def test_dp_attention_replicates_attention_weights_and_separates_caches() -> None:
+    overrides = ("cluster.rollout_num_gpus_per_engine=4", "sglang.mem_fraction_static=0.8")
+    shared = plan(*overrides, "sglang.dp_size=2").engine
+    separate = plan(*overrides, "sglang.dp_size=2", "sglang.enable_dp_attention=true").engine
+    assert shared is not None and separate is not None
     # Qwen3-4B: 8 key heads over 4 ranks, or 4 over each of two pairs; q, k, v and o twice.
-    assert parted.bytes_per_token == shared.bytes_per_token == 2 * 36 * 2 * 128 * 2
+    assert separate.bytes_per_token == shared.bytes_per_token == 2 * 36 * 2 * 128 * 2
     attention = 36 * (2560 * (4096 + 2 * 1024) + 4096 * 2560 + 2 * 128)
-    assert parted.weights - shared.weights == pytest.approx(2 * attention / 4)
+    assert separate.weights - shared.weights == pytest.approx(2 * attention / 4)
     latent = ("sglang.dp_size=1", "sglang.enable_dp_attention=false")
     whole, cut = plan(*latent, experiment="deepseek_r1").engine, plan(experiment="deepseek_r1").engine
     assert whole is not None and cut is not None
     assert whole.bytes_per_token == 8 * cut.bytes_per_token == 61 * (512 + 64) * 2
 
 
-def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
+def test_the_embedded_engine_has_the_cache_that_it_allocates() -> None:
     from rlscale.engines.embedded.scheduler import SchedulerOptions
     from rlscale.models.batch_shapes import cache_length
 
@@ -132,7 +132,7 @@ def test_the_embedded_engine_has_the_cache_that_it_makes() -> None:
     assert found.engine.cache_tokens == length * SchedulerOptions(num_slots=16).slots_of(length)
 
 
-def test_a_colocated_gpu_holds_both_and_a_separate_one_does_not() -> None:
+def test_a_colocated_gpu_has_trainer_and_engine() -> None:
     apart = plan("rollout=sglang")
     assert [budget.where for budget in apart.memory_budgets] == ["GPU of a trainer rank", "GPU of an engine"]
     stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
@@ -141,7 +141,7 @@ def test_a_colocated_gpu_holds_both_and_a_separate_one_does_not() -> None:
     assert {"weights", "engine weights"} <= budget.parts.keys()
 
 
-def test_those_who_take_turns_need_no_more_than_the_larger() -> None:
+def test_a_gpu_with_offloading_needs_memory_for_the_larger_part() -> None:
     (budget,) = plan("rollout=sglang", "cluster=one_node_colocate").memory_budgets
     assert budget.where.endswith(", one loaded at a time") and "weights" not in budget.parts
     assert "engine weights" in budget.parts
@@ -149,7 +149,7 @@ def test_those_who_take_turns_need_no_more_than_the_larger() -> None:
     assert "weights" in small.parts and "engine weights" not in small.parts
 
 
-def test_servers_that_run_already_are_left_out() -> None:
+def test_external_engines_are_not_planned() -> None:
     found = plan("rollout=external", "rollout.external_engine_addrs=['10.0.0.1:30000']")
     assert found.engine is None
     assert {actor for place in found.places for actor in place.actors} == {f"actor rank {i}" for i in range(4)}
@@ -165,7 +165,7 @@ def test_a_run_without_a_trainer_has_engines_only() -> None:
     assert found.to_dict()["trainer"] is None
 
 
-def test_a_critic_is_beside_the_policy() -> None:
+def test_a_shared_critic_adds_to_the_memory_of_a_trainer() -> None:
     stays = ("cluster.offload_train=false", "cluster.offload_rollout=false")
     found = plan(*stays, experiment="qwen3_4b_ppo")
     assert found.trainer is not None
@@ -173,20 +173,20 @@ def test_a_critic_is_beside_the_policy() -> None:
     assert found.memory_budgets[0].parts["critic"] == found.trainer.weights + found.trainer.optimizer
     adapters = plan(*stays, "train.lora.rank=8", experiment="qwen3_4b_ppo")
     assert adapters.memory_budgets[0].parts["critic"] == found.memory_budgets[0].parts["critic"], (
-        "all of its weights are trained"
+        "all weights of the critic are trained"
     )
     tensors = ("train=megatron", "megatron.tensor_model_parallel_size=2", "model.use_hf_config_for_megatron=true")
     divided = plan(*stays, *tensors, experiment="qwen3_4b_ppo")
     assert divided.trainer is not None
     assert divided.memory_budgets[0].parts["critic"] == divided.trainer.weights + divided.trainer.optimizer
     moves = plan("cluster.offload_train_mode=move", "cluster.offload_rollout=false", experiment="qwen3_4b_ppo")
-    assert "critic" not in moves.memory_budgets[0].parts, "policy and critic have the GPU by turns"
+    assert "critic" not in moves.memory_budgets[0].parts, "policy and critic are offloaded alternately"
 
 
-def test_a_critic_with_gpus_of_its_own_is_behind_all_others() -> None:
-    words = ("cluster.actor_num_gpus_per_node=4", "cluster.num_gpus_per_node=4")
-    found = plan(*words, "cluster.critic_num_gpus_per_node=2", experiment="qwen3_4b_ppo")
-    together = plan(*words, experiment="qwen3_4b_ppo")
+def test_a_dedicated_critic_has_the_last_gpus() -> None:
+    overrides = ("cluster.actor_num_gpus_per_node=4", "cluster.num_gpus_per_node=4")
+    found = plan(*overrides, "cluster.critic_num_gpus_per_node=2", experiment="qwen3_4b_ppo")
+    together = plan(*overrides, experiment="qwen3_4b_ppo")
     assert found.critic is not None and together.critic is not None
     assert [place.actors for place in found.places[-2:]] == [("critic rank 0",), ("critic rank 1",)]
     assert found.places[3].actors[0] == "actor rank 3" and found.places[-3].actors[-1].startswith("engine")
@@ -197,7 +197,7 @@ def test_a_critic_with_gpus_of_its_own_is_behind_all_others() -> None:
     assert "logits" not in found.critic.phases
 
 
-def test_on_a_cpu_what_moves_lies_in_memory_twice() -> None:
+def test_offloading_on_a_cpu_doubles_the_memory() -> None:
     moves = ("cluster.device=cpu", "cluster.offload_train=true", "rollout=embedded", "algo.use_kl_loss=false")
     twice = plan(*moves).memory_budgets[0].parts
     assert twice["copies on the host"] == twice["weights"] + twice["optimizer"]
@@ -215,30 +215,32 @@ def test_staleness_lets_generation_and_training_overlap() -> None:
     def seconds(found: Plan) -> dict[str, float]:
         return {part.name: part.seconds for part in found.roofline.parts}
 
-    taking_turns, ahead = plan(), plan("rollout.max_staleness=1")
-    assert seconds(taking_turns) == seconds(ahead)
-    parts = seconds(ahead)
+    synchronous, asynchronous = plan(), plan("rollout.max_staleness=1")
+    assert seconds(synchronous) == seconds(asynchronous)
+    parts = seconds(asynchronous)
     generation = parts["prefill"] + parts["decode"]
-    assert taking_turns.roofline.seconds == pytest.approx(sum(parts.values()))
-    assert ahead.roofline.seconds == pytest.approx(generation + parts["weight sync"])  # training is the shorter one
+    assert synchronous.roofline.seconds == pytest.approx(sum(parts.values()))
+    assert asynchronous.roofline.seconds == pytest.approx(
+        generation + parts["weight sync"]
+    )  # training is the shorter one
 
 
-def test_decoding_few_samples_is_bound_by_memory_and_training_by_arithmetic() -> None:
+def test_decoding_is_bound_by_memory_and_training_by_compute() -> None:
     bound = {part.name: part.bound for part in plan().roofline.parts}
     assert bound["decode"] == "memory bandwidth"
     assert bound["forward and backward"] == "compute"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [((), False), (("batch.num_steps_per_rollout=2", "batch.global_batch_size=128"), True),
      (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False)],
 )  # fmt: skip
-def test_the_pass_for_old_logprobs_is_counted_where_it_is_made(words: tuple[str, ...], expected: bool) -> None:
-    assert ("old logprobs" in [part.name for part in plan(*words).roofline.parts]) is expected
+def test_the_pass_for_old_logprobs_is_counted_if_it_runs(overrides: tuple[str, ...], expected: bool) -> None:
+    assert ("old logprobs" in [part.name for part in plan(*overrides).roofline.parts]) is expected
 
 
-def test_a_mixture_of_experts_reads_the_experts_its_tokens_choose() -> None:
+def test_decoding_reads_the_experts_of_its_tokens() -> None:
     from rlscale.plan.roofline import weight_fraction
 
     a = plan(experiment="qwen3_30b_a3b_gspo").model
@@ -248,31 +250,31 @@ def test_a_mixture_of_experts_reads_the_experts_its_tokens_choose() -> None:
     assert weight_fraction(plan().model, 1) == 1.0
 
 
-def test_routes_of_a_rollout_take_memory_of_the_host() -> None:
-    words = ("train=megatron", "algo.use_rollout_routing_replay=true")
-    found = plan(*words, experiment="qwen3_30b_a3b_gspo")
+def test_expert_routing_of_a_rollout_uses_host_memory() -> None:
+    overrides = ("train=megatron", "algo.use_rollout_routing_replay=true")
+    found = plan(*overrides, experiment="qwen3_30b_a3b_gspo")
     assert found.batches.route_bytes == found.batches.tokens * 48 * 8  # 128 experts: a byte each
-    assert plan(*words[:1], experiment="qwen3_30b_a3b_gspo").batches.route_bytes == 0
+    assert plan(*overrides[:1], experiment="qwen3_30b_a3b_gspo").batches.route_bytes == 0
 
 
 @pytest.mark.parametrize("num_experts", [128, 255, 256, 384])
-def test_a_route_has_the_size_that_samples_carry(num_experts: int) -> None:
+def test_route_bytes_match_those_of_samples(num_experts: int) -> None:
     a = replace(plan("train=megatron", experiment="qwen3_30b_a3b_gspo").model, num_experts=num_experts)
     shape = RouteShape(num_layers=a.num_layers, num_chosen=a.experts_per_token, num_experts=num_experts)
     assert route_bytes_per_token(a) == shape.bytes_per_token
 
 
-def test_parallel_sizes_divide_what_a_megatron_rank_holds() -> None:
-    words = ("train=megatron", "cluster.actor_num_gpus_per_node=8")
-    whole = plan(*words, "megatron.use_distributed_optimizer=false")
-    spread = plan(*words)
-    cut = plan(*words, "megatron.tensor_model_parallel_size=4", "megatron.use_distributed_optimizer=false")
+def test_parallel_sizes_divide_the_memory_of_a_megatron_rank() -> None:
+    overrides = ("train=megatron", "cluster.actor_num_gpus_per_node=8")
+    whole = plan(*overrides, "megatron.use_distributed_optimizer=false")
+    spread = plan(*overrides)
+    cut = plan(*overrides, "megatron.tensor_model_parallel_size=4", "megatron.use_distributed_optimizer=false")
     assert whole.trainer is not None and spread.trainer is not None and cut.trainer is not None
     assert whole.trainer.weights == 2 * whole.model.parameters
     assert spread.trainer.optimizer == whole.trainer.optimizer / 8
     assert cut.trainer.weights == whole.trainer.weights / 4
     host = ("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=0.75")
-    offloaded, float32 = plan(*words, *host).trainer, plan(*words, "train.dtype=float32").trainer
+    offloaded, float32 = plan(*overrides, *host).trainer, plan(*overrides, "train.dtype=float32").trainer
     assert offloaded is not None and offloaded.optimizer == spread.trainer.optimizer / 4
     assert float32 is not None and float32.optimizer == 2 * float32.weights / 8  # the weights are the master weights
 
@@ -285,7 +287,7 @@ def test_memory_on_a_cpu_is_that_of_the_machine() -> None:
     assert budget.available == find_hardware("cpu").memory_bytes > 2**30
 
 
-def test_a_machine_without_room_is_told() -> None:
+def test_a_machine_with_too_little_memory_is_reported() -> None:
     quickstart = load_config_with_notes(["experiment=quickstart"]).config
     found = make_plan(quickstart, replace(HARDWARE["cpu"], memory_bytes=1e9))
     assert len(found.over_budget) == 1
@@ -305,7 +307,7 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
     assert rows == [("0", "0-3", "actor ranks 0-3"), ("0", "4-7", "engines 0-3")]
 
 
-def test_figures_of_parts_that_need_torch_are_those_of_the_parts() -> None:
+def test_constants_match_those_of_modules_that_import_torch() -> None:
     from rlscale.engines.embedded.scheduler import SchedulerOptions
     from rlscale.engines.launch_sglang import ON_CPU
     from rlscale.models.batch_shapes import MIN_LENGTH
