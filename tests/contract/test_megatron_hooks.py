@@ -8,8 +8,8 @@ import pytest
 
 from rlscale.config import TrainBackendName
 from rlscale.config.user_functions import check_hooks
+from tests.ranks.training.launch import report, run_ranks
 from tests.unit.config.rules.valid_config import config_with
-from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.rollouts import tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-megatron.md"

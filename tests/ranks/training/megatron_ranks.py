@@ -29,8 +29,8 @@ from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
 from tests.ranks.training import megatron_roles
-from tests.unit.training.ranks import BATCHES as RANDOM
-from tests.unit.training.ranks import full_spec, whole_rollout_spec
+from tests.ranks.training.fsdp_ranks import BATCHES as RANDOM
+from tests.ranks.training.fsdp_ranks import full_spec, whole_rollout_spec
 from tests.unit.training.rollouts import plan
 
 SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]

@@ -19,7 +19,7 @@ from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.critic_backend import MegatronCriticBackend
 from rlscale.training.spec import DedicatedRanks, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
-from tests.unit.training.role_ranks import NUM_ROLLOUTS, SAVED_AFTER, batch_of, everyone
+from tests.ranks.training.fsdp_role_ranks import NUM_ROLLOUTS, SAVED_AFTER, all_roles, batch_of
 from tests.unit.training.rollouts import plan
 
 SAMPLES = [[0, 5, 6], [1, 2], [3, 4, 7], []]
@@ -29,7 +29,7 @@ def all_roles_spec(
     model: str, other: str, config: MegatronConfig, *, offload: OffloadSpec | None = None
 ) -> TrainerSpec:
     """A spec with policy, reference, teacher, critic and an earlier version of the policy."""
-    made = everyone(model, other, offload=offload)
+    made = all_roles(model, other, offload=offload)
     return replace(made, megatron=config, model=ModelConfig(use_hf_config_for_megatron=True))
 
 

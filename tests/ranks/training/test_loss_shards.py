@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.property.test_objective import ALGORITHMS, loss_and_gradient
+from tests.ranks.training.launch import run_ranks
 from tests.ranks.training.loss_shards import PARTS, own_tokens, rollout
-from tests.unit.training.launch import run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_ranks import (
     BIAS,
     LATENT_REPLAYS,
@@ -19,7 +20,6 @@ from tests.ranks.training.megatron_ranks import (
     ROLES,
 )
 from tests.ranks.training.megatron_ranks import RESUMED as SAVED
-from tests.unit.training.launch import report, run_ranks
 from tests.unit.training.rollouts import tiny_latent, tiny_model, tiny_moe
 
 PROGRAM = "tests.ranks.training.megatron_ranks"

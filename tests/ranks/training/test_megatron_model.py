@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_families import CONFIGS, write_families
 from tests.ranks.training.megatron_model_ranks import BRIDGED_CASES, CASES, LENGTHS
-from tests.unit.training.launch import report, run_ranks
 
 
 @pytest.fixture(scope="module")

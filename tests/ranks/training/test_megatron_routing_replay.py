@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_routing_ranks import CUTS, LAYOUTS
 from tests.tiny_model import write_tiny_qwen3_moe
-from tests.unit.training.launch import report, run_ranks
 
 
 @pytest.fixture(scope="module")

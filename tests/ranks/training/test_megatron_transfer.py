@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rlscale.training.spec import WeightOwners
+from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_families import write_families
 from tests.ranks.training.megatron_transfer_ranks import CASES, NUM_RANKS, PUSHED
 from tests.ranks.weights.conftest import engine_processes
-from tests.unit.training.launch import report, run_ranks
 
 
 @pytest.fixture(scope="module")

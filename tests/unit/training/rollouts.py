@@ -1,4 +1,4 @@
-"""Tiny models, batches and plans for the tests of the trainer. No test in here; also run by `ranks.py` as a program."""
+"""Tiny models, batches and plans for the tests of the trainer. No tests here."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("world")
 
 
 def listening_addresses() -> set[str]:
-    """Local addresses of this process's listening TCP sockets, as /proc writes them."""
+    """Local addresses of this process's listening TCP sockets, in the format of /proc."""
     inodes = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists() or link.is_symlink()}
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -22,7 +22,7 @@ def listening_addresses() -> set[str]:
     return found
 
 
-def test_a_world_of_one_is_there() -> None:
+def test_a_world_of_one_rank_exists() -> None:
     assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
     assert local_ranks() == (0, 1)
 
@@ -48,8 +48,8 @@ def test_the_cpu_is_a_device_and_auto_finds_it() -> None:
         assert select_device("auto", local_rank=0) == torch.device("cpu")
 
 
-def test_the_gradient_of_an_indexing_is_the_same_every_time_with_two_threads() -> None:
-    """Adding up in the order in which threads come would make a resumed run another one."""
+def test_the_gradient_of_an_indexing_is_deterministic_with_two_threads() -> None:
+    """Sums in the order of the threads would make a resumed run differ."""
     before = torch.get_num_threads()
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(16, 512, generator=generator)

@@ -10,7 +10,7 @@ def pair(total: float, count: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(total), torch.tensor(count)
 
 
-def test_sums_shares_and_maxima_are_kept_apart() -> None:
+def test_sums_shares_and_maxima_are_separate() -> None:
     sums = MetricSums(torch.device("cpu"))
     sums.add({"kl": pair(1.0, 4.0), "never": pair(0.0, 0.0)}, prefix="x/")
     sums.add({"kl": pair(2.0, 2.0)}, prefix="x/")
@@ -28,5 +28,5 @@ def test_empty_metrics_are_zero_on_request() -> None:
     assert sums.gather(keep_empty=True)[0] == {"never": 0.0}
 
 
-def test_nothing_added_gives_nothing() -> None:
+def test_no_metric_added_returns_none() -> None:
     assert MetricSums(torch.device("cpu")).gather() == ({}, {})

@@ -1,4 +1,4 @@
-"""Functions of a user for the tests of the trainer. No test in here."""
+"""Functions of a user for the tests of the trainer. No tests here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = {
     "custom_reducer_function_path": f"{HERE}:by_token",
     "use_tis": True,
 }
-"""Keys of `algo` for those that go with the policy loss."""
+"""Keys of `algo` for the functions that apply to the policy loss."""
 
 
 def loss(lp: Tensor, tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Sums]:
@@ -42,7 +42,7 @@ def weights(tokens: TokenColumns, custom: Mapping[str, Any]) -> tuple[Tensor, Su
 
 
 def by_token(step: StepSamples) -> Tensor:
-    """`algo.calculate_per_token_loss`, said otherwise."""
+    """Weights that equal `algo.calculate_per_token_loss`."""
     return torch.full((len(step.rewards),), 1.0 / max(float(step.num_trainable.sum()), 1.0))
 
 
@@ -59,7 +59,7 @@ def nothing(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
 
 
 def uneven(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
-    """A metric of the ranks with many samples alone, which is a mistake."""
+    """Returns a metric only on ranks with many samples, which is an error."""
     many = rollout.tokens.num_samples > 3
     return rollout.tokens, {
         "many": TokenLayout.from_columns(rollout.tokens).sum_and_count(rollout.tokens.mask)

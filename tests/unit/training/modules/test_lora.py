@@ -1,0 +1,104 @@
+"""Low-rank adapters: trained alone, merged for engines, and saved in peft's format."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlscale.config import ComputeDtype, LoraConfig
+from rlscale.errors import ConfigError
+from rlscale.training.fsdp.backend import FsdpBackend
+from tests.ranks.training.optimizer_ranks import BATCHES, CASES, ONE_RANK, case_spec, run
+from tests.unit.training.rollouts import plan, spec
+
+pytestmark = pytest.mark.usefixtures("world")
+LORA = CASES["lora"]["lora"]
+
+
+def trained(model_path: str, **changes: Any) -> FsdpBackend:
+    return FsdpBackend(case_spec("lora", model_path, **changes), rank=0, world_size=1)
+
+
+def weights(trainer: FsdpBackend) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in trainer.weights()}
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(torch.arange(3, 13)[None]).logits
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(world: None, model_path: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], FsdpBackend]:
+    return run("lora", model_path, rank=0, world_size=1, folder=tmp_path_factory.mktemp("alone"))
+
+
+def test_new_adapters_have_no_effect_and_training_changes_their_layers(model_path: str) -> None:
+    trainer, plain = trained(model_path), FsdpBackend(spec(model_path), rank=0, world_size=1)
+    before = weights(trainer)
+    assert before.keys() == weights(plain).keys()
+    assert all(torch.equal(weight, before[name]) for name, weight in plain.weights())
+    first = trainer.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)]).steps[0]
+    assert first["loss"] == pytest.approx(plain.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)]).steps[0]["loss"])
+    changed = {name for name, weight in weights(trainer).items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if "proj" in name}
+
+
+def test_only_target_modules_get_adapters(model_path: str) -> None:
+    trainer = trained(model_path, lora=LoraConfig(rank=2, target_modules=["q_proj", "down_proj"]))
+    before = weights(trainer)
+    trainer.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)])
+    changes = {name: weight - before[name] for name, weight in weights(trainer).items()}
+    changed = {name for name, change in changes.items() if change.any()}
+    assert changed == {name for name in before if "q_proj" in name or "down_proj" in name}
+    assert all(torch.linalg.matrix_rank(changes[name], rtol=1e-4) <= 2 for name in changed)
+
+
+def test_published_and_exported_weights_are_the_trained_ones(alone: Any, model_path: str, tmp_path: Path) -> None:
+    _, trainer = alone
+    trainer.export_hf(tmp_path)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(weight, dict(merged.named_parameters())[name]) for name, weight in trainer.weights())
+    base = AutoModelForCausalLM.from_pretrained(model_path)
+    before = logits(base)
+    with_adapter = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    torch.testing.assert_close(logits(with_adapter), logits(merged), atol=1e-5, rtol=1e-5)
+    assert (before - logits(merged)).abs().max() > 1e-3
+
+
+def test_training_can_start_from_saved_adapters(alone: Any, model_path: str, tmp_path: Path) -> None:
+    _, trainer = alone
+    trainer.export_hf(tmp_path)
+    lora = LoraConfig(rank=4, alpha=8, load=str(tmp_path / "adapter"))
+    begun = trained(model_path, lora=lora)
+    assert all(torch.equal(weight, weights(trainer)[name]) for name, weight in begun.weights())
+    message = "train.lora.load must hold adapters of this model and rank, got"
+    with pytest.raises(ConfigError, match=re.escape(message) + r".*is \(4, 48\) there and \(2, 48\) here"):
+        trained(model_path, lora=LoraConfig(rank=2, load=str(tmp_path / "adapter")))
+    with pytest.raises(ConfigError, match=r"train\.lora\.load must be a folder of adapters in peft's format, got /no"):
+        trained(model_path, lora=LoraConfig(rank=2, load="/no/such"))
+
+
+def test_unknown_target_modules_raise(model_path: str) -> None:
+    message = (
+        "train.lora.target_modules must name linear layers of the model, got ['query']; it has down_proj, gate_proj"
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        trained(model_path, lora=LoraConfig(rank=2, target_modules=["query"]))
+
+
+@pytest.mark.parametrize("dtype", list(ComputeDtype))
+def test_trainer_and_engine_have_the_same_model(model_path: str, dtype: ComputeDtype, tmp_path: Path) -> None:
+    trainer = trained(model_path, dtype=dtype, gradient_checkpointing=True, lora=LORA)
+    for batch in BATCHES:
+        trainer.train(batch, [plan(batch, ONE_RANK)])
+    trainer.export_hf(tmp_path)
+    merged = FsdpBackend(spec(str(tmp_path), dtype=dtype), rank=0, world_size=1)
+    steps = [each.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)]).steps[0] for each in (trainer, merged)]
+    assert steps[0]["entropy"] == pytest.approx(steps[1]["entropy"], rel=1e-5 if dtype == "float32" else 1e-2)
