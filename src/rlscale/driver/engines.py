@@ -30,7 +30,7 @@ from rlscale.types import EngineAddress
 class RunEngines:
     """Engines and router of a run, started or found running, and pools of clients to them.
 
-    Several attempts of a run use them one after the other, each with a pool of its own.
+    Several attempts of a run use them one after the other, each with its own pool.
 
     Args:
         bundles: of the placement group, on which the actors of the engines start now.
