@@ -100,6 +100,7 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
         return 0
     if work.adapter_rank:
         return 2 * FLOAT32 * _adapters(a, work) / work.num_ranks
+    # Muon trains matrices of layers; embedding, norms and biases stay with Adam.
     elements = 2 * shard
     if work.optimizer == OptimizerName.muon:
         for layer, number in a.kinds.items():
@@ -144,6 +145,7 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
     layer, phase = max(phases, key=lambda pair: sum(pair[1].values()))
     yield f"backward pass of layer {layer}", phase
     # At the end: the gradients of embedding and output layer, and their reduce-scatter.
+    # A critic has no output layer.
     tables = (1 if work.has_values else 2) * b * a.vocab_size * a.hidden_size
     last = tables + FLOAT32 * (a.root_parameters + _whole_shard(a, work.num_ranks))
     yield "last gradients", {"gathered weights": root, "gradients": last * _trained_share(a, work)}
@@ -158,6 +160,7 @@ def _alive(a: Architecture, work: TrainerWork, stop: int) -> float:
     """Bytes that the layers below `stop` save; a recomputed layer saves its input only."""
     if work.recompute:
         return stop * layer_input_bytes(a, work.largest)
+    # Layers of each kind below `stop`; a kind starts at layer `start`.
     counts = {start: min(max(stop - start, 0), number) for start, number in a.kinds.items()}
     return sum(layer_saved_bytes(a, start, work.largest) * number for start, number in counts.items())
 

@@ -82,6 +82,7 @@ def place_actors(layout: Layout, *, gpus_per_node: int, has_critic: bool = False
         gpus_per_node: GPUs of a node, or slots on a CPU.
         has_critic: each trainer's GPU also has a rank of the critic, unless the critic has dedicated GPUs.
     """
+    # Actors by bundle.
     on: list[list[str]] = [[] for _ in range(layout.num_bundles)]
     for rank in range(layout.num_trainers):
         on[rank].append(f"actor rank {rank}")

@@ -164,6 +164,7 @@ def make_plan(
     if config.algo.use_rollout_routing_replay:
         batches = replace(batches, route_bytes=batches.tokens * route_bytes_per_token(a))
     recompute = _is_recomputed(config)
+    # The tables compare both settings of recomputation.
     trainer, otherwise = (
         _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None
         for each in (recompute, not recompute)

@@ -95,6 +95,7 @@ def _placement(plan: Plan) -> Table:
 
 def placement_rows(places: Sequence[Place]) -> Iterator[tuple[str, str, str]]:
     """Nodes, GPUs and actors. Adjacent GPUs or nodes with the same kinds of actors are one row."""
+    # Nodes with the same sequence of actor kinds are one block.
     by_node = [list(group) for _, group in groupby(places, key=lambda place: place.node)]
     for _, alike in groupby(by_node, key=_pattern):
         nodes = list(alike)
@@ -146,6 +147,7 @@ def _trainer_parts(memory: TrainerMemory, *, weights: str) -> dict[str, float]:
     if memory.reference:
         parts["reference model"] = memory.reference
     parts |= dict(memory.phases[memory.peak_phase])
+    # Shown even if the peak is in another phase: `train.log_probs_chunk_size` changes them.
     if "logits" not in parts:
         parts["logits, in another phase"] = max(phase.get("logits", 0) for phase in memory.phases.values())
     return parts
