@@ -1,7 +1,7 @@
-"""Does the controller's own work stay the same per sample from 1,000 to 100,000 samples a step?
+"""Measures the controller's own work per sample, from 1,000 to 100,000 samples a step.
 
-Runs the real loop (prompts, pool, rewards, groups, batch, schedule of 8 ranks, metrics) with engines that answer at
-once and trainers that do nothing, each size in a process of its own, and writes
+Runs the real loop (prompts, pool, rewards, groups, batch, plan for 8 ranks, metrics) with engines that answer at once
+and trainers that do nothing, each size in its own process, and writes
 `benchmarks/results/controller_scale.md` and `.json`.
 
     python benchmarks/controller_scale.py [--samples 1000 10000 100000]
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-NUM_SAMPLES = 8  # of a group
+NUM_SAMPLES = 8  # samples of a group
 NUM_ROLLOUTS = 3
 Row = dict[str, float]
 
 
 def measure(num_samples: int, staleness: int) -> Row:
-    """One run in this process; memory is the most it had beyond what importing everything takes."""
+    """Runs once in this process. Memory is the peak beyond the memory after all imports."""
     from simulation import Lengths, Setting, simulate
 
     from rlscale.control import loop
@@ -50,6 +50,7 @@ def measure(num_samples: int, staleness: int) -> Row:
 
         return call
 
+    # The loop calls these by their global names, so that replacing them there is enough.
     for name in ("build_batch", "plan_steps", "check_staleness", "rollout_metrics"):
         setattr(loop, name, timed(name, getattr(loop, name)))
     setting = Setting(
@@ -101,23 +102,23 @@ def table(rows: list[Row]) -> str:
 
 
 @contextmanager
-def _own_process(num_samples: int, staleness: int) -> Any:
-    words = [sys.executable, __file__, "--one", str(num_samples), str(staleness)]
-    yield json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+def _run_in_subprocess(num_samples: int, staleness: int) -> Any:
+    command = [sys.executable, __file__, "--one", str(num_samples), str(staleness)]
+    yield json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--one", type=int, nargs=2, metavar=("SAMPLES", "K"), help="measure one size in this process")
-    given = parser.parse_args()
-    if given.one:
-        sys.stdout.write(json.dumps(measure(*given.one)) + "\n")
+    options = parser.parse_args()
+    if options.one:
+        sys.stdout.write(json.dumps(measure(*options.one)) + "\n")
         return
     rows = []
     for staleness in (0, 1):
-        for num_samples in given.samples:
-            with _own_process(num_samples, staleness) as row:
+        for num_samples in options.samples:
+            with _run_in_subprocess(num_samples, staleness) as row:
                 rows.append(row)
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, "
     where += f"rlscale {version('rlscale')}, numpy {version('numpy')}"
@@ -125,8 +126,8 @@ def main() -> None:
         "# The controller's work per sample\n\n"
         f"{datetime.date.today()}, {where}. Made by `python benchmarks/controller_scale.py`: {NUM_ROLLOUTS} rollouts "
         f"of groups of {NUM_SAMPLES}, about 70 tokens a response, engines in the same process that answer at once "
-        "(their work is in the figures), trainers that do nothing. Memory is the peak of the process beyond its "
-        "imports, by the samples of one step; with k = 1 two rollouts are alive.\n\n"
+        "(their work is included), trainers that do nothing. Memory is the peak of the process beyond its "
+        "imports, divided by the samples of one step; with k = 1 two rollouts are in memory.\n\n"
         f"{table(rows)}\n"
     )
     RESULTS.mkdir(exist_ok=True)

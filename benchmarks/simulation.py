@@ -1,6 +1,6 @@
-"""Engines and trainers that only take time: the control loop with everything around it, without a model.
+"""The control loop with engines and trainers that only wait, without a model.
 
-Not a benchmark itself; `staleness.py` and `controller_scale.py` run it.
+No benchmark itself; `staleness.py` and `controller_scale.py` run it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from rlscale.types import (
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Response lengths, lognormal: the seed of a sample decides, so that every run has the same samples."""
+    """Lognormal response lengths. They depend on the seed of a sample only, so that every run has the same samples."""
 
     median: float
     sigma: float
     longest: int
 
-    def of(self, seed: int) -> int:
+    def draw(self, seed: int) -> int:
         drawn = np.exp(np.random.default_rng(seed).normal(np.log(self.median), self.sigma))
         return int(min(max(drawn, 1), self.longest))
 
@@ -62,16 +62,16 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """Decodes up to `num_slots` sequences at once, each a token in `token_s`; a paused sequence keeps what it has."""
+    """Decodes up to `num_slots` sequences at once, a token in `token_s` each; a paused sequence keeps its tokens."""
 
     def __init__(self, name: str, *, num_slots: int, token_s: float, lengths: Lengths) -> None:
         self.address = EngineAddress(name=name, url="http://127.0.0.1:1")
         self._num_slots, self._token_s, self._lengths = num_slots, token_s, lengths
         self._waiting: deque[_Sequence] = deque()
-        self._running: list[tuple[float, int, _Sequence]] = []  # by the moment of the last token
+        self._running: list[tuple[float, int, _Sequence]] = []  # a heap by the time of the last token
         self._numbers = count()
         self._wake = asyncio.Event()
-        self._now = 0.0  # decoding time: stands still in a pause
+        self._now = 0.0  # decoding time, which stops in a pause
         self._resumed_at: float | None = None
         self.version = 0
 
@@ -80,7 +80,7 @@ class SimulatedEngine:
     ) -> list[Generation]:
         seed, loop = params.sampling_seed or 0, asyncio.get_running_loop()
         sequences = [
-            _Sequence(length=self._lengths.of(seed + j), done=loop.create_future(), spans=[]) for j in range(n)
+            _Sequence(length=self._lengths.draw(seed + j), done=loop.create_future(), spans=[]) for j in range(n)
         ]
         self._waiting.extend(sequences)
         self._wake.set()
@@ -88,7 +88,7 @@ class SimulatedEngine:
         return [self._answer(sequence) for sequence in sequences]
 
     async def run(self) -> None:
-        """The decode loop; until cancelled."""
+        """Decodes until cancelled."""
         self.resume()
         while True:
             self._advance()
@@ -112,7 +112,7 @@ class SimulatedEngine:
         self._wake.set()
 
     def update(self, version: WeightVersion) -> None:
-        """New weights; only while paused. What a sequence has by now is of the old ones."""
+        """Changes the weights, only while paused. The tokens that a sequence has by then come from the old weights."""
         for finish_at, _, sequence in self._running:
             made = sequence.length - int(np.ceil((finish_at - self._now) / self._token_s))
             if made > (sequence.spans[-1][0] if sequence.spans else 0):
@@ -122,9 +122,9 @@ class SimulatedEngine:
     def _advance(self) -> None:
         if self._resumed_at is None:
             return
-        moment = time.perf_counter()
-        end, self._resumed_at = self._now + moment - self._resumed_at, moment
-        # Step by step through the moments at which a slot became free.
+        now = time.perf_counter()
+        end, self._resumed_at = self._now + now - self._resumed_at, now
+        # One iteration for each time at which a slot became free.
         while True:
             while self._waiting and len(self._running) < self._num_slots:
                 sequence = self._waiting.popleft()
@@ -157,7 +157,7 @@ class SimulatedEngine:
 
 @dataclass(kw_only=True)
 class SimulatedTrainers:
-    """A training pass takes `token_s` a token, a weight sync `sync_s`."""
+    """Wait `token_s` a token for a training pass, and `sync_s` for a weight sync."""
 
     engines: Sequence[SimulatedEngine]
     token_s: float
@@ -207,7 +207,7 @@ class Prompts:
 
 @dataclass
 class Records:
-    """The metrics of every step, with the moment they were reported."""
+    """The metrics of every step, with the time of their report."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
 
@@ -215,7 +215,7 @@ class Records:
         self.steps.append({**metrics, "at_s": time.perf_counter()})
 
     def rewind(self, step: int) -> None:
-        raise AssertionError("nothing is repeated here")
+        raise AssertionError("no rollout is repeated")
 
     def close(self) -> None: ...
 

@@ -1,10 +1,10 @@
-"""What staleness costs in learning and gains in throughput.
+"""Cost of staleness in learning, and gain in throughput.
 
     learning    the quickstart with rollout.max_staleness = 0, 1, 4: held-out reward before and after
     machine     real runs of long-tailed responses on this machine, steps in steady state
-    simulated   the control loop with engines and trainers that only take time: the same resources for every row
+    simulated   the control loop with engines and trainers that only wait: the same resources for every row
 
-Writes `benchmarks/results/staleness.md` and `.json`; parts that are not run keep their last results.
+Writes `benchmarks/results/staleness.md` and `.json`; parts that are not run keep their previous results.
 
     python benchmarks/staleness.py [--parts learning machine simulated]
 """
@@ -38,10 +38,10 @@ Row = dict[str, Any]
 
 
 def command(folder: Path, name: str, overrides: list[str]) -> Path:
-    """One run of `rlscale-train` in a process of its own; its folder."""
+    """Runs `rlscale-train` and returns the run folder."""
     run_dir = folder / name
-    words = [sys.executable, "-m", "rlscale.cli.train", *overrides, f"run.dir={run_dir}", "logging.console=plain"]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    argv = [sys.executable, "-m", "rlscale.cli.train", *overrides, f"run.dir={run_dir}", "logging.console=plain"]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
     return run_dir
 
 
@@ -67,7 +67,7 @@ def learning(folder: Path) -> list[Row]:
 
 
 def machine(folder: Path, *, repeats: int = 3) -> list[Row]:
-    """Geometric lengths of a model with random weights, mean about 75 and at most 192 tokens; nothing is learned."""
+    """Lengths are geometric, mean about 75 and at most 192 tokens: the model has random weights and learns nothing."""
     common = [
         "model.warmup_experiment=null",
         "rollout.max_response_len=192",
@@ -79,18 +79,18 @@ def machine(folder: Path, *, repeats: int = 3) -> list[Row]:
         "batch.rollout_batch_size=8",
         "checkpoint.save_final=false",
     ]
-    turns = ["cluster.colocate=true", "cluster.num_gpus_per_node=1"]
+    shared = ["cluster.colocate=true", "cluster.num_gpus_per_node=1"]
     cases = [
-        ("0, taking turns on the same GPU", ["rollout.max_staleness=0", *turns]),
+        ("0, sharing one GPU", ["rollout.max_staleness=0", *shared]),
         ("0", ["rollout.max_staleness=0"]),
         ("1", ["rollout.max_staleness=1"]),
         ("4", ["rollout.max_staleness=4"]),
     ]
     rows = []
-    for repeat in range(repeats):  # interleaved, so that another load on the machine meets all of them
+    for repeat in range(repeats):  # interleaved, so that other load on the machine affects all cases
         for number, (name, overrides) in enumerate(cases):
             steps = train_steps(command(folder, f"machine-{number}-{repeat}", common + overrides))
-            window = steps[4:-5]  # while the producer still makes rollouts
+            window = steps[4:-5]  # while the producer still generates rollouts
             rows.append(
                 {
                     "k": name,
@@ -128,10 +128,10 @@ def simulated(folder: Path) -> list[Row]:
         sync_s=0.02,
         lengths=Lengths(median=100, sigma=1.0, longest=2000),
     )
-    # Two GPUs that take turns: twice the slots and half the training time, and neither beside the other.
-    turns = replace(base, num_engines=2, train_token_s=base.train_token_s / 2)
+    # Two GPUs that generate and train alternately: twice the slots and half the training time, but no overlap.
+    shared = replace(base, num_engines=2, train_token_s=base.train_token_s / 2)
     cases = {
-        "0, taking turns on both GPUs": turns,
+        "0, sharing both GPUs": shared,
         "0": base,
         "1, boundary": replace(base, staleness=1, drains=True),
         "1": replace(base, staleness=1),
@@ -169,13 +169,13 @@ def learning_table(rows: list[Row]) -> str:
 
 
 def load_of(row: Row) -> str:
-    """Of the machine when the run had ended; a row that was saved from a measurement broken off has none."""
+    """Load of the machine at the end of the run; a row saved by an interrupted measurement has none."""
     return "-" if row["load"] is None else f"{row['load']:.1f}"
 
 
 def machine_table(rows: list[Row]) -> str:
     lines = [
-        "| k | samples/s, median | runs | beside k = 0 | mean and longest response | load |",
+        "| k | samples/s, median | runs | relative to k = 0 | mean and longest response | load |",
         "|---|---|---|---|---|---|",
     ]
     medians = {
@@ -188,20 +188,20 @@ def machine_table(rows: list[Row]) -> str:
         loads = ", ".join(f"{r['load']:.1f}" for r in own)
         lines.append(f"| {name} | {median:.1f} | {len(own)} | {median / medians['0']:.2f} | {lengths} | {loads} |")
     if len(rows) < 3 * len(medians):
-        lines += ["", "Fewer than three runs a case: where the load differs between cases, so do these figures."]
+        lines += ["", "Fewer than three runs a case: a different load of the machine changes these figures."]
     return "\n".join(lines)
 
 
 def simulated_table(rows: list[Row]) -> str:
     synchronous = next(r["samples_per_s"] for r in rows if r["k"] == "0")
-    turns = next(r["samples_per_s"] for r in rows if r["k"].startswith("0, taking turns"))
+    shared = next(r["samples_per_s"] for r in rows if r["k"].startswith(("0, sharing", "0, taking turns")))
     lines = [
-        "| k | samples/s | beside k = 0 | beside taking turns | mean age of a token | oldest |",
+        "| k | samples/s | relative to k = 0 | relative to sharing | mean age of a token | oldest |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {r['k']} | {r['samples_per_s']:.1f} | {r['samples_per_s'] / synchronous:.2f} "
-        f"| {r['samples_per_s'] / turns:.2f} | {r['staleness_mean']:.2f} | {r['staleness_max']:.0f} |"
+        f"| {r['samples_per_s'] / shared:.2f} | {r['staleness_mean']:.2f} | {r['staleness_max']:.0f} |"
         for r in rows
     ]
     return "\n".join(lines)
@@ -212,8 +212,8 @@ PARTS: dict[str, tuple[Callable[[Path], list[Row]], Callable[[list[Row]], str], 
         learning,
         learning_table,
         "The quickstart",
-        "One trainer rank and one engine, `rlscale-train rollout.max_staleness=k` with nothing else changed: updates "
-        "in flight (`retract`), the decoupled loss with k > 0. A run ends at a held-out reward of 0.92.",
+        "One trainer rank and one engine, `rlscale-train rollout.max_staleness=k` without other overrides: updates in "
+        "flight (`retract`), the decoupled loss with k > 0. A run ends at a held-out reward of 0.92.",
     ),
     "machine": (
         machine,
@@ -230,8 +230,8 @@ PARTS: dict[str, tuple[Callable[[Path], list[Row]], Callable[[list[Row]], str], 
         "The real loop, producer, pool and queue; an engine decodes 32 sequences at once, a token a millisecond; "
         "lengths are lognormal (median 100, sigma 1, at most 2,000); 8 prompts x 8 samples; a training pass of "
         "30 us a token, as long as decoding with full slots; a sync of 20 ms; 40 rollouts from start to end. One GPU "
-        "generates and one trains; `taking turns` is k = 0 with both GPUs first generating and then training. What "
-        "`retract` recomputes is not simulated.",
+        "generates and one trains; `sharing` is k = 0 with both GPUs first generating and then training. The "
+        "recomputation of `retract` is not simulated.",
     ),
 }
 
@@ -240,23 +240,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=3, help="runs of each case on this machine")
-    given = parser.parse_args()
-    PARTS["machine"] = (partial(machine, repeats=given.repeats), *PARTS["machine"][1:])
+    options = parser.parse_args()
+    PARTS["machine"] = (partial(machine, repeats=options.repeats), *PARTS["machine"][1:])
     file = RESULTS / "staleness.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, {versions}"
     with tempfile.TemporaryDirectory() as name:
-        for part in given.parts:
+        for part in options.parts:
             rows = PARTS[part][0](Path(name))
             results[part] = {"date": str(datetime.date.today()), "where": where, "rows": rows}
-            write(results)  # now: the next part may be broken off
+            write(results)  # at once: the next part may be interrupted
 
 
 def write(results: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "staleness.json").write_text(json.dumps(results, indent=2) + "\n")
-    texts = ["# Staleness: what it costs and what it gains\n\nMade by `python benchmarks/staleness.py`.\n"]
+    texts = ["# Staleness: cost and gain\n\nMade by `python benchmarks/staleness.py`.\n"]
     for part, (_, table, title, about) in PARTS.items():
         if part in results:
             made = results[part]

@@ -1,11 +1,11 @@
-"""From the command to the first GRPO optimiser step of the quickstart, part by part, beside an earlier revision.
+"""Time from the command to the first GRPO optimiser step of the quickstart, by part, compared with a revision.
 
-The warm-up is cached. Both revisions run in turn, each part is the median of the
-runs. Also times `rlscale-train --cfg job`. Writes results/startup.md and .json.
+The warm-up is cached. The two revisions run alternately; each part is the median of the runs. Also times
+`rlscale-train --cfg job`. Writes results/startup.md and .json.
 
     python benchmarks/startup.py [--repeats 5] [--against <revision>]
 
-RLSCALE_BENCH_FOLDER names the folder of its files and runs; default ~/.cache/rlscale/benchmarks.
+RLSCALE_BENCH_FOLDER is the folder of its files and runs; default ~/.cache/rlscale/benchmarks.
 """
 
 import argparse
@@ -26,18 +26,18 @@ RESULTS = HERE / "results"
 BEFORE = "235ac42"
 """The last revision whose driver imported torch and whose actors had a runtime environment."""
 
-WORDS = ("data.num_rollout=1", "eval.stop_reward=null", "checkpoint.save_final=false", "logging.console=none")
+OVERRIDES = ("data.num_rollout=1", "eval.stop_reward=null", "checkpoint.save_final=false", "logging.console=none")
 END = "first training step"
 
 Spans = Mapping[str, tuple[float, float]]
 
 
 def run(root: Path, folder: Path) -> Spans:
-    """When each part of one run began and ended, in seconds since the command."""
+    """Begin and end of each part of one run, in seconds since the command."""
     target, output = folder / "runs" / "startup", folder / "spans.json"
     shutil.rmtree(target, ignore_errors=True)
     env = environment(root, folder) | {"STARTUP_BEGAN": str(time.time()), "STARTUP_OUTPUT": str(output)}
-    command = [sys.executable, str(HERE / "startup_probe.py"), *WORDS, f"run.dir={target}"]
+    command = [sys.executable, str(HERE / "startup_probe.py"), *OVERRIDES, f"run.dir={target}"]
     subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
     spans: Spans = json.loads(output.read_text())
     assert END in spans, "the run made no training step"
@@ -45,7 +45,7 @@ def run(root: Path, folder: Path) -> Spans:
 
 
 def environment(root: Path, folder: Path) -> dict[str, str]:
-    """Variables with which `root`'s sources are run."""
+    """Environment that runs the sources in `root`."""
     return {**os.environ, "PYTHONPATH": str(root / "src"), "RLSCALE_CACHE": str(folder / "cache")}
 
 
@@ -93,15 +93,15 @@ def table(sides: Mapping[str, Sequence[Spans]]) -> str:
 
 
 def write(sides: Mapping[str, Sequence[Spans]], cfg_job: Mapping[str, Sequence[float]], loads: list[float]) -> str:
-    """Puts down what has been run so far, and returns its table."""
+    """Writes the results so far, and returns their table."""
     text = table(sides)
-    front = ", ".join(f"{side} {statistics.median(times):.2f} s" for side, times in cfg_job.items())
+    cfg_times = ", ".join(f"{side} {statistics.median(times):.2f} s" for side, times in cfg_job.items())
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "startup.md").write_text(
         f"# From the command to the first optimiser step\n\n{sentence(loads)} Quickstart with its warm-up cached; the "
-        "first evaluation (256 prompts) is part of the way. Trainer and engine start side by side. Medians of "
-        f"{len(loads)} runs in turn. Made by `python benchmarks/startup.py`.\n\n{text}\n\n"
-        f"`rlscale-train --cfg job`: {front}.\n"
+        "first evaluation (256 prompts) is included. Trainer and engine start concurrently. Medians of "
+        f"{len(loads)} alternating runs. Made by `python benchmarks/startup.py`.\n\n{text}\n\n"
+        f"`rlscale-train --cfg job`: {cfg_times}.\n"
     )
     data = {"machine": machine(), "loads": loads, "spans": sides, "cfg_job_s": cfg_job}
     (RESULTS / "startup.json").write_text(json.dumps(data, indent=1) + "\n")
@@ -119,7 +119,7 @@ def main() -> None:
     if options.against != "none":
         roots = {"before": sources(options.against, folder), **roots}
     for root in roots.values():
-        run(root, folder)  # makes the warm-up, which the first run of each side may need
+        run(root, folder)  # creates the warm-up
     sides: dict[str, list[Spans]] = {side: [] for side in roots}
     cfg_job: dict[str, list[float]] = {side: [] for side in roots}
     loads = []
