@@ -14,7 +14,7 @@ from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.load import load_config
 from rlscale.config.rules.model import megatron_keys
-from tests.unit.config.mistakes import mistakes
+from tests.unit.config.config_errors import config_errors
 
 QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())
 MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
@@ -196,7 +196,7 @@ REPLAYED = "debug.load_rollout_data='{rollout_id}.jsonl'"
 
 def test_a_wrong_rope_type_is_reported_with_all_other_contradictions(stretched: str) -> None:
     words = [*FROM_HF, REPLAYED, stretched, "megatron.rope_type=rope", "model.num_layers=3"]
-    found = [each.split(";")[0].split(" (")[0] for each in mistakes(*words)]
+    found = [each.split(";")[0].split(" (")[0] for each in config_errors(*words)]
     assert found == [
         "model.num_layers must be 2, as in config.json, got 3",
         "megatron.rope_type must be yarn, as in config.json, got rope",

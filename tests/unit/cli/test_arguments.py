@@ -1,4 +1,4 @@
-"""Flags apart from overrides."""
+"""Flags are separated from overrides."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_an_unknown_flag_keeps_its_value() -> None:
     ]
 
 
-def test_a_misspelt_flag_is_told_and_takes_its_value_along() -> None:
+def test_a_misspelt_flag_is_reported_with_its_value() -> None:
     arguments = parse_arguments(["--hlep", "--cgf", "job", "--config-dr=/c", "optim.lr=1"])
     assert [str(problem) for problem in arguments.problems] == [
         "--hlep must be a known flag, got --hlep; did you mean --help?",
@@ -37,6 +37,6 @@ def test_a_misspelt_flag_is_told_and_takes_its_value_along() -> None:
     assert arguments.overrides == ["optim.lr=1"]
 
 
-def test_a_flag_without_its_value_is_told() -> None:
+def test_a_flag_without_its_value_is_reported() -> None:
     (problem,) = parse_arguments(["--config-dir"]).problems
     assert str(problem) == "--config-dir must have a value, got --config-dir; write --config-dir <value>"

@@ -1,9 +1,6 @@
-"""What a user of `rlscale-config` sees."""
+"""The command `rlscale-config`."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +64,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(line) for line in shown(capsys, "explain", "megatron.lr").splitlines()) <= 100
 
 
-def test_words_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_may_follow_flags(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "explain", "algo.eps_clip", "--json", "algo=gspo", "algo.eps_clip=0.4")
     assert json.loads(text)["value"] == 0.4
     with pytest.raises(SystemExit, match="2"):
@@ -77,7 +74,7 @@ def test_words_may_stand_behind_flags(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.count("unrecognized arguments: ") == 2
 
 
-def test_diff_of_experiments_runs_and_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_experiments_runs_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(["algo.eps_clip=0.1"])
     Path("run").mkdir()
     Path("run/config.yaml").write_text(to_yaml(config), encoding="utf-8")
@@ -93,7 +90,7 @@ def test_diff_of_experiments_runs_and_words(capsys: pytest.CaptureFixture[str]) 
     assert "megatron" in shown(capsys, "diff", "quickstart", "deepseek_r1"), "a part that is not built can be seen"
 
 
-def test_diff_of_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_missing_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean quickstart?" in refused(capsys, "diff", "quickstrat", "quickstart")
     Path("other.yaml").write_text("a: 1\n", encoding="utf-8")
     assert "must contain a complete config" in refused(capsys, "diff", "other.yaml", "quickstart")
@@ -151,16 +148,6 @@ def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert complete("nothing.here") == []
 
 
-def test_completion_in_a_shell(tmp_path: Path) -> None:
-    script = 'eval "$(rlscale-train -sc install=bash)"; COMP_LINE="rlscale-train algo=gs" COMP_CWORD=1'
-    script += '; hydra_bash_completion; echo "${COMPREPLY[@]}"'
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True, env={"PATH": path}
-    )
-    assert done.stdout.strip() == "algo=gspo", done.stderr
-
-
-def test_a_wrong_request_for_completion(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_request_for_completion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_train(["-sc", "install=cmd"], make_job=lambda config: pytest.fail("a run was started")) == 2
     assert "-sc must be install|uninstall|query=<bash|fish|zsh>, got install=cmd" in capsys.readouterr().err

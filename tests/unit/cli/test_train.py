@@ -1,4 +1,4 @@
-"""What `rlscale-train` proposes at the end of a run."""
+"""The commands that `rlscale-train` suggests after a run."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def proposed(*words: str) -> list[str]:
         ("train.env_vars={HF_TOKEN: secret, N: 1}",),
     ],
 )
-def test_names_and_secrets_of_this_run_are_left_out(words: tuple[str, ...]) -> None:
+def test_names_and_secrets_of_this_run_are_skipped(words: tuple[str, ...]) -> None:
     assert proposed(*words)[1] == "rlscale-train algo=gspo"
 
 

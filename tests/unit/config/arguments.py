@@ -1,4 +1,4 @@
-"""The table of arguments beside the keys: what of it is built, not supported yet, or missing."""
+"""The table of arguments compared with the keys: built, not built yet, or missing."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Interpreters that have what a test wants them to have."""
+"""Fake interpreters with the packages that a test needs."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every row of the table of arguments is a key with its type, default and choices, or the value of a preset."""
+"""Every row of the table of arguments matches a key or a value of a preset."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({}, "there is no such key"),
         ({"key": "optim.lr", "type": "int"}, "its type must be int, got a number or null"),
@@ -46,9 +46,9 @@ WRONG = {
         ),
     ],
 )
-def test_a_difference_is_found(change: Mapping[str, str], told: str) -> None:
+def test_a_difference_is_found(change: Mapping[str, str], message: str) -> None:
     (found,) = differences(WRONG | change)
-    assert found.startswith(told.partition(", got 0")[0])
+    assert found.startswith(message.partition(", got 0")[0])
 
 
 def test_required_keys_are_those_of_the_table() -> None:

@@ -1,4 +1,4 @@
-"""Every YAML file loads, and what the user typed wins over every experiment and overlay."""
+"""Every YAML file loads; overrides win over experiments and overlays."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from rlscale.config.hydra.config_folders import ConfigFolders, packaged_folder
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import is_passthrough
-from tests.unit.config.mistakes import mistakes
+from tests.unit.config.config_errors import config_errors
 
 TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
 
@@ -61,11 +61,11 @@ def inherited(group: str, text: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_is_right_as_it_stands(experiment: str) -> None:
-    told = mistakes(f"experiment={experiment}")
-    assert all("not supported yet" in line for line in told), told
-    assert experiment not in RUN_AS_THEY_ARE or not told
-    if not told:
+def test_an_experiment_is_valid(experiment: str) -> None:
+    message = config_errors(f"experiment={experiment}")
+    assert all("not supported yet" in line for line in message), message
+    assert experiment not in RUN_AS_THEY_ARE or not message
+    if not message:
         loaded = load_config_with_notes([f"experiment={experiment}"])
         assert loaded.warnings == ()
         assert loaded.config.run.name is not None and loaded.config.run.name.startswith(f"{experiment}-")
@@ -152,10 +152,10 @@ def test_on_cpu_makes_any_experiment_small(experiment: str) -> None:
     for group in ("algo", "optim", "critic"):
         kept = {path: before[path] for path in before if path.startswith(f"{group}.") and path not in LENGTHS}
         assert {path: values[path] for path in kept} == kept
-    told = mistakes(*words)
+    message = config_errors(*words)
     # What it runs on and with has moved; what is left belongs to the algorithm.
-    assert all(re.match("(algo|critic|optim|eval)[.].*not supported yet", line) for line in told), told
-    if told:
+    assert all(re.match("(algo|critic|optim|eval)[.].*not supported yet", line) for line in message), message
+    if message:
         return
     config = load_config(words)
     assert config.cluster.device == "cpu" and config.model.build == "tiny_qwen3" and config.model.hf_checkpoint is None
@@ -163,7 +163,7 @@ def test_on_cpu_makes_any_experiment_small(experiment: str) -> None:
     assert config.rollout.max_response_len == config.eval.max_response_len == 8
 
 
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if not mistakes(f"experiment={name}")])
+@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if not config_errors(f"experiment={name}")])
 def test_on_one_node_fits_one_node(experiment: str) -> None:
     config = load_config([f"experiment={experiment}", "on=one_node"])
     assert (config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node) == (1, 8)
@@ -179,21 +179,21 @@ def test_on_a_ray_cluster() -> None:
     assert typed.cluster.ray_address == "10.0.0.1:6379"
 
 
-def test_an_overlay_may_stand_before_the_experiment() -> None:
+def test_an_overlay_may_precede_the_experiment() -> None:
     words = ["on=cpu", "experiment=qwen3_4b_grpo"]
     assert load_config(words).run.name == load_config(words[::-1]).run.name
 
 
-def test_options_that_need_more_say_what() -> None:
-    assert mistakes("algo=sft") == [
+def test_options_that_need_more_keys_name_them() -> None:
+    assert config_errors("algo=sft") == [
         "batch.n_samples_per_prompt must be 1 with algo.loss_type=sft_loss, got 8; set "
         "batch.n_samples_per_prompt=1; a prompt has one label "
         f"({origin('experiment/quickstart.yaml', 'n_samples_per_prompt')}; "
         f"algo.loss_type: {origin('algo/sft.yaml', 'loss_type')})"
     ]
-    assert mistakes("algo=sft", "batch.n_samples_per_prompt=1") == []
-    assert "choose model=hf" in mistakes("model.hf_checkpoint=/m")[0]
-    assert mistakes("model=hf", "model.hf_checkpoint=/m") == []
+    assert config_errors("algo=sft", "batch.n_samples_per_prompt=1") == []
+    assert "choose model=hf" in config_errors("model.hf_checkpoint=/m")[0]
+    assert config_errors("model=hf", "model.hf_checkpoint=/m") == []
 
 
 def origin(file: str, name: str) -> str:

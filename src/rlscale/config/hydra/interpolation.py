@@ -30,7 +30,7 @@ def is_complete(value: str) -> bool:
 
 def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -> tuple[str, str]:
     """Rule and fix for an interpolation that refers to nothing, or to a value of another type."""
-    # OmegaConf has one exception class for several causes; only the message tells them apart.
+    # OmegaConf has one exception class for several causes; only the message distinguishes them.
     text = str(error).splitlines()[0]
     if missing := re.search(r"Interpolation key '([^']*)' not found", text):
         found = nearest_key(missing.group(1))

@@ -195,7 +195,7 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
             Problem(path=path, rule="not be deleted", value=str(override.input_line), fix=fix, origin=COMMAND_LINE)
         )
         return False
-    # An entry of a mapping has no type of its own.
+    # Entries of a mapping have any type.
     found = [type_problem(key, value, origin=COMMAND_LINE) for value in _values(override)] if path == key.path else []
     problems = [problem for problem in found if problem]
     line.problems.extend(problems)

@@ -100,7 +100,7 @@ def _node(path: str, types: Types) -> Schema:
     for key in keys().values():
         if not key.path.startswith(f"{path}."):
             continue
-        # `rest` is set for a key of a nested group, which gets an object of its own.
+        # `rest` is set for a key of a nested group, which becomes a nested object.
         name, _, rest = key.path.removeprefix(f"{path}.").partition(".")
         if name not in properties:
             properties[name] = _node(f"{path}.{name}", types) if rest else _key_schema(key)

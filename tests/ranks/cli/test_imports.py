@@ -1,0 +1,111 @@
+"""Config errors, `--cfg job` and `import rlscale` load no slow packages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[3] / "src"
+SCRIPT = """
+import sys
+import rlscale
+try:
+    from rlscale.cli.train import main
+    sys.argv = ["rlscale-train", *{words!r}]
+    main()
+except SystemExit as end:
+    code = end.code
+heavy = [name for name in ("torch", "ray", "transformers", "numpy", "optuna", "joblib") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--cfg", "job"], 0),
+        (["algo.eps_clp=1"], 2),
+        (["--help"], 0),
+        (["--version"], 0),
+        (["-sc", "install=bash"], 0),
+        (["-m", "algo.eps_clip=0.1,-1"], 2),
+    ],
+)
+def test_the_command_loads_no_slow_package(words: list[str], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(words=words)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+PLAN = """
+import sys
+from rlscale.cli.plan import main
+code = main({words!r})
+heavy = [name for name in ("torch", "ray", "transformers", "numpy") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [([], 0), (["experiment=qwen3_4b_grpo", "model=qwen3_32b", "--json"], 0), (["algo.eps_clp=1"], 2)],
+)
+def test_the_plan_loads_no_slow_package(words: list[str], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PLAN.format(words=words)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_package_loads_its_entry_points_lazily() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, rlscale; assert 'pydantic' not in sys.modules; rlscale.load_config(); rlscale.__version__; "
+        "assert 'torch' not in sys.modules; assert not hasattr(rlscale, 'nothing')",
+    ]
+    subprocess.run(command, env={"PYTHONPATH": str(SOURCE)}, timeout=60, check=True)
+
+
+LOOK = """
+import sys
+from rlscale.cli.config import main
+code = main({words!r})
+heavy = [name for name in ("torch", "ray", "transformers", "numpy") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["help", "algo"], 0),
+        (["explain", "algo.eps_clip", "algo=gspo"], 0),
+        (["diff", "quickstart", "qwen3_4b_grpo"], 0),
+        (["minimize", "quickstart"], 0),
+        (["schema"], 0),
+        (["explain", "algo.eps_clp"], 2),
+    ],
+)
+def test_inspection_loads_no_slow_package(words: list[str], code: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK.format(words=words)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())

@@ -1,0 +1,25 @@
+"""Sweeps whose jobs run in processes."""
+
+import os
+import signal
+
+from rlscale.config import LoadedConfig
+from rlscale.config.hydra.sweep import run_sweep
+
+
+def objective_of(index: int, loaded: LoadedConfig) -> float:
+    """A job in a process: it may die, or fail."""
+    if loaded.config.algo.eps_clip == 0.3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if loaded.config.algo.eps_clip == 0.4:
+        raise RuntimeError("engine 0 died")
+    return loaded.config.algo.eps_clip
+
+
+def test_joblib_runs_jobs_in_processes_and_records_one_that_dies() -> None:
+    words = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "algo.eps_clip=0.1,0.2,0.3,0.4,0.5")
+    result = run_sweep(words, run_loaded=objective_of)
+    assert [job.objective for job in result.jobs] == [0.1, 0.2, None, None, 0.5]
+    assert [job.index for job in result.jobs] == [0, 1, 2, 3, 4]
+    errors = [job.error for job in result.jobs]
+    assert "its process died" in str(errors[2]) and errors[3] == "RuntimeError: engine 0 died"
