@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import Device, EngineKind, RunConfig
 from rlscale.plan.batches import Lengths
-from rlscale.plan.hardware import Hardware
+from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 
 SGLANG_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 """`mem_fraction_static` by default: rlscale's value on a CPU, approximately SGLang's value on GPUs."""
@@ -37,18 +37,17 @@ class EngineMemory:
         return self.weights + self.cache + self.scratch
 
 
-def engine_memory(
-    config: RunConfig, a: Architecture, lengths: Lengths, *, dtype_bytes: int, hardware: Hardware
-) -> EngineMemory:
+def engine_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardware: Hardware) -> EngineMemory:
     """The memory of one engine of a resolved config.
 
     Args:
         config: the whole config, as several groups describe the engine.
         a: architecture of the policy.
         lengths: of the requests.
-        dtype_bytes: of a weight and of an element of the cache.
         hardware: the engine runs on.
     """
+    # Weights and cache have the dtype of the trainer's computation.
+    dtype_bytes = DTYPE_BYTES[config.train.dtype]
     if config.rollout.engine == EngineKind.embedded:
         return _embedded(config, a, lengths, dtype_bytes)
     return _sglang(config, a, dtype_bytes, hardware)

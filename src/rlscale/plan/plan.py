@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,8 +12,6 @@ from rlscale.config import (
     AttnImplementation,
     Derived,
     Device,
-    EngineKind,
-    OffloadMode,
     QkvFormat,
     RunConfig,
     TrainBackendName,
@@ -31,40 +29,13 @@ from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.megatron_memory import MegatronWork, megatron_memory
+from rlscale.plan.memory_budget import MemoryBudget, PartMemories, list_memory_budgets
 from rlscale.plan.model_size import policy_architecture, reference_architecture, route_bytes_per_token
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
 
 MAX_MATRIX_LEN = 64
 """Longest sample whose attention is plain matrix products on a CPU (training/attention/packed.py)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryBudget:
-    """Required and available bytes of one GPU, or on a CPU of one node."""
-
-    where: str
-    parts: Mapping[str, float]
-    available: float
-
-    @property
-    def needed(self) -> float:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether the parts fit into the memory."""
-        return self.needed <= self.available
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartMemories:
-    """Memory of one rank or GPU of each part. None: the run has no such part."""
-
-    trainer: TrainerMemory | None
-    critic: TrainerMemory | None
-    engine: EngineMemory | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,13 +141,10 @@ def make_plan(
         for each in (recompute, not recompute)
     )
     critic = _critic(_with_recompute(config, recompute), a, layout, lengths) if layout.num_trainers else None
-    dtype_bytes = DTYPE_BYTES[config.train.dtype]
-    engine = None
-    if layout.num_engines:
-        engine = engine_memory(config, a, lengths, dtype_bytes=dtype_bytes, hardware=hardware)
+    engine = engine_memory(config, a, lengths, hardware=hardware) if layout.num_engines else None
     memories = PartMemories(trainer=trainer, critic=critic, engine=engine)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
-    setting = RooflineInputs(
+    inputs = RooflineInputs(
         a=a,
         reference=reference,
         lengths=lengths,
@@ -198,18 +166,20 @@ def make_plan(
         lengths=lengths,
         batches=batches,
         layout=layout,
-        places=tuple(
-            place_actors(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
-        ),
+        places=tuple(_places(config, layout)),
         trainer=trainer,
         critic=critic,
         trainer_alternative=otherwise,
         recompute=recompute,
         engine=engine,
-        memory_budgets=tuple(_memory_budgets(config, layout, memories, hardware)),
+        memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
         sync=sync,
-        roofline=compute_roofline(config, setting),
+        roofline=compute_roofline(config, inputs),
     )
+
+
+def _places(config: RunConfig, layout: Layout) -> list[Place]:
+    return place_actors(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
 
 
 def find_unsupported(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
@@ -323,85 +293,3 @@ def _sync(config: RunConfig, a: Architecture) -> SyncTraffic:
     channel = config.train.weight_channel
     number = max(1, math.ceil(num_bytes / config.train.update_weight_buffer_size))
     return SyncTraffic(channel=str(channel), num_bytes=num_bytes, num_buckets=number)
-
-
-def _memory_budgets(
-    config: RunConfig, layout: Layout, memories: PartMemories, hardware: Hardware
-) -> list[MemoryBudget]:
-    """The memory budgets: per GPU, or on a CPU per node, as all processes of a node share its memory."""
-    trainer, engine = memories.trainer, memories.engine
-    dedicated = memories.critic if layout.num_critics else None
-    shared = None if layout.num_critics else memories.critic
-    training = {} if trainer is None else _trainer_parts(config, trainer, shared)
-    serving = {} if engine is None else {"engine": engine.total}
-    if config.cluster.device == Device.cpu:
-        per_node = config.cluster.num_gpus_per_node
-        trainers, engines = min(layout.num_trainers, per_node), min(layout.num_engines, per_node)
-        critics = min(layout.num_critics, per_node)
-        parts = {name: size * trainers for name, size in training.items()}
-        parts |= {name: size * engines for name, size in serving.items()}
-        if dedicated is not None:
-            parts |= {"critic": dedicated.steady * critics, "critic's step": dedicated.step * critics}
-        parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics)
-        where = f"machine with {trainers} trainer ranks and {engines} engines"
-        where += f" and {critics} critic ranks" if critics else ""
-        return [MemoryBudget(where=where, parts=parts, available=hardware.memory_bytes)]
-    runtime = {"runtime": hardware.reserve_bytes}
-    available = hardware.memory_bytes
-    found = []
-    if dedicated is not None:
-        own = {"weights": dedicated.weights, "optimizer": dedicated.optimizer, "step": dedicated.step}
-        found.append(MemoryBudget(where="GPU of a critic rank", parts=own | runtime, available=available))
-    if layout.colocate and trainer is not None and engine is not None:
-        return [_shared_budget(config, training, _engine_parts(engine), runtime, available), *found]
-    if trainer is not None:
-        found.append(MemoryBudget(where="GPU of a trainer rank", parts=training | runtime, available=available))
-    if engine is not None:
-        found.append(MemoryBudget(where="GPU of an engine", parts=_engine_parts(engine) | runtime, available=available))
-    return found
-
-
-def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMemory | None) -> dict[str, float]:
-    parts = {"weights": trainer.weights, "optimizer": trainer.optimizer, "step": trainer.step}
-    others = {"reference": trainer.reference} if trainer.reference else {}
-    if critic is not None:
-        others["critic"] = critic.steady
-        # The step of the critic comes after the step of the policy.
-        parts["step"] = max(trainer.step, critic.step)
-    host = config.cluster.device == Device.cpu
-    if config.train.keep_old_actor and host:
-        parts["earlier versions"] = config.rollout.max_staleness * trainer.weights
-    if not config.cluster.offload_train or config.cluster.offload_train_mode != OffloadMode.move:
-        return parts | others
-    if not host:
-        # Models on a GPU run one at a time, the others are offloaded. Only a critic can be larger than the policy, if
-        # the policy trains adapters.
-        is_larger = critic is not None and critic.peak > trainer.weights + trainer.optimizer + trainer.step
-        if critic is not None and is_larger:
-            return {"weights": critic.weights, "optimizer": critic.optimizer, "step": critic.step}
-        return parts
-    moved = trainer.weights + trainer.optimizer + sum(others.values())
-    return parts | {"copies on the host": moved if config.train.weights_backuper else sum(others.values())}
-
-
-def _shared_budget(
-    config: RunConfig,
-    training: Mapping[str, float],
-    serving: Mapping[str, float],
-    runtime: Mapping[str, float],
-    available: float,
-) -> MemoryBudget:
-    """The budget of a GPU that trainer and engine share: both, or the larger one if each offloads for the other."""
-    alternate = bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
-    parts = {**training, **serving}
-    if alternate:
-        parts = dict(training if sum(training.values()) > sum(serving.values()) else serving)
-    where = "GPU shared by trainer and engine" + (", one loaded at a time" if alternate else "")
-    return MemoryBudget(where=where, parts={**parts, **runtime}, available=available)
-
-
-def _engine_parts(engine: EngineMemory) -> dict[str, float]:
-    cache = engine.cache
-    if engine.kind != EngineKind.embedded and engine.cache_tokens == 0:
-        cache = engine.bytes_per_token  # no token fits: count one, so that the budget fails
-    return {"engine weights": engine.weights, "engine cache": cache, "engine scratch": engine.scratch}

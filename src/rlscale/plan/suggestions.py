@@ -42,7 +42,7 @@ class Suggestion:
     num_gpus: int  # of the whole run
 
 
-Lever = Callable[[RunConfig, Plan], Iterator[Change]]
+ChangeKind = Callable[[RunConfig, Plan], Iterator[Change]]
 """Changes of one kind, the smallest first."""
 
 
@@ -57,8 +57,8 @@ def find_suggestions(config: RunConfig, plan: Plan, replan: Replan) -> list[Sugg
     if not plan.over_budget:
         return []
     found = []
-    for lever in LEVERS:
-        for change in _allowed(lever(config, plan), config):
+    for kind in CHANGE_KINDS:
+        for change in _allowed(kind(config, plan), config):
             if not (changed := replan(change.config)).over_budget:
                 found.append(_suggestion([change.overrides], changed))
                 break
@@ -69,9 +69,9 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Suggesti
     """Applies kind after kind the change after which fewer budgets are exceeded, else the one that saves most."""
     overrides: list[str] = []
     # Later kinds start from the config that earlier kinds have changed.
-    for lever in LEVERS:
+    for kind in CHANGE_KINDS:
         best: tuple[Change, Plan] | None = None
-        for change in _allowed(lever(config, plan), config):
+        for change in _allowed(kind(config, plan), config):
             changed = replan(change.config)
             if len(changed.over_budget) < len(plan.over_budget):
                 best = change, changed
@@ -91,10 +91,8 @@ def _allowed(changes: Iterator[Change], present: RunConfig) -> Iterator[Change]:
     """The changes that satisfy the rules and use no further unsupported feature."""
     unsupported = {problem.path for problem in check_supported(present)}
     for change in changes:
-        if (
-            not check_rules(change.config)
-            and {problem.path for problem in check_supported(change.config)} <= unsupported
-        ):
+        changed = {problem.path for problem in check_supported(change.config)}
+        if changed <= unsupported and not check_rules(change.config):
             yield change
 
 
@@ -244,7 +242,7 @@ def _with_parallel_sizes(config: RunConfig, plan: Plan, *, tensor: int, pipeline
     return replace(more, overrides=" ".join([*overrides, more.overrides]))
 
 
-LEVERS: tuple[Lever, ...] = (
+CHANGE_KINDS: tuple[ChangeKind, ...] = (
     _recompute,
     _smaller_microbatches,
     _smaller_cache,
