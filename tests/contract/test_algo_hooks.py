@@ -15,13 +15,13 @@ from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig, BatchConfig, RunConfig
 from rlscale.config.user_functions import check_hooks
 from rlscale.errors import ConfigError
-from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
+from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_advantages
 from rlscale.training.loss.token_loss import (
     StepReduction,
     TokenInputs,
     compute_custom_weights,
-    step_denominators,
-    token_losses,
+    compute_step_denominators,
+    compute_token_losses,
 )
 from rlscale.training.loss.user_postprocess import postprocess_columns
 from rlscale.types import StepPlan, StepSamples, TrainBatch
@@ -127,7 +127,9 @@ def losses(logprobs: Tensor, *, entropy: Tensor | None = None, **algo: Any) -> t
         ref_logprobs=vector(-1, NAN, -1, -1) if algo.get("use_kl_loss") else None,
         advantages=vector(1, NAN, 1, -2) if algo.pop("advantages", True) else None,
     )
-    found, sums = token_losses(AlgoConfig(**algo), logprobs=logprobs, entropy=entropy, inputs=inputs, layout=LAYOUT)
+    found, sums = compute_token_losses(
+        AlgoConfig(**algo), logprobs=logprobs, entropy=entropy, inputs=inputs, layout=LAYOUT
+    )
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
@@ -194,13 +196,13 @@ def rollout(**changes: Any) -> RolloutInputs:
 
 def test_the_advantages_of_the_page() -> None:
     algo = AlgoConfig(custom_advantage_function_path="my_advantages:best_only")
-    assert advantages_of_rollout(algo, rollout()).tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert compute_rollout_advantages(algo, rollout()).tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_custom_advantages_are_whitened_and_see_the_old_policy() -> None:
     path = "other_hooks_for_test:from_old"
     algo = AlgoConfig(custom_advantage_function_path=path, normalize_advantages=True)
-    actual = advantages_of_rollout(algo, rollout(old_logprobs_T=vector(1, NAN, 2, 3)))
+    actual = compute_rollout_advantages(algo, rollout(old_logprobs_T=vector(1, NAN, 2, 3)))
     torch.testing.assert_close(actual, vector(-1.0, 0.0, 0.0, 1.0))
 
 
@@ -219,7 +221,7 @@ def test_a_result_of_another_shape_is_named(name: str, told: str) -> None:
         if name == "custom_loss_function_path":
             losses(vector(0, 0, 0, 0), loss_type="custom_loss", **{name: "other_hooks_for_test:shifted"})
         else:
-            advantages_of_rollout(AlgoConfig(**{name: "other_hooks_for_test:short"}), rollout())
+            compute_rollout_advantages(AlgoConfig(**{name: "other_hooks_for_test:short"}), rollout())
 
 
 STEP = StepSamples(
@@ -242,7 +244,7 @@ def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
     layout = TokenLayout.from_lengths(torch.ones(7, dtype=torch.bool), lengths_S=STEP.num_trainable)
     values = torch.arange(7.0).requires_grad_()
     plan = StepPlan(microbatches=((),), num_trajectories=2, num_tokens=7)
-    denominators = step_denominators(
+    denominators = compute_step_denominators(
         counts_S=STEP.num_trainable, trajectory_ids_S=STEP.trajectory_ids, in_step_S=torch.arange(4)
     )
     shares, gradients = [], []
@@ -329,13 +331,15 @@ def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
     )
     logprobs = vector(-1, 0, -1, -2)
     loss = AlgoConfig(loss_type="custom_loss", custom_loss_function_path=f"{module}:scaled_loss")
-    losses, _ = token_losses(loss, logprobs=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    losses, _ = compute_token_losses(loss, logprobs=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
     assert losses.tolist() == [2.0, 0.0, 2.0, 4.0]
     weights = AlgoConfig(use_tis=True, custom_tis_function_path=f"{module}:scaled_weights")
-    losses, _ = token_losses(weights, logprobs=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom)
+    losses, _ = compute_token_losses(
+        weights, logprobs=logprobs, entropy=None, inputs=inputs, layout=LAYOUT, custom=custom
+    )
     assert losses.tolist() == [-2.0, 0.0, -2.0, 4.0]
     algo = AlgoConfig(custom_advantage_function_path=f"{module}:scaled_advantages")
-    advantages = advantages_of_rollout(algo, rollout(rollout_logprobs_T=vector(1, NAN, 2, 3)), custom=custom)
+    advantages = compute_rollout_advantages(algo, rollout(rollout_logprobs_T=vector(1, NAN, 2, 3)), custom=custom)
     assert advantages.tolist() == [2.0, 0.0, 4.0, 6.0]
     assert compute_custom_weights(f"{module}:scaled_reducer", STEP, custom=custom).tolist() == [2.0] * 4
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
-from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.loss.token_loss import TokenInputs, compute_custom_weights, token_losses
+from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_advantages
+from rlscale.training.loss.token_loss import TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.training.loss.user_postprocess import postprocess_columns
 from rlscale.types import StepSamples, TrainBatch
 from tests.contract import wrong_hooks
@@ -29,7 +29,9 @@ def losses(logprobs: Tensor, layout: TokenLayout = LAYOUT, **algo: Any) -> tuple
     inputs = TokenInputs(
         old_logprobs=vector(-1, NAN, -1, -2), rollout_logprobs=vector(-1, NAN, -3, -1), advantages=vector(1, NAN, 1, -2)
     )
-    found, sums = token_losses(AlgoConfig(**algo), logprobs=logprobs, entropy=None, inputs=inputs, layout=layout)
+    found, sums = compute_token_losses(
+        AlgoConfig(**algo), logprobs=logprobs, entropy=None, inputs=inputs, layout=layout
+    )
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
@@ -52,7 +54,7 @@ def own_advantages(name: str) -> Tensor:
         layout=LAYOUT,
         rollout_logprobs_T=vector(0, 0, 0, 0),
     )
-    return advantages_of_rollout(AlgoConfig(custom_advantage_function_path=f"{HERE}:{name}"), rollout)
+    return compute_rollout_advantages(AlgoConfig(custom_advantage_function_path=f"{HERE}:{name}"), rollout)
 
 
 def own_average(name: str) -> Tensor:

@@ -13,7 +13,7 @@ from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.reduce import tokens_per_trajectory
 from rlscale.config import AdvantageEstimator, AlgoConfig
-from rlscale.training.loss.token_loss import StepReduction, TokenInputs, token_losses
+from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_token_losses
 from rlscale.types import StepPlan
 
 
@@ -32,7 +32,7 @@ def test_by_hand() -> None:
     #   0.2 / 0.8  = 0.25      0.3 / 0.2 = 1.5     1     -1.2 (clipped)        -0.3
     #   0.2 / 0.4  = 0.5       0.1 / 0.2 = 0.5    -1     0.8 (clipped)         0.4
     policy, proximal, behaviour = [0.55, 0.4, 0.3, 0.1], [0.5, 0.8, 0.2, 0.2], [0.25, 0.1, 0.8, 0.4]
-    losses, sums = token_losses(
+    losses, sums = compute_token_losses(
         AlgoConfig(decoupled_loss=True, decoupled_weight_max=5.0, eps_clip=0.2),
         logprobs=vector(*map(log, policy)),
         entropy=None,
@@ -54,7 +54,7 @@ def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
     # The policy did not move since the rollout's training began, so nothing is clipped, however stale the token is.
     lp = vector(log(0.9)).requires_grad_()
     inputs = TokenInputs(old_logprobs=vector(log(0.9)), rollout_logprobs=vector(log(0.3)), advantages=vector(1.0))
-    decoupled, sums = token_losses(
+    decoupled, sums = compute_token_losses(
         AlgoConfig(decoupled_loss=True), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(1)
     )
     decoupled.sum().backward()
@@ -65,7 +65,7 @@ def test_clipping_is_around_the_proximal_policy_not_the_stale_one() -> None:
     stale = TokenInputs(
         old_logprobs=inputs.rollout_logprobs, rollout_logprobs=inputs.rollout_logprobs, advantages=inputs.advantages
     )
-    plain, _ = token_losses(AlgoConfig(), logprobs=lp, entropy=None, inputs=stale, layout=one_sample(1))
+    plain, _ = compute_token_losses(AlgoConfig(), logprobs=lp, entropy=None, inputs=stale, layout=one_sample(1))
     plain.sum().backward()
     assert lp.grad.tolist() == [0.0]
 
@@ -74,7 +74,7 @@ def test_one_optimiser_step_needs_no_extra_logprobs() -> None:
     # old None is the policy itself: the loss is -w A at ratio 1, with the gradient of the policy alone.
     lp = vector(log(0.5), log(0.2)).requires_grad_()
     inputs = TokenInputs(rollout_logprobs=vector(log(0.25), log(0.4)), advantages=vector(1.0, -2.0))
-    losses, _ = token_losses(
+    losses, _ = compute_token_losses(
         AlgoConfig(decoupled_loss=True), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2)
     )
     losses.sum().backward()
@@ -86,10 +86,10 @@ def test_one_optimiser_step_needs_no_extra_logprobs() -> None:
 def test_fresh_tokens_of_an_exact_engine_are_plain_ppo() -> None:
     lp, old, advantages = vector(-1.0, -0.3), vector(-1.2, -0.4), vector(1.0, -1.0)
     inputs = TokenInputs(old_logprobs=old, rollout_logprobs=old, advantages=advantages)
-    decoupled, _ = token_losses(
+    decoupled, _ = compute_token_losses(
         AlgoConfig(decoupled_loss=True), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2)
     )
-    plain, _ = token_losses(AlgoConfig(), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2))
+    plain, _ = compute_token_losses(AlgoConfig(), logprobs=lp, entropy=None, inputs=inputs, layout=one_sample(2))
     assert torch.equal(decoupled, plain)
 
 
@@ -156,7 +156,7 @@ def test_any_cut_into_microbatches_gives_the_loop_over_tokens(
         inputs = TokenInputs(
             **{name: columns[name][rows] for name in ("old_logprobs", "rollout_logprobs", "advantages")}
         )
-        losses, _ = token_losses(algo, logprobs=columns["lp"][rows], entropy=None, inputs=inputs, layout=layout)
+        losses, _ = compute_token_losses(algo, logprobs=columns["lp"][rows], entropy=None, inputs=inputs, layout=layout)
         reduction = StepReduction(algo=algo, plan=plan, denominators_S=denominators)
         loss += float(reduction.reduce(losses, layout=layout, samples=torch.tensor(part)))
     expected = slow_loss(lengths, {k: v.tolist() for k, v in columns.items()}, mask.tolist(), high=3.0)

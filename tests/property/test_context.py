@@ -1,4 +1,4 @@
-"""Cutting samples over ranks loses no token, and gives every rank about as much to do."""
+"""Splitting samples over context-parallel ranks loses no token and balances the work."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from tests.unit.training.rollouts import make_batch
 
 CPU = torch.device("cpu")
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=10)
-NO_GROUP: Any = None  # packing alone sends nothing
+NO_GROUP: Any = None  # packing does not communicate
 
 
 def shares(batch: TrainBatch, chosen: list[int], *, size: int, share_prompts: bool) -> list[Microbatch]:
@@ -35,18 +35,18 @@ def shares(batch: TrainBatch, chosen: list[int], *, size: int, share_prompts: bo
 
 @given(start=st.integers(0, 50), length=st.integers(0, 300), size=st.integers(1, 6))
 def test_chunks_are_even_and_cover_every_position_once(start: int, length: int, size: int) -> None:
-    dealt = assign_spans([Span(sample=0, start=start, stop=start + length)], num_ranks=size)
-    counts = [sum(span.stop - span.start for span in spans) for spans in dealt]
+    assigned = assign_spans([Span(sample=0, start=start, stop=start + length)], num_ranks=size)
+    counts = [sum(span.stop - span.start for span in spans) for spans in assigned]
     assert sum(counts) == length
     assert max(counts) - min(counts) <= 2
-    assert sorted(p for spans in dealt for s in spans for p in range(s.start, s.stop)) == list(
+    assert sorted(p for spans in assigned for s in spans for p in range(s.start, s.stop)) == list(
         range(start, start + length)
     )
 
 
-def test_rank_r_takes_chunks_r_and_last_minus_r() -> None:
-    dealt = [(rank, span.start, span.stop) for rank, span in zigzag(Span(sample=0, start=0, stop=24), num_ranks=3)]
-    assert dealt == [(0, 0, 4), (0, 20, 24), (1, 4, 8), (1, 16, 20), (2, 8, 16)]
+def test_rank_r_gets_chunks_r_and_last_minus_r() -> None:
+    assigned = [(rank, span.start, span.stop) for rank, span in zigzag(Span(sample=0, start=0, stop=24), num_ranks=3)]
+    assert assigned == [(0, 0, 4), (0, 20, 24), (1, 4, 8), (1, 16, 20), (2, 8, 16)]
 
 
 @given(lengths=LENGTHS, size=st.integers(2, 4), shared=st.booleans(), data=st.data())
@@ -59,7 +59,7 @@ def test_every_row_and_every_trainable_token_is_on_one_rank(
     chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), unique=True))
     whole = pack(batch, chosen, device=CPU, share_prompts=shared)
     parts = shares(batch, chosen, size=size, share_prompts=shared)
-    # A rank that would have no row computes one that another one has.
+    # A rank without a row computes one of another rank once more.
     surplus = sum(part.input_ids.shape[1] for part in parts) - whole.input_ids.shape[1]
     assert 0 <= surplus < size
     entries = torch.full((size * max(p.shard.max_entries for p in parts if p.shard is not None),), -1)

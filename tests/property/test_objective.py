@@ -1,4 +1,4 @@
-"""The loss as the trainer makes it, for every algorithm and correction: no cut changes it, no masked token matters."""
+"""The loss of the trainer, for every algorithm and correction: independent of micro-batches and of masked tokens."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.algo.reduce import tokens_per_trajectory
 from rlscale.config import AlgoConfig, MisConfig
-from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, token_losses
+from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_advantages
+from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.types import StepPlan, StepSamples
 from tests.unit.training.user_functions import ALL as USER_FUNCTIONS
 from tests.unit.training.user_functions import HERE
@@ -96,7 +96,7 @@ def make_rollout(lengths: list[int], *, seed: int, trainable: float, moved: floa
 
 @st.composite
 def rollouts(draw: st.DrawFn) -> Rollout:
-    # Empty responses, groups of one and rollouts without a single trainable token are among them.
+    # Includes empty responses, groups of one and rollouts without a trainable token.
     lengths = draw(st.lists(st.integers(0, MAX_RESPONSE_LEN), min_size=1, max_size=8))
     trainable = draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
     made = make_rollout(lengths, seed=draw(st.integers(0, 2**31)), trainable=trainable)
@@ -118,13 +118,13 @@ def advantages(algo: AlgoConfig, rollout: Rollout) -> Tensor:
         teacher_logprobs_T=rollout.columns["teacher"],
         values_T=rollout.columns["values"],
     )
-    return advantages_of_rollout(algo, inputs, custom={"scale": 0.5})
+    return compute_rollout_advantages(algo, inputs, custom={"scale": 0.5})
 
 
 def share_of(
     name: str, rollout: Rollout, part: list[int], *, lp: Tensor, entropy: Tensor, advantages_T: Tensor
 ) -> tuple[Tensor, Sums]:
-    """What a micro-batch of the samples in `part` adds to the loss of the step, and its metrics.
+    """Share of the loss of the step of a micro-batch of the samples in `part`, and its metrics.
 
     `lp`, `entropy` and `advantages_T` are of all tokens of the rollout.
     """
@@ -140,7 +140,7 @@ def share_of(
     inputs = TokenInputs(
         **{key: columns[key][rows] for key in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages")}
     )
-    losses, sums = token_losses(
+    losses, sums = compute_token_losses(
         algo, logprobs=lp[rows], entropy=entropy[rows], inputs=inputs, layout=layout, custom={"scale": 0.5}
     )
     weights = None
@@ -162,7 +162,7 @@ def share_of(
 
 
 def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) -> tuple[Tensor, Tensor, Sums]:
-    """The loss of one step, its gradient and its metrics, in micro-batches of the samples in `parts`."""
+    """Loss, gradient and metrics of one step, in micro-batches of the samples in `parts`."""
     advantages_T = advantages(AlgoConfig(**ALGORITHMS[name]), rollout)
     lp = rollout.columns["lp"].clone().requires_grad_()
     entropy = rollout.columns["entropy"].clone().requires_grad_()
@@ -181,11 +181,11 @@ def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) ->
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=15, deadline=None)
 @given(rollout=rollouts(), data=st.data())
-def test_any_cut_into_ranks_and_microbatches_in_any_order_gives_the_same(
+def test_ranks_and_micro_batches_in_any_order_do_not_change_the_loss(
     name: str, rollout: Rollout, data: st.DataObject
 ) -> None:
-    # What a rank computes is one of its micro-batches after the other, and shares add up over ranks: any cut of any
-    # order is a division into ranks. Some parts are empty: a rank without samples.
+    # Shares add up over micro-batches and over ranks, so any partition in any order stands for a division into ranks.
+    # Some parts are empty: a rank without samples.
     samples = list(range(len(rollout.lengths)))
     order = data.draw(st.permutations(samples))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(samples)), max_size=5)))
@@ -202,8 +202,8 @@ def test_any_cut_into_ranks_and_microbatches_in_any_order_gives_the_same(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("parts", [[[3], [1], [0], [2]], [[2, 0], [], [1, 3]]])
-def test_cuts_of_a_rollout_with_a_loss_give_the_same(name: str, parts: list[list[int]]) -> None:
-    # Random rollouts are often without any loss, where every cut is right.
+def test_micro_batches_do_not_change_a_loss_above_0(name: str, parts: list[list[int]]) -> None:
+    # Random rollouts often have a loss of 0, which any error in the partition keeps.
     rollout = make_rollout([4, 2, 3, 5], seed=0, trainable=0.9)
     rollout.group_ids = torch.tensor([0, 1, 0, 1])
     whole, whole_gradient, _ = loss_and_gradient(name, rollout, parts=[[0, 1, 2, 3]])
@@ -216,7 +216,7 @@ def test_cuts_of_a_rollout_with_a_loss_give_the_same(name: str, parts: list[list
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=10, deadline=None)
 @given(rollout=rollouts(), garbage=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e30]))
-def test_masked_tokens_never_matter(name: str, rollout: Rollout, garbage: float) -> None:
+def test_masked_tokens_have_no_effect(name: str, rollout: Rollout, garbage: float) -> None:
     parts = [list(range(len(rollout.lengths)))]
     clean, clean_gradient, clean_sums = loss_and_gradient(name, rollout, parts=parts)
     dirty_columns = {key: torch.where(rollout.mask, column, garbage) for key, column in rollout.columns.items()}
@@ -247,7 +247,7 @@ def test_the_order_of_samples_does_not_change_advantages(name: str, rollout: Rol
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "cispo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_equals_finite_differences(name: str, seed: int) -> None:
-    # Ratios stay off the corners of max and clip. CISPO's weight has no gradient on purpose.
+    # The ratios avoid the kinks of max and clip. CISPO's weight is detached by definition, so it is excluded.
     rollout = make_rollout([4, 0, 3, 5], seed=seed, trainable=0.8, moved=0.1)
     parts = [[0, 1], [2, 3]]
     _, gradient, _ = loss_and_gradient(name, replace(rollout), parts=parts)

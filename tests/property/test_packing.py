@@ -1,4 +1,4 @@
-"""Packing loses no token, and how a step is cut into micro-batches changes neither its loss nor its gradient."""
+"""Packing loses no token, and the micro-batches of a step change neither its loss nor its gradient."""
 
 from collections.abc import Iterator
 
@@ -73,7 +73,7 @@ def loss_and_gradient(trainer: FsdpBackend, batch_seed: int, cut: list[list[int]
 @given(data=st.data())
 def test_cuts_keep_loss_and_gradient(trainer: FsdpBackend, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(8)))
-    bounds = sorted(data.draw(st.lists(st.integers(0, 8), max_size=5)))  # equal bounds give empty micro-batches
+    bounds = sorted(data.draw(st.lists(st.integers(0, 8), max_size=5)))  # equal bounds make empty micro-batches
     cut = [list(order[a:b]) for a, b in zip([0, *bounds], [*bounds, 8], strict=True)]
     expected = loss_and_gradient(trainer, 0, [list(range(8))])
     for name, got in loss_and_gradient(trainer, 0, cut).items():

@@ -23,7 +23,7 @@ DATA_AXIS, CONTEXT_AXIS = "data", "context"
 class RankGrid:
     """Grid of the ranks: the ranks of a row share their samples (context parallelism), those of a column do not.
 
-    Parameters and gradients are sharded over all ranks (`data_mesh`).
+    Parameters and gradients are sharded over all ranks (`make_data_mesh`).
     """
 
     data_index: int  # row of this rank: index of its share of the samples
@@ -111,7 +111,7 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-def local_ranks() -> tuple[int, int]:
+def find_local_ranks() -> tuple[int, int]:
     """(index of this rank on its node, number of ranks on its node); a collective of all ranks."""
     hosts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
@@ -135,7 +135,7 @@ def select_device(kind: str, *, local_rank: int) -> torch.device:
     return device
 
 
-def use_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
+def set_num_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
     """Sets and returns the number of torch's CPU threads; None divides the cores of the node by its ranks."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_threads = num_threads or max(1, cores // num_local_ranks)
@@ -147,7 +147,7 @@ def use_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
     return num_threads
 
 
-def data_mesh(device: torch.device) -> DeviceMesh:
+def make_data_mesh(device: torch.device) -> DeviceMesh:
     """Mesh of all ranks in one data-parallel axis; a collective of all ranks."""
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
 

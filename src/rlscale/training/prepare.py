@@ -15,7 +15,7 @@ from torch import Tensor
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
 from rlscale.training.loss.importance_weights import compute_engine_weights, normalizes_weights
-from rlscale.training.loss.rollout_advantages import RolloutInputs, estimate_rollout, kl_of_rollout
+from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_kl, estimate_advantages
 from rlscale.training.loss.user_postprocess import COLUMN_NAMES, postprocess_columns
 from rlscale.training.rollout_state import PackedRollout, TrainColumns, all_reduce_column, take_microbatch
 from rlscale.training.spec import TrainerSpec
@@ -46,14 +46,14 @@ def compute_advantages(
     """
     columns = _all_reduce_inputs(rollout, columns, spec.algo, device=device)
     inputs, rows = _rollout_inputs(rollout, columns, max_response_len=spec.max_response_len)
-    kl_T = kl_of_rollout(spec.algo, inputs)
+    kl_T = compute_rollout_kl(spec.algo, inputs)
     # The sums are the same on every rank, so the quotient of their totals is the mean.
     if kl_T is not None:
         rollout.metrics.add({"rollout/kl": inputs.layout.sum_and_count(kl_T)})
     if inputs.teacher_logprobs_T is not None and inputs.old_logprobs_T is not None:
         gap_T = inputs.old_logprobs_T - inputs.teacher_logprobs_T
         rollout.metrics.add({"rollout/teacher_kl": inputs.layout.sum_and_count(gap_T)})
-    estimated = estimate_rollout(spec.algo, inputs, custom=spec.custom)
+    estimated = estimate_advantages(spec.algo, inputs, custom=spec.custom)
     columns = replace(columns, advantages=_to_column(estimated.advantages_T, rows, length=rollout.num_tokens))
     if estimated.returns_T is not None:
         rollout.metrics.add({"rollout/return": inputs.layout.sum_and_count(estimated.returns_T)})

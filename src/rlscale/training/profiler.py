@@ -86,13 +86,13 @@ class RankProfiler:
         folder, name = self._spec.memory_folder, f"memory_{self._suffix}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.json"
-        path.write_text(json.dumps(memory_report(), indent=1), encoding="utf-8")
+        path.write_text(json.dumps(build_memory_report(), indent=1), encoding="utf-8")
         if torch.cuda.is_available():
             torch.cuda.memory._dump_snapshot(str(folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]
         return path
 
 
-def memory_report() -> dict[str, Any]:
+def build_memory_report() -> dict[str, Any]:
     """Memory of this process, in bytes.
 
     `tensors` groups the tensors of Python by device, type and shape, largest sum first. Tensors that only the autograd

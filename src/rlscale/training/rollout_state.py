@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.training.loss.logprob_collector import LogprobCollector
-from rlscale.training.loss.token_loss import step_denominators
+from rlscale.training.loss.token_loss import compute_step_denominators
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.types import StepPlan, StepSamples, TrainBatch
@@ -74,7 +74,7 @@ class PackedRollout:
 
     def denominators(self, plan: StepPlan) -> Tensor:
         """Loss denominator of each sample of the batch. [S]"""
-        return step_denominators(
+        return compute_step_denominators(
             counts_S=self._num_trainable(),
             trajectory_ids_S=torch.tensor(self.batch.trajectory_ids),
             in_step_S=torch.tensor(sorted(plan.sample_indices), dtype=torch.int64),

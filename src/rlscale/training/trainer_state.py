@@ -35,7 +35,7 @@ class TrainerProgress:
     num_rollouts: int = 0  # trained on
 
 
-def random_state() -> dict[str, Any]:
+def get_random_state() -> dict[str, Any]:
     """States of the generators of torch, numpy and Python, as JSON values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, next_gauss = random.getstate()
@@ -51,7 +51,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """The inverse of `random_state`."""
+    """The inverse of `get_random_state`."""
     torch.set_rng_state(decode(state["torch"]))
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))

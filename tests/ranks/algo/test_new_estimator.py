@@ -28,17 +28,17 @@ config = load_config(["algo.advantage_estimator=median"])
 
 import torch
 from rlscale.algo.ragged import TokenLayout
-from rlscale.training.loss.rollout_advantages import RolloutInputs, advantages_of_rollout
-from rlscale.training.loss.token_loss import TokenInputs, token_losses
+from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_advantages
+from rlscale.training.loss.token_loss import TokenInputs, compute_token_losses
 
 layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([2, 1, 1]))
 inputs = RolloutInputs(
     rewards_S=torch.tensor([3.0, 1.0, 2.0]), group_ids_S=torch.zeros(3, dtype=torch.int64),
     response_lens_S=torch.tensor([2, 1, 1]), max_response_len=2, layout=layout, rollout_logprobs_T=torch.zeros(4),
 )
-advantages = advantages_of_rollout(config.algo, inputs)
+advantages = compute_rollout_advantages(config.algo, inputs)
 tokens = TokenInputs(old_logprobs=torch.zeros(4), rollout_logprobs=torch.zeros(4), advantages=advantages)
-losses, _ = token_losses(config.algo, logprobs=torch.zeros(4), entropy=None, inputs=tokens, layout=layout)
+losses, _ = compute_token_losses(config.algo, logprobs=torch.zeros(4), entropy=None, inputs=tokens, layout=layout)
 print(config.algo.advantage_estimator, advantages.tolist(), losses.tolist())
 """
 

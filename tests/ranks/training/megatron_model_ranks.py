@@ -38,7 +38,7 @@ from rlscale.training.megatron.model.attention import PackedSamples, zigzag_posi
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel, build_model
 from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel_dims
-from rlscale.training.modules.vocab_parallel import vocab_shard
+from rlscale.training.modules.vocab_parallel import make_vocab_shard
 from rlscale.training.spec import WeightOwners
 from tests.ranks.training.megatron_families import CONFIGS
 from tests.ranks.training.megatron_ranks import megatron_spec
@@ -221,7 +221,7 @@ class Case:
         def loss(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             decoder: MegatronDecoder = chunk.module
             group = self.grid.tensor_group
-            shard = None if group.size() == 1 else vocab_shard(group, first=self.model.first_token)
+            shard = None if group.size() == 1 else make_vocab_shard(group, first=self.model.first_token)
             weight = decoder.head_weight[: max(101 - self.model.first_token, 0)]
             options = HeadOptions(chunk_tokens=16, shard=shard)
             logprobs, _ = logprobs_from_hidden(hidden.flatten(0, 1), weight, targets_T=targets, options=options)

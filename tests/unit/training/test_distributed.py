@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlscale.training.distributed import local_ranks, select_device, use_threads
+from rlscale.training.distributed import find_local_ranks, select_device, set_num_threads
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -24,7 +24,7 @@ def listening_addresses() -> set[str]:
 
 def test_a_world_of_one_rank_exists() -> None:
     assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
-    assert local_ranks() == (0, 1)
+    assert find_local_ranks() == (0, 1)
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux' table of sockets")
@@ -35,9 +35,9 @@ def test_it_listens_on_loopback_only() -> None:
 def test_threads_are_shared_among_the_ranks_of_a_node() -> None:
     before = torch.get_num_threads()
     try:
-        assert use_threads(3, num_local_ranks=8) == 3 == torch.get_num_threads()
-        assert use_threads(None, num_local_ranks=10_000) == 1
-        assert use_threads(None, num_local_ranks=1) == len(os.sched_getaffinity(0))
+        assert set_num_threads(3, num_local_ranks=8) == 3 == torch.get_num_threads()
+        assert set_num_threads(None, num_local_ranks=10_000) == 1
+        assert set_num_threads(None, num_local_ranks=1) == len(os.sched_getaffinity(0))
     finally:
         torch.set_num_threads(before)
 
@@ -63,7 +63,7 @@ def test_the_gradient_of_an_indexing_is_deterministic_with_two_threads() -> None
         return leaf.grad
 
     try:
-        use_threads(2, num_local_ranks=1)
+        set_num_threads(2, num_local_ranks=1)
         first = gradient()
         assert all(torch.equal(first, gradient()) for _ in range(20))
     finally:

@@ -7,7 +7,7 @@ import torch
 
 from rlscale.config import DebugConfig
 from rlscale.errors import WorkerError
-from rlscale.training.profiler import RankProfiler, memory_report
+from rlscale.training.profiler import RankProfiler, build_memory_report
 from rlscale.training.spec import ProfilerSpec
 
 
@@ -53,7 +53,7 @@ def test_another_error_is_not_changed(tmp_path: Path) -> None:
 def test_views_of_one_tensor_count_once() -> None:
     whole = torch.zeros(4321, 5)
     parts = [whole[:4000], whole.T]
-    lines = [each for each in memory_report()["tensors"] if each["bytes"] == whole.nbytes]
+    lines = [each for each in build_memory_report()["tensors"] if each["bytes"] == whole.nbytes]
     assert len(parts) == 2 and sum(line["number"] for line in lines) == 1
 
 

@@ -20,10 +20,10 @@ from transformers import AttentionInterface
 
 from rlscale.training.attention.packed import (
     LengthBucket,
+    build_length_bucket,
     check_attention_options,
-    length_bucket,
+    group_similar_lengths,
     pad_value_width,
-    similar_lengths,
 )
 from rlscale.training.packing.context_parallel import KeyRows, Span
 from rlscale.types import Int64
@@ -43,7 +43,7 @@ class SpanBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SpanLayout:
-    """Spans of this rank, whose rows are end to end, and their keys. Made by `span_layout`."""
+    """Spans of this rank, whose rows are end to end, and their keys. Made by `build_span_layout`."""
 
     keys: KeyRows
     cu_queries: Tensor  # [spans + 1] int32
@@ -53,12 +53,12 @@ class SpanLayout:
     buckets: tuple[SpanBucket, ...]
 
 
-def span_layout(
+def build_span_layout(
     spans: Sequence[Span],
     *,
     keys: KeyRows,
     device: torch.device,
-    alike: Callable[[Int64], Iterable[tuple[int, int]]] = similar_lengths,
+    alike: Callable[[Int64], Iterable[tuple[int, int]]] = group_similar_lengths,
 ) -> SpanLayout:
     """Builds the layout of spans end to end. The keys of a span are all positions of its sample up to its end.
 
@@ -79,8 +79,8 @@ def span_layout(
         positions = np.minimum(positions, stops[some, None] - 1)
         buckets.append(
             SpanBucket(
-                queries=length_bucket(lengths[some], start=int(cu_queries[first]), device=device),
-                keys=length_bucket(stops[some], start=int(cu_keys[first]), device=device),
+                queries=build_length_bucket(lengths[some], start=int(cu_queries[first]), device=device),
+                keys=build_length_bucket(stops[some], start=int(cu_keys[first]), device=device),
                 positions=torch.from_numpy(positions).to(device),
             )
         )

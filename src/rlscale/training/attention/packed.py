@@ -19,7 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from rlscale.training.packing.gather_rows import gather_rows
-from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts, prompt_blocks
+from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts, build_prompt_blocks
 from rlscale.types import Int64
 
 PACKED_ATTENTION = "rlscale_packed"
@@ -61,7 +61,7 @@ class LengthBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayout:
-    """Positions of the samples in a packed row. Made by `packed_layout`."""
+    """Positions of the samples in a packed row. Made by `build_packed_layout`."""
 
     cu_seqlens: Tensor  # [S + 1] int32, in the samples end to end
     max_len: int
@@ -70,17 +70,17 @@ class PackedLayout:
     blocks: PromptBlocks | None = None  # used instead of buckets, in layers without a sliding window
 
 
-def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
+def build_packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
     """Builds the layout of samples end to end, in order of ascending length; `shared` are prompts that occur once."""
     assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S)))
     buckets = []
-    for first, last in similar_lengths(lengths_S):
-        buckets.append(length_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
+    for first, last in group_similar_lengths(lengths_S):
+        buckets.append(build_length_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
     blocks = None
     if shared is not None and device.type == "cpu":
         scores = sum(bucket.num_samples * bucket.max_len**2 for bucket in buckets)
-        blocks = prompt_blocks(lengths_S, shared, most_scores=_MAX_BLOCK_COST * scores)
+        blocks = build_prompt_blocks(lengths_S, shared, most_scores=_MAX_BLOCK_COST * scores)
     return PackedLayout(
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
         max_len=int(lengths_S[-1]),
@@ -90,7 +90,7 @@ def packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPromp
     )
 
 
-def similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
+def group_similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
     """Yields ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than another call."""
     first = 0
     while first < len(lengths_S):
@@ -100,7 +100,7 @@ def similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def length_bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
+def build_length_bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
     """Builds a bucket of samples end to end, the first row at `start`."""
     num_samples, max_len, num_rows = len(lengths_S), int(lengths_S.max()), int(lengths_S.sum())
     slots = rows = None

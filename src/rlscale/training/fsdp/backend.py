@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlscale.training.backend import RoleBackend
 from rlscale.training.fsdp.checkpoint import load_state, save_state
 from rlscale.training.fsdp.critic import FsdpCritic
-from rlscale.training.fsdp.export import export_hf, published_weights
+from rlscale.training.fsdp.export import export_hf, gather_published_weights
 from rlscale.training.fsdp.model import DTYPES
 from rlscale.training.fsdp.policy import FsdpPolicy
 from rlscale.training.fsdp.policy_snapshots import ShardSnapshots
@@ -55,7 +55,7 @@ class FsdpBackend(RoleBackend):
     senders = (0,)  # see TrainBackend; all ranks yield every weight
 
     def _published_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return published_weights(self.policy.model, dtype=DTYPES[self._spec.train.dtype])
+        return gather_published_weights(self.policy.model, dtype=DTYPES[self._spec.train.dtype])
 
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:
         save_state(

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
 from rlscale.training.optim.optimizer import fill_state, optimizer_moments
-from rlscale.training.trainer_state import TrainerProgress, random_state, read_json, set_random_state, write_json
+from rlscale.training.trainer_state import TrainerProgress, get_random_state, read_json, set_random_state, write_json
 
 FORMAT = 1
 
@@ -51,7 +51,7 @@ def save_state(
     )
     # Each rank has its own random state, so each writes a file.
     (folder / "random").mkdir(exist_ok=True)
-    write_json(folder / "random" / f"rank_{rank}.json", random_state())
+    write_json(folder / "random" / f"rank_{rank}.json", get_random_state())
     if rank == 0:
         write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
     dist.barrier()

@@ -13,7 +13,7 @@ from rlscale.training.fsdp.checkpoint import load_state, load_weights, save_stat
 from rlscale.training.fsdp.model import load_sharded, reshard
 from rlscale.training.fsdp.rank import FsdpRank
 from rlscale.training.fsdp.step import backward, compute_logits, iterate_micros, optim_step
-from rlscale.training.loss.value_loss import ValueLoss, critic_rates, critic_settings
+from rlscale.training.loss.value_loss import ValueLoss, critic_optim_config, critic_step_settings
 from rlscale.training.metrics import MetricSums
 from rlscale.training.modules.value_head import squeeze_values
 from rlscale.training.offload import Offloader, state_tensors
@@ -50,7 +50,7 @@ class FsdpCritic:
         )
         if source.checkpoint is not None:
             _load_first_weights(self.model, source.checkpoint)
-        optim = critic_rates(spec.optim, critic)
+        optim = critic_optim_config(spec.optim, critic)
         self.optimizer = make_optimizer(self.model, optim=optim)
         self._schedule = LrSchedule.from_config(optim, total_steps=spec.total_steps)
         self.num_steps = 0  # finished
@@ -78,7 +78,7 @@ class FsdpCritic:
         loss = ValueLoss(self._spec, rollout, columns, step=step, metrics=metrics, device=self._device)
         self._forward_backward(rollout.micros[step], loss=loss, metrics=metrics)
         lr = self._schedule.at(self.num_steps)
-        settings = critic_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
+        settings = critic_step_settings(self._spec, self._critic, number=self.num_steps, lr=lr)
         result = optim_step(self.model, self.optimizer, metrics=metrics, settings=settings)
         self.num_steps += 1
         return {f"critic_{name}": value for name, value in result.items()}

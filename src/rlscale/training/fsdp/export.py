@@ -17,7 +17,7 @@ from rlscale.training.modules.lora import base_name, find_adapters, merge_adapte
 
 
 @torch.no_grad()
-def full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def gather_full_weights(model: nn.Module, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter in full, in the order of the model, then `persistent_buffers`.
 
     Each item is a collective of all ranks. A tied output layer is yielded once, under the name of the embedding.
@@ -43,12 +43,12 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}", buffer.detach()
 
 
-def published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """`full_weights` with the names of published checkpoints, which have a separate matrix for each expert.
+def gather_published_weights(model: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """`gather_full_weights` with the names of published checkpoints, which have a separate matrix for each expert.
 
     transformers keeps the experts of a layer in one tensor, for one grouped product instead of many small ones.
     """
-    for name, weight in full_weights(model, dtype=dtype):
+    for name, weight in gather_full_weights(model, dtype=dtype):
         # Only stacks of experts have three dims. The conversion takes time for each weight, so others skip it.
         parts = revert_weight_conversion(model, {name: weight}) if weight.dim() == 3 else {name: weight}
         for part, tensor in parts.items():
@@ -68,7 +68,7 @@ def export_hf(model: nn.Module, folder: Path, *, source: str, dtype: torch.dtype
     """
     weights = {}
     # Every rank iterates: each item is a collective. Only rank 0 keeps the result.
-    for name, weight in full_weights(model, dtype=dtype):
+    for name, weight in gather_full_weights(model, dtype=dtype):
         if dist.get_rank() == 0:
             weights[name] = weight.cpu()
     if dist.get_rank() == 0:

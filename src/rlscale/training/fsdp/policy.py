@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.training.fsdp.model import load_sharded
-from rlscale.training.fsdp.step import backward, iterate_micros, optim_step, policy_terms, score_logprobs
+from rlscale.training.fsdp.step import backward, compute_policy_terms, iterate_micros, optim_step, score_logprobs
 from rlscale.training.loss.policy_loss import PolicyLoss
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, state_tensors
@@ -73,7 +73,7 @@ class FsdpPolicy:
     def _forward_backward(self, micros: Sequence[Microbatch], *, loss: PolicyLoss, metrics: MetricSums) -> None:
         """Accumulates the gradient over the micro-batches of a step."""
         for micro in iterate_micros(self.model, micros):
-            logprobs, entropy = policy_terms(
+            logprobs, entropy = compute_policy_terms(
                 self.model,
                 micro,
                 temperature=self._spec.temperature,

@@ -15,7 +15,7 @@ from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.engine_shapes import add_engine_shapes
 from rlscale.training.cpu.allocator import keep_freed_memory
-from rlscale.training.distributed import RankGrid, data_mesh, local_ranks, select_device, use_threads
+from rlscale.training.distributed import RankGrid, find_local_ranks, make_data_mesh, select_device, set_num_threads
 from rlscale.training.fsdp.model import attention_kernel
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.metrics import MetricSums
@@ -47,17 +47,17 @@ class FsdpRank:
         """Sets device, threads and seed of this rank and makes its groups; a collective of all ranks."""
         assert dist.is_initialized(), "join_world comes first"
         assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
-        local_rank, num_local_ranks = local_ranks()
+        local_rank, num_local_ranks = find_local_ranks()
         device = select_device(spec.device, local_rank=local_rank)
         if device.type == "cpu":
-            use_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
+            set_num_threads(spec.fsdp.num_threads, num_local_ranks=num_local_ranks)
             keep_freed_memory()
         torch.manual_seed(spec.train.seed + rank)
         return cls(
             spec=spec,
             device=device,
             grid=RankGrid.from_context_size(device, context_size=spec.fsdp.context_parallel_size),
-            mesh=data_mesh(device),
+            mesh=make_data_mesh(device),
             offloader=make_offloader(spec.offload, device=device),
         )
 

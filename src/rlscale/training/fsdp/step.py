@@ -63,7 +63,7 @@ def _padded_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
     return logits.squeeze(0)
 
 
-def policy_terms(
+def compute_policy_terms(
     model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool, recompute: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.
@@ -83,7 +83,7 @@ def policy_terms(
 def _share_terms(
     model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool, recompute: bool
 ) -> tuple[Tensor, Tensor]:
-    """`policy_terms` of this rank's share."""
+    """`compute_policy_terms` of this rank's share."""
     head = output_layer(model)
     if isinstance(head, LogprobHead):
         request = LogprobRequest(targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
@@ -100,7 +100,7 @@ def _share_terms(
 
 def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:
     if isinstance(output_layer(model), LogprobHead):
-        return policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
+        return compute_policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
     logits = compute_logits(model, micro)
     logprobs = logprobs_from_logits(logits, targets_T=micro.targets, temperature=temperature)
     return micro.gather_shards(_with_engine_values(model, logprobs, logits, micro=micro, temperature=temperature))
@@ -130,7 +130,7 @@ def score_logprobs(
         if entropies is None:
             logprobs = _logprobs(model, micro, temperature=temperature)
         else:
-            logprobs, entropy = policy_terms(model, micro, temperature=temperature, entropy_grad=False)
+            logprobs, entropy = compute_policy_terms(model, micro, temperature=temperature, entropy_grad=False)
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
         write_microbatch(column, micro, logprobs.cpu())
     reshard(model)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference
-from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, token_losses
+from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.rollout_state import PackedRollout, TrainColumns, take_microbatch
@@ -72,7 +72,7 @@ class PolicyLoss:
             advantages=take_microbatch(columns.advantages, micro),
             mean_weight_factor=columns.mean_weight_factor,
         )
-        losses, sums = token_losses(
+        losses, sums = compute_token_losses(
             self._spec.algo, logprobs=logprobs, entropy=entropy, inputs=inputs, layout=layout, custom=self._spec.custom
         )
         self._metrics.add(sums)

@@ -39,12 +39,16 @@ class RolloutInputs:
     values_T: Tensor | None = None  # by the critic, before each token
 
 
-def advantages_of_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Tensor:
-    """Advantages of `estimate_rollout` without the returns. [T]"""
-    return estimate_rollout(algo, inputs, custom=custom).advantages_T
+def compute_rollout_advantages(
+    algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM
+) -> Tensor:
+    """Advantages of `estimate_advantages` without the returns. [T]"""
+    return estimate_advantages(algo, inputs, custom=custom).advantages_T
 
 
-def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM) -> Advantages:
+def estimate_advantages(
+    algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping[str, Any] = NO_CUSTOM
+) -> Advantages:
     """Advantages of the trainable tokens of a whole rollout and, with a critic, the targets of its values.
 
     Rewards -> estimator -> distillation -> whitening; the returns come from the estimator. `custom` is the config's
@@ -62,7 +66,7 @@ def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping
                 layout=layout,
                 normalize_rewards=algo.rewards_normalization,
                 divide_by_std=algo.grpo_std_normalization,
-                kl_T=kl_of_rollout(algo, inputs),
+                kl_T=compute_rollout_kl(algo, inputs),
                 kl_coef=algo.kl_coef,
                 values_T=inputs.values_T,
                 gamma=algo.gamma,
@@ -76,7 +80,7 @@ def estimate_rollout(algo: AlgoConfig, inputs: RolloutInputs, *, custom: Mapping
     return replace(estimated, advantages_T=advantages)
 
 
-def kl_of_rollout(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
+def compute_rollout_kl(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None:
     """KL(old policy, reference) at every token; None where rewards have no KL penalty. [T]"""
     if not algo.kl_coef:
         return None

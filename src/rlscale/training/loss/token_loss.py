@@ -45,7 +45,7 @@ class TokenInputs:
     mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
 
 
-def step_denominators(*, counts_S: Tensor, trajectory_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
+def compute_step_denominators(*, counts_S: Tensor, trajectory_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
     """Loss denominator of every sample of the batch; 1 for samples that are not in this step. [S]
 
     `in_step_S` are the indices of the samples of the step.
@@ -75,7 +75,7 @@ class StepReduction:
 
     algo: AlgoConfig
     plan: StepPlan
-    denominators_S: Tensor  # of every sample of the batch, see `step_denominators`
+    denominators_S: Tensor  # of every sample of the batch, see `compute_step_denominators`
     weights_S: Tensor | None = None  # by the user's reducer; None: the config has none
     max_response_len: int | None = None  # for `algo.divide_by_max_response_len`
 
@@ -98,7 +98,7 @@ class StepReduction:
         )
 
 
-def token_losses(
+def compute_token_losses(
     algo: AlgoConfig,
     *,
     logprobs: Tensor,

@@ -64,7 +64,7 @@ class ValueLoss:
         return self._reduction.reduce(losses, layout=micro.layout, samples=samples)
 
 
-def critic_rates(optim: OptimConfig, critic: CriticSpec) -> OptimConfig:
+def critic_optim_config(optim: OptimConfig, critic: CriticSpec) -> OptimConfig:
     """The policy's optimiser settings with the critic's learning rate, for all kinds of parameters."""
     return replace(
         optim,
@@ -78,7 +78,7 @@ def critic_rates(optim: OptimConfig, critic: CriticSpec) -> OptimConfig:
     )
 
 
-def critic_settings(spec: TrainerSpec, critic: CriticSpec, *, number: int, lr: float) -> StepSettings:
+def critic_step_settings(spec: TrainerSpec, critic: CriticSpec, *, number: int, lr: float) -> StepSettings:
     """Settings of optimiser step `number` of the critic."""
     role = "actor" if critic.dedicated_ranks is None else "critic"
     return StepSettings(number=number, lr=lr, max_grad_norm=spec.optim.clip_grad, role=role)

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rlscale.config import ModelConfig
-from rlscale.training.loss.value_loss import ValueLoss, critic_rates, critic_settings
+from rlscale.training.loss.value_loss import ValueLoss, critic_optim_config, critic_step_settings
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
 from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
@@ -44,7 +44,7 @@ class MegatronCritic:
 
     def __init__(self, critic: CriticSpec, *, rank: MegatronRank) -> None:
         self._critic, self._rank = critic, rank
-        optim = critic_rates(rank.spec.optim, critic)
+        optim = critic_optim_config(rank.spec.optim, critic)
         model = _build_initial_model(critic, rank=rank)
         self.trainable = TrainableModel(model, optim=optim, rank=rank)
         self._schedule = LrSchedule.from_config(optim, total_steps=rank.spec.total_steps)
@@ -71,7 +71,7 @@ class MegatronCritic:
         spec, device = self._rank.spec, self._rank.device
         metrics = MetricSums(device, group=self._rank.dims.data_group)
         lr = self._schedule.at(self.num_steps)
-        settings = critic_settings(spec, self._critic, number=self.num_steps, lr=lr)
+        settings = critic_step_settings(spec, self._critic, number=self.num_steps, lr=lr)
         loss = ValueLoss(spec, rollout, columns, step=step, metrics=metrics, device=device)
         chunks, optimizer = self.trainable.chunks, self.trainable.optimizer
         call_before_step(spec, chunks, optimizer, rollout_id=rollout.batch.version, step_id=self.num_steps)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
-from rlscale.training.distributed import local_ranks, select_device, use_threads
+from rlscale.training.distributed import find_local_ranks, select_device, set_num_threads
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.hooks import call_after_init
@@ -50,10 +50,10 @@ class MegatronRank:
         """Sets device, threads and seed of this rank and makes its groups; a collective of all ranks."""
         assert dist.is_initialized(), "join_world comes first"
         assert (rank, world_size) == (dist.get_rank(), dist.get_world_size()), "this rank joined as another"
-        local_rank, num_local_ranks = local_ranks()
+        local_rank, num_local_ranks = find_local_ranks()
         device = select_device(spec.device, local_rank=local_rank)
         if device.type == "cpu":
-            use_threads(None, num_local_ranks=num_local_ranks)
+            set_num_threads(None, num_local_ranks=num_local_ranks)
         torch.manual_seed(spec.train.seed + rank)
         with megatron_device():
             dims = build_parallel_dims(spec.megatron, seed=spec.train.seed, timeout_minutes=spec.timeout_minutes)

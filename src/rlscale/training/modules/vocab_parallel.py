@@ -8,7 +8,7 @@ from torch import Tensor
 from rlscale.algo.linear_logprobs import VocabShard
 
 
-def vocab_shard(group: dist.ProcessGroup | dist.ProcessGroupGloo, *, first: int) -> VocabShard:
+def make_vocab_shard(group: dist.ProcessGroup | dist.ProcessGroupGloo, *, first: int) -> VocabShard:
     """Builds the reductions with which `logprobs_from_hidden` works on a part of the vocabulary.
 
     The forward pass all-reduces [T] twice over the group, the backward pass [T, H] once.

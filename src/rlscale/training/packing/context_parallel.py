@@ -70,7 +70,7 @@ def assign_spans(runs: Sequence[Span], *, num_ranks: int) -> list[list[Span]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRows:
-    """Rows of all ranks that are keys of this rank's spans. Made by `key_rows`."""
+    """Rows of all ranks that are keys of this rank's spans. Made by `build_key_rows`."""
 
     context: ContextGroup
     max_rows: int  # of a rank
@@ -87,7 +87,7 @@ class KeyRows:
         return keys
 
 
-def key_rows(index_K: Int64, *, max_rows: int, context: ContextGroup, device: torch.device) -> KeyRows:
+def build_key_rows(index_K: Int64, *, max_rows: int, context: ContextGroup, device: torch.device) -> KeyRows:
     """Builds the maps of the keys `index_K`, each a row of G."""
     order, counts_G = np.argsort(index_K, kind="stable"), np.bincount(index_K)
     ends_G = np.cumsum(counts_G)

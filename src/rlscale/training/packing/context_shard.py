@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlscale.training.attention.context_attention import SpanLayout, span_layout
-from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, assign_spans, key_rows
+from rlscale.training.attention.context_attention import SpanLayout, build_span_layout
+from rlscale.training.packing.context_parallel import ContextGroup, Span, TokenShard, assign_spans, build_key_rows
 from rlscale.training.packing.microbatch import Microbatch, SampleRows, lay_out_samples, to_device
 from rlscale.types import Int64, TrainBatch
 
@@ -106,8 +106,8 @@ def _packing(
     # The keys of a span are all positions of its sample up to its end, as indices into the gathered rows G.
     seen = np.concatenate([_rows_of(span, rows, 0) for span in spans])
     index = places.rank[seen] * places.max_rows + places.row[seen]
-    keys = key_rows(index, max_rows=places.max_rows, context=context, device=device)
-    return span_layout(spans, keys=keys, device=device)
+    keys = build_key_rows(index, max_rows=places.max_rows, context=context, device=device)
+    return build_span_layout(spans, keys=keys, device=device)
 
 
 def shard_entries(

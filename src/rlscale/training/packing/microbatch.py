@@ -18,10 +18,10 @@ from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout
 from rlscale.training.attention.context_attention import SpanLayout
-from rlscale.training.attention.packed import PackedLayout, packed_layout
+from rlscale.training.attention.packed import PackedLayout, build_packed_layout
 from rlscale.training.batch_invariant.engine_rows import EngineRows
 from rlscale.training.packing.context_parallel import TokenShard
-from rlscale.training.packing.prefix_sharing import shared_prompts
+from rlscale.training.packing.prefix_sharing import find_shared_prompts
 from rlscale.types import Int64, TrainBatch
 
 
@@ -102,13 +102,13 @@ def pack(
     # The logits before a token predict it; the masked entry of an empty micro-batch may be at 0.
     logit_rows, kept, shared = np.maximum(rows.trainable - 1, 0), np.arange(len(rows.tokens)), None
     if (rows.originals != kept).any():
-        kept, shared = np.flatnonzero(rows.originals == kept), shared_prompts(rows.originals, device=device)
+        kept, shared = np.flatnonzero(rows.originals == kept), find_shared_prompts(rows.originals, device=device)
         # From rows of E to packed rows: the rank of the original among the kept rows.
         logit_rows = np.searchsorted(kept, rows.originals[logit_rows])
     return Microbatch(
         input_ids=to_device(rows.tokens[kept][None], device),
         position_ids=to_device(rows.positions[kept][None], device),
-        packing=packed_layout(rows.lengths, device=device, shared=shared),
+        packing=build_packed_layout(rows.lengths, device=device, shared=shared),
         logit_rows=to_device(logit_rows, device),
         targets=to_device(rows.tokens[rows.trainable], device),
         layout=rows.layout(device),

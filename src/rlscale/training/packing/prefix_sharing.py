@@ -21,7 +21,7 @@ from rlscale.types import Int64
 class SharedPrompts:
     """Packed rows that several samples share, with the maps to whole samples and back.
 
-    All other rows belong to one sample. Made by `shared_prompts`.
+    All other rows belong to one sample. Made by `find_shared_prompts`.
     """
 
     expand: Tensor  # [E] packed row of each row of the samples end to end
@@ -40,7 +40,7 @@ class SharedPrompts:
         return gather_rows(rows, self.pick, self.expand)
 
 
-def shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts:
+def find_shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts:
     """Builds the maps from the first of the equal rows, for each row of the samples end to end. [E]"""
     kept = np.flatnonzero(originals_E == np.arange(len(originals_E)))
     expand = np.searchsorted(kept, originals_E)
@@ -87,7 +87,7 @@ class _Expand(torch.autograd.Function):
 class PromptBlocks:
     """Each prompt and all its answers as one block of attention, in which an answer sees the prompt and itself.
 
-    No row occurs twice. Made by `prompt_blocks`.
+    No row occurs twice. Made by `build_prompt_blocks`.
     """
 
     num: int  # G
@@ -105,7 +105,7 @@ class PromptBlocks:
         return gather_rows(padded.transpose(1, 2).flatten(0, 1), self.slots, self.rows)
 
 
-def prompt_blocks(lengths_S: Int64, shared: SharedPrompts, *, most_scores: float) -> PromptBlocks | None:
+def build_prompt_blocks(lengths_S: Int64, shared: SharedPrompts, *, most_scores: float) -> PromptBlocks | None:
     """Blocks of samples end to end, or None where they would need more than `most_scores` scores per head."""
     expand, pick = shared.expand.cpu().numpy(), shared.pick.cpu().numpy()
     starts = np.cumsum(lengths_S) - lengths_S

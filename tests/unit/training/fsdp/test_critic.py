@@ -47,7 +47,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def test_the_first_values_are_0_and_the_losses_those_of_plain_returns(model_path: str) -> None:
     step = train(backend(model_path, algo={"gamma": 1.0, "lambd": 1.0})).steps[0]
-    # Without a value to compare with, the return of every token of a sample is the sample's reward.
+    # With values of 0 the return of every token is the reward of its sample.
     counts = np.diff(BATCH.offsets) - BATCH.prompt_lens
     assert step["critic_value_mean"] == 0.0
     assert step["critic_loss"] == pytest.approx(np.square(BATCH.rewards).mean(), rel=1e-5)
@@ -57,7 +57,7 @@ def test_the_first_values_are_0_and_the_losses_those_of_plain_returns(model_path
 
 def test_values_are_the_heads_product_at_the_position_before_each_token(model_path: str) -> None:
     trainer = backend(model_path)
-    train(trainer)  # the head has left 0
+    train(trainer)  # moves the head away from 0
     assert trainer.critic is not None
     _, columns = trainer.prepare(BATCH, [plan(BATCH, ONE)])
     named = {name: p.detach() for name, p in trainer.critic.model.named_parameters()}  # one rank holds all
@@ -98,7 +98,7 @@ def test_a_cut_into_micro_batches_changes_nothing(model_path: str) -> None:
     whole, split = backend(model_path), backend(model_path)
     for trainer in (whole, split):
         for group in trainer.critic.optimizer.param_groups + trainer.policy.optimizer.param_groups:  # type: ignore[union-attr]
-            group["eps"] = 1e-4  # or rounding of vanishing gradients would become full steps
+            group["eps"] = 1e-4  # with a small eps Adam would turn the rounding of vanishing gradients into full steps
     for seed in range(2):
         batch = make_batch(RAGGED, seed=seed)
         expected, got = train(whole, batch).steps[0], train(split, batch, [[[[7, 3, 1, 5], [], [0, 2, 6, 4]]]]).steps[0]
@@ -154,7 +154,7 @@ def test_critic_save_keeps_as_many_checkpoints_as_the_run(model_path: str, tmp_p
         run.mkdir(parents=True)
         trainer.save(run)
         assert not (run / "critic").exists()
-    # The run still has the one before when it writes this one.
+    # When the run writes a checkpoint, it still has the previous one.
     assert sorted(path.name for path in (tmp_path / "critics").iterdir()) == ["rollout_00000002", "rollout_00000003"]
     again = backend(model_path, save=tmp_path / "critics", keep_last=1)
     again.load(run.rename(run.with_suffix("")))
@@ -176,7 +176,7 @@ def test_a_critic_starts_from_a_folder_a_critic_or_a_policy(model_path: str, cac
     again = backend(model_path, source=ModelSource(path=model_path, checkpoint=tmp_path))
     assert again.critic is not None and again.critic.num_steps == 0
     assert same(weights(again.critic.model), weights(trainer.critic.model))
-    # A run without a critic gives the policy's weights, under a new head.
+    # A run without a critic has the weights of the policy, below a new head.
     (tmp_path / "grpo").mkdir()
     grpo = FsdpBackend(spec(model_path), rank=0, world_size=1)
     train(grpo)

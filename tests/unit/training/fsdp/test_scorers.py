@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlscale.errors import ConfigError, DataError
-from rlscale.training.distributed import data_mesh
+from rlscale.training.distributed import make_data_mesh
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.scorers import FsdpTeacher
 from rlscale.training.spec import ModelSource
@@ -40,7 +40,7 @@ def logprobs(trainer: FsdpBackend, batch: TrainBatch = BATCH) -> Tensor:
 
 
 def of_version(batch: TrainBatch, version: int, *, made_by: dict[int, int] | None = None) -> TrainBatch:
-    """The batch at `version`; samples in `made_by` (sample: version) are from earlier ones."""
+    """The batch at `version`; samples in `made_by` (sample: version) are of earlier versions."""
     versions = np.where(batch.loss_mask, version, -1).astype(np.int32)
     for sample, older in (made_by or {}).items():
         rows = slice(int(batch.offsets[sample]), int(batch.offsets[sample + 1]))
@@ -101,7 +101,7 @@ def test_a_teacher_with_a_smaller_vocabulary_raises(model_path: str, cache: Path
     made = spec(model_path, algo={"opd_kl_coef": 1.0}, teacher=ModelSource(path=model_path))
 
     with pytest.raises(ConfigError, match=r"model\.teacher_load must name a model with the policy's \d+ tokens"):
-        FsdpTeacher.from_spec(made, mesh=data_mesh(torch.device("cpu")), policy=trainer.policy.model)
+        FsdpTeacher.from_spec(made, mesh=make_data_mesh(torch.device("cpu")), policy=trainer.policy.model)
 
 
 def test_earlier_versions_score_the_tokens_they_generated(model_path: str) -> None:

@@ -14,7 +14,7 @@ from rlscale.models.hf_models import load_causal_lm
 from rlscale.models.resolve_model import resolve_model
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.step import policy_terms
+from rlscale.training.fsdp.step import compute_policy_terms
 from rlscale.training.modules.logprob_head import MIN_VOCABULARY, LogprobHead, output_layer, replace_with_logprob_head
 from rlscale.training.packing.microbatch import pack
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
@@ -46,7 +46,7 @@ def test_logprobs_and_gradients_are_those_of_plain_logits(large_vocabulary: str,
         load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION) for _ in range(2)
     ]
     assert replace_with_logprob_head(models[0])
-    found = [policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad) for model in models]
+    found = [compute_policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad) for model in models]
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
     for logprobs, entropy in found:
         (logprobs.sum() + (entropy.square().sum() if entropy_grad else 0.0)).backward()
@@ -75,7 +75,7 @@ def test_logits_of_all_tokens_never_exist(large_vocabulary: str, entropy_grad: b
     assert replace_with_logprob_head(model, chunk_tokens=8)
     num_tokens = len(micro.targets)
     with MaxColumns(num_tokens) as seen:
-        logprobs, entropy = policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)
+        logprobs, entropy = compute_policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)
         (logprobs.sum() + entropy.sum()).backward()
     assert 0 < seen.most * num_tokens <= 8 * (MIN_VOCABULARY + 1)
 

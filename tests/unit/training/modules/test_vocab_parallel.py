@@ -1,4 +1,4 @@
-"""A vocabulary in two parts, on two gloo ranks: logprobs, entropies and gradients of the whole one."""
+"""Logprobs, entropies and gradients of a vocabulary that is split over two gloo ranks."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy
-from rlscale.training.modules.vocab_parallel import vocab_shard
+from rlscale.training.modules.vocab_parallel import make_vocab_shard
 
 T, V, H = 13, 41, 6
 SPLITS = ((0, 29), (29, V))  # uneven
@@ -19,7 +19,7 @@ TIMEOUT = timedelta(seconds=30)
 
 
 def on_two_ranks(work: Callable[[int, dist.ProcessGroup], tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """`work` on two threads of this process, each with its end of a gloo group."""
+    """Runs `work` on two threads of this process, each as a rank of a gloo group."""
     store = dist.HashStore()
 
     def run(rank: int) -> tuple[Tensor, ...]:
@@ -45,7 +45,7 @@ def test_two_parts_equal_the_whole(dtype: torch.dtype, atol: float, scale: float
     def part(rank: int, group: dist.ProcessGroup) -> tuple[Tensor, ...]:
         first, last = SPLITS[rank]
         own, rows = hidden.clone().requires_grad_(), weight[first:last].clone().requires_grad_()
-        shard = vocab_shard(group, first=first)
+        shard = make_vocab_shard(group, first=first)
         options = HeadOptions(chunk_tokens=3, temperature=0.7, entropy_grad=True, shard=shard)
         return results(own, rows, *logprobs_from_hidden(own, rows, targets_T=targets, options=options))
 

@@ -1,4 +1,4 @@
-"""Values worked out by hand from the formula in the docstring of LrSchedule."""
+"""Values computed by hand from the formula in the docstring of LrSchedule."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Muon against torch's own, which works in bfloat16, and against the singular value decomposition."""
+"""Muon compared with torch's implementation in bfloat16, and with the singular value decomposition."""
 
 import pytest
 import torch

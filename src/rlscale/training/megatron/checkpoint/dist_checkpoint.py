@@ -44,7 +44,7 @@ from rlscale.training.trainer_state import (
     TrainerProgress,
     decode,
     encode,
-    random_state,
+    get_random_state,
     read_json,
     set_random_state,
     write_json,
@@ -117,7 +117,7 @@ def save_state(
     fill_moments(optimizer)
     _write(_sharded_state(model, optimizer), folder, async_saver)
     states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
-    write_json(folder / "random" / f"rank_{rank}.json", {**random_state(), "megatron": states})
+    write_json(folder / "random" / f"rank_{rank}.json", {**get_random_state(), "megatron": states})
     if rank == 0:
         write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
     dist.barrier()

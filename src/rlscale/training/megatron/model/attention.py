@@ -21,9 +21,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from rlscale.training.attention.context_attention import SpanLayout, context_attention, span_layout
-from rlscale.training.attention.packed import PackedLayout, length_bucket, packed_attention
-from rlscale.training.packing.context_parallel import ContextGroup, Span, key_rows
+from rlscale.training.attention.context_attention import SpanLayout, build_span_layout, context_attention
+from rlscale.training.attention.packed import PackedLayout, build_length_bucket, packed_attention
+from rlscale.training.packing.context_parallel import ContextGroup, Span, build_key_rows
 from rlscale.types import Int64
 
 _MASK_SLACK = 8
@@ -134,7 +134,7 @@ def _context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, *, context: Con
     length, size = q.shape[2] * context.size, context.size
     parts = [zigzag_positions(length, index=i, size=size) for i in range(size)]
     # Gathered rows are concatenated by rank; argsort gives the row of each position.
-    rows = key_rows(np.argsort(np.concatenate(parts)), max_rows=q.shape[2], context=context, device=q.device)
+    rows = build_key_rows(np.argsort(np.concatenate(parts)), max_rows=q.shape[2], context=context, device=q.device)
     both = rows.spread(torch.cat((k, v), dim=-1).permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
     own = torch.from_numpy(parts[context.index]).to(q.device)
     mask = torch.arange(length, device=q.device) <= own[:, None]
@@ -147,7 +147,7 @@ def _build_layout(lengths_S: Int64, *, context: ContextGroup | None, device: tor
         return _build_span_layout(lengths_S, context=context, device=device)
     starts = np.cumsum(lengths_S) - lengths_S
     buckets = [
-        length_bucket(lengths_S[first:last], start=int(starts[first]), device=device)
+        build_length_bucket(lengths_S[first:last], start=int(starts[first]), device=device)
         for first, last in _similar_runs(lengths_S)
     ]
     offsets = torch.from_numpy(np.append(starts, lengths_S.sum()).astype(np.int32)).to(device)
@@ -172,8 +172,8 @@ def _build_span_layout(lengths_S: Int64, *, context: ContextGroup, device: torch
             spans.append(Span(sample=i, start=place * chunk, stop=(place + 1) * chunk))
             keys.append(rows[: (place + 1) * chunk])
         first_row += 2 * chunk
-    key_rows_of_spans = key_rows(np.concatenate(keys), max_rows=num_rows, context=context, device=device)
-    return span_layout(spans, keys=key_rows_of_spans, device=device, alike=_similar_runs)
+    key_rows_of_spans = build_key_rows(np.concatenate(keys), max_rows=num_rows, context=context, device=device)
+    return build_span_layout(spans, keys=key_rows_of_spans, device=device, alike=_similar_runs)
 
 
 def _similar_runs(lengths: Int64) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.logprob_head import TILE_ELEMENTS
-from rlscale.training.modules.vocab_parallel import vocab_shard
+from rlscale.training.modules.vocab_parallel import make_vocab_shard
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.spec import TrainerSpec
 
@@ -62,7 +62,7 @@ class OutputHead:
             chunk_tokens=self.chunk_tokens if self.chunk_tokens > 0 else max(1, tile),
             temperature=self.temperature,
             entropy_grad=entropy_grad,
-            shard=None if self.group is None else vocab_shard(self.group, first=self.first_token),
+            shard=None if self.group is None else make_vocab_shard(self.group, first=self.first_token),
         )
         chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
         both = logprobs_from_hidden(chosen, rows, targets_T=micro.targets, options=options)

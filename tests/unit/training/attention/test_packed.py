@@ -1,0 +1,102 @@
+"""Attention over packed samples, compared with a slow loop and with separate samples."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlscale.training.attention.packed import PackedLayout, attend_joined, build_packed_layout, packed_attention
+from rlscale.training.packing.microbatch import pack
+from tests.unit.training.rollouts import make_batch
+
+CPU = torch.device("cpu")
+
+GROUPS = {
+    "equal": [(5, 3)] * 4 + [(7, 3)] * 4,
+    "ragged": [(5, 1), (3, 2), (5, 3), (3, 4), (4, 2), (5, 2)],  # by prompt length; one has a single answer
+    "no answers": [(6, 0), (6, 0)],
+}
+
+
+def test_equal_lengths_need_no_padding() -> None:
+    layout = build_packed_layout(np.array([4, 4, 4, 40, 40]), device=CPU)
+    assert [(b.num_samples, b.max_len, b.slots) for b in layout.buckets] == [(3, 4, None), (2, 40, None)]
+    assert layout.cu_seqlens.tolist() == [0, 4, 8, 12, 52, 92]
+
+
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, *, lengths: list[int], window: int | None) -> Tensor:
+    """Token by token in float64: q [T, H, D], k and v [T, K, D]."""
+    out, start, per_kv = torch.empty_like(q), 0, q.shape[1] // k.shape[1]
+    for length in lengths:
+        for t in range(length):
+            first = 0 if window is None else max(0, t - window + 1)
+            seen = slice(start + first, start + t + 1)
+            for head in range(q.shape[1]):
+                scores = k[seen, head // per_kv] @ q[start + t, head] * q.shape[-1] ** -0.5
+                out[start + t, head] = scores.softmax(0) @ v[seen, head // per_kv]
+        start += length
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("lengths", [[1], [5, 5], [2, 3, 9, 30], [1, 66, 70, 75]])
+def test_attention_against_a_slow_loop(lengths: list[int], window: int | None) -> None:
+    torch.manual_seed(0)
+    num_tokens = sum(lengths)
+    q, k, v = (torch.randn(num_tokens, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    got, _ = packed_attention(
+        torch.nn.Identity(),
+        *(x.float().transpose(0, 1)[None] for x in (q, k, v)),
+        None,
+        packing=build_packed_layout(np.array(lengths), device=CPU),
+        sliding_window=window,
+    )
+    expected = reference_attention(q, k, v, lengths=lengths, window=window).float()
+    torch.testing.assert_close(got[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("name", GROUPS)
+def test_attention_of_shared_prompts_is_that_of_whole_samples(name: str, window: int | None) -> None:
+    batch = make_batch(GROUPS[name], group_size=1)
+    for i, length in enumerate(batch.prompt_lens.tolist()):  # equal prompts where they are equally long
+        batch.tokens[batch.offsets[i] : batch.offsets[i] + length] = np.arange(length)
+    samples = range(batch.num_samples)
+    apart, shared = (pack(batch, samples, device=CPU, share_prompts=shares).packing for shares in (False, True))
+    assert isinstance(apart, PackedLayout) and isinstance(shared, PackedLayout) and shared.shared is not None
+    assert shared.blocks is not None and len(shared.blocks.slots) < len(shared.shared.expand)
+    torch.manual_seed(0)
+    rows = torch.randn(len(shared.blocks.slots), 8, 8)
+    out_grad = torch.randn(len(rows), 4, 8)
+    results = []
+    for joined in (True, False):
+        for packing in (shared, apart):
+            x = rows.clone().requires_grad_()
+            given = x if packing is shared else x[shared.shared.expand]
+            if joined:
+                out = attend_joined(given, num_heads=4, num_kv_heads=2, packing=packing, scale=0.3, window=window)
+            else:
+                qkv = (part.transpose(0, 1)[None] for part in given.split([4, 2, 2], dim=1))
+                options = {"scaling": 0.3, "sliding_window": window}
+                out = packed_attention(torch.nn.Identity(), *qkv, None, packing=packing, **options)[0][0]
+            out = out if packing is shared else out[shared.shared.pick]
+            (grad,) = torch.autograd.grad((out * out_grad).sum(), x)
+            results.append((out.detach(), grad))
+    for out, grad in results[1:]:
+        torch.testing.assert_close((out, grad), results[0], atol=1e-5, rtol=1e-5)
+
+
+def test_long_answers_do_not_form_a_block() -> None:
+    batch = make_batch([(2, 20)] * 8, group_size=8)
+    batch.tokens[:] = 1
+    packing = pack(batch, range(8), device=CPU, share_prompts=True).packing
+    assert isinstance(packing, PackedLayout)
+    assert packing.shared is not None and packing.blocks is None  # 162 rows squared are six times 8 times 22 squared
+
+
+def test_unknown_attention_features_are_refused() -> None:
+    x = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(ValueError, match=r"attn_implementation must be eager .* softcap"):
+        packed_attention(
+            torch.nn.Identity(), x, x, x, None, packing=build_packed_layout(np.array([3]), device=CPU), softcap=30.0
+        )
