@@ -1,4 +1,4 @@
-"""Does every algorithm learn? A short run of each on the arithmetic task, from the quickstart's warm-up.
+"""Checks that every algorithm learns: a short run of each on the arithmetic task, from the quickstart's warm-up.
 
 Runs `rlscale-train`; writes `benchmarks/results/algorithms.md` and `.json`, and a curve of each to
 `docs/images/algorithms/`. Cases that are not run keep their last results.
@@ -30,7 +30,7 @@ NUM_ROLLOUTS = 30
 
 COMMON = (
     "experiment=quickstart",
-    "batch.num_steps_per_rollout=2",  # with one step all ratios are 1, and half of these algorithms the same
+    "batch.num_steps_per_rollout=2",  # with one step all ratios are 1, and half of these algorithms are equal
     "eval.stop_reward=null",
     "checkpoint.save_interval=null",
     "logging.console=plain",
@@ -40,7 +40,7 @@ SUPERVISED = ("batch.n_samples_per_prompt=1", "batch.rollout_batch_size=128", "o
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row of the table: what is set beyond the quickstart, and what is to improve."""
+    """One row of the table: overrides of the quickstart, and the metric that must improve."""
 
     overrides: tuple[str, ...]
     curve: str = "reward/mean"  # the metric of the picture
@@ -85,7 +85,7 @@ ADDITIONS: dict[str, Case] = {
     "decoupled": Case(overrides=(*STALE, "algo.decoupled_loss=true")),
     "opsm": Case(overrides=(*STALE, "algo.opsm_delta=0.05")),
 }
-"""What may be added to an algorithm."""
+"""Additions to an algorithm."""
 
 ALL = {**CASES, **ADDITIONS}
 
@@ -98,17 +98,17 @@ def run(
     overrides: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """One run in a process of its own, in a folder with the examples of the docs; its figures."""
+    """Runs one case in a separate process, in a folder with the examples of the docs; returns its figures."""
     folder.mkdir(parents=True, exist_ok=True)
     page = (ROOT / "docs" / "how-to" / "your-own-loss.md").read_text()
     for text, module in re.findall(r"```python\n(# (\w+)\.py.*?)```", page, re.DOTALL):
         (folder / f"{module}.py").write_text(text)
-    words = [*COMMON, *_length(num_rollouts), *ALL[name].overrides, *overrides, f"run.dir={folder / 'run'}"]
+    arguments = [*COMMON, *_length(num_rollouts), *ALL[name].overrides, *overrides, f"run.dir={folder / 'run'}"]
     if ALL[name].teacher:
         teacher = folder.parent / ALL[name].teacher / "run" / "hf"
         assert teacher.is_dir(), f"the case {ALL[name].teacher} must come before {name}"
-        words.append(f"model.teacher_load={teacher}")
-    command = [sys.executable, "-m", "rlscale.cli.train", *words]
+        arguments.append(f"model.teacher_load={teacher}")
+    command = [sys.executable, "-m", "rlscale.cli.train", *arguments]
     subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, check=True, stdout=subprocess.DEVNULL)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return {"overrides": ALL[name].overrides, **figures(name, [json.loads(line) for line in lines])}
@@ -176,7 +176,7 @@ def write(rows: dict[str, dict[str, Any]], where: dict[str, Any]) -> None:
         f"{where['date']}, {where['cpu']}, {where['cores']} cores, Python {where['python']}, {versions}. "
         f"Each is {NUM_ROLLOUTS} rollouts of 384 samples (sft: of 128 labels), two optimiser steps each, from the "
         "quickstart's warm-up, one seed: enough to see that it learns, not to rank them. Held-out reward is of 256 "
-        "sums, sampled at temperature 0.7. Curves are in `docs/images/algorithms`. Made by "
+        "sums, sampled at temperature 0.7. Curves are in `docs/images/algorithms`. Written by "
         f"`python benchmarks/algorithms.py`; each with `{common}`.\n\n{table(rows)}\n\n{remarks}\n"
     )
     (RESULTS / "algorithms.md").write_text(text)

@@ -1,6 +1,6 @@
-"""Logprobs and entropy from hidden states, forward and backward, beside the plain way, TRL's and verl's.
+"""Logprobs and entropy from hidden states, forward and backward, compared with full logits, TRL and verl.
 
-The tiles of `rlscale.algo.linear_logprobs` against five other ways to the same numbers, written down here as formulas:
+The tiles of `rlscale.algo.linear_logprobs` against five other implementations, written here as formulas:
 
     plain           logits = h W^T in full; log softmax of them; the logprob is gathered, the entropy is -sum p log p
     plain, oneDNN   the same with the matrix product that rlscale uses on a CPU
@@ -8,9 +8,9 @@ The tiles of `rlscale.algo.linear_logprobs` against five other ways to the same 
     verl            logits in full; logsumexp token by token, entropy from a softmax (verl/utils/torch_functional.py)
     verl, fused     512 tokens at a time, softmax and log softmax in both passes (verl/utils/experimental/...)
 
-All have the same inputs, and their results are compared before they are timed; in each round every way runs once, in
-turn. The entropy is a metric, without gradient, as in all three. Extra memory is the most that forward and backward
-hold beside inputs, results and gradients, by torch's profiler, in a round of its own. Writes `results/logprobs.md` and
+All have the same inputs, and their results are compared before they are timed; in each round every implementation runs
+once. The entropy is a metric, without gradient, as in all three. Extra memory is the peak of forward and backward in
+addition to inputs, results and gradients, by torch's profiler, in a separate round. Writes `results/logprobs.md` and
 `.json`.
 
     python benchmarks/logprobs.py [--hidden 256 1024] [--dtype float32] [--rounds 3] [--ways rlscale plain] [--add]
@@ -99,7 +99,7 @@ def verl_fused(hidden: Tensor, weight: Tensor, targets: Tensor) -> Both:
 
 
 class _ByTokens(torch.autograd.Function):
-    """512 tokens at a time: each pass makes their logits, softmax (and log softmax) anew."""
+    """512 tokens at a time: each pass recomputes their logits, softmax (and log softmax)."""
 
     ROWS = 512
 
@@ -162,7 +162,7 @@ def run(way: Way, h: Tensor, w: Tensor, targets: Tensor, grad: Tensor) -> tuple[
 
 
 def check(hidden: int, dtype: torch.dtype) -> None:
-    """All ways give the same numbers."""
+    """Checks that all implementations give the same numbers."""
     h, w, targets, grad = inputs(hidden, dtype, tokens=64)
     found = {}
     for name, way in WAYS.items():
@@ -177,14 +177,14 @@ def check(hidden: int, dtype: torch.dtype) -> None:
 
 
 def extra_bytes(way: Way, hidden: int, dtype: torch.dtype) -> int:
-    """The most that is held at a moment beside results and gradients."""
+    """Peak memory in addition to inputs, results and gradients."""
     h, w, targets, grad = inputs(hidden, dtype)
     peak = peak_bytes(lambda: run(way, h, w, targets, grad))
     return peak - h.nbytes - w.nbytes - 2 * grad.nbytes
 
 
 def measure(hidden: int, dtype: torch.dtype, rounds: int, ways: Sequence[str]) -> list[dict[str, Any]]:
-    """Seconds of one case by way, in rows."""
+    """Seconds of one case by implementation, as rows."""
     check(hidden, dtype)
     case = inputs(hidden, dtype)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
@@ -222,7 +222,7 @@ def find(rows: list[dict[str, Any]], like: dict[str, Any], way: str) -> dict[str
 
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rounds of the same case and way together."""
+    """Merges rounds of the same case and implementation."""
     rows = {(r["hidden"], r["dtype"], r["way"]): dict(r) for r in old}
     for row in new:
         key = (row["hidden"], row["dtype"], row["way"])
@@ -234,8 +234,8 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
 def write(rows: list[dict[str, Any]], loads: list[float]) -> None:
     text = (
         f"# Logprobs without the logits\n\n{sentence(loads)} Vocabulary {VOCABULARY:,}, {TOKENS:,} tokens. "
-        "Forward and backward, medians of the rounds, in each of which the ways take turns. Full "
-        f"logits in float32 are {FULL_BYTES / 1e6:.0f} MB. Extra memory is what is held at most beside inputs, results "
+        "Forward and backward, medians of the rounds, in each of which every implementation runs once. Full "
+        f"logits in float32 are {FULL_BYTES / 1e6:.0f} MB. Extra memory is the peak in addition to inputs, results "
         "and gradients. Limits for rlscale: 5 % of full logits, 1.0 times plain. TRL's and verl's ways are their "
         "formulas, as they are without CUDA kernels. Made by `python benchmarks/logprobs.py`.\n\n"
         f"{table(rows)}\n\n"
@@ -251,7 +251,7 @@ def write(rows: list[dict[str, Any]], loads: list[float]) -> None:
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:
-    """Limits that rlscale does not keep."""
+    """Limits that rlscale exceeds."""
     found = []
     for row in (row for row in rows if row["way"] == "rlscale"):
         case = f"hidden {row['hidden']}, {row['dtype']}"

@@ -25,7 +25,7 @@ from rlscale.config.keys import keys
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A heading of the page: what it shows, and the keys that choose it."""
+    """A heading of the page, its functions, and their config keys."""
 
     title: str
     functions: tuple[Callable[..., Any], ...]
@@ -111,7 +111,7 @@ GOLDEN: Mapping[str, str] = {
     "decoupled_weights": "tests/golden/test_decoupled.py",
     **dict.fromkeys(("importance_weights", "off_policy_mask"), "tests/golden/test_off_policy.py"),
 }
-"""Where the numbers of a function stand beside those of a person, a paper or a slow loop."""
+"""Golden test of each function: numbers by hand, from a paper, or from a reference loop."""
 
 TITLES: Mapping[str, str] = {
     "grpo": "GRPO",
@@ -129,15 +129,15 @@ TITLES: Mapping[str, str] = {
 """Options of `conf/algo` by name, in the order of the table."""
 
 SAME_CURVE: Mapping[str, str] = {"sft_per_token": "sft"}
-"""Options without a picture of their own, and whose shows the same."""
+"""Options without a separate picture, and the option whose picture they use."""
 
 PICTURES = "images/algorithms"
-"""Where `benchmarks/algorithms.py` draws the curves, below `docs`."""
+"""Folder of the curves by `benchmarks/algorithms.py`, below `docs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Addition:
-    """What may be added to an algorithm: a row of the second table."""
+    """An addition to an algorithm: a row of the second table."""
 
     title: str
     paper: str
@@ -214,27 +214,27 @@ ADDITIONS: tuple[Addition, ...] = (
 
 _INTRODUCTION = """# Algorithms
 
-What the keys of [`algo`](algo.md) compute, from the docstrings of `rlscale.algo`. `lp` is the logprob of the policy
-with its gradient, `old` that of the policy that is improved, `gen` the one that the engine reported, `ref` that of the
+Formulas behind the keys of [`algo`](algo.md), from the docstrings of `rlscale.algo`. `logprob` is that of the policy,
+with gradient, `old` that of the policy that is improved, `rollout` the one that the engine reported, `ref` that of the
 reference model, `A` the advantage. All in float32; logits are divided by `rollout.temperature` first. Sums are over
-trainable tokens, and denominators belong to the whole optimiser step: neither micro-batches nor ranks nor packing
-change a loss.
+trainable tokens, and denominators belong to the whole optimiser step: micro-batches, ranks and packing do not change a
+loss.
 
 A new estimator is a function and an entry of `ESTIMATORS` in `src/rlscale/algo/advantages.py`, and a member of the enum
-`AdvantageEstimator` in `src/rlscale/config/groups/algo.py`. For your own without touching rlscale see
+`AdvantageEstimator` in `src/rlscale/config/groups/algo.py`. To add one without changing rlscale see
 [Your own loss](../how-to/your-own-loss.md).
 """
 
 _CURVES = """The golden tests are in `tests/golden/`. Each curve is a short run on the arithmetic task from the
-quickstart's warm-up: the mean reward of its rollouts, or the loss of supervised training. One seed: enough to see that
-it learns, not to rank them; settings and numbers are in `benchmarks/results/algorithms.md`.
+quickstart's warm-up: the mean reward of its rollouts, or the loss of supervised training. One seed: enough to show that
+it learns, not to rank algorithms; settings and numbers are in `benchmarks/results/algorithms.md`.
 """
 
 
 def make_page() -> str:
-    """The text of the page, without the line that says it is generated."""
-    parts = [_INTRODUCTION, "## Table", "", *_table(), "", _CURVES, "## What may be added", "", *_additions(), ""]
-    parts += ["## What the options set", "", *_options(), "", "## Estimators", "", *_estimators(), ""]
+    """The text of the page, without the generated-file notice."""
+    parts = [_INTRODUCTION, "## Table", "", *_table(), "", _CURVES, "## Additions", "", *_additions(), ""]
+    parts += ["## Values of the options", "", *_options(), "", "## Estimators", "", *_estimators(), ""]
     for section in SECTIONS:
         parts += [f"## {section.title}", ""]
         for function in section.functions:
@@ -258,7 +258,7 @@ class Option:
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        """What it computes: advantages and loss, or the loss alone."""
+        """Its functions: advantages and loss, or the loss alone."""
         name = self.values.get("advantage_estimator")
         if name is None:
             return (losses.sft_loss,)
@@ -290,7 +290,7 @@ def _table() -> list[str]:
 
 
 def _test_of(function: Callable[..., Any]) -> str:
-    # The folder is left out: with it the tables would be wider than the page.
+    # Without the folder, which would make the tables wider than the page.
     return f"`{GOLDEN[function.__name__].removeprefix('tests/golden/')}`"
 
 
@@ -307,7 +307,7 @@ def _additions() -> list[str]:
 
 
 def _options() -> list[str]:
-    lines = ["| option | what | sets |", "|---|---|---|"]
+    lines = ["| option | description | values |", "|---|---|---|"]
     for name, option in read_options().items():
         sets = ", ".join(f"`{key}: {_plain(value)}`" for key, value in option.values.items() if key != "loss_type")
         lines.append(f"| `algo={name}` | {option.remarks} | {sets or '`loss_type`'} |")
@@ -330,7 +330,7 @@ def _explanation(function: Callable[..., Any]) -> str:
 
 
 def _key_line(names: tuple[str, ...]) -> str:
-    assert all(f"algo.{name}" in keys() for name in names), "a key of the page has another name now"
+    assert all(f"algo.{name}" in keys() for name in names), "a key of the page was renamed"
     return "Keys: " + ", ".join(f"`algo.{name}`" for name in names) + "."
 
 

@@ -1,4 +1,4 @@
-"""What functions of the user that train are given and must give back; the examples of the docs keep it."""
+"""Contract of user functions for training: arguments and results. The examples of the docs keep it."""
 
 import re
 import sys
@@ -136,7 +136,7 @@ def losses(logprobs: Tensor, *, entropy: Tensor | None = None, **algo: Any) -> t
 CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "my_loss:squared"}
 
 
-def test_the_loss_of_the_page() -> None:
+def test_the_loss_of_the_docs() -> None:
     # drift 0.5, 0 and -1 with A = 1, 1 and -2: -0.5 + 0.125, 0, -2 + 0.5.
     logprobs = vector(-0.5, NAN, -1, -3).requires_grad_()
     found, metrics = losses(logprobs, **CUSTOM)
@@ -156,18 +156,18 @@ def test_kl_loss_and_entropy_bonus_are_added_to_it() -> None:
     assert metrics["kl_loss"] == pytest.approx((0.125 + 2.0) / 3) and metrics["entropy"] == 2.0
 
 
-def test_without_advantages_only_what_the_engine_knows_is_there() -> None:
+def test_without_advantages_only_rollout_logprobs_are_set() -> None:
     algo = {**CUSTOM, "custom_loss_function_path": "other_hooks_for_test:raw", "compute_advantages_and_returns": False}
     found, metrics = losses(vector(-1, 0, -2, -3), advantages=False, **algo)
     assert found.tolist() == [1.0, 0.0, 2.0, 3.0] and metrics == {"seen": -6.0}
 
 
-def test_the_entropy_is_there() -> None:
+def test_a_loss_receives_the_entropy() -> None:
     algo = {**CUSTOM, "custom_loss_function_path": "other_hooks_for_test:of_entropy"}
     assert losses(vector(0, 0, 0, 0), entropy=vector(1, NAN, 2, 3), **algo)[0].tolist() == [1.0, 0.0, 2.0, 3.0]
 
 
-def test_the_weights_of_the_page() -> None:
+def test_the_weights_of_the_docs() -> None:
     # old - gen is 0, 2 and -1: weights 1, 0 and 1. With ratio 1 the loss is -A.
     algo = {"use_tis": True, "custom_tis_function_path": "my_weights:near"}
     found, metrics = losses(vector(-1, NAN, -1, -2), **algo)
@@ -175,7 +175,7 @@ def test_the_weights_of_the_page() -> None:
     assert metrics["near"] == pytest.approx(2 / 3)
 
 
-def test_weights_carry_no_gradient_and_matter_at_no_placeholder() -> None:
+def test_weights_have_no_gradient_and_masked_ones_never_matter() -> None:
     logprobs = vector(-1, NAN, -1, -2).requires_grad_()
     found, _ = losses(logprobs, use_tis=True, custom_tis_function_path="other_hooks_for_test:nan_where_masked")
     found.sum().backward()
@@ -194,12 +194,12 @@ def rollout(**changes: Any) -> RolloutInputs:
     return RolloutInputs(**{**values, **changes})
 
 
-def test_the_advantages_of_the_page() -> None:
+def test_the_advantages_of_the_docs() -> None:
     algo = AlgoConfig(custom_advantage_function_path="my_advantages:best_only")
     assert compute_rollout_advantages(algo, rollout()).tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_custom_advantages_are_whitened_and_see_the_old_policy() -> None:
+def test_custom_advantages_are_whitened_and_receive_old_logprobs() -> None:
     path = "other_hooks_for_test:from_old"
     algo = AlgoConfig(custom_advantage_function_path=path, normalize_advantages=True)
     actual = compute_rollout_advantages(algo, rollout(old_logprobs_T=vector(1, NAN, 2, 3)))
@@ -207,7 +207,7 @@ def test_custom_advantages_are_whitened_and_see_the_old_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("custom_loss_function_path", "the loss of other_hooks_for_test:shifted must have shape (4,), got (3,)"),
         (
@@ -216,8 +216,8 @@ def test_custom_advantages_are_whitened_and_see_the_old_policy() -> None:
         ),
     ],
 )
-def test_a_result_of_another_shape_is_named(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_a_result_of_another_shape_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         if name == "custom_loss_function_path":
             losses(vector(0, 0, 0, 0), loss_type="custom_loss", **{name: "other_hooks_for_test:shifted"})
         else:
@@ -233,14 +233,14 @@ STEP = StepSamples(
 )
 
 
-def test_the_average_of_the_page() -> None:
+def test_the_reducer_of_the_docs() -> None:
     # Two prompts, of 6 tokens and of 1.
     torch.testing.assert_close(
         compute_custom_weights("my_reducer:by_prompt", STEP), vector(1 / 12, 1 / 12, 1 / 12, 1 / 2)
     )
 
 
-def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
+def test_a_reducer_with_the_default_weights_gives_the_default_loss() -> None:
     layout = TokenLayout.from_lengths(torch.ones(7, dtype=torch.bool), lengths_S=STEP.num_trainable)
     values = torch.arange(7.0).requires_grad_()
     plan = StepPlan(microbatches=((),), num_trajectories=2, num_tokens=7)
@@ -258,14 +258,14 @@ def test_an_average_with_the_weights_of_the_default_gives_its_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("other_number", "the weights of other_hooks_for_test:other_number must have shape (4,), got (1,)"),
         ("infinite", "the weights of other_hooks_for_test:infinite must be finite, got inf for sample 0 of the step"),
     ],
 )
-def test_weights_that_cannot_be_summed_are_named(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_reducer_weights_of_wrong_shape_or_value_are_errors(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         compute_custom_weights(f"other_hooks_for_test:{name}", STEP)
 
 
@@ -290,7 +290,7 @@ COLUMNS = {
 ROWS = np.array([1, 2, 6])  # a rank with the first and the last sample
 
 
-def test_the_last_look_of_the_page() -> None:
+def test_the_postprocess_of_the_docs() -> None:
     path, custom = "my_postprocess:bounded", {"max_advantage": 2}
     changed, sums = postprocess_columns(path, COLUMNS, batch=BATCH, rows=ROWS, custom=custom)
     assert {name: column.tolist() for name, column in changed.items()} == {"advantages": [0, 2, -1, 0, 1, 0, -2]}
@@ -298,18 +298,18 @@ def test_the_last_look_of_the_page() -> None:
     assert COLUMNS["advantages"].tolist() == [0, 4, -1, 0, 1, 0, -9]
 
 
-def test_a_rank_without_samples_looks_too() -> None:
+def test_postprocess_runs_on_a_rank_without_samples() -> None:
     changed, sums = postprocess_columns("my_postprocess:bounded", COLUMNS, batch=BATCH, rows=ROWS[:0])
     assert changed == {} and [float(each) for each in sums["bounded"]] == [0.0, 0.0]
 
 
-def test_what_is_changed_in_place_counts_as_well() -> None:
+def test_changes_in_place_are_applied() -> None:
     changed, _ = postprocess_columns("other_hooks_for_test:in_place", COLUMNS, batch=BATCH, rows=ROWS)
     assert changed["advantages"].tolist() == [0, 8, -2, 0, 1, 0, -18] and changed.keys() == {"advantages"}
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("without_old", "old_logprobs of the columns of other_hooks_for_test:without_old must stay a tensor, got None"),
         ("invented", "ref_logprobs of the columns of other_hooks_for_test:invented must stay None, got a tensor"),
@@ -317,14 +317,14 @@ def test_what_is_changed_in_place_counts_as_well() -> None:
         ("cut_off", "rollout_logprobs of the columns of other_hooks_for_test:cut_off must have shape (3,), got (2,)"),
     ],
 )
-def test_columns_that_do_not_fit_are_named(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_invalid_columns_are_errors(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         postprocess_columns(
             f"other_hooks_for_test:{name}", {**COLUMNS, "old_logprobs": torch.zeros(7)}, batch=BATCH, rows=ROWS
         )
 
 
-def test_a_parameter_custom_is_filled_with_the_node_of_the_config() -> None:
+def test_a_parameter_custom_receives_the_node_of_the_config() -> None:
     custom, module = {"scale": 2.0}, "other_hooks_for_test"
     inputs = TokenInputs(
         old_logprobs=vector(-1, 0, -1, -2), rollout_logprobs=vector(-1, 0, -3, -1), advantages=vector(1, 0, 1, -2)
@@ -349,7 +349,7 @@ def config_of(**algo: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         (
             "other_hooks_for_test:two",
@@ -361,9 +361,9 @@ def config_of(**algo: Any) -> RunConfig:
         ("no_such_module_for_test:f", "No module named 'no_such_module_for_test'"),
     ],
 )
-def test_what_cannot_be_called_is_found_before_the_start(path: str, told: str) -> None:
+def test_functions_that_cannot_be_called_are_errors_at_load(path: str, message: str) -> None:
     (problem,) = check_hooks(config_of(**{**CUSTOM, "custom_loss_function_path": path}))
-    assert str(problem).startswith("algo.custom_loss_function_path must") and told in str(problem)
+    assert str(problem).startswith("algo.custom_loss_function_path must") and message in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -374,11 +374,11 @@ def test_what_cannot_be_called_is_found_before_the_start(path: str, told: str) -
         {"custom_advantage_function_path": "nowhere:f", "loss_type": "sft_loss"},
     ],
 )
-def test_what_is_never_called_is_not_imported(algo: dict[str, Any]) -> None:
+def test_functions_that_are_never_called_are_not_imported(algo: dict[str, Any]) -> None:
     assert check_hooks(config_of(**algo)) == []
 
 
-def test_several_mistakes_are_found_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     algo = {"custom_advantage_function_path": "nowhere:f", "custom_tis_function_path": "nowhere:g", "use_tis": True}
     assert len(check_hooks(config_of(**algo))) == 2
     with pytest.raises(ConfigError, match=r"algo\.custom_tis_function_path"):

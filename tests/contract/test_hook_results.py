@@ -1,4 +1,4 @@
-"""What a function of the user gives is checked before it is used: type, shape, device, gradient and finite numbers."""
+"""Results of user functions are checked before use: type, shape, device, gradient and finite numbers."""
 
 import re
 from typing import Any
@@ -35,17 +35,17 @@ def losses(logprobs: Tensor, layout: TokenLayout = LAYOUT, **algo: Any) -> tuple
     return found, {name: float(total / count) for name, (total, count) in sums.items()}
 
 
-def own_loss(name: str, layout: TokenLayout = LAYOUT) -> tuple[Tensor, dict[str, float]]:
+def run_loss(name: str, layout: TokenLayout = LAYOUT) -> tuple[Tensor, dict[str, float]]:
     algo: dict[str, Any] = {"loss_type": "custom_loss", "custom_loss_function_path": f"{HERE}:{name}"}
     return losses(vector(-0.5, NAN, -1, -3).requires_grad_(), layout, **algo)
 
 
-def own_weights(name: str) -> tuple[Tensor, dict[str, float]]:
+def run_weights(name: str) -> tuple[Tensor, dict[str, float]]:
     logprobs = vector(-0.5, NAN, -1, -3).requires_grad_()
     return losses(logprobs, use_tis=True, custom_tis_function_path=f"{HERE}:{name}")
 
 
-def own_advantages(name: str) -> Tensor:
+def run_advantages(name: str) -> Tensor:
     rollout = RolloutInputs(
         rewards_S=vector(0.5, 1.0),
         group_ids_S=torch.tensor([4, 4]),
@@ -57,7 +57,7 @@ def own_advantages(name: str) -> Tensor:
     return compute_rollout_advantages(AlgoConfig(custom_advantage_function_path=f"{HERE}:{name}"), rollout)
 
 
-def own_average(name: str) -> Tensor:
+def run_reducer(name: str) -> Tensor:
     step = StepSamples(
         num_trainable=torch.tensor([2, 1]),
         trajectory_ids=torch.tensor([0, 1]),
@@ -94,7 +94,7 @@ LOSS, WEIGHTS, COLUMNS = (f"the {what} of {HERE}:" for what in ("loss", "weights
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         (
             "alone",
@@ -120,27 +120,27 @@ LOSS, WEIGHTS, COLUMNS = (f"the {what} of {HERE}:" for what in ("loss", "weights
         ("named_loss", "the metric 'loss' of tests.contract.wrong_hooks:named_loss must have another name"),
     ],
 )
-def test_a_loss(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
-        own_loss(name)
+def test_a_loss(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_loss(name)
 
 
 def test_plain_numbers_are_metrics_too() -> None:
-    found, metrics = own_loss("numbers")
+    found, metrics = run_loss("numbers")
     assert found.tolist() == [0.5, 0.0, 1.0, 3.0] and metrics == {"three": 3.0, "two": 2.0}
 
 
-def test_a_constant_loss_is_right_where_there_is_nothing_to_learn() -> None:
+def test_a_constant_loss_is_valid_without_trainable_tokens() -> None:
     # A rank without a trainable token still takes part in the backward pass.
     nothing = TokenLayout.from_lengths(torch.zeros(4, dtype=torch.bool), lengths_S=torch.tensor([3, 1]))
-    found, _ = own_loss("nothing_to_learn", nothing)
+    found, _ = run_loss("nothing_to_learn", nothing)
     assert found.tolist() == [0.0] * 4 and found.requires_grad
     with pytest.raises(ValueError, match="must depend on logprobs"):
-        own_loss("nothing_to_learn")
+        run_loss("nothing_to_learn")
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("weights_alone", "must return (weights, metrics), got a tensor of shape (4,)"),
         ("weights_of_nan", f"{WEIGHTS}weights_of_nan must be finite at trainable tokens, got nan in sample 0"),
@@ -150,36 +150,36 @@ def test_a_constant_loss_is_right_where_there_is_nothing_to_learn() -> None:
         ),
     ],
 )
-def test_weights(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
-        own_weights(name)
+def test_weights(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_weights(name)
 
 
-def test_weights_may_be_true_or_false() -> None:
+def test_weights_may_be_booleans() -> None:
     # Without a weight the loss of the last token would be -A ratio = 2 exp(-3 + 2).
-    found, _ = own_weights("weights_kept")
+    found, _ = run_weights("weights_kept")
     assert found[3] == 0.0 and (found[[0, 2]] != 0).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("advantages_with_metrics", "advantages_with_metrics must be a tensor, got tuple"),
         ("advantages_of_nan", "must be finite at trainable tokens, got nan in sample 1, the first of 1 among 3"),
     ],
 )
-def test_advantages(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
-        own_advantages(name)
+def test_advantages(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_advantages(name)
 
 
-def test_an_average() -> None:
+def test_a_reducer() -> None:
     with pytest.raises(ValueError, match=re.escape(f"{WEIGHTS}listed_weights must be a tensor, got list")):
-        own_average("listed_weights")
+        run_reducer("listed_weights")
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("columns_alone", "must return (columns, metrics), got TokenColumns"),
         ("columns_as_mapping", f"{COLUMNS}columns_as_mapping must be TokenColumns, got dict"),
@@ -187,6 +187,6 @@ def test_an_average() -> None:
         ("columns_named_kl", "the metric 'kl' of tests.contract.wrong_hooks:columns_named_kl must have another name"),
     ],
 )
-def test_a_last_look(name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_a_postprocess(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         apply_user_postprocess(name)

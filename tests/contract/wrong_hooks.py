@@ -1,4 +1,4 @@
-"""Functions of a user that give something else than they are to give, for `test_hook_results.py`. No test in here."""
+"""User functions that break their contract, for `test_hook_results.py`. Contains no tests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def named_loss(logprobs: Tensor, tokens: TokenColumns) -> Any:
 
 
 def numbers(logprobs: Tensor, tokens: TokenColumns) -> Any:
-    """Right: plain numbers, and tensors of one element, are sums as well."""
+    """Valid: plain numbers and tensors of one element are sums too."""
     return -logprobs, {"three": (3, 1.0), "two": (torch.tensor([4]), 2)}
 
 
@@ -85,7 +85,7 @@ def weights_as_ratio(tokens: TokenColumns) -> Any:
 
 
 def weights_kept(tokens: TokenColumns) -> Any:
-    """Right: true and false are factors, too."""
+    """Valid: booleans are weights too."""
     return tokens.mask & (tokens.sample_ids == 0), {}
 
 

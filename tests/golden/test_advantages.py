@@ -1,4 +1,4 @@
-"""Group normalisation and whitening against numbers worked by hand and slow loops."""
+"""Group normalisation and whitening against numbers worked by hand and loops over samples."""
 
 from statistics import fmean, stdev
 
@@ -10,7 +10,7 @@ from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.whitening import whiten
 
 
-def slow_normalize(rewards: list[float], groups: list[int], divide_by_std: bool) -> list[float]:
+def reference_normalize(rewards: list[float], groups: list[int], divide_by_std: bool) -> list[float]:
     out = []
     for reward, group in zip(rewards, groups, strict=True):
         own = [r for r, g in zip(rewards, groups, strict=True) if g == group]
@@ -38,7 +38,7 @@ def test_uneven_groups_in_any_order(divide_by_std: bool) -> None:
     actual = normalize_by_group(
         torch.tensor(rewards, dtype=torch.float64), group_ids_S=torch.tensor(groups), divide_by_std=divide_by_std
     )
-    expected = torch.tensor(slow_normalize(rewards, groups, divide_by_std), dtype=torch.float64)
+    expected = torch.tensor(reference_normalize(rewards, groups, divide_by_std), dtype=torch.float64)
     torch.testing.assert_close(actual, expected)
 
 

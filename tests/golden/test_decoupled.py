@@ -1,4 +1,4 @@
-"""The decoupled PPO loss: by hand, by a loop over tokens, and under any cut into micro-batches."""
+"""The decoupled PPO loss: by hand, by a loop over tokens, and under any split into micro-batches."""
 
 import math
 from math import log
@@ -93,7 +93,7 @@ def test_fresh_tokens_of_an_exact_engine_are_plain_ppo() -> None:
     assert torch.equal(decoupled, plain)
 
 
-def test_weights_carry_no_gradient_stay_finite_and_ignore_masked_tokens() -> None:
+def test_weights_have_no_gradient_stay_finite_and_ignore_masked_tokens() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True, True, False]), lengths_S=torch.tensor([3]))
     old = torch.tensor([500.0, -500.0, float("nan")], requires_grad=True)
     weights, _ = decoupled_weights(old, rollout_logprobs_T=torch.zeros(3), layout=layout, high=5.0)
@@ -101,7 +101,7 @@ def test_weights_carry_no_gradient_stay_finite_and_ignore_masked_tokens() -> Non
     assert weights.tolist() == [5.0, pytest.approx(math.exp(-20)), 0.0]
 
 
-def slow_loss(lengths: list[int], columns: dict[str, list[float]], mask: list[bool], *, high: float) -> float:
+def reference_loss(lengths: list[int], columns: dict[str, list[float]], mask: list[bool], *, high: float) -> float:
     """The equation token by token: mean over samples of the mean over trainable tokens."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     means = []
@@ -126,7 +126,7 @@ def slow_loss(lengths: list[int], columns: dict[str, list[float]], mask: list[bo
     masked=st.sampled_from([0.0, 0.3]),
     data=st.data(),
 )
-def test_any_cut_into_microbatches_gives_the_loop_over_tokens(
+def test_any_split_into_microbatches_equals_the_loop_over_tokens(
     lengths: list[int], seed: int, masked: float, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -159,5 +159,5 @@ def test_any_cut_into_microbatches_gives_the_loop_over_tokens(
         losses, _ = compute_token_losses(algo, logprobs=columns["lp"][rows], entropy=None, inputs=inputs, layout=layout)
         reduction = StepReduction(algo=algo, plan=plan, denominators_S=denominators)
         loss += float(reduction.reduce(losses, layout=layout, samples=torch.tensor(part)))
-    expected = slow_loss(lengths, {k: v.tolist() for k, v in columns.items()}, mask.tolist(), high=3.0)
+    expected = reference_loss(lengths, {k: v.tolist() for k, v in columns.items()}, mask.tolist(), high=3.0)
     assert loss == pytest.approx(expected, rel=1e-10, abs=1e-12)

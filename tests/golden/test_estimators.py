@@ -37,7 +37,7 @@ def advantages(name: str, **changes: object) -> Tensor:
     return ESTIMATORS[name].compute(inputs(**changes)).advantages_T
 
 
-def slow_leave_one_out(scores: list[float], groups: list[int]) -> list[float]:
+def reference_leave_one_out(scores: list[float], groups: list[int]) -> list[float]:
     out = []
     for i, group in enumerate(groups):
         others = [scores[j] for j in range(len(groups)) if groups[j] == group and j != i]
@@ -45,7 +45,7 @@ def slow_leave_one_out(scores: list[float], groups: list[int]) -> list[float]:
     return out
 
 
-def slow_sums(values: list[float], mask: list[bool], lengths: list[int], decay: float) -> list[float]:
+def reference_sums(values: list[float], mask: list[bool], lengths: list[int], decay: float) -> list[float]:
     """The recursion, one token after the other from the end."""
     out, end = [0.0] * len(values), len(values)
     for length in reversed(lengths):
@@ -57,7 +57,7 @@ def slow_sums(values: list[float], mask: list[bool], lengths: list[int], decay: 
     return out
 
 
-def slow_gae(
+def reference_gae(
     columns: dict[str, list[float]], mask: list[bool], lengths: list[int], *, gamma: float, lambd: float
 ) -> list[float]:
     """Equations 11 and 12 of arXiv:1506.02438, backwards over trainable tokens."""
@@ -83,7 +83,7 @@ def test_leave_one_out_by_hand() -> None:
 def test_leave_one_out_of_uneven_groups_in_any_order() -> None:
     scores, groups = [0.1, 1.0, -2.0, 0.4, 0.0, 3.0, 3.0, 0.25], [4, -1, 4, 9, -1, 4, -1, 4]
     actual = leave_one_out(vector(*scores), group_ids_S=torch.tensor(groups))
-    torch.testing.assert_close(actual, vector(*slow_leave_one_out(scores, groups)))
+    torch.testing.assert_close(actual, vector(*reference_leave_one_out(scores, groups)))
 
 
 @pytest.mark.parametrize("scores", [[0.1] * 7, [0.7]])
@@ -160,7 +160,7 @@ def test_gae_in_chunks_equals_the_serial_recursion(
     layout = TokenLayout.from_lengths(mask, lengths_S=torch.tensor(lengths))
     actual, returns = gae(rewards, values_T=values, layout=layout, gamma=gamma, lambd=lambd)
     columns = {"rewards": rewards.tolist(), "values": values.tolist()}
-    expected = vector(*slow_gae(columns, mask.tolist(), lengths, gamma=gamma, lambd=lambd))
+    expected = vector(*reference_gae(columns, mask.tolist(), lengths, gamma=gamma, lambd=lambd))
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(returns, expected + values * mask, rtol=1e-9, atol=1e-9)
 
@@ -172,7 +172,7 @@ def test_long_responses_in_float32_equal_the_recursion_in_float64(decay: float) 
     values = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(sum(lengths), dtype=torch.bool)
     layout = TokenLayout.from_lengths(mask, lengths_S=torch.tensor(lengths))
-    expected = vector(*slow_sums(values.double().tolist(), mask.tolist(), lengths, decay))
+    expected = vector(*reference_sums(values.double().tolist(), mask.tolist(), lengths, decay))
     actual = discounted_sums(values, layout=layout, decay=decay)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-3)
 
@@ -185,13 +185,13 @@ def test_samples_may_be_interleaved() -> None:
     torch.testing.assert_close(actual, vector(1 + 1 + 1, 10 + 10, 2 + 2, 20, 4))
 
 
-def test_decay_beyond_one_is_refused() -> None:
+def test_decay_above_one_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"decay must be within \[0, 1\], got 1\.1"):
         discounted_sums(vector(1.0), layout=build_layout([1], [1]), decay=1.1)
 
 
 def test_distillation_by_hand() -> None:
-    # 2 - 0.5 * (-1 - -3) = 1: the student was surer than the teacher; 2 - 0.5 * (-4 - -1) = 3.5.
+    # 2 - 0.5 * (-1 - -3) = 1: the student's logprob is higher than the teacher's; 2 - 0.5 * (-4 - -1) = 3.5.
     actual = distill(
         vector(2, 2, NAN),
         student_T=vector(-1, -4, NAN),
@@ -245,7 +245,7 @@ def test_value_gradient_equals_finite_differences() -> None:
 
 
 def test_mean_per_length_by_hand() -> None:
-    # (1 + 3 + 10 + 20) / (2 executions * 17 tokens)
+    # (1 + 3 + 10 + 20) / (2 trajectories * 17 tokens)
     values = torch.tensor([1.0, NAN, 3.0, 10.0, 20.0])
     layout = build_layout([1, 0, 1, 1, 1], [3, 0, 2])
     assert float(mean_per_length(values, layout=layout, num_trajectories=2, length=17)) == 1.0

@@ -54,7 +54,7 @@ def test_k1_and_k3_agree_on_average() -> None:
         torch.testing.assert_close(estimate, exact)
 
 
-def test_refuses_other_shapes_and_kinds() -> None:
+def test_rejects_other_shapes_and_kinds() -> None:
     with pytest.raises(ValueError, match="ref_logprobs_T must be a vector as long as logprobs_T"):
         kl_estimate(R, ref_logprobs_T=torch.zeros(4), kind="k1")
     with pytest.raises(ValueError, match="kind must be one of k1, k2, k3, low_var_kl, got 'k4'"):

@@ -111,7 +111,7 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     assert float(sums["pg_clipfrac"][0]) == 1.0
 
 
-def test_cispo_refuses_the_dual_clip() -> None:
+def test_cispo_rejects_the_dual_clip() -> None:
     with pytest.raises(ValueError, match=r"clip\.dual must be None for cispo"):
         cispo_policy_loss(
             vector(0.0),

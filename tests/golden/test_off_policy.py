@@ -31,7 +31,7 @@ def weigh(correction: Correction) -> tuple[Tensor, dict[str, tuple[float, float]
     return weights, {name: (float(total), float(count)) for name, (total, count) in sums.items()}
 
 
-def slow_weights(correction: Correction) -> list[float]:
+def reference_weights(correction: Correction) -> list[float]:
     def ratios(level: str) -> dict[int, float]:
         found = {}
         for tokens in SAMPLES:
@@ -108,17 +108,17 @@ def test_every_level_and_mode_equals_the_loop(level: str, mode: str, reject: str
         reject=None if reject is None else Band(level=reject, high=3.0),
         veto=veto,
     )
-    torch.testing.assert_close(weigh(correction)[0], vector(*slow_weights(correction)))
+    torch.testing.assert_close(weigh(correction)[0], vector(*reference_weights(correction)))
 
 
-def test_what_normalisation_divides_by() -> None:
+def test_divisor_of_the_normalisation() -> None:
     # Tokens: 0.5 + 2 + 2 + 0.125 over 4. Sequences: 2 + 0.25 over 2 samples that have tokens.
     assert weigh(Correction(band=Band(high=2.0)))[1]["mis_weight"] == (pytest.approx(4.625), 4.0)
     assert weigh(Correction(band=Band(level="sequence", high=2.0)))[1]["mis_weight"] == (pytest.approx(2.25), 2.0)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_log_ratios_are_clamped_and_carry_no_gradient(level: str) -> None:
+def test_log_ratios_are_clamped_and_have_no_gradient(level: str) -> None:
     old = torch.tensor([500.0, -500.0], requires_grad=True)
     layout = TokenLayout.from_lengths(torch.ones(2, dtype=torch.bool), lengths_S=torch.tensor([1, 1]))
     weights, _ = importance_weights(
@@ -132,15 +132,15 @@ def test_log_ratios_are_clamped_and_carry_no_gradient(level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Band(level="turn", high=2.0), "level must be one of token, sequence, geometric, got 'turn'"),
         (lambda: Band(low=3.0, high=2.0), "low and high must satisfy 0 <= low <= high, got 3.0 and 2.0"),
         (lambda: Correction(band=Band(high=2.0), mode="drop"), "mode must be one of truncate, clip, mask, got 'drop'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_settings_are_rejected(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -158,7 +158,7 @@ def test_off_policy_masking_by_hand() -> None:
     assert tuple(map(float, sums["opsm_maskfrac"])) == (2.0, 4.0)
 
 
-def test_off_policy_masking_at_the_threshold_keeps() -> None:
+def test_off_policy_masking_keeps_samples_at_the_threshold() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True]), lengths_S=torch.tensor([1]))
     columns = {"behaviour_T": vector(-1.0), "advantages_T": vector(-1.0), "layout": layout}
     assert off_policy_mask(vector(-1.5), **columns, delta=0.5)[0].tolist() == [1.0]

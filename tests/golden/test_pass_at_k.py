@@ -9,7 +9,7 @@ import pytest
 from rlscale.evaluation.pass_at_k import pass_at_k
 
 
-def program_of_the_paper(n: int, c: int, k: int) -> float:
+def reference_pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
@@ -30,4 +30,4 @@ def program_of_the_paper(n: int, c: int, k: int) -> float:
 )
 def test_golden(n: int, c: int, k: int, expected: float) -> None:
     assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-6)
-    assert pass_at_k(n, c, k) == pytest.approx(program_of_the_paper(n, c, k), abs=1e-12)
+    assert pass_at_k(n, c, k) == pytest.approx(reference_pass_at_k(n, c, k), abs=1e-12)

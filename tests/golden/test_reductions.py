@@ -1,4 +1,4 @@
-"""Reductions, corrections and health metrics against numbers worked by hand and slow loops."""
+"""Reductions, corrections and health metrics against numbers worked by hand and literal numbers."""
 
 from math import exp, log
 
@@ -23,16 +23,16 @@ def test_sums_of_the_layout() -> None:
     assert LAYOUT.spread(torch.tensor([7.0, 8.0, 9.0])).tolist() == [7.0, 7.0, 7.0, 9.0, 9.0]
 
 
-def test_mean_per_execution() -> None:
-    # (1 + 3) / 2 and (10 + 20) / 2 over the two executions that have a token.
+def test_mean_per_trajectory() -> None:
+    # (1 + 3) / 2 and (10 + 20) / 2 over the two trajectories that have a token.
     denominators = tokens_per_trajectory(LAYOUT.counts_per_sample(), trajectory_ids_S=torch.tensor([0, 1, 2]))
     assert denominators.tolist() == [2, 1, 2]
     mean = mean_per_trajectory(VALUES, layout=LAYOUT, denominators_S=denominators, num_trajectories=2)
     assert float(mean) == 8.5
 
 
-def test_samples_of_one_execution_count_once() -> None:
-    # All three samples are one execution: 34 over its 4 tokens.
+def test_samples_of_one_trajectory_count_once() -> None:
+    # All three samples are one trajectory: 34 over its 4 tokens.
     denominators = tokens_per_trajectory(LAYOUT.counts_per_sample(), trajectory_ids_S=torch.tensor([5, 5, 5]))
     assert denominators.tolist() == [4, 4, 4]
     assert float(mean_per_trajectory(VALUES, layout=LAYOUT, denominators_S=denominators, num_trajectories=1)) == 8.5
@@ -63,7 +63,7 @@ def test_tis() -> None:
     assert tuple(map(float, sums["tis_clipfrac"])) == (2.0, 3.0)
 
 
-def test_tis_weights_carry_no_gradient_and_never_overflow() -> None:
+def test_tis_weights_have_no_gradient_and_never_overflow() -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True]), lengths_S=torch.tensor([1]))
     old = torch.tensor([500.0], requires_grad=True)
     weights, sums = truncated_importance_weights(
@@ -108,7 +108,7 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])
-def test_entropy_has_a_gradient_only_when_asked(entropy_grad: bool) -> None:
+def test_entropy_has_a_gradient_only_on_request(entropy_grad: bool) -> None:
     logits = torch.randn(2, 5, requires_grad=True)
     _, entropy = logprobs_and_entropy(logits, targets_T=torch.zeros(2, dtype=torch.int64), entropy_grad=entropy_grad)
     assert entropy.requires_grad == entropy_grad

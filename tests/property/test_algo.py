@@ -1,4 +1,4 @@
-"""What must hold for any data: cuts change nothing, masked tokens never matter, gradients are those of the formula."""
+"""Invariants for any data: splits change nothing, masked tokens never matter, gradients match the formula."""
 
 from dataclasses import dataclass
 
@@ -89,7 +89,7 @@ def loss_and_gradient(
 @pytest.mark.parametrize("per_token", [False, True])
 @settings(max_examples=40, deadline=None)
 @given(rollout=rollouts(), data=st.data())
-def test_any_cut_into_microbatches_gives_the_same(
+def test_any_split_into_microbatches_gives_the_same_result(
     name: str, per_token: bool, rollout: Rollout, data: st.DataObject
 ) -> None:
     samples = list(range(len(rollout.lengths)))
@@ -191,7 +191,7 @@ def test_group_advantages_are_centred_and_ignore_shift_and_scale(
     result = advantages(rewards)
     for group in set(groups):
         assert abs(float(result[ids == group].sum())) < 1e-9
-    # Equal up to the 1e-6 beside the standard deviation.
+    # Equal up to the 1e-6 that is added to the standard deviation.
     torch.testing.assert_close(advantages(scale * rewards + shift), result, rtol=1e-3, atol=1e-3)
 
 

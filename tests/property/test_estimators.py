@@ -1,4 +1,4 @@
-"""Estimators, distillation and the value loss for any data: masked tokens never matter, nor do orders and cuts."""
+"""Estimators, distillation and the value loss for any data: masked tokens, order and splits never matter."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def columns(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", ESTIMATORS)
 @settings(max_examples=25, deadline=None)
 @given(inputs=rollouts(), garbage=st.sampled_from(GARBAGE))
-def test_masked_tokens_get_nothing_and_never_matter(name: str, inputs: AdvantageInputs, garbage: float) -> None:
+def test_masked_tokens_have_no_advantage_and_never_matter(name: str, inputs: AdvantageInputs, garbage: float) -> None:
     mask = inputs.layout.mask_T
     clean = ESTIMATORS[name].compute(inputs)
     kl, values = (torch.where(mask, column, garbage) for column in columns(inputs))
@@ -62,15 +62,15 @@ def test_masked_tokens_get_nothing_and_never_matter(name: str, inputs: Advantage
 @pytest.mark.parametrize("name", ESTIMATORS)
 @settings(max_examples=25, deadline=None)
 @given(inputs=rollouts(), data=st.data())
-def test_samples_may_lie_in_any_order_and_interleaved(name: str, inputs: AdvantageInputs, data: st.DataObject) -> None:
+def test_samples_may_be_in_any_order_and_interleaved(name: str, inputs: AdvantageInputs, data: st.DataObject) -> None:
     layout = inputs.layout
-    # A merge of the samples: which one gives its next token, again and again.
-    turns = torch.tensor(data.draw(st.permutations(layout.sample_ids_T.tolist())), dtype=torch.int64)
-    rows = torch.empty(len(turns), dtype=torch.int64)
+    # A random merge of the samples: the sample of each next token.
+    merge = torch.tensor(data.draw(st.permutations(layout.sample_ids_T.tolist())), dtype=torch.int64)
+    rows = torch.empty(len(merge), dtype=torch.int64)
     for sample in range(layout.num_samples):
-        rows[turns == sample] = (layout.sample_ids_T == sample).nonzero().squeeze(1)
+        rows[merge == sample] = (layout.sample_ids_T == sample).nonzero().squeeze(1)
     kl, values = (column[rows] for column in columns(inputs))
-    merged = TokenLayout(mask_T=layout.mask_T[rows], sample_ids_T=turns, num_samples=layout.num_samples)
+    merged = TokenLayout(mask_T=layout.mask_T[rows], sample_ids_T=merge, num_samples=layout.num_samples)
     expected = ESTIMATORS[name].compute(inputs).advantages_T[rows]
     actual = ESTIMATORS[name].compute(replace(inputs, layout=merged, kl_T=kl, values_T=values)).advantages_T
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
@@ -79,7 +79,7 @@ def test_samples_may_lie_in_any_order_and_interleaved(name: str, inputs: Advanta
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline"])
 @settings(max_examples=25, deadline=None)
 @given(inputs=rollouts(), reward=st.floats(-1e6, 1e6))
-def test_a_group_does_not_see_the_others(name: str, inputs: AdvantageInputs, reward: float) -> None:
+def test_groups_are_independent(name: str, inputs: AdvantageInputs, reward: float) -> None:
     layout = inputs.layout
     others_S = inputs.group_ids_S != 0
     moved = torch.where(others_S, torch.full_like(inputs.rewards_S, reward), inputs.rewards_S)
@@ -92,7 +92,7 @@ def test_a_group_does_not_see_the_others(name: str, inputs: AdvantageInputs, rew
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline"])
-def test_a_group_of_one_and_equal_rewards_teach_nothing(name: str) -> None:
+def test_a_group_of_one_and_equal_rewards_have_advantage_zero(name: str) -> None:
     inputs = AdvantageInputs(
         rewards_S=torch.tensor([0.7, 0.1, 0.1, 0.1]),
         group_ids_S=torch.tensor([5, 2, 2, 2]),
@@ -169,7 +169,7 @@ def value_loss_of(
 @pytest.mark.parametrize("clip", [None, 0.2])
 @settings(max_examples=25, deadline=None)
 @given(inputs=rollouts(), garbage=st.sampled_from(GARBAGE), data=st.data())
-def test_neither_cuts_nor_masked_tokens_change_the_value_loss(
+def test_neither_splits_nor_masked_tokens_change_the_value_loss(
     clip: float | None, inputs: AdvantageInputs, garbage: float, data: st.DataObject
 ) -> None:
     samples, mask, (returns, old) = list(range(inputs.layout.num_samples)), inputs.layout.mask_T, columns(inputs)

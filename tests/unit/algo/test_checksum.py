@@ -1,4 +1,4 @@
-"""Checksums: every bit counts, and so does its place."""
+"""Checksums depend on every bit and on its position."""
 
 import pytest
 import torch
@@ -82,8 +82,8 @@ def test_unknown_kind_is_refused() -> None:
         checksum_like(torch.zeros(1), "md5:00")
 
 
-def test_a_checksum_leaves_the_memory_of_a_tensor_releasable() -> None:
-    """An engine releases weights whose checksums it has told."""
+def test_memory_of_a_tensor_can_be_released_after_its_checksum() -> None:
+    """An engine releases weights after it has sent their checksums."""
     tensor = torch.arange(8.0)
     checksum(tensor)
     tensor.untyped_storage().resize_(0)

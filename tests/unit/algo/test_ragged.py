@@ -20,7 +20,7 @@ def test_types_of_the_layout() -> None:
         TokenLayout(mask_T=torch.ones(2) > 0, sample_ids_T=torch.zeros(3, dtype=torch.int64), num_samples=1)
 
 
-def test_tokens_need_not_lie_by_sample() -> None:
+def test_tokens_of_samples_may_be_interleaved() -> None:
     layout = TokenLayout(mask_T=torch.ones(4) > 0, sample_ids_T=torch.tensor([1, 0, 1, 0]), num_samples=2)
     assert layout.sum_per_sample(torch.tensor([1.0, 2.0, 4.0, 8.0])).tolist() == [10.0, 5.0]
 

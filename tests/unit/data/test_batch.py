@@ -33,7 +33,7 @@ def test_columns() -> None:
     assert batch.version == 4
 
 
-def test_routes_lie_end_to_end_and_are_unknown_where_there_are_none() -> None:
+def test_routes_are_packed_and_unknown_for_samples_without_them() -> None:
     prompt = Prompt(index=0, text="a", token_ids=(7, 8))
     routed, other = sample(0, prompt, [5]), sample(1, prompt, [1, 2])
     routed.append([6], logprobs=[0.0], weight_versions=[3], routes=np.arange(6, dtype=np.uint8).reshape(3, 1, 2))
@@ -43,7 +43,7 @@ def test_routes_lie_end_to_end_and_are_unknown_where_there_are_none() -> None:
     assert build_batch([Group(index=0, prompt=prompt, samples=[other])], version=0).routes is None
 
 
-def test_a_token_keeps_the_route_that_it_was_drawn_with() -> None:
+def test_a_token_keeps_the_route_that_it_was_generated_with() -> None:
     made = Sample(index=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(7, 8)), seed=0)
     first, second = np.full((3, 1, 2), 4, dtype=np.uint8), np.full((6, 1, 2), 9, dtype=np.uint8)
     made.append([5, 6], logprobs=[0.0] * 2, weight_versions=[1] * 2, routes=first)
@@ -53,7 +53,7 @@ def test_a_token_keeps_the_route_that_it_was_drawn_with() -> None:
     assert made.routes[:, 0, 0].tolist() == [4, 4, 4, 9, 9, 9, 255]
 
 
-def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
+def test_truncated_samples_can_be_masked() -> None:
     prompt = Prompt(index=0, text="a", token_ids=(7,))
     cut_off = sample(0, prompt, [1, 2], reward=0.5)
     cut_off.status = SampleStatus.truncated
@@ -65,7 +65,7 @@ def test_truncated_samples_can_be_left_out_of_the_loss() -> None:
     assert batch.rollout_logprobs.tolist() == [0, -0.5, -0.5, 0, -0.5]
 
 
-def test_unfinished_and_unrewarded_samples_are_refused() -> None:
+def test_unfinished_and_unrewarded_samples_are_rejected() -> None:
     prompt = Prompt(index=0, text="a", token_ids=(7,))
     aborted = sample(0, prompt, [1])
     aborted.status = SampleStatus.aborted

@@ -1,4 +1,4 @@
-"""Whole conversations: which of their tokens are read and which are learned."""
+"""Supervised training on whole conversations: tokens in and out of the loss."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from rlscale.types import Group, Turn
 
 Write = Callable[..., str]
 
-# Drops what an answer thought before the last question, and opens the thinking when it asks for an answer.
+# Drops the thinking of answers before the last question; its generation prompt opens the thinking.
 THINKS = (
     "{% set last = namespace(place=-1) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set last.place = loop.index0 %}{% endif %}{% endfor %}"
@@ -39,7 +39,7 @@ THOUGHT = talk("user: a", "assistant: <think>\nx</think>b", "user: c", "assistan
 
 
 def group(messages: Any, path: str, tokenizer: PreTrainedTokenizerBase, *words: str) -> Group:
-    """What the first row of a file becomes."""
+    """The group of the first row of a file."""
     words = ("algo=sft", "data.label_key=null", "data.apply_chat_template=true", "data.input_key=messages", *words)
     config = load_config(["experiment=quickstart_warmup", *words, f'data.prompt_data="{path}"'])
     sft = SftSource(build_prompt_source(config, tokenizer), tokenizer, rollout_batch_size=1)
@@ -58,7 +58,7 @@ def learned(found: Group, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str,
     return [(tokenizer.decode(ids), is_learned) for ids, is_learned in runs]
 
 
-def test_answers_are_learned_and_all_else_is_read(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_only_answers_are_in_the_loss(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     messages = [message for message in TALK if message["role"] != "tool"]
     found = group(messages, write_jsonl({"messages": messages}), tokenizer)
     assert found.prompt.text == "<|system|>S<|user|>a<|assistant|>"
@@ -69,7 +69,7 @@ def test_answers_are_learned_and_all_else_is_read(write_jsonl: Write, tokenizer:
     assert sample.weight_versions == [3] * sample.response_len
 
 
-def test_thinking_stays_where_answers_are_written_one_by_one(write_jsonl: Write) -> None:
+def test_thinking_stays_where_answers_are_rendered_one_by_one(write_jsonl: Write) -> None:
     tokenizer = character_tokenizer(512)
     tokenizer.chat_template = THINKS
     path = write_jsonl({"messages": THOUGHT})
@@ -84,7 +84,7 @@ def test_thinking_stays_where_answers_are_written_one_by_one(write_jsonl: Write)
         group(THOUGHT, path, tokenizer)
 
 
-def test_several_messages_between_answers_are_written_together(write_jsonl: Write) -> None:
+def test_messages_between_answers_are_rendered_together(write_jsonl: Write) -> None:
     tokenizer = character_tokenizer(512)
     tokenizer.chat_template = THINKS
     found = group(TALK, write_jsonl({"messages": TALK}), tokenizer, "data.loss_mask_type=qwen3")
@@ -105,21 +105,21 @@ def test_the_last_answer_alone(write_jsonl: Write) -> None:
 
 @pytest.mark.parametrize("kind", LossMaskType)
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "expected"),
     [
         (talk("user: a"), "must have an answer"),
         (talk("assistant: a", "user: b"), "and a message before it"),
         ("text", "must have a list of messages .* or set data.label_key to the field of the answer"),
     ],
 )
-def test_what_is_no_conversation_is_named(
-    messages: Any, told: str, kind: LossMaskType, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+def test_rows_without_a_conversation_are_errors(
+    messages: Any, expected: str, kind: LossMaskType, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    with pytest.raises(DataError, match=f"row 1 .*{told}"):
+    with pytest.raises(DataError, match=f"row 1 .*{expected}"):
         group(messages, write_jsonl({"messages": messages}), tokenizer, f"data.loss_mask_type={kind}")
 
 
-def test_conversations_longer_than_the_model_are_left_out_counted_and_named(
+def test_conversations_that_are_too_long_are_dropped_with_a_warning(
     write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     # <|user|>a<|assistant|> is 3 tokens, an answer its letters and an end.

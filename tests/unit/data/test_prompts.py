@@ -58,15 +58,13 @@ def test_arguments_reach_the_chat_template(write_jsonl: Write, tokenizer: PreTra
     assert load_prompts(data, rollout(), tokenizer)[0].text == "hi!"
 
 
-def test_slice_takes_rows_and_keeps_their_numbers(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_slice_selects_rows_and_keeps_their_index(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     path = write_jsonl(*({"input": str(i)} for i in range(10)))
     prompts = load_prompts(config(f"{path}@[3:6]"), rollout(), tokenizer)
     assert [(p.index, p.text) for p in prompts] == [(3, "3"), (4, "4"), (5, "5")]
 
 
-def test_parquet_gives_the_same_as_jsonl(
-    tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_parquet_equals_jsonl(tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     rows = [{"input": f"{i}+1=", "label": str(i + 1), "metadata": {"i": i}} for i in range(5)]
     file = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), file)
@@ -155,7 +153,7 @@ def test_without_shuffling_epochs_follow_the_file(ten: DataConfig, tokenizer: Pr
     assert texts(source, 8) + texts(source, 14) == [str(i % 10) for i in range(22)]
 
 
-def test_every_epoch_is_shuffled_anew_and_complete(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_every_epoch_is_complete_and_has_a_new_order(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     source = FilePromptSource(ten, rollout(shuffle=True, seed=1), tokenizer)
     epochs = [texts(source, 10) for _ in range(3)]
     assert all(sorted(epoch) == [str(i) for i in range(10)] for epoch in epochs)
@@ -175,7 +173,7 @@ def test_a_position_is_restored(taken: int, ten: DataConfig, tokenizer: PreTrain
     assert texts(resumed, 25) == texts(source, 25)
 
 
-def test_a_position_in_other_data_is_refused(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_position_in_other_data_is_rejected(ten: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     state = FilePromptSource(ten, rollout(), tokenizer).state_dict()
     shorter = FilePromptSource(config(f"{ten.prompt_data}@[0:9]"), rollout(), tokenizer)
     with pytest.raises(ConfigError, match=r"data\.prompt_data must have the 10 prompts .* got 9 prompts"):

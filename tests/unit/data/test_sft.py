@@ -50,19 +50,19 @@ def test_the_position_is_restored(write_jsonl: Write, tokenizer: PreTrainedToken
     assert rollout(second, 1, version=1) == rollout(first, 1, version=1)
 
 
-def test_a_prompt_without_label_is_named(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_prompt_without_label_is_an_error(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match=r"prompt row 1 must have a label for algo\.loss_type=sft_loss"):
         rollout(source(write_jsonl({"input": "1"}), tokenizer, label_key=None), 0, version=0)
 
 
-def test_a_tokenizer_without_end_token_is_refused(write_jsonl: Write) -> None:
+def test_a_tokenizer_without_end_token_is_rejected(write_jsonl: Write) -> None:
     tokenizer = character_tokenizer(512)
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match=r"model\.hf_checkpoint must have an end token"):
         source(write_jsonl({"input": "1", "label": "1"}), tokenizer)
 
 
-def test_prompts_too_long_with_their_labels_are_left_out_and_named(
+def test_prompts_too_long_with_their_labels_are_dropped_with_a_warning(
     write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     # No room is kept for a response: 4 + 1 + the end token fit 6 positions.
@@ -74,7 +74,7 @@ def test_prompts_too_long_with_their_labels_are_left_out_and_named(
     assert "1 of 3 prompts with their labels of" in caplog.text and "were dropped: rows 2" in caplog.text
 
 
-def test_many_rows_are_named_by_their_number(
+def test_a_warning_lists_ten_rows_and_counts_the_others(
     write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_jsonl({"input": "1"}, *[{"input": "12"}] * 12)
@@ -83,7 +83,7 @@ def test_many_rows_are_named_by_their_number(
     assert "rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more" in caplog.text
 
 
-def test_a_label_that_the_tokenizer_cannot_read_is_named_before_the_start(
+def test_a_label_that_the_tokenizer_cannot_read_is_an_error_at_load(
     write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     path = write_jsonl({"input": "1", "label": "1"}, {"input": "1", "label": "\u00e9"})
@@ -92,9 +92,7 @@ def test_a_label_that_the_tokenizer_cannot_read_is_named_before_the_start(
         load_prompts(data, RolloutConfig(), tokenizer, positions=6, sft_target=SftTarget.labels)
 
 
-def test_a_source_of_the_user_may_not_give_what_is_longer_than_the_model(
-    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_prompts_of_a_custom_source_must_fit_the_model(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     data = DataConfig(prompt_data=write_jsonl({"input": "1+1=", "label": "22"}), label_key="label")
     prompts = FilePromptSource(data, RolloutConfig(), tokenizer)
     sft = SftSource(prompts, tokenizer, rollout_batch_size=1, positions=6)

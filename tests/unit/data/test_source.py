@@ -1,4 +1,4 @@
-"""Prompt sources of the user: made with the config and the tokenizer, and checked before anything starts."""
+"""Custom prompt sources: created with the config and the tokenizer, and checked before the run starts."""
 
 import os
 import sys
@@ -79,7 +79,7 @@ def config(module: str, name: str, *words: str) -> RunConfig:
     return load_config([*given, *words])
 
 
-def test_a_source_of_the_user_gives_the_prompts(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_custom_source_serves_the_prompts(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
     source = build_prompt_source(config(module, "Counting", "custom.step=10"), tokenizer)
     assert [prompt.text for prompt in source.take(3)] == ["0+0=", "10+0=", "20+0="]
     state: Mapping[str, Any] = source.state_dict()
@@ -89,31 +89,31 @@ def test_a_source_of_the_user_gives_the_prompts(module: str, tokenizer: PreTrain
     assert check_hooks(config(module, "Counting")) == []
 
 
-def test_without_one_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_without_a_custom_source_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
     assert isinstance(build_prompt_source(load_config([]), tokenizer), FilePromptSource)
     assert check_hooks(load_config([])) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("nothing", "data.data_source_path must be importable"),
         ("number", "data.data_source_path must be a class or a function that returns a data source"),
         ("no_arguments", "data.data_source_path must be callable with (config, tokenizer)"),
     ],
 )
-def test_what_cannot_be_a_source_is_told_beforehand(module: str, name: str, told: str) -> None:
+def test_an_unusable_source_is_an_error_at_load(module: str, name: str, message: str) -> None:
     (problem,) = check_hooks(config(module, name))
-    assert str(problem).startswith(told)
+    assert str(problem).startswith(message)
 
 
-def test_a_source_without_its_methods_is_told(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_source_without_its_methods_is_an_error(module: str, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ConfigError, match="add state_dict, load_state_dict as in"):
         build_prompt_source(config(module, "Half"), tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("none", "got NoneType"),
         ("few", "got 1; continue with the next epoch at the end of one"),
@@ -122,10 +122,12 @@ def test_a_source_without_its_methods_is_told(module: str, tokenizer: PreTrained
         ("floats", r"got token_ids \(1\.5,\) at index 0"),
     ],
 )
-def test_what_a_source_gives_is_checked(module: str, kind: str, told: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_results_of_a_custom_source_are_checked(
+    module: str, kind: str, message: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
     source = build_prompt_source(config(module, "wrong", f"custom.kind={kind}"), tokenizer)
     rule = r"take\(2\) of user_sources_for_test:wrong must return 2 prompts \(rlscale\.types\.Prompt\), "
-    with pytest.raises(DataError, match=rule + told):
+    with pytest.raises(DataError, match=rule + message):
         source.take(2)
     with pytest.raises(DataError, match=r"state_dict\(\) of user_sources_for_test:wrong must return a dict of JSON"):
         source.state_dict()

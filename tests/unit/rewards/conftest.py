@@ -1,4 +1,4 @@
-"""Samples to score."""
+"""Factories of samples and groups."""
 
 from collections.abc import Callable
 

@@ -56,13 +56,13 @@ def test_steps_in_order_and_a_smaller_last_one() -> None:
     assert [(step.num_trajectories, step.num_tokens) for step in steps] == [(2, 2), (2, 2), (1, 1)]
 
 
-def test_samples_of_one_execution_share_a_step_and_count_once() -> None:
+def test_samples_of_one_trajectory_share_a_step_and_count_once() -> None:
     steps = plan_steps(batch_of([2] * 5, executions=[9, 4, 9, 4, 7]), static(2, 8), num_ranks=1)
     assert [step.microbatches for step in steps] == [(((0, 1, 2, 3),),), (((4,),),)]
     assert [step.num_trajectories for step in steps] == [2, 1]
 
 
-def test_untrainable_samples_leave_the_denominators() -> None:
+def test_untrainable_samples_are_not_in_the_denominators() -> None:
     (step,) = plan_steps(batch_of([3, 3, 3], trainable=[2, 0, 1]), static(3, 8), num_ranks=1)
     assert (step.num_trajectories, step.num_tokens) == (2, 3)
     assert sorted(step.sample_indices) == [0, 1, 2]
@@ -74,7 +74,7 @@ def test_dynamic_microbatches_by_hand() -> None:
     assert step.microbatches == (((1,), (0, 3), (4, 5), (2,)),)
 
 
-def test_a_microbatch_is_split_rather_than_a_rank_left_idle() -> None:
+def test_a_microbatch_is_split_if_a_rank_would_be_idle() -> None:
     (step,) = plan_steps(batch_of([4, 3, 2, 1]), dynamic(4, 100), num_ranks=2)
     assert step.microbatches == (((0, 3),), ((1, 2),))
 
@@ -94,7 +94,7 @@ def test_balanced_ranks_by_hand() -> None:
     assert max(tokens) - min(tokens) <= 2
 
 
-def test_long_sequences_weigh_more_than_their_tokens() -> None:
+def test_long_sequences_cost_more_than_their_tokens() -> None:
     # One sequence of 80 costs as much as many of 20 when attention dominates.
     (step,) = plan_steps(
         batch_of([80, 20, 20, 20, 20, 20]), static(6, 1, balance_data=True), num_ranks=2, hidden_size=1
@@ -119,7 +119,7 @@ def test_neither_tokens_nor_flops_of_a_rank_are_far_above_the_mean(num_ranks: in
         assert max(loads) <= 1.02 * np.mean(loads)
 
 
-def test_passes_without_gradient_have_micro_batches_of_their_own() -> None:
+def test_passes_without_gradient_have_separate_micro_batches() -> None:
     batch = batch_of([3, 12, 5, 7, 4, 6])
     (same,) = plan_steps(batch, replace(dynamic(6, 10), log_probs_max_tokens_per_gpu=10), num_ranks=1)
     assert same.scoring is None
@@ -132,7 +132,7 @@ def test_passes_without_gradient_have_micro_batches_of_their_own() -> None:
         assert sorted(sum(scoring, ())) == sorted(sum(training, ()))
 
 
-def test_one_step_where_no_size_is_given() -> None:
+def test_one_step_without_a_batch_size() -> None:
     config = BatchConfig(rollout_batch_size=1, micro_batch_size=2)
     assert len(plan_steps(batch_of([2, 2, 2]), config, num_ranks=1)) == 1
 

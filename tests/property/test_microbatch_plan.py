@@ -1,4 +1,4 @@
-"""Whatever the lengths, a schedule holds every sample once, within its limits, and is the same every time."""
+"""For any lengths, a plan contains every sample once, keeps its limits, and is deterministic."""
 
 from itertools import chain
 
@@ -108,7 +108,7 @@ def test_first_fit_decreasing_equals_the_plain_loop(sizes: list[int], capacity: 
 
 @settings(max_examples=200, deadline=None)
 @given(costs=st.lists(st.integers(0, 1000), max_size=60), num_bins=st.integers(1, 7))
-def test_divide_evenly(costs: list[int], num_bins: int) -> None:
+def test_karmarkar_karp(costs: list[int], num_bins: int) -> None:
     bins = karmarkar_karp(costs, num_bins=num_bins)
     assert sorted(i for part in bins for i in part) == list(range(len(costs)))
     counts, sums = [len(part) for part in bins], [sum(costs[i] for i in part) for part in bins]

@@ -1,4 +1,4 @@
-"""Logprobs by tiles are those of the plain computation, and so are their gradients."""
+"""Chunked logprobs and their gradients equal those of the full logits."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_equals_the_plain_computation(chunk_tokens: int, temperature: float, ent
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_in_bfloat16_logprobs_are_those_of_the_rounded_logits() -> None:
+def test_bfloat16_logprobs_equal_those_of_the_rounded_logits() -> None:
     hidden, weight, targets = inputs(torch.bfloat16)
     plain = logprobs_and_entropy(hidden @ weight.t(), targets_T=targets)
     loss_of(*plain).backward()
@@ -67,7 +67,7 @@ def test_the_entropy_alone_and_a_frozen_weight() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_tokens", [2, 100])
-def test_gradients_are_those_of_finite_differences(temperature: float, chunk_tokens: int) -> None:
+def test_gradients_equal_finite_differences(temperature: float, chunk_tokens: int) -> None:
     hidden, weight, targets = (x.detach() for x in inputs(torch.float64))
     options = HeadOptions(chunk_tokens=chunk_tokens, temperature=temperature, entropy_grad=True)
 
@@ -88,7 +88,7 @@ def test_logits_far_from_zero_and_close_to_it(scale: float) -> None:
     assert hidden.grad is not None and hidden.grad.isfinite().all()
 
 
-def test_no_tile_is_larger_than_asked_for() -> None:
+def test_no_tile_is_larger_than_the_limit() -> None:
     hidden, weight, targets = inputs()
     sizes: list[int] = []
 
@@ -115,7 +115,7 @@ def test_no_tokens() -> None:
     assert weight.grad is not None and not weight.grad.any()
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_shape_and_type_errors_name_the_argument() -> None:
     hidden, weight, targets = inputs()
     with pytest.raises(ValueError, match="targets_T must"):
         logprobs_from_hidden(hidden, weight, targets_T=targets[:3], options=HeadOptions(chunk_tokens=4))

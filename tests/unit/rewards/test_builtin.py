@@ -19,7 +19,7 @@ def test_exact_match_needs_a_label(make_sample: Callable[..., Sample]) -> None:
         exact_match(make_sample("25"))
 
 
-def test_the_coin_depends_on_the_seed_alone(make_sample: Callable[..., Sample]) -> None:
+def test_the_random_reward_depends_on_the_seed_alone(make_sample: Callable[..., Sample]) -> None:
     tosses = [random_reward(make_sample("a", seed=seed)) for seed in range(400)]
     assert tosses == [random_reward(make_sample("b", index=9, seed=seed)) for seed in range(400)]
     assert set(tosses) == {0.0, 1.0} and 150 < sum(tosses) < 250

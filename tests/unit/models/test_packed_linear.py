@@ -1,4 +1,4 @@
-"""Products with packed weights: right, fresh, and the same bits for a row wherever it stands."""
+"""Linear layers with packed weights: correct, up to date, and the same bits for a row at every index."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_same_as_linear(dtype: torch.dtype, bias: bool) -> None:
         torch.testing.assert_close(product(x), expected, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=0.01)
 
 
-def test_writing_the_weight_or_a_view_of_it_is_seen() -> None:
+def test_writes_to_the_weight_or_a_view_are_seen() -> None:
     fused = torch.randn(8, 4)
     query, key = torch.split(fused, [6, 2])
     product, x = PackedLinear(fused, None), torch.randn(3, 4)
@@ -34,12 +34,12 @@ def test_writing_the_weight_or_a_view_of_it_is_seen() -> None:
     torch.testing.assert_close(product(x), F.linear(x, fused))
 
 
-def test_the_copy_can_be_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weight_can_be_packed_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(8, 4), torch.randn(3, 4)
     product = PackedLinear(weight, None)
     weight.mul_(2)
     product.prepare()
-    with monkeypatch.context() as patch:  # nothing is left to make
+    with monkeypatch.context() as patch:  # the weight is already packed
         patch.setattr("rlscale.models.packed_linear.PACKED_ROWS", "none")
         torch.testing.assert_close(product(x), F.linear(x, weight))
         weight.mul_(2)
@@ -49,7 +49,7 @@ def test_the_copy_can_be_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 8, 64, 100])
-def test_a_row_has_the_same_bits_in_every_place(dtype: torch.dtype, num_rows: int) -> None:
+def test_a_row_has_the_same_bits_at_every_index(dtype: torch.dtype, num_rows: int) -> None:
     torch.manual_seed(0)
     for num_out, num_in in ((96, 64), (33, 100), (1000, 48)):
         product, x = PackedLinear(torch.randn(num_out, num_in).to(dtype), None), torch.randn(num_rows, num_in).to(dtype)

@@ -68,7 +68,9 @@ def test_boxed_reads_the_last_box_alone(response: str, value: float, make_sample
 
 @pytest.mark.parametrize(("name", "value"), [("score", 2), ("by_keyword", 5), ("judge", 3.0)])
 @pytest.mark.parametrize("separator", [":", "."])
-def test_users_own(name: str, value: float, separator: str, module: str, make_sample: Callable[..., Sample]) -> None:
+def test_custom_rewards(
+    name: str, value: float, separator: str, module: str, make_sample: Callable[..., Sample]
+) -> None:
     # It wins over the built-in.
     reward = load_reward(RewardConfig(type=RewardType.random, custom_path=f"{module}{separator}{name}"))
     assert reward(make_sample("ab")) == value
@@ -85,12 +87,12 @@ def test_users_own(name: str, value: float, separator: str, module: str, make_sa
         ("{}:two", "must be callable with (sample), got {}:two; its parameters are (sample, group)"),
     ],
 )
-def test_what_cannot_be_used(path: str, message: str, module: str) -> None:
+def test_unusable_custom_rewards(path: str, message: str, module: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message.replace("{}", module))):
         load_reward(RewardConfig(custom_path=path.replace("{}", module)))
 
 
-def test_nothing_chosen_or_not_built() -> None:
+def test_reward_type_is_unset_or_unsupported() -> None:
     with pytest.raises(ConfigError, match=r"reward\.type must be set, got None"):
         load_reward(RewardConfig())
     with pytest.raises(
@@ -101,6 +103,6 @@ def test_nothing_chosen_or_not_built() -> None:
 
 
 @pytest.mark.parametrize("name", ["with_values", "named_with_values"])
-def test_a_reward_is_given_the_values_of_custom(module: str, name: str, make_sample: Callable[..., Sample]) -> None:
+def test_a_reward_receives_the_values_of_custom(module: str, name: str, make_sample: Callable[..., Sample]) -> None:
     reward = load_reward(RewardConfig(custom_path=f"{module}:{name}"), custom={"bonus": 4.0})
     assert reward(make_sample("x")) == 4.0

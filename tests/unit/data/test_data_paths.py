@@ -16,7 +16,7 @@ from rlscale.data.data_paths import resolve_data_path, row_slice
         ("b@[1:2].jsonl", "b@[1:2].jsonl", slice(None)),
     ],
 )
-def test_a_slice_belongs_to_the_end(path: str, file: str, rows: slice) -> None:
+def test_the_slice_is_at_the_end_of_the_path(path: str, file: str, rows: slice) -> None:
     assert resolve_data_path(path) == Path(file)
     assert row_slice(path) == rows
 

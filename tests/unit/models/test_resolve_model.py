@@ -38,7 +38,7 @@ def copy(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "model"))
 
 
-def test_is_made_once_and_found_again(tmp_path: Path) -> None:
+def test_a_model_is_built_once_and_found_again(tmp_path: Path) -> None:
     folder = Path(resolve_model(tiny(tmp_path)))
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert resolve_model(tiny(tmp_path)) == str(folder)
@@ -46,7 +46,7 @@ def test_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
 
 
-def test_weights_depend_on_figures_and_seed_alone(tmp_path: Path) -> None:
+def test_weights_depend_on_fields_and_seed_alone(tmp_path: Path) -> None:
     weights = [
         Path(resolve_model(tiny(tmp_path / name, init_seed=seed)), "model.safetensors").read_bytes()
         for name, seed in [("a", 0), ("b", 0), ("a", 1)]
@@ -54,7 +54,7 @@ def test_weights_depend_on_figures_and_seed_alone(tmp_path: Path) -> None:
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_several_at_the_same_time_make_one(tmp_path: Path) -> None:
+def test_concurrent_builds_create_one_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         folders = set(threads.map(resolve_model, [tiny(tmp_path)] * 4))
     (folder,) = map(Path, folders)
@@ -62,7 +62,7 @@ def test_several_at_the_same_time_make_one(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 1
 
 
-def test_figures_reach_the_checkpoint(tmp_path: Path) -> None:
+def test_fields_reach_the_checkpoint(tmp_path: Path) -> None:
     given = {"vocab_size": 128, "max_position_embeddings": 64, "tie_word_embeddings": False, "rotary_base": 500}
     folder = Path(resolve_model(tiny(tmp_path, **given, num_key_value_heads=1)))
     config = json.loads((folder / "config.json").read_text())
@@ -78,7 +78,7 @@ def tiny_moe(cache: Path, **figures: Any) -> ModelConfig:
     return ModelConfig(build=ModelBuild.tiny_qwen3_moe, cache_dir=str(cache), **(small | experts | figures))
 
 
-def test_a_model_with_experts_is_made(tmp_path: Path) -> None:
+def test_a_model_with_experts_is_built(tmp_path: Path) -> None:
     folder = Path(resolve_model(tiny_moe(tmp_path)))
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
@@ -90,20 +90,20 @@ def test_a_model_with_experts_is_made(tmp_path: Path) -> None:
     assert folder.name.startswith("tiny_qwen3_moe-")
 
 
-def test_a_token_cannot_choose_more_experts_than_there_are(tmp_path: Path) -> None:
+def test_top_k_is_at_most_the_number_of_experts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_experts_per_tok must be at most model\.num_experts \(3\), got 4"):
         resolve_model(tiny_moe(tmp_path, num_experts_per_tok=4))
 
 
 @pytest.mark.parametrize("build", ModelBuild)
-def test_figures_of_a_build_are_those_of_its_config(build: ModelBuild, tmp_path: Path) -> None:
-    """Whoever plans a run without making its model counts with the right figures."""
+def test_fields_of_a_build_equal_those_of_its_config(build: ModelBuild, tmp_path: Path) -> None:
+    """A plan computes with these fields before the model is built."""
     folder = Path(resolve_model(ModelConfig(build=build, cache_dir=str(tmp_path))))
     figures, found = tiny_model_fields(build), hf_fields(json.loads((folder / "config.json").read_text()))
     assert {name: found[name] for name in figures} == figures
 
 
-def test_every_figure_of_experts_and_latent_attention_is_compared(copy: Path) -> None:
+def test_every_field_of_experts_and_latent_attention_is_compared(copy: Path) -> None:
     """Under the names that DeepSeek's config.json has."""
     published = {
         "model_type": "deepseek_v3",
@@ -131,7 +131,7 @@ def test_every_figure_of_experts_and_latent_attention_is_compared(copy: Path) ->
     assert len(figures) == len(published)
 
 
-def test_figures_that_do_not_go_together_are_all_named(tmp_path: Path) -> None:
+def test_all_contradicting_fields_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_model(tiny(tmp_path, vocab_size=50, num_attention_heads=3, num_key_value_heads=2, head_dim=7))
     assert [problem.path for problem in caught.value.problems] == [
@@ -141,15 +141,15 @@ def test_figures_that_do_not_go_together_are_all_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_is_taken_as_it_is(built: Path) -> None:
+def test_a_folder_is_used_as_it_is(built: Path) -> None:
     assert resolve_model(ModelConfig(hf_checkpoint=str(built), num_layers=1, rotary_base=10_000)) == str(built)
 
 
-def test_a_hub_id_is_passed_on() -> None:
+def test_a_hub_id_is_returned() -> None:
     assert resolve_model(ModelConfig(hf_checkpoint="Qwen/Qwen3-4B")) == "Qwen/Qwen3-4B"
 
 
-def test_a_hub_id_is_compared_with_what_was_downloaded(
+def test_a_hub_id_is_compared_with_the_local_cache(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / "models--me--mine" / "snapshots" / "1"
@@ -161,7 +161,7 @@ def test_a_hub_id_is_compared_with_what_was_downloaded(
         resolve_model(ModelConfig(hf_checkpoint="me/mine", num_layers=2))
 
 
-def test_figures_are_compared_with_a_checkpoint(built: Path) -> None:
+def test_fields_are_compared_with_a_checkpoint(built: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_model(ModelConfig(hf_checkpoint=str(built), num_layers=2, hidden_size=16, rotary_base=7))
     assert [(problem.path, problem.value) for problem in caught.value.problems] == [
@@ -186,13 +186,13 @@ def test_a_folder_without_weights(copy: Path) -> None:
         ('{"architectures": ["WonderForCausalLM"]}', "got WonderForCausalLM in"),
     ],
 )
-def test_a_folder_with_another_config(text: str, message: str, copy: Path) -> None:
+def test_a_folder_with_an_unusable_config(text: str, message: str, copy: Path) -> None:
     (copy / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolve_model(ModelConfig(hf_checkpoint=str(copy)))
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, message in [
         (tmp_path, "it has no config.json"),
@@ -205,7 +205,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         resolve_model(ModelConfig())
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RLSCALE_CACHE", raising=False)
     assert cache_root(None) == Path.home() / ".cache" / "rlscale"
     monkeypatch.setenv("RLSCALE_CACHE", str(tmp_path))
@@ -213,7 +213,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_root(str(tmp_path / "own")) == tmp_path / "own"
 
 
-def test_a_model_with_latent_attention_is_made(tmp_path: Path) -> None:
+def test_a_model_with_latent_attention_is_built(tmp_path: Path) -> None:
     given = {"num_layers": 2, "first_k_dense_replace": 1, "num_experts": 4, "v_head_dim": 6}
     build = ModelConfig(build=ModelBuild.tiny_deepseek_v3, cache_dir=str(tmp_path), **given)
     folder = Path(resolve_model(build))

@@ -71,7 +71,7 @@ def test_a_label_that_is_no_expression_is_an_error(reward: MathReward, make_samp
         reward(make_sample(r"\boxed{1}", label=""))
 
 
-def test_a_child_that_dies_is_an_error_and_no_zero(
+def test_a_child_process_that_dies_is_an_error_and_no_zero(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object, make_sample: Callable[..., Sample]
 ) -> None:
     monkeypatch.setattr(boxed_math, "_CHILD", f"{tmp_path}/missing.py")

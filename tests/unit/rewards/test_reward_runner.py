@@ -31,7 +31,7 @@ def test_integers_and_booleans_are_numbers(make_group: MakeGroup) -> None:
     assert score(make_group("a"), lambda sample: True) == [1.0]
 
 
-def test_async_rewards_share_one_loop_beside_the_callers(make_group: MakeGroup) -> None:
+def test_async_rewards_share_one_separate_loop(make_group: MakeGroup) -> None:
     loops = set()
 
     async def reward(sample: Sample) -> float:
@@ -48,7 +48,7 @@ def test_async_rewards_share_one_loop_beside_the_callers(make_group: MakeGroup) 
     assert len(loops) == 1
 
 
-def test_a_blocking_reward_does_not_hold_the_loop(make_group: MakeGroup) -> None:
+def test_a_blocking_reward_does_not_block_the_loop(make_group: MakeGroup) -> None:
     release = threading.Event()
 
     def reward(sample: Sample) -> float:
@@ -102,12 +102,12 @@ def test_an_exception_names_the_sample_and_the_cause(is_async: bool, make_group:
 
 
 @pytest.mark.parametrize("value", [None, "1", float("nan"), float("inf"), [1.0]])
-def test_what_is_no_finite_number_is_never_a_zero(value: object, make_group: MakeGroup) -> None:
+def test_a_non_finite_reward_is_never_a_zero(value: object, make_group: MakeGroup) -> None:
     with pytest.raises(RuntimeError, match=r"reward of sample 0 .* must be a finite number, got"):
         score(make_group("a"), lambda sample: value)
 
 
-def test_a_reward_that_holds_something_is_closed(make_group: MakeGroup) -> None:
+def test_a_reward_with_resources_is_closed(make_group: MakeGroup) -> None:
     class Judge:
         is_closed = False
 
@@ -122,7 +122,7 @@ def test_a_reward_that_holds_something_is_closed(make_group: MakeGroup) -> None:
     assert judge.is_closed
 
 
-def test_one_of_several_numbers_is_the_reward_and_all_are_kept(make_group: MakeGroup) -> None:
+def test_reward_key_selects_a_number_and_all_are_stored(make_group: MakeGroup) -> None:
     group = make_group("2", "33")
     given = score(group, lambda sample: {"right": 1, "length": len(sample.response), "error": "none"}, key="length")
     assert given == [1.0, 2.0]
@@ -131,7 +131,7 @@ def test_one_of_several_numbers_is_the_reward_and_all_are_kept(make_group: MakeG
 
 
 @pytest.mark.parametrize(
-    ("value", "key", "told"),
+    ("value", "key", "message"),
     [
         ({"a": 1, "b": 2}, None, "must be a finite number, got a mapping; set reward.key to one of a, b"),
         ({"a": 1, "b": 2}, "c", "must have an entry 'c', got a, b; set reward.key, or eval.reward_key"),
@@ -139,6 +139,6 @@ def test_one_of_several_numbers_is_the_reward_and_all_are_kept(make_group: MakeG
         ({"a": "x"}, "a", "must be a finite number, got 'x'"),
     ],
 )
-def test_a_key_that_does_not_fit_the_reward_is_told(make_group: MakeGroup, value: Any, key: str, told: str) -> None:
-    with pytest.raises(RewardError, match=re.escape(told)):
+def test_a_reward_key_that_does_not_fit_is_an_error(make_group: MakeGroup, value: Any, key: str, message: str) -> None:
+    with pytest.raises(RewardError, match=re.escape(message)):
         score(make_group("2"), lambda sample: value, key=key)
