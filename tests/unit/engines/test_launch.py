@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import load_config
-from rlscale.driver.engines import engine_client, engine_launch
+from rlscale.driver.engines import build_client, build_launch
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
@@ -30,7 +30,7 @@ def _interpreter(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def launch_of(*words: str, device: str | None = None) -> EngineLaunch:
-    launch = engine_launch(load_config(words), model_path="/models/m", num_threads=3)
+    launch = build_launch(load_config(words), model_path="/models/m", num_threads=3)
     launch = replace(launch, name="engine 1")
     return launch if device is None else replace(launch, device=device)
 
@@ -92,13 +92,13 @@ def test_the_users_arguments_win_over_those_for_a_cpu() -> None:
 def test_sglang_on_gpus() -> None:
     words = ("experiment=qwen3_4b_grpo", "rollout=sglang", "cluster.rollout_num_gpus_per_engine=4", "sglang.pp_size=2")
     config = load_config([*words, "cluster=one_node_colocate", "rollout.max_context_len=20000"])
-    launch = engine_launch(config, model_path="Qwen/Qwen3-4B", num_threads=1)
+    launch = build_launch(config, model_path="Qwen/Qwen3-4B", num_threads=1)
     assert isinstance(launch, SglangLaunch) and launch.num_ranks == 4
     arguments = launch.arguments("127.0.0.1", 7)
     assert arguments["tp_size"] == 2 and arguments["pp_size"] == 2 and arguments["context_length"] == 20000
     assert arguments["enable_memory_saver"] is True and arguments["device"] == "cuda"
     assert "attention_backend" not in arguments and "mem_fraction_static" not in arguments
-    apart = engine_launch(load_config([*words, "cluster=one_node"]), model_path="m", num_threads=1)
+    apart = build_launch(load_config([*words, "cluster=one_node"]), model_path="m", num_threads=1)
     assert isinstance(apart, SglangLaunch) and "enable_memory_saver" not in apart.arguments("127.0.0.1", 7)
 
 
@@ -147,6 +147,6 @@ def test_servers_listen_on_loopback_unless_they_have_a_key(tmp_path: Path) -> No
 
 def test_only_sglang_is_asked_for_so_many_samples_at_once() -> None:
     address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
-    limited = engine_client(load_config(["rollout=sglang", "sglang.server_concurrency=9"]), address)
+    limited = build_client(load_config(["rollout=sglang", "sglang.server_concurrency=9"]), address)
     assert limited.max_in_flight == 9
-    assert engine_client(load_config([]), address).max_in_flight is None
+    assert build_client(load_config([]), address).max_in_flight is None

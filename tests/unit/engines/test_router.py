@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.ray_router import RoutedRecovery
 from rlscale.config import load_config
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
@@ -81,43 +80,3 @@ async def test_a_router_that_is_gone_is_named(fakes: list[FakeServer]) -> None:
     with pytest.raises(EngineError, match=r"router \(http://127.0.0.1:9/generate\) must answer"):
         await client.generate([5], SamplingParams(max_new_tokens=1))
     await client.close()
-
-
-class OneDead:
-    """A recovery in which engine 1 is dead."""
-
-    def is_down(self, index: int) -> bool:
-        return index == 1
-
-    async def died(self, index: int) -> bool:
-        return index == 1
-
-    async def recover(self, index: int) -> bool:
-        return index == 1
-
-
-class Router:
-    """A router that is, or is not, dead."""
-
-    def __init__(self, *, dead: bool = False) -> None:
-        self._dead = dead
-
-    def is_down(self) -> bool:
-        return self._dead
-
-    async def came_back(self) -> bool:
-        return self._dead
-
-
-async def test_behind_a_router_the_death_of_any_engine_may_be_the_cause() -> None:
-    recovery = RoutedRecovery(OneDead(), 3, Router())
-    assert recovery.is_down(0) and recovery.is_down(1)
-    assert await recovery.recover(0)
-    alone = RoutedRecovery(OneDead(), 1, Router())
-    assert not alone.is_down(0) and not await alone.recover(0)
-
-
-async def test_or_the_death_of_the_router_itself() -> None:
-    recovery = RoutedRecovery(OneDead(), 1, Router(dead=True))
-    assert recovery.is_down(0)
-    assert await recovery.recover(0)
