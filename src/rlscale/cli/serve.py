@@ -19,7 +19,8 @@ from torch import Tensor
 from rlscale.algo.checksum import checksum
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, open_codec, useful_threads
-from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import make_app

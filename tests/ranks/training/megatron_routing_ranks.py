@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM
 from rlscale.config import AlgoConfig, MegatronConfig
 from rlscale.data.batch import build_batch
 from rlscale.engines.embedded.load_decoder import load_decoder
-from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.training.distributed import join_world, leave_world

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlscale.engines.embedded.load_decoder import load_decoder, open_codec
-from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.server.generate_request import Answer, GenerateRequest
 from rlscale.types import SamplingParams

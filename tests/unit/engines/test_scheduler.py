@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.engines.embedded import scheduler as scheduler_module
+from rlscale.engines.embedded import inbox as inbox_module
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
@@ -192,10 +192,10 @@ def test_release_frees_the_memory(open_scheduler: OpenScheduler) -> None:
     held = scheduler.weights._weights
     receiver.tensors = {name: tensor.clone() for name, tensor in held.items()}
     total = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
-    assert total > 0 and scheduler._lanes
+    assert total > 0 and scheduler._batches._batches
     run(scheduler, lambda: scheduler.release_memory(["weights", "kv_cache"]))
     assert sum(tensor.untyped_storage().nbytes() for tensor in held.values()) == 0
-    assert not scheduler._lanes
+    assert not scheduler._batches._batches
     run(scheduler, lambda: scheduler.resume_memory(["weights", "kv_cache"]))
     assert sum(tensor.untyped_storage().nbytes() for tensor in held.values()) == total
     with pytest.raises(Refused, match=r"unusable: their memory was released; send all of them") as failure:
@@ -351,7 +351,7 @@ def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler
 def test_new_weights_are_prepared_only_after_the_last_answer_has_left(
     open_scheduler: OpenScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(inbox_module, "ANSWER_S", 0.5)
     prepared = threading.Event()
     scheduler = open_scheduler()
     monkeypatch.setattr(scheduler._decoder, "prepare_copies", lambda goes_on: prepared.set())
@@ -427,7 +427,7 @@ def test_long_sequences_have_fewer_slots(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler(num_slots=8, max_cached_tokens=64)
     future = scheduler.submit(make_request(PROMPT, n=5, max_new_tokens=40, ignore_eos=True, sampling_seed=1))
     assert [len(a.output_ids) for a in future.result(timeout=60)] == [40] * 5
-    assert scheduler._lanes[64].num_slots == 1
+    assert scheduler._batches._batches[64].num_slots == 1
 
 
 def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenScheduler) -> None:
@@ -438,10 +438,12 @@ def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenSc
         lengths: list[int] = []
         request = make_request(PROMPT, n=3, **params)
         seen = lengths.append
-        future = compact.submit(request, lambda *_, seen=seen: seen(compact._lanes[256]._cache.values.shape[3]))
+        future = compact.submit(
+            request, lambda *_, seen=seen: seen(compact._batches._batches[256]._cache.values.shape[3])
+        )
         for answer, other in zip(future.result(timeout=60), expected, strict=True):
             assert answer.output_ids == other.output_ids
             assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         lengths = lengths[3:]  # the first token of each comes from the prompt alone
         assert lengths == sorted(lengths) and set(range(32, 257, 32)) >= set(lengths) >= set(range(32, 225, 32))
-    assert fixed._lanes[256]._cache.values.shape[3] == 256
+    assert fixed._batches._batches[256]._cache.values.shape[3] == 256

@@ -123,7 +123,7 @@ def test_dp_attention_replicates_attention_weights_and_separates_caches() -> Non
 
 
 def test_the_embedded_engine_has_the_cache_that_it_allocates() -> None:
-    from rlscale.engines.embedded.scheduler import SchedulerOptions
+    from rlscale.engines.embedded.scheduler_options import SchedulerOptions
     from rlscale.models.batch_shapes import cache_length
 
     found = plan("rollout=embedded", "rollout.num_slots=16", response_tokens=1000)
@@ -308,7 +308,7 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
 
 
 def test_constants_match_those_of_modules_that_import_torch() -> None:
-    from rlscale.engines.embedded.scheduler import SchedulerOptions
+    from rlscale.engines.embedded.scheduler_options import SchedulerOptions
     from rlscale.engines.launch_sglang import ON_CPU
     from rlscale.models.batch_shapes import MIN_LENGTH
     from rlscale.plan import activations, plan

@@ -1,4 +1,4 @@
-"""A lane: the slots that decode together over one cache length."""
+"""Slots that decode together over one cache length."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,23 +11,23 @@ from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import Sequence
 from rlscale.engines.embedded.sampling import RowParams, Workspace, draw
 
-GROWTH = 32  # positions by which the cache of a compacted lane grows
+GROWTH = 32  # positions by which the cache of a compact batch grows
 
 
 class DecodeBatch:
-    """Sequences of one length class, one row of the batch each.
+    """Sequences of one cache length, one slot each.
 
-    Invariant (deterministic): every step computes all rows over the whole length, so that the shapes, on which the last
-    bits of a row depend, never follow from what else is being decoded. Otherwise the used rows are kept at the front
-    (compact), only they are computed, and the cache is as long as the longest of them needs.
+    Invariant (deterministic): every step computes all slots over the whole length, so that shapes, on which the last
+    bits of a row depend, never depend on other requests. Otherwise the batch is compact: used slots are kept at the
+    front, only they are computed, and the cache is as long as the longest of them needs.
     """
 
     def __init__(
-        self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool, scratch: Workspace | None = None
+        self, decoder: Decoder, length: int, *, num_slots: int, deterministic: bool, workspace: Workspace | None = None
     ) -> None:
         self.length, self.num_slots = length, num_slots
         self._decoder, self._deterministic = decoder, deterministic
-        self._scratch = scratch or Workspace()
+        self._workspace = workspace or Workspace()
         self._num_heads = decoder.architecture.num_kv_heads
         shortest = length if deterministic else min(length, GROWTH)
         self._cache = decoder.new_cache(num_slots, length, shortest)
@@ -47,7 +47,7 @@ class DecodeBatch:
         return self.num_slots - len(self._free)
 
     def place(self, sequences: Iterable[Sequence], cache: Tensor, length: int) -> None:
-        """Gives `sequences` a slot each. `cache` [L, 2, K, >= length, D] holds all their tokens but the last."""
+        """Assigns a slot to each sequence. `cache` [L, 2, K, >= length, D] holds all their tokens but the last."""
         if not self._deterministic:
             self._fit(length)
         slots = []
@@ -57,10 +57,10 @@ class DecodeBatch:
             self._ids[slot], self._positions[slot] = sequence.ids[-1], length
             sequence.set_params(self._params, slot)
             self.sequences[slot] = sequence
-        # Neighbouring slots are written as one: the start of an operator costs more than its work.
+        # Adjacent slots are written by one operator: launching it costs more than its work.
         for first, last in _runs(slots):
             rows, num = self._rows(first, last), last - first
-            # Old values are masked, but 0 times NaN would be NaN: nothing of an earlier sequence stays.
+            # Old values are masked, but 0 times NaN is NaN, so values of earlier sequences are cleared.
             values = self._cache.values
             values[:, :, rows, length:] = 0
             values[:, :, rows, :length] = cache[:, :, :, :length].repeat(1, 1, num, 1, 1)
@@ -70,7 +70,7 @@ class DecodeBatch:
     def remove(self, sequence: Sequence) -> None:
         """Frees the slot of `sequence`."""
         slot = self.sequences.index(sequence)
-        if self._deterministic:  # the row is computed on
+        if self._deterministic:  # the slot is still computed, so it must attend to something
             rows = self._rows(slot)
             self._mask[rows, :, 0] = 0
             self._mask[rows, :, 1:] = -torch.inf
@@ -82,13 +82,14 @@ class DecodeBatch:
         self._free.append(slot)
 
     def step(self) -> list[tuple[Sequence, int, float]]:
-        """One more token for each sequence, with its logprob."""
+        """Decodes one token for each sequence: (sequence, token, logprob)."""
         num = self.num_slots
         if not self._deterministic:
             num = self.num_active
             self._fit(int(self._positions[:num].max()))
         ids, positions = self._ids[:num], self._positions[:num]
         device = self._decoder.device
+        # Flat indices into the mask of the position that each row writes now, and may attend to from now on.
         write = torch.from_numpy((self._starts[:num] + positions[:, None]).reshape(-1)).to(device)
         self._mask.view(-1).index_fill_(0, write, 0.0)
         logits = self._decoder.decode(
@@ -98,7 +99,7 @@ class DecodeBatch:
             write=write,
             mask=self._mask[: len(write)],
         )
-        tokens, logprobs = draw(logits, self._params, positions + 1, self._scratch)
+        tokens, logprobs = draw(logits, self._params, positions + 1, self._workspace)
         active = [slot for slot in range(num) if self.sequences[slot] is not None]
         self._keep_routes(active)
         self._ids[active] = tokens[active]
@@ -107,7 +108,7 @@ class DecodeBatch:
         return [(self._sequence(slot), token, logprob) for slot, token, logprob in drawn]
 
     def _keep_routes(self, active: list[int]) -> None:
-        """Notes for sequences that want them the experts of the tokens that were just read."""
+        """Stores the experts of the input tokens for sequences that requested routes."""
         wanting = [slot for slot in active if self._sequence(slot).wants_routes]
         if wanting:
             chosen = self._decoder.chosen().numpy()
@@ -117,14 +118,14 @@ class DecodeBatch:
     # -- the cache
 
     def _make_mask(self, length: int) -> None:
-        """A mask under which nothing is attended to, and what else goes with the cache's length."""
+        """Creates a mask that hides everything, and the flat index at which each row of it starts."""
         decoder, num_rows = self._decoder, self.num_slots * self._num_heads
         self._mask = torch.full((num_rows, 1, length), -torch.inf, dtype=decoder.dtype, device=decoder.device)
-        self._mask[:, :, 0] = 0  # an unused row attends to its own token, or it would be NaN
+        self._mask[:, :, 0] = 0  # an unused slot attends to its own token: softmax over nothing is NaN
         self._starts = (np.arange(num_rows, dtype=np.int64) * length).reshape(self.num_slots, self._num_heads)
 
     def _fit(self, position: int) -> None:
-        """Makes the cache long enough to write at `position`; short again once nothing is in it."""
+        """Grows the cache so that `position` fits, and shrinks it again once it is empty."""
         length = self._mask.shape[-1]
         needed = min(self.length, -(-(position + 1) // GROWTH) * GROWTH)
         if length >= needed and (self.num_active > 0 or length == needed):
@@ -141,10 +142,11 @@ class DecodeBatch:
         return sequence
 
     def _rows(self, first: int, last: int | None = None) -> slice:
-        """Rows of the slots from `first` to before `last`; None: of this one."""
+        """Cache rows of the slots [first, last), one row per KV head. `last` None: of `first` alone."""
         return slice(first * self._num_heads, (first + 1 if last is None else last) * self._num_heads)
 
     def _move_last_to(self, slot: int) -> int:
+        """Moves the last used slot to `slot`, so that used slots stay at the front; returns the slot that is free."""
         last = self.num_active - 1
         if last != slot:
             source, target = self._rows(last), self._rows(slot)
@@ -162,7 +164,7 @@ class DecodeBatch:
 
 
 def _runs(slots: list[int]) -> Iterator[tuple[int, int]]:
-    """The ranges of neighbouring slots."""
+    """Ranges (first, last + 1) of adjacent slots."""
     ordered = sorted(slots)
     first = 0
     for i, slot in enumerate(ordered):

@@ -1,4 +1,4 @@
-"""The embedded engine behind its HTTP face: turns calls of the event loop into work of the decode thread."""
+"""The embedded engine as an `EngineService`: passes calls of the event loop to the decode thread."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -29,7 +29,7 @@ class TextCodec(Protocol):
 
 
 class EmbeddedService:
-    """An `EngineService` over a `Scheduler`. Without a codec it takes no text and returns empty text."""
+    """An `EngineService` over a `Scheduler`. Without a codec it accepts no text and returns empty text."""
 
     def __init__(
         self, scheduler: Scheduler, limits: Limits, *, codec: TextCodec | None = None, facts: dict[str, Any]
@@ -122,7 +122,7 @@ class EmbeddedService:
             if update.flush:
                 scheduler.flush()
             scheduler.forget_prefills()
-            scheduler.weights.take(update.payload, update.load_format)
+            scheduler.weights.receive_tensors(update.payload, update.load_format)
             if update.version is not None:
                 scheduler.weights.set_version(update.version)
 

@@ -1,4 +1,4 @@
-"""Prompts into caches, several at once without one touching another's bits."""
+"""Computes prompts in batches whose rows do not influence each other's bits."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,27 +9,28 @@ from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import PrefillJob
 from rlscale.models.batch_shapes import fixed_rows, padded_len
 
-MAX_TOKENS = 1024  # more at once is no faster, and the memory it takes is given back and taken anew each time
+MAX_TOKENS = 1024  # more at once is no faster, and its memory would be freed and allocated each time
 
 
 class Prefiller:
-    """Runs the prompts of jobs through the model, equal padded lengths together."""
+    """Runs prompts through the model, equal padded lengths in one batch."""
 
     def __init__(self, decoder: Decoder, *, deterministic: bool) -> None:
         self._decoder, self._deterministic = decoder, deterministic
 
     def run(self, jobs: Sequence[PrefillJob]) -> None:
-        """Fills `cache` and `logits` of every job, and `routes` where they are wanted."""
+        """Sets `cache` and `logits` of every job, and `routes` if requested."""
         by_length: dict[int, list[PrefillJob]] = defaultdict(list)
         for job in jobs:
             by_length[padded_len(len(job.tokens))].append(job)
         for padded, alike in by_length.items():
+            # A fixed number of rows for each length: the last bits of a row depend on it.
             most = fixed_rows(padded) if self._deterministic else max(1, MAX_TOKENS // padded)
             for start in range(0, len(alike), most):
                 part = alike[start : start + most]
-                self._together(part, padded, num_rows=most if self._deterministic else len(part))
+                self._run_batch(part, padded, num_rows=most if self._deterministic else len(part))
 
-    def _together(self, jobs: Sequence[PrefillJob], padded: int, *, num_rows: int) -> None:
+    def _run_batch(self, jobs: Sequence[PrefillJob], padded: int, *, num_rows: int) -> None:
         if not self._deterministic:
             padded = max(len(job.tokens) for job in jobs)
         ids = torch.zeros((num_rows, padded), dtype=torch.int64)

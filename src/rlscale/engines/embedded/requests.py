@@ -1,4 +1,4 @@
-"""What the decode thread knows of requests: tickets, their sequences, and prompts waiting for slots."""
+"""Requests in the decode thread: their sequences, and prompts to be computed."""
 
 import time
 from collections import deque
@@ -15,33 +15,33 @@ from rlscale.engines.server.generate_request import Answer, GenerateRequest, Ver
 from rlscale.engines.server.stop_conditions import Decode, find_end
 
 StreamCallback = Callable[[int, Answer], None]
-"""Is told, in the decode thread, how far an answer has grown: (which of the `n`, a copy of it so far)."""
+"""Called in the decode thread after each token: (index among the `n` answers, a copy of the answer so far)."""
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One of the `n` answers of a request, growing."""
+    """One of the `n` answers of a request while it grows."""
 
-    ticket: "Request"
+    request: "Request"
     index: int
     seed: int
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[str, int]] = field(default_factory=list)  # weights, and their first token
+    versions: list[tuple[str, int]] = field(default_factory=list)  # weight version, and the index of its first token
     num_retractions: int = 0
     finish: dict[str, object] | None = None
-    # Experts of the tokens that have been read, so of all but the last, where they are wanted: parts [n, L, K]
+    # Experts of the tokens that were inputs, so of all but the last, if requested: parts [n, L, K]
     routes: list[npt.NDArray[np.int16]] = field(default_factory=list)
 
     @property
     def wants_routes(self) -> bool:
-        return self.ticket.request.return_routes
+        return self.request.spec.return_routes
 
     def set_params(self, params: RowParams, row: int) -> None:
-        """Makes `row` sample as this sequence's request wants it."""
-        ticket = self.ticket
+        """Sets `row` to the sampling parameters of this sequence."""
+        request = self.request
         params.set(
-            row, ticket.request.params, self.seed, free_from=ticket.first_free_position, late_ids=ticket.late_ids
+            row, request.spec.params, self.seed, free_from=request.first_free_position, late_ids=request.late_ids
         )
 
     def append(self, token: int, logprob: float, version: str) -> None:
@@ -58,46 +58,46 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request under way. `future` gets its answers, in order, once all are finished; or the error.
+    """An open request. `future` gets its answers, in order, once all are finished; or the error.
 
-    `stop_ids` end an answer; `late_ids` may not be drawn before `min_new_tokens` others.
+    `stop_ids` end an answer; `late_ids` have probability 0 for the first `min_new_tokens` tokens.
     """
 
-    request: GenerateRequest
+    spec: GenerateRequest
     stop_ids: frozenset[int]
     late_ids: tuple[int, ...]
     decode: Decode
     future: "Future[list[Answer]]"
-    listener: StreamCallback | None = None
+    on_token: StreamCallback | None = None
     sequences: list[Sequence] = field(default_factory=list)
     num_open: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
     @property
     def total_len(self) -> int:
-        """Most tokens that a sequence of this request can have, prompt included."""
-        return len(self.request.input_ids) + self.request.params.max_new_tokens
+        """Maximum number of tokens of a sequence of this request, prompt included."""
+        return len(self.spec.input_ids) + self.spec.params.max_new_tokens
 
     @property
     def first_free_position(self) -> int:
         """The first position, counted from the prompt's first token, at which `late_ids` may be drawn."""
-        return len(self.request.input_ids) + self.request.params.min_new_tokens
+        return len(self.spec.input_ids) + self.spec.params.min_new_tokens
 
     def finish_of(self, sequence: Sequence) -> dict[str, object] | None:
-        """Why `sequence` ends with its last token, or None when it goes on."""
-        end: dict[str, object] | None = find_end(sequence.ids, self.request.params, self.stop_ids, self.decode)
+        """The reason why `sequence` ends with its last token; None: it continues."""
+        end: dict[str, object] | None = find_end(sequence.ids, self.spec.params, self.stop_ids, self.decode)
         return end
 
-    def tell(self, sequence: Sequence, version: str) -> None:
-        """Tells the listener how far `sequence` has grown."""
-        if self.listener is not None:
-            self.listener(sequence.index, self.answer(sequence, version))
+    def notify(self, sequence: Sequence, version: str) -> None:
+        """Passes the current state of `sequence` to `on_token`."""
+        if self.on_token is not None:
+            self.on_token(sequence.index, self.answer(sequence, version))
 
     def answers(self, version: str) -> list[Answer]:
         return [self.answer(s, version) for s in self.sequences]
 
     def answer(self, sequence: Sequence, version: str) -> Answer:
-        """A copy: the sequence may grow on in the decode thread."""
+        """A copy, since the sequence may keep growing in the decode thread."""
         spans = sequence.spans()
         has_routes = bool(sequence.routes) and sequence.finish is not None
         return Answer(
@@ -114,10 +114,9 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class PrefillJob:
-    """Tokens to be prefilled once, and the sequences that go on from them.
+    """Tokens to be computed once, and the sequences that continue from them.
 
-    `cache` [L, 2, K, T, D] and `logits` [V] are there once it is prefilled, until its last sequence has a slot, and
-    `routes` where they are wanted.
+    `cache` [L, 2, K, T, D] and `logits` [V] are set by the prefill, and `routes` if requested.
     """
 
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The weights of the engine while it runs: version, updates, and what happens when one fails half way."""
+"""The weights of a running engine: version, updates, and failed updates."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ UNUSABLE_STATUS = 503
 class WeightStore:
     """Applies weight updates bucket by bucket.
 
-    An update that fails after it has begun leaves the engine unusable (`fault` says why) until a later update has
-    written every tensor: it never answers from a mixture. So does releasing their memory, which keeps no copy;
-    `missing` then says why.
+    An update that fails after its first write leaves the engine unusable (`fault` is the reason) until a later update
+    has written every tensor: the engine never answers with a mixture of versions. Released memory has no copy either;
+    `missing` is then the reason.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class WeightStore:
         self.updating = False
         self.fault: str | None = None
         self.missing: str | None = None
-        self._sizes: dict[int, int] = {}  # bytes of released storages, by their place in `_storages`
+        self._sizes: dict[int, int] = {}  # bytes of released storages, by index in `_storages`
         self._written: set[str] = set()
         self._last_step_s = 0.0
         self._timeout_s = float("inf")
@@ -57,7 +57,7 @@ class WeightStore:
         return self.missing is None
 
     def release(self) -> None:
-        """Frees the memory of all weights. Refused while an update is under way."""
+        """Frees the memory of all weights. Refused during an update."""
         if self.updating:
             raise Refused("release_memory_occupation must come after end_weight_update")
         for i, storage in enumerate(self._storages()):
@@ -65,41 +65,41 @@ class WeightStore:
             storage.resize_(0)
         self.missing = "their memory is released; call resume_memory_occupation and send all of them"
 
-    def regain(self) -> None:
-        """Takes memory again for all weights, without content."""
+    def allocate(self) -> None:
+        """Allocates the memory of all weights again, with undefined contents."""
         for i, storage in enumerate(self._storages()):
             storage.resize_(self._sizes[i])
         self._sizes = {}
         self.missing = "their memory was released; send all of them"
 
     def _storages(self) -> list[torch.UntypedStorage]:
-        # Fused projections are several weights in one storage. A freed one has no address to tell them apart by.
+        # Fused projections are several weights in one storage. A freed one has no address: `_cdata` identifies it.
         found = {t.untyped_storage()._cdata: t.untyped_storage() for t in self._weights.values()}
         return list(found.values())
 
     def begin(self) -> None:
         self._require_memory()
-        # Begun again without an end: the trainer of the first one is gone.
+        # A second begin without an end: the trainer of the first update is gone.
         if self.updating and self._written:
-            self.fault = "a weight update was begun before the last one had ended"
+            self.fault = "a weight update began before the previous one had ended"
         self.updating = True
         self._written = set()
         self._last_step_s = time.monotonic()
 
     def receive(self, bucket: WeightBucket, group_name: str) -> None:
-        """Takes one bucket from the group and writes it.
+        """Receives one bucket from the group and writes it.
 
-        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        Raises WeightSyncError with the tensor whose bytes differ from the sent ones.
         """
         if not self.updating:
             raise Refused("update_weights_from_distributed must come after begin_weight_update")
         targets = self._targets(bucket)
         self._write(bucket, lambda: self._require_receiver().open_bucket(bucket, group_name).write(targets))
 
-    def take(self, payload: str, load_format: str) -> None:
-        """Takes one bucket from memory that this process shares with the trainer, and writes it.
+    def receive_tensors(self, payload: str, load_format: str) -> None:
+        """Reads one bucket from memory that this process shares with the trainer, and writes it.
 
-        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        Raises WeightSyncError with the tensor whose bytes differ from the sent ones.
         """
         if not self.updating:
             raise Refused("update_weights_from_tensor must come after begin_weight_update")
@@ -108,17 +108,17 @@ class WeightStore:
         self._write(incoming.layout, lambda: incoming.write(targets))
 
     def load(self, folder: Path, *, load_format: str | None, version: str | None, checksums: Mapping[str, str]) -> None:
-        """Writes all weights from a folder. One that does not hold them all is refused before anything is written.
+        """Writes all weights from a folder. An incomplete folder is refused before anything is written.
 
-        Raises WeightSyncError naming the tensor whose bytes are not those that were sent.
+        Raises WeightSyncError with the tensor whose bytes differ from the sent ones.
         """
         if self.updating:
             raise Refused("update_weights_from_disk must come after end_weight_update")
         self._require_memory()
-        number = int(version) if version is not None and version.isdecimal() else None
+        version_number = int(version) if version is not None and version.isdecimal() else None
         incoming = _opened(
             lambda: self._require_receiver().open_folder(
-                folder, load_format=load_format, version=number, checksums=checksums
+                folder, load_format=load_format, version=version_number, checksums=checksums
             )
         )
         targets = self._targets(incoming.layout)
@@ -142,7 +142,7 @@ class WeightStore:
         self.require_usable()
 
     def expire(self) -> None:
-        """Marks an update as failed whose trainer has not been heard of for the timeout of its group."""
+        """Marks an update as failed if its trainer was silent for the timeout of its group."""
         if self.updating and time.monotonic() - self._last_step_s > self._timeout_s:
             self.updating = False
             self.fault = f"a weight update was not ended within {self._timeout_s:g} s"

@@ -14,7 +14,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlscale.config import ComputeDtype
 from rlscale.engines.embedded.load_decoder import load_decoder
-from rlscale.engines.embedded.scheduler import Scheduler, SchedulerOptions
+from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.server.generate_request import GenerateRequest
 from rlscale.errors import ConfigError, WorkerError
