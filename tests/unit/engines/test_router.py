@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config
-from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.sglang.router_process import RouterLaunch
