@@ -1,7 +1,7 @@
 """Writes the reference pages: `python -m scripts.docs.reference <folder>`.
 
-One page for each group of the configuration, from its dataclasses, one of the algorithms and one of the rules between
-keys, from their docstrings; beside them the JSON schemas of the YAML files, which editors read.
+One page per config group from its dataclasses, one about the algorithms and one about the rules between keys from their
+docstrings, and the JSON schemas of the YAML files, for editors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLE = ("| key | type | default | description |", "|---|---|---|---|")
 
 
 def make_pages() -> dict[str, str]:
-    """The text of every file by name: a page per group, those of algorithms and rules, an index, and the schemas."""
+    """Returns the text of every file by name: a page per group, algorithms, rules, an index, and the schemas."""
     by_group: dict[str, list[Key]] = {}
     for key in keys().values():
         if key.group:
@@ -34,12 +34,12 @@ def make_pages() -> dict[str, str]:
     rows = [
         f"| [`{group}`]({group}.md) | {group_summary(group)} | {len(members)} |" for group, members in by_group.items()
     ]
-    table = "\n".join(["| group | what it holds | keys |", "|---|---|---|", *rows])
+    table = "\n".join(["| group | contents | keys |", "|---|---|---|", *rows])
     pages["algorithms.md"] = f"{_GENERATED}\n\n{make_page()}"
     pages["rules.md"] = f"{_GENERATED}\n\n{make_rules_page()}"
     rows = [_row(key) for key in keys().values() if not key.group]
-    beside = "\n".join(["Keys beside the groups:", "", *_TABLE, *rows])
-    pages["index.md"] = f"{_GENERATED}\n\n# Configuration reference\n\n{table}\n\n{beside}\n"
+    top_level = "\n".join(["Keys outside of groups:", "", *_TABLE, *rows])
+    pages["index.md"] = f"{_GENERATED}\n\n# Configuration reference\n\n{table}\n\n{top_level}\n"
     for name, schema in make_schemas(ConfigFolders.find(), recorded_types()).items():
         pages[f"schema/{name}"] = json.dumps(schema, indent=1) + "\n"
     return pages
@@ -58,9 +58,9 @@ def _row(key: Key) -> str:
     kind = key.type_text.replace("|", " | ") + (f", {key.constraint_text}" if key.constraint_text else "")
     description = key.description
     if key.path in supported_values():
-        built = supported_values()[key.path]
-        values = ", ".join(f"`{show(value)}`" for value in built.values)
-        description += f" So far this version takes {values} only (not supported yet: {built.feature})."
+        supported = supported_values()[key.path]
+        values = ", ".join(f"`{show(value)}`" for value in supported.values)
+        description += f" This version supports only {values} (not supported yet: {supported.feature})."
     cells = (f"`{key.path}`", kind, "required" if key.required else f"`{show(_plain(key.default))}`", description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -70,14 +70,14 @@ def _plain(value: object) -> object:
 
 
 def write_pages(folder: Path) -> None:
-    """Writes all pages into `folder`, which is made when it does not exist."""
+    """Writes all pages into `folder` and creates it if needed."""
     for name, text in make_pages().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:
-    """Writes the pages into the folder given as the only argument."""
+    """Writes the pages into the folder that is the only argument."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m scripts.docs.reference <folder>")
     write_pages(Path(sys.argv[1]))

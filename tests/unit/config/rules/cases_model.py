@@ -84,7 +84,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"model.max_position_embeddings": 2048, "rollout.max_context_len": 2048},
     ),
     (
-        "lengths_fit",  # a model made on the spot has its own limit
+        "lengths_fit",  # model.build has its own limit
         {"model.max_position_embeddings": None, "rollout.max_response_len": 512},
         "rollout.max_response_len must be at most model.max_position_embeddings=512 minus a prompt of 1 "
         "tokens, got 512; set rollout.max_response_len=511 or less",
