@@ -99,6 +99,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     *algo.IGNORED,
     *critic.IGNORED,
     *placement.IGNORED,
+    # Entries about partial runs come after those of a single group, except for the optimiser.
     *rewards.IGNORED,
     *debug.IGNORED,
     *debug.PARTIAL_RUN,
@@ -117,12 +118,15 @@ def check_rules(config: RunConfig, *, broken: Iterable[str] = ()) -> list[Proble
         broken: keys and groups that are wrong by themselves and have a default in `config` instead. An empty string
             stands for all of them.
     """
+    # The dot keeps `algo.eps_clip` from matching `algo.eps_clip_high`.
     prefixes = tuple(f"{name}." for name in broken)
     if not prefixes:
+        # The usual case: without broken keys no trace is needed.
         return [problem for each in RULES for problem in each(config)]
     if "." in prefixes:
         return []
 
+    # A key is broken with its group, and with an entry of its mapping.
     def is_broken(key: str) -> bool:
         return any(f"{key}.".startswith(prefix) or prefix.startswith(f"{key}.") for prefix in prefixes)
 
@@ -151,6 +155,7 @@ def warn_ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
         for entry in IGNORED:
             if any(path == name or path.startswith(f"{name}.") for name in entry.names) and entry.when(config):
                 reasons.setdefault(path, entry.why)
+    # Keys of one group with one reason share a line.
     alike: dict[tuple[str, str], list[str]] = {}
     for path, why in reasons.items():
         alike.setdefault((path.rpartition(".")[0], why), []).append(path)

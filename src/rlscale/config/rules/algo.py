@@ -37,6 +37,7 @@ def group_baseline_needs_two_samples(config: RunConfig) -> list[Problem]:
     if not centred or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
         return []
     fix = "all advantages would be 0; set e.g. batch.n_samples_per_prompt=8"
+    # rloo has no baseline without other samples, whatever the normalisation.
     fix += "" if is_rloo else ", or algo.rewards_normalization=false"
     rule = f"be at least 2 with algo.advantage_estimator={name}"
     return [Problem(path="batch.n_samples_per_prompt", rule=rule, value="1", fix=fix)]
@@ -189,6 +190,7 @@ def warn_algo(config: RunConfig) -> list[str]:
     if algo.loss_type != LossType.policy_loss:
         return warnings
     is_cispo = algo.advantage_estimator == AdvantageEstimator.cispo
+    # cispo clips the importance weight, usually with a larger upper bound.
     high = algo.eps_clip_high
     if high is not None and high < algo.eps_clip and not is_cispo:
         warnings.append(f"algo.eps_clip_high={high:g} is below algo.eps_clip={algo.eps_clip:g}; it is usually above")
@@ -212,6 +214,7 @@ def _has_one_step(config: RunConfig) -> bool:
     batch = config.batch
     if batch.num_steps_per_rollout is not None:
         return batch.num_steps_per_rollout == 1
+    # Rules run before the resolve step, so the sizes may be unset.
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
     return batch.global_batch_size is None or batch.global_batch_size >= samples
 

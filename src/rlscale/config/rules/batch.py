@@ -45,6 +45,7 @@ def batch_sizes_are_consistent(config: RunConfig) -> list[Problem]:
         f"set batch.global_batch_size={samples // steps} or batch.num_steps_per_rollout={samples // size}, "
         "or remove one of them"
     )
+    # A third way out, if the number of prompts divides the samples of all steps.
     if size * steps % batch.rollout_batch_size == 0:
         fix += f"; or set batch.n_samples_per_prompt={size * steps // batch.rollout_batch_size}"
     return [Problem(path="batch.global_batch_size", rule=rule, value=show(size), fix=fix)]
@@ -52,11 +53,13 @@ def batch_sizes_are_consistent(config: RunConfig) -> list[Problem]:
 
 def _nearest_sizes(path: str, divisor: int, samples: int, group_size: int) -> str:
     """Suggests the divisors of `samples` next to `divisor`, and the numbers of prompts that `divisor` divides."""
+    # The largest divisor below the value, and the smallest above it.
     divisors = [number for number in range(1, samples + 1) if samples % number == 0]
     near = [max(number for number in divisors if number < divisor)]
     near += [number for number in divisors if number > divisor][:1]
     # The smallest number of prompts whose samples are a multiple of the divisor; its multiples are too.
     step = next(number for number in range(1, divisor + 1) if number * group_size % divisor == 0)
+    # Round the number of prompts down to a multiple of the step.
     below = samples // group_size // step * step
     prompts = [number for number in (below, below + step) if number]
     sizes = " or ".join(show(number) for number in near)
@@ -72,6 +75,7 @@ def every_rank_has_a_sample(config: RunConfig) -> list[Problem]:
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
     rule = f"be at least the number of trainer ranks, {product}"
+    # Ranks that share a model process the same samples.
     if shared > 1:
         rule = f"be at least the number of data-parallel ranks, {product} / {shared}"
     fix = f"use fewer ranks (cluster.actor_num_gpus_per_node={max(size, 1) * shared}) or larger batches"

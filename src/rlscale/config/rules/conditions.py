@@ -35,6 +35,7 @@ def uses_router(config: RunConfig) -> bool:
     if not uses_engines(config) or config.router.enabled is False or uses_external_engines(config):
         return False
     cluster = config.cluster
+    # Without a value the engines get as many GPUs as the trainer.
     number = cluster.rollout_num_gpus
     if number is None:
         number = num_trainer_ranks(config)
@@ -56,6 +57,7 @@ def resolve_decoupled_loss(config: RunConfig) -> tuple[bool, str]:
         return False, f"algo.loss_type is {algo.loss_type}"
     if algo.decoupled_loss is not None:
         return algo.decoupled_loss, "it is set"
+    # Each of these options already defines the old logprobs or the weights.
     alternatives = {
         "algo.use_tis": algo.use_tis,
         "algo.use_rollout_logprobs": algo.use_rollout_logprobs,
@@ -80,6 +82,7 @@ def offloads_trainer(config: RunConfig) -> bool:
     given = cluster.offload_train
     if config.debug.rollout_only or not uses_engines(config):
         return False
+    # Policy and critic on the same GPUs are offloaded alternately.
     shares = uses_critic(config.algo) and not has_critic_ranks(config)
     return given if given is not None else cluster.offload or cluster.colocate or shares
 
@@ -115,5 +118,6 @@ def ranks_per_model(config: RunConfig) -> int:
 def samples_per_step(config: RunConfig) -> int:
     """Number of samples of an optimiser step, set or derived."""
     batch = config.batch
+    # The same derivation as in the resolve step, which runs after the rules.
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
     return batch.global_batch_size or samples // (batch.num_steps_per_rollout or 1)

@@ -14,6 +14,7 @@ from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
+# A host name, an IPv4 address or an IPv6 address in brackets, and a port.
 _ADDRESS = re.compile(r"^(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+):\d{1,5}/?$")
 
 
@@ -70,6 +71,7 @@ def external_engines_have_addresses(config: RunConfig) -> list[Problem]:
     if addresses is None:
         fix = 'set it, e.g. rollout.external_engine_addrs=["10.0.0.1:30000"]'
         return [Problem(path=path, rule=f"be set with {_external_key(config)}", value="null", fix=fix)]
+    # Whether servers answer at these addresses is checked when the run starts.
     wrong = [address for address in addresses if not _ADDRESS.match(address)]
     rule, fix = "contain addresses as host:port", "write e.g. 10.0.0.1:30000"
     return [Problem(path=path, rule=rule, value=show(address), fix=fix) for address in wrong]

@@ -15,6 +15,7 @@ def experts_are_sharded_with_tensor_parallel(config: RunConfig) -> list[Problem]
     """Megatron-core 0.16 sums wrong gradients for experts that are replicated on tensor-parallel ranks."""
     megatron = config.megatron
     tensor, path = megatron.tensor_model_parallel_size, "megatron.expert_tensor_parallel_size"
+    # Megatron-core uses the tensor-parallel size where no expert size is set.
     within = megatron.core_args.get("expert_tensor_parallel_size") or tensor
     is_sharded = megatron.expert_model_parallel_size > 1 or within > 1
     is_dense = config.model.num_experts is None
@@ -86,6 +87,7 @@ def fixed_seq_length_fits_a_micro_batch(config: RunConfig) -> list[Problem]:
     packs = config.batch.use_dynamic_batch_size and config.train.qkv_format == QkvFormat.thd
     if not uses_megatron(config) or megatron.variable_seq_lengths or not packs or limit is None:
         return []
+    # Context-parallel ranks share a micro-batch, so its limit grows with them.
     needed = limit * megatron.context_parallel_size
     if megatron.seq_length >= needed:
         return []
@@ -115,6 +117,7 @@ def padded_vocabulary_fits(config: RunConfig) -> list[Problem]:
         problems.append(Problem(path=path, rule=rule, value=show(padded), fix=fix))
     if padded % parts:
         rule = f"be a multiple of megatron.tensor_model_parallel_size={parts}"
+        # The next multiple above the value.
         fix = f"set it to {(padded // parts + 1) * parts}, or remove it"
         problems.append(Problem(path=path, rule=rule, value=show(padded), fix=fix))
     return problems

@@ -23,6 +23,7 @@ _FROM_CHECKPOINT = "use the values of the checkpoint's config.json, or choose th
 
 def architecture_field(model: ModelConfig, name: str) -> Any:
     """Value of an architecture key: as set, else of `model.build`, else of `config.json`; None where it is unknown."""
+    # Only this key is read, so a wrong value of another one does not suppress the rule.
     given = {name: getattr(model, name)}
     return architecture_fields(given, build=model.build, hf_checkpoint=model.hf_checkpoint).get(name)
 
@@ -79,6 +80,7 @@ def engine_supports_the_model(config: RunConfig) -> list[Problem]:
 def expert_counts_are_consistent(config: RunConfig) -> list[Problem]:
     """The router selects some groups of equal size and some of their experts for each token."""
     model = config.model
+    # Selected per token, and the number to select from.
     limits = {"num_experts_per_tok": ("num_experts", model.num_experts), "topk_group": ("n_group", model.n_group)}
     problems = [
         Problem(
@@ -105,6 +107,7 @@ def lengths_fit(config: RunConfig) -> list[Problem]:
         "rollout.max_response_len": rollout.max_response_len,
         "eval.max_response_len": config.eval.max_response_len,
     }
+    # Without a limit a prompt has at least one token.
     prompt = rollout.max_prompt_len or 1
     problems = [
         Problem(

@@ -14,6 +14,7 @@ from rlscale.errors import Problem
 def one_warmup(config: RunConfig) -> list[Problem]:
     """`optim.lr_warmup_iters` replaces the default of `optim.warmup_ratio`, and contradicts any other value."""
     optim = config.optim
+    # A value equal to the default counts as unset.
     if optim.lr_warmup_iters == 0 or optim.warmup_ratio in (0, keys()["optim.warmup_ratio"].default):
         return []
     rule, fix = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}", "keep one of them"

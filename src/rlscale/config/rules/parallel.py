@@ -73,6 +73,7 @@ def batch_divides_among_ranks(config: RunConfig) -> list[Problem]:
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
     product += f" / {shared} ranks per model = {parts}" if shared > 1 else f" = {parts}"
+    # The multiples of the number of ranks around the batch size.
     near = [number for number in (size // parts * parts, size // parts * parts + parts) if number]
     sizes = " or ".join(f"batch.global_batch_size={number}" for number in near)
     fix = f"nearest are {sizes}, or {_nearest_divisor(size, parts)} data-parallel ranks"
@@ -85,6 +86,7 @@ def micro_batch_size_divides_samples_per_rank(config: RunConfig) -> list[Problem
     """Megatron-core runs micro-batches of one size, the same number on every rank."""
     batch = config.batch
     ranks, shared, size = num_trainer_ranks(config), ranks_per_model(config), samples_per_step(config)
+    # A wrong parallel size is reported by another rule; avoid a division by 0.
     parts = max(ranks // shared, 1)
     is_free = not uses_megatron(config) or batch.use_dynamic_batch_size
     if is_free or size % parts or (size // parts) % batch.micro_batch_size == 0:
@@ -131,6 +133,7 @@ def expert_parallel_divides_experts_and_ranks(config: RunConfig) -> list[Problem
         fix = f"set it to {_nearest_divisor(model.num_experts, size)}"
         rule = f"divide model.num_experts={model.num_experts}"
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
+    # Expert parallelism divides the ranks of one pipeline stage.
     stage, odd = divmod(num_trainer_ranks(config), megatron.pipeline_model_parallel_size)
     within = int(megatron.core_args.get("expert_tensor_parallel_size") or 1)
     if not odd and stage % (size * within):
@@ -150,6 +153,7 @@ def padded_layout_has_fixed_micro_batches(config: RunConfig) -> list[Problem]:
     if config.batch.use_dynamic_batch_size:
         rule, fix = "be false with train.qkv_format=bshd", "use train.qkv_format=thd to pack by tokens, or remove it"
         problems.append(Problem(path="batch.use_dynamic_batch_size", rule=rule, value="true", fix=fix))
+    # Both options need packed sequences.
     packs = {"train.true_on_policy_mode": config.train.true_on_policy_mode}
     if config.train.backend == TrainBackendName.fsdp:
         packs["fsdp.context_parallel_size"] = config.fsdp.context_parallel_size > 1
@@ -163,6 +167,7 @@ def padded_layout_has_fixed_micro_batches(config: RunConfig) -> list[Problem]:
 def engine_tensor_parallel_divides_heads(config: RunConfig) -> list[Problem]:
     """The tensor-parallel size of SGLang is the number of GPUs per pipeline stage of an engine."""
     arguments, gpus = config.sglang.server_args, config.cluster.rollout_num_gpus_per_engine
+    # tp_size of SGLang is the number of GPUs per pipeline stage.
     stages = _positive_size(arguments.get("pp_size"))
     if config.rollout.engine != EngineKind.sglang or gpus % stages or arguments.get("enable_dp_attention"):
         return []
@@ -196,6 +201,7 @@ def _check_head_division(config: RunConfig, path: str, size: int) -> list[Proble
     if heads is not None and heads % size:
         fix = f"set it to {_nearest_divisor(heads, size)}"
         return [Problem(path=path, rule=f"divide model.num_attention_heads={heads}", value=show(size), fix=fix)]
+    # With more ranks than key/value heads, several ranks hold a copy of each head.
     if kv_heads is None or kv_heads % size == 0 or size % kv_heads == 0:
         return []
     rule = f"divide model.num_key_value_heads={kv_heads}, or be a multiple of it"

@@ -61,10 +61,12 @@ def engines_fit_nodes(config: RunConfig) -> list[Problem]:
     cluster = config.cluster
     size, node = cluster.rollout_num_gpus_per_engine, cluster.num_gpus_per_node
     total = cluster.rollout_num_gpus or size
+    # An engine above the size of a node needs whole nodes. A smaller one must divide a node, unless one node is enough.
     fits = size % node == 0 if size > node else total <= node or node % size == 0
     if fits or not uses_engines(config) or config.rollout.engine != EngineKind.sglang:
         return []
     smaller = max(number for number in range(1, node + 1) if node % number == 0 and number <= size)
+    # The nearest sizes that fit: a divisor of a node, and whole nodes rounded up.
     near = (smaller, -(-size // node) * node)
     rule = f"divide cluster.num_gpus_per_node={node}, or be a multiple of it"
     fix = f"set it to {' or '.join(map(str, near))}"
@@ -140,6 +142,7 @@ def _check_pipeline_size(config: RunConfig) -> list[Problem]:
     if config.rollout.engine != EngineKind.sglang or (stages > 0 and size % stages == 0):
         return []
     rule = f"be a positive divisor of cluster.rollout_num_gpus_per_engine={size}"
+    # The largest divisor of the GPUs that is not above the number of stages.
     nearest = max(number for number in range(1, size + 1) if size % number == 0 and number <= max(stages, 1))
     return [Problem(path="sglang.pp_size", rule=rule, value=show(stages), fix=f"set it to {nearest}")]
 

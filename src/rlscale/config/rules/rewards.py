@@ -56,11 +56,13 @@ def reward_url_has_a_scheme(config: RunConfig) -> list[Problem]:
 def single_rewards_have_no_key(config: RunConfig) -> list[Problem]:
     """A reward that returns a single number has no named values."""
     reward = config.reward
+    # These rewards can return several named values.
     several = (None, RewardType.dapo, RewardType.remote_rm)
     if reward.custom_path is not None or reward.type in several or not uses_engines(config):
         return []
     rule, fix = f"be null with reward.type={reward.type}", "remove it; this reward returns a single number"
     named = {"reward.key": reward.key}
+    # Without evaluations the key has no effect, and a warning reports it.
     if config.eval.interval is not None:
         named["eval.reward_key"] = config.eval.reward_key
     return [Problem(path=path, rule=rule, value=key, fix=fix) for path, key in named.items() if key is not None]
@@ -105,6 +107,7 @@ def eval_sets_are_pairs(config: RunConfig) -> list[Problem]:
     if len(entries) % 2:
         rule, fix = "contain pairs of name and file", "write [name, file, name, file]"
         return [Problem(path=path, rule=rule, value=show(entries), fix=fix)]
+    # Names and files alternate.
     names = entries[::2]
     twice = sorted({name for name in names if names.count(name) > 1})
     if not twice:

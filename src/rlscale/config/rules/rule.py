@@ -32,6 +32,7 @@ class Rule:
         A check is a function of the keys that it reads, so its problems hold for any value of all other keys. The keys
         depend on the branches that the check takes. They are therefore recorded in the same evaluation as the problems.
         """
+        # Results that depend on no broken key stay valid, so nothing needs to be declared.
         read: set[str] = set()
         recorder: Any = _ReadRecorder(config, read)
         return self.check(recorder), frozenset(read)

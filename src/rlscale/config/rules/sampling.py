@@ -38,6 +38,7 @@ def deterministic_sglang_excludes_min_p(config: RunConfig) -> list[Problem]:
 @rule
 def eval_min_new_tokens_fits(config: RunConfig) -> list[Problem]:
     least, own = config.eval.min_new_tokens, config.eval.max_response_len
+    # The resolve step copies the length of the rollout into an unset eval key.
     longest = config.rollout.max_response_len if own is None else own
     if least is None or least <= longest:
         return []

@@ -130,6 +130,7 @@ def routing_replay_is_supported(config: RunConfig) -> list[Problem]:
     if not keys:
         return []
     rule = f"be {{}} with {keys[0]}"
+    # The engine records the routes of the version that generated, so its routes are allowed.
     kept = config.train.keep_old_actor and not config.algo.use_rollout_routing_replay
     fused = bool(config.megatron.core_args.get("moe_router_fusion"))
     wrong = {
@@ -138,6 +139,7 @@ def routing_replay_is_supported(config: RunConfig) -> list[Problem]:
         "train.keep_old_actor": ("false", kept, "keep one of them; older weight versions selected other routes"),
         "megatron.moe_router_fusion": ("false", fused, "remove it; routes of the fused router cannot be replaced"),
     }
+    # All other keys in `wrong` are booleans that are true.
     values = {"train.backend": config.train.backend, "train.qkv_format": config.train.qkv_format}
     return [
         Problem(path=path, rule=rule.format(right), value=show(values.get(path, True)), fix=fix)

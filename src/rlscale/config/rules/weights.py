@@ -17,6 +17,7 @@ def sync_interval_keeps_the_staleness_bound(config: RunConfig) -> list[Problem]:
     interval, staleness = config.train.update_weights_interval, config.rollout.max_staleness
     if is_sft(config) or interval <= staleness + 1:
         return []
+    # Rollout r is trained as update r, so each rollout between two syncs adds one update of age.
     rule = f"be at most rollout.max_staleness + 1 = {staleness + 1}"
     fix = f"set rollout.max_staleness={interval - 1}, the age that samples reach between two weight syncs"
     return [Problem(path="train.update_weights_interval", rule=rule, value=show(interval), fix=fix)]
