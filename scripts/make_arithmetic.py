@@ -1,15 +1,15 @@
-"""Writes data/arithmetic/: sums of two three-digit numbers in which no column carries.
+"""Writes data/arithmetic/: sums of two three-digit numbers without carries.
 
     python scripts/make_arithmetic.py            # writes train.jsonl and heldout.jsonl
     python scripts/make_arithmetic.py --check    # exit code 1 unless the files are exactly what would be written
 
 A row is `{"prompt": "470+205=", "label": "675", "metadata": {"a": 470, "b": 205}}`. Without carries every column is a
-small sum of its own, so a tiny model gets better bit by bit instead of in one jump; one
-wrong column of three still makes the answer wrong.
+separate small sum, so a tiny model improves gradually instead of in one jump. One wrong column of three still makes the
+answer wrong.
 
-256 pairs are held out. The training file has neither them nor their mirror images (205+470 for 470+205), so a held-out
-sum can only be found by adding. The order of rows, and what is held out, follow from SHA-256 of the pair: the files are
-the same wherever they are made.
+256 pairs are held out. The training file contains neither them nor their mirror images (205+470 for 470+205), so a
+held-out sum cannot be memorised. SHA-256 of a pair determines the order of rows and the held-out pairs, so the files
+are identical on every machine.
 """
 
 import argparse

@@ -43,7 +43,7 @@ def merge_custom_file(values: dict[str, Any], overrides: Sequence[str]) -> list[
         return []  # reported as a wrong type
     merged = _merge(before or {}, content)
     for keys in _overridden_paths(overrides):
-        _put(merged, keys, _pick(before, keys))
+        _set_path(merged, keys, _pick(before, keys))
     values[PARAMETER] = merged
     return []
 
@@ -79,7 +79,7 @@ def _pick(values: Any, keys: Sequence[str]) -> Any:
     return values
 
 
-def _put(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set_path(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     if not keys:
         assert isinstance(value, Mapping), show(value)
         values |= _merge(values, value)
