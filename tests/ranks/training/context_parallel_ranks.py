@@ -154,6 +154,7 @@ def attention_error(*, window: int | None) -> float:
     batch = replace(batch, tokens=np.arange(len(batch.tokens), dtype=np.int32))  # a number for each row
     share = pack_share(batch, range(len(RAGGED)), device=CPU, context=context)
     generator = torch.Generator().manual_seed(0)
+    # Columns by row of the batch, the same on every rank: packed rows select from them by token id.
     heads = {"q": 4, "k": 2, "v": 2, "grad": 4}
     columns = {name: torch.randn(len(batch.tokens), number, 8, generator=generator) for name, number in heads.items()}
     results = []

@@ -88,6 +88,7 @@ def nan_on_rank_1(model_path: str, rank: int) -> str:
     """Message of every rank when only the loss of rank 1 is NaN."""
     batch = BATCHES[0]
     logprobs = batch.rollout_logprobs.copy()
+    # Sample 3 is on rank 1.
     logprobs[batch.offsets[3] : batch.offsets[4]] = np.nan
     backend = FsdpBackend(spec(model_path, algo={"use_rollout_logprobs": True}), rank=rank, world_size=2)
     step: StepPlan = plan(batch, TWO_RANKS)

@@ -32,6 +32,7 @@ def batch_of(version: int) -> TrainBatch:
     """A rollout whose sample 4 is of the previous version."""
     made = make_batch(RAGGED, seed=version)
     versions = np.where(made.loss_mask, version, -1).astype(np.int32)
+    # Prompt tokens have the version -1.
     rows = slice(int(made.offsets[4]), int(made.offsets[5]))
     versions[rows] = np.where(made.loss_mask[rows], max(version - 1, 0), -1)
     return replace(made, weight_versions=versions, version=version)

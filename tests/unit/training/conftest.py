@@ -1,3 +1,5 @@
+"""Fixtures of the trainer tests: a process group of one rank and tiny models."""
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -93,6 +93,7 @@ def test_a_checkpoint_resumes_exactly_on_dedicated_or_shared_ranks(
     made = spec_of(model_path, own=DEDICATED)
     if moves:
         made = replace(made, offload=OffloadSpec(mode=OffloadMode.move))
+    # Loaded by a separate and by a shared critic, with and without offloading.
     first, second = SeparateBackends(made), SeparateBackends(spec_of(model_path, own=DEDICATED))
     first.train(BATCHES[0], TWO_STEPS, critics=TWO_STEPS)
     first.save(tmp_path)

@@ -1,3 +1,5 @@
+"""Process group, device and CPU threads of a world of one rank."""
+
 import os
 from pathlib import Path
 
@@ -17,6 +19,7 @@ def listening_addresses() -> set[str]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
+            # State 0A is LISTEN; the inode identifies sockets of this process.
             if state == "0A" and f"socket:[{inode}]" in inodes:
                 found.add(local.split(":")[0])
     return found

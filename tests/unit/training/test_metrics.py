@@ -1,3 +1,5 @@
+"""Metric sums on one rank."""
+
 import pytest
 import torch
 

@@ -44,6 +44,7 @@ def train(trainer: FsdpBackend) -> TrainResult:
 def device_bytes(trainer: FsdpBackend) -> int:
     """Bytes that the roles of a trainer have on the device."""
     roles = [trainer.policy, trainer.critic, trainer.reference, trainer.teacher]
+    # A storage of size 0 is offloaded; its tensors keep their shapes.
     tensors = [p for role in roles if role is not None for p in role.model.parameters()]
     tensors += [t for role in roles[:2] if role is not None for t in state_tensors(role.optimizer)]  # type: ignore[union-attr]
     return sum(_storage(tensor).nbytes() for tensor in tensors)
@@ -122,6 +123,7 @@ def test_offloading_changes_no_number_and_frees_all_memory(model_path: str, tmp_
     moving.offload()
     assert device_bytes(moving) == 0
     moving.save(tmp_path)
+    # A loaded trainer offloads, too, and continues exactly.
     again = backend(model_path, offload=offload)
     again.load(tmp_path)
     assert device_bytes(moving) == device_bytes(again) == 0

@@ -1,3 +1,5 @@
+"""Profiles of rollouts and reports of ranks that run out of memory."""
+
 import gzip
 import json
 from pathlib import Path

@@ -109,7 +109,7 @@ class FsdpRank:
         return metrics
 
     def gather_logprobs(self, rollout: PackedRollout) -> dict[int, Float32]:
-        """Requested logprobs by sample; a collective of the data group, of each context rank by itself."""
+        """Requested logprobs by sample; a collective of the data group."""
         return rollout.logprob_collector.gather(self.device, group=rollout.data_group)
 
     def finish_saving(self) -> None:

@@ -31,6 +31,7 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, *, lengths: list[int], 
         for t in range(length):
             first = 0 if window is None else max(0, t - window + 1)
             seen = slice(start + first, start + t + 1)
+            # Query heads share key heads in groups of `per_kv`.
             for head in range(q.shape[1]):
                 scores = k[seen, head // per_kv] @ q[start + t, head] * q.shape[-1] ** -0.5
                 out[start + t, head] = scores.softmax(0) @ v[seen, head // per_kv]
@@ -72,6 +73,7 @@ def test_attention_of_shared_prompts_is_that_of_whole_samples(name: str, window:
     for joined in (True, False):
         for packing in (shared, apart):
             x = rows.clone().requires_grad_()
+            # Without sharing each sample needs its own copy of the prompt's rows.
             given = x if packing is shared else x[shared.shared.expand]
             if joined:
                 out = attend_joined(given, num_heads=4, num_kv_heads=2, packing=packing, scale=0.3, window=window)

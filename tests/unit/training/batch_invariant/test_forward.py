@@ -177,6 +177,7 @@ def test_old_pass_and_reference_are_bitwise_equal(model_path: str) -> None:
 def test_a_difference_raises(model_path: str) -> None:
     batch = answered(model_path, ComputeDtype.float32)
     other = batch.rollout_logprobs.copy()
+    # The smallest possible difference, in one token.
     other[-1] = np.nextafter(other[-1], np.float32(-np.inf))
     trainer = backend(model_path)
     message = (

@@ -1,3 +1,5 @@
+"""Linear layers through oneDNN compared with plain ones."""
+
 import pytest
 import torch
 from torch import nn

@@ -1,3 +1,5 @@
+"""Training steps of the FSDP2 backend on one rank: metrics, weights and options."""
+
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -46,8 +48,9 @@ def with_logprobs_of(batch: TrainBatch, model_path: str) -> TrainBatch:
     with torch.no_grad():
         for start, stop in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
             ids = torch.from_numpy(batch.tokens[start:stop].astype(np.int64))
-            lp = model(input_ids=ids[None]).logits[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
-            column[start + 1 : stop] = lp.numpy()
+            # Logits at position t predict token t + 1.
+            logprobs = model(input_ids=ids[None]).logits[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
+            column[start + 1 : stop] = logprobs.numpy()
     return replace(batch, rollout_logprobs=column * batch.loss_mask)
 
 
@@ -153,6 +156,7 @@ def test_the_decoupled_loss_weights_stale_tokens(model_path: str) -> None:
     batch = replace(exact, rollout_logprobs=logprobs)
     plain, decoupled = backend(model_path), backend(model_path, algo={"decoupled_loss": True})
     a, b = train(plain, batch).steps[0], train(decoupled, batch).steps[0]
+    # Stale tokens have the weight 2, all others 1.
     count, all_tokens = exact.loss_mask[stale].sum(), exact.loss_mask.sum()
     assert b["decoupled_mean"] == pytest.approx(1 + count / all_tokens, rel=1e-4)
     assert b["decoupled_clipfrac"] == 0.0
@@ -230,6 +234,7 @@ def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> 
     tokens = BATCH.tokens.copy()
     length = int(BATCH.prompt_lens.min())
     assert length > 1
+    # All samples get one prompt of the shortest length, so packing saves 7 of the 8 copies.
     equal = replace(BATCH, tokens=tokens, prompt_lens=np.full_like(BATCH.prompt_lens, length))
     for start in BATCH.offsets[:-1]:
         tokens[start : start + length] = tokens[:length]
@@ -251,6 +256,7 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(model_path: str)
     free, bound = backend(model_path, clip_grad=0.0), backend(model_path, clip_grad=1e-3)
     norm = train(free).steps[0]["grad_norm"]
     assert train(bound).steps[0]["grad_norm"] == norm > 1e-3
+    # The first moment is proportional to the gradient after clipping.
     for (name, a), (_, b) in zip(
         free.policy.model.named_parameters(), bound.policy.model.named_parameters(), strict=True
     ):
@@ -261,6 +267,7 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before(model_path: str)
 def test_a_nan_loss_stops_every_rank_and_names_step_and_rank(model_path: str) -> None:
     trainer = backend(model_path)
     train(trainer)
+    # In place: the loss is NaN at the next step, number 1.
     dict(trainer.policy.model.named_parameters())["model.norm.weight"].data.mul_(float("nan"))
     with pytest.raises(WorkerError, match=r"rank 0: the loss of optimiser step 1 must be finite, got nan"):
         train(trainer)
@@ -296,12 +303,12 @@ def test_requested_logprobs_are_of_the_initial_weights(
     model_path: str, algo: dict[str, Any], cuts: Any, missing: tuple[int, ...]
 ) -> None:
     exact = with_logprobs_of(BATCH, model_path)
-    asked = (1, 2, 5)
+    requested = (1, 2, 5)
     plain = train(backend(model_path, algo=algo), BATCH, cuts)
-    result = train(backend(model_path, algo=algo), replace(BATCH, logprob_samples=asked), cuts)
+    result = train(backend(model_path, algo=algo), replace(BATCH, logprob_samples=requested), cuts)
     assert (result.steps, result.metrics) == (plain.steps, plain.metrics)  # to the last bit
     assert plain.logprobs == {}
-    assert tuple(result.logprobs) == asked
+    assert tuple(result.logprobs) == requested
     for i, values in result.logprobs.items():
         expected = exact.rollout_logprobs[BATCH.offsets[i] + BATCH.prompt_lens[i] : BATCH.offsets[i + 1]]
         if i in missing:
@@ -311,6 +318,7 @@ def test_requested_logprobs_are_of_the_initial_weights(
 
 
 def test_requested_logprobs_exclude_untrained_tokens(model_path: str) -> None:
+    # The second response token of sample 3, e.g. of a tool.
     mask = BATCH.loss_mask.copy()
     mask[BATCH.offsets[3] + BATCH.prompt_lens[3] + 1] = 0
     result = train(backend(model_path), replace(BATCH, loss_mask=mask, logprob_samples=(3,)))
@@ -415,6 +423,7 @@ UPDATED_REFERENCE = {"use_kl_loss": True, "kl_loss_type": "k2", "ref_update_inte
 
 def test_the_reference_is_updated_from_the_policy(model_path: str) -> None:
     trainer = backend(model_path, algo=UPDATED_REFERENCE, ref_path=model_path)
+    # Updated after every second rollout: the distance is 0 at the next one.
     distances = [train(trainer).steps[0]["kl_loss"] for _ in range(4)]
     assert distances[0] == pytest.approx(0.0, abs=1e-9) and distances[2] == pytest.approx(0.0, abs=1e-9)
     assert distances[1] > 1e-4 and distances[3] > 1e-4

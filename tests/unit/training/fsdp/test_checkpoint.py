@@ -23,7 +23,7 @@ def test_a_loaded_trainer_continues_bit_for_bit(model_path: str, tmp_path: Path)
     torch.rand(3)  # moves the generator on
     expected = [train(first).steps, torch.rand(3).tolist()]
     second = backend(model_path, lr_decay_style="linear")
-    torch.rand(1)
+    torch.rand(1)  # another state, which loading replaces
     second.load(tmp_path)
     torch.rand(3)
     assert [train(second).steps, torch.rand(3).tolist()] == expected
@@ -74,7 +74,7 @@ def test_an_export_is_what_transformers_loads(cache: Path, tmp_path: Path, tied:
         loaded.generation_config.eos_token_id
         == load_causal_lm(path, dtype=torch.float32).generation_config.eos_token_id
     )
-    # and it is a starting point of the next run
+    # The next run can start from it.
     again = weights(backend(str(tmp_path / "hf")))
     assert all(torch.equal(again[name], weight) for name, weight in expected.items())
 

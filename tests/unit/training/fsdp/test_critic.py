@@ -69,6 +69,7 @@ def test_values_are_the_heads_product_at_the_position_before_each_token(model_pa
         ids = torch.from_numpy(BATCH.tokens[start:stop].astype(np.int64))
         with torch.no_grad():
             hidden = model.model(input_ids=ids[None]).last_hidden_state[0]
+        # The value before a token is of the position before it.
         expected = (hidden @ named["lm_head.weight"].T)[prompt - 1 : -1, 0]
         torch.testing.assert_close(columns.values[start + prompt : stop], expected, atol=1e-5, rtol=1e-4)
 
@@ -80,6 +81,7 @@ def test_advantages_and_returns_are_those_of_gae(model_path: str) -> None:
     rows = torch.from_numpy(np.flatnonzero(BATCH.loss_mask))
     lengths = torch.from_numpy(BATCH.lengths - BATCH.prompt_lens)
     layout = TokenLayout.from_lengths(torch.ones(len(rows), dtype=torch.bool), lengths_S=lengths)
+    # The reward of a sample is at its last token.
     rewards = torch.zeros(len(rows))
     rewards[lengths.cumsum(0) - 1] = torch.from_numpy(BATCH.rewards)
     assert columns.values is not None and columns.advantages is not None and columns.returns is not None
@@ -219,6 +221,7 @@ def test_a_sample_without_trainable_tokens_has_no_effect(model_path: str) -> Non
     mask = BATCH.loss_mask.copy()
     mask[BATCH.offsets[2] : BATCH.offsets[3]] = 0
     rewards = BATCH.rewards.copy()
+    # With any effect such a reward would dominate the step.
     rewards[2] = 1e6
     masked = replace(BATCH, loss_mask=mask)
     loud = replace(masked, rewards=rewards)

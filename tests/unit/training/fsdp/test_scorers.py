@@ -112,6 +112,7 @@ def test_earlier_versions_score_the_tokens_they_generated(model_path: str) -> No
         train(trainer, of_version(BATCH, version))
     mixed = logprobs(trainer, of_version(BATCH, 3, made_by={1: 2, 4: 1, 6: 2}))
     current = logprobs(trainer, of_version(BATCH, 3))
+    # Samples 1, 4 and 6 are of earlier versions, whose logprobs are exact copies.
     for sample in range(8):
         rows = slice(int(BATCH.offsets[sample]), int(BATCH.offsets[sample + 1]))
         expected = {1: scored[2], 4: scored[1], 6: scored[2]}.get(sample, current)

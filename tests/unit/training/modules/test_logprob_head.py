@@ -73,6 +73,7 @@ def test_logits_of_all_tokens_never_exist(large_vocabulary: str, entropy_grad: b
     micro = pack(BATCH, range(len(RAGGED)), device=torch.device("cpu"))
     model = load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
     assert replace_with_logprob_head(model, chunk_tokens=8)
+    # Chunks of 8 tokens: no tensor has logits of more.
     num_tokens = len(micro.targets)
     with MaxColumns(num_tokens) as seen:
         logprobs, entropy = compute_policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)

@@ -34,6 +34,7 @@ def on_two_ranks(work: Callable[[int, dist.ProcessGroup], tuple[Tensor, ...]]) -
 def test_two_parts_equal_the_whole(dtype: torch.dtype, atol: float, scale: float) -> None:
     torch.manual_seed(0)
     hidden, weight = scale * torch.randn(T, H, dtype=dtype), torch.randn(V, H, dtype=dtype)
+    # Targets on both sides of the boundary, and at both ends.
     targets = torch.tensor([0, 28, 29, V - 1, *torch.randint(V, (T - 4,)).tolist()])
     by_logprob, by_entropy = torch.randn(T, dtype=dtype), torch.randn(T, dtype=dtype)
 

@@ -65,6 +65,7 @@ def test_a_stack_is_as_many_matrices_and_zero_stays_zero() -> None:
 def test_parameters_without_a_gradient_are_skipped() -> None:
     matrices, _ = parameters()
     ours = optimizer(matrices, [], lr=0.02, decay=0.0)
+    # Only the first matrix has a gradient.
     before = [matrix.detach().clone() for matrix in matrices]
     matrices[0].grad = torch.randn_like(matrices[0])
     ours.step()

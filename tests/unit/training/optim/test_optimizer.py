@@ -36,6 +36,7 @@ def test_muon_steps_matrices_at_their_rate_and_other_parameters_at_theirs(model_
         change = weight - before[name]
         if "proj" in name:
             scale = 0.02 * max(1.0, change.shape[0] / change.shape[1]) ** 0.5
+            # The update is orthogonalised: its singular values are about the rate times Muon's scale.
             values = torch.linalg.svdvals(change) / scale
             assert 0.9 < values.max() < 1.3, name  # of a gradient of low rank some stay 0
         else:
@@ -48,6 +49,7 @@ def test_muon_steps_each_expert_separately(cache: Path) -> None:
     before = {name: weight.clone() for name, weight in trainer.weights() if ".experts." in name}
     trainer.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)])
     after = dict(trainer.weights())
+    # An orthogonalised stack as a whole would have other singular values per expert.
     largest = {name: torch.linalg.svdvals(after[name] - weight).max() for name, weight in before.items()}
     assert before and all(0.01 < value < 0.05 for name, value in largest.items()), largest
 

@@ -28,6 +28,7 @@ def unpacked_logits(model: PreTrainedModel, batch: TrainBatch, micro: Microbatch
     for i in micro.sample_indices:
         start, stop = batch.offsets[i], batch.offsets[i + 1]
         ids = torch.from_numpy(batch.tokens[start:stop].astype(np.int64))[None]
+        # The logits before a token predict it.
         trainable = np.flatnonzero(batch.loss_mask[start:stop])
         rows.append(model(input_ids=ids, use_cache=False).logits[0, trainable - 1])
     return torch.cat(rows)
@@ -84,6 +85,7 @@ def test_a_shared_prompt_is_computed_once_and_changes_nothing_else(model_path: s
     batch = with_equal_prompts()
     shared = pack(batch, chosen, device=CPU, share_prompts=True)
     prompts = {PROMPT_OF[i] for i in chosen}
+    # Each distinct prompt once, and all responses.
     expected = sum(SHARED[i][0] for i in prompts) + sum(SHARED[i][1] for i in chosen)
     assert shared.input_ids.shape == shared.position_ids.shape == (1, expected)
     whole = pack(batch, chosen, device=CPU)

@@ -39,6 +39,7 @@ def test_passes_without_gradient_have_separate_micro_batches(model_path: str) ->
         sizes.log_probs_max_tokens_per_gpu = limit
         steps = plan_steps(BATCH, sizes, num_ranks=1)
         trainer = FsdpBackend(made, rank=0, world_size=1)
+        # One entry per forward pass: True for passes with gradient.
         modes: list[bool] = []
         model = trainer.policy.model
         model.register_forward_pre_hook(lambda *_, modes=modes: modes.append(torch.is_grad_enabled()))
