@@ -1,4 +1,4 @@
-"""The typed configuration of a run. The only user of Hydra and OmegaConf; imports neither torch nor Ray."""
+"""Typed configuration of a run. The only package that uses Hydra and OmegaConf; imports neither torch nor Ray."""
 
 from rlscale.config.groups.algo import (
     AdvantageEstimator,

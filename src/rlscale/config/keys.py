@@ -41,7 +41,6 @@ class Key:
     required: bool
     default: Any  # None when required
     constraints: tuple[Any, ...]  # metadata of the field's pydantic.Field: bounds, lengths, patterns
-    short_description: str  # of its Field(description=...)
 
     @property
     def group(self) -> str:
@@ -60,7 +59,7 @@ class Key:
     @property
     def description(self) -> str:
         """The docstring below the field."""
-        return self.short_description or field_docstring(self.owner, self.name)
+        return field_docstring(self.owner, self.name)
 
     @property
     def is_mapping(self) -> bool:
@@ -166,5 +165,4 @@ def _walk(owner: type[Any], prefix: str) -> Iterator[Key]:
             required=required,
             default=default,
             constraints=tuple(each for info in infos for each in info.metadata),
-            short_description=next((info.description for info in infos if info.description), ""),
         )

@@ -34,7 +34,7 @@ from rlscale.config.groups.train import TrainConfig
 
 @dataclass(kw_only=True)
 class RunConfig(ConfigGroup):
-    """Everything a run is made from. A part of the program takes its groups, never this whole.
+    """All settings of a run. A component receives the groups that it needs, never the whole config.
 
     Example:
         config = load_config(["+experiment=quickstart", "algo.eps_clip=0.1"])

@@ -44,9 +44,9 @@ def test_the_file_wins_over_an_experiment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1\n- 2\n", "custom_config_path must name a YAML file that holds a mapping, got"),
-        ("", "custom_config_path must name a YAML file that holds a mapping, got"),
-        ("a: [", "custom_config_path must name a YAML file that can be read, got"),
+        ("- 1\n- 2\n", "custom_config_path must name a YAML file with a mapping, got"),
+        ("", "custom_config_path must name a YAML file with a mapping, got"),
+        ("a: [", "custom_config_path must name a readable YAML file, got"),
     ],
 )
 def test_a_file_without_a_mapping_is_reported(tmp_path: Path, text: str, message: str) -> None:
