@@ -53,5 +53,5 @@ def _needs_megatron() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "megatron":
             raise
-        rule, fix = "be fsdp without megatron-core", "pip install 'rlscale[megatron]', or set train=fsdp"
+        rule, fix = "be fsdp without megatron-core", "pip install 'rlscale[megatron]', or choose train=fsdp"
         raise ConfigError([Problem(path="train.backend", rule=rule, value="megatron", fix=fix)]) from error
