@@ -140,7 +140,7 @@ def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def run_once(command: Command, *overrides: str, small: bool = True) -> None:
-    """Runs the command unless a worker of this session has done so; one that comes meanwhile waits for the other."""
+    """Runs the command unless a worker of this session has done so; a second worker waits for the first."""
     with command.folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (command.run_dir / "finished.json").exists():
@@ -152,7 +152,7 @@ def run_once(command: Command, *overrides: str, small: bool = True) -> None:
 
 @pytest.fixture(scope="session")
 def plain(shared: Path, cache: Path, testrun_uid: str, shared_ray: str) -> Command:
-    """The small run with `REWARDED`, on one rank and one engine; what it printed is in `out.txt`. Nobody changes it."""
+    """The small run with `REWARDED`, on one rank and one engine; its output is in `out.txt`. Read-only."""
     command = Command(folder=shared / "plain", cache=cache, mark=f"plain-{testrun_uid}", ray=shared_ray)
     run_once(command, REWARDED)
     return command

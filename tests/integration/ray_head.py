@@ -14,7 +14,7 @@ START_S = 90
 
 @contextmanager
 def ray_head(log: Path, *, num_cpus: int, num_slots: int = 0) -> Iterator[str]:
-    """Starts a Ray head in a process group of its own and yields its address.
+    """Starts a Ray head in a separate process group and yields its address.
 
     Args:
         num_slots: units of the resource that stands for a GPU; 0: none, and one CPU stands for a GPU.

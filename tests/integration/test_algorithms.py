@@ -26,7 +26,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[ModuleType]:
-    """The script, which imports others beside it."""
+    """The script, which imports modules next to it."""
     sys.path.insert(0, str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("algorithms_table", SCRIPT)
     assert spec is not None and spec.loader is not None

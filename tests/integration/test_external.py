@@ -16,7 +16,7 @@ from tests.integration.conftest import REWARDED, SMALL, Command
 
 @contextmanager
 def served(model: str, log: Path) -> Iterator[str]:
-    """A server of its own process; its `host:port`."""
+    """A server in a separate process; its `host:port`."""
     with log.open("w") as file:
         command = [
             sys.executable,

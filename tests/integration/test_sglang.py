@@ -46,13 +46,13 @@ def words_of(pid: int) -> str:
 
 
 def test_a_wrong_interpreter_is_told_before_anything_starts(command: Command) -> None:
-    for python, told in (
+    for python, rule in (
         ("/nowhere/python", "must name a Python interpreter that runs, got /nowhere/python"),
         (sys.executable, f"must name an interpreter that has SGLang, got {sys.executable}, which has none"),
     ):
         done = command.run("rollout=sglang", f"sglang.python={python}")
         assert done.code == 2
-        assert f"sglang.python {told}" in done.err and "run bin/install-sglang-cpu" in done.err
+        assert f"sglang.python {rule}" in done.err and "run bin/install-sglang-cpu" in done.err
         assert not command.run_dir.exists()
 
 
@@ -110,11 +110,11 @@ def test_an_engine_behind_a_router_is_restarted(command: Command) -> None:
     before = len(command.metrics())
     os.kill(victim, signal.SIGKILL)
 
-    def goes_on() -> bool:
+    def resumes() -> bool:
         assert process.poll() is None, process.communicate()[1]
         servers = [pid for pid, words in command.processes().items() if "rlscale.cli.serve" in words]
         return victim not in servers and len(servers) == 2 and len(command.metrics()) > before + 3
 
-    wait_until(goes_on, 120, "going on with a new engine")
+    wait_until(resumes, 120, "resuming with a new engine")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

@@ -42,7 +42,7 @@ def unbroken(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 @pytest.fixture(scope="module")
 def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Killed after some rollouts, while its processes were looked at, and then run to its end."""
+    """A run killed after some rollouts, whose processes were inspected, and then resumed to its end."""
     command = Command(folder=tmp_path_factory.mktemp("resumed"), cache=cache)
     process = command.start(*OVERRIDES)
 

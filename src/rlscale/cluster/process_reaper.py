@@ -93,10 +93,10 @@ def _parent_and_start(pid: int) -> tuple[int, int] | None:
     """Parent and start time (clock ticks since boot) of a living process; None: it has ended."""
     try:
         # The second field is the name in parentheses, which may itself hold spaces and parentheses.
-        state, parent, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, parent, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state == "Z" else (int(parent), int(rest[17]))
+    return None if state == "Z" else (int(parent), int(fields[17]))
 
 
 def end_processes(mark: str, known: Iterable[tuple[int, int]] = ()) -> None:

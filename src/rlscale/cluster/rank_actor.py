@@ -12,11 +12,11 @@ from rlscale.worker.policy import PolicyWorker
 from rlscale.worker.rank import RankWorker, WorldSpec
 
 CONCURRENCY_GROUPS = {"finish_saving": "saving"}
-"""Methods of workers that run concurrently with the others, in threads of their own."""
+"""Methods of workers that run concurrently with the others, in separate threads."""
 
 
 class _RankActor:
-    """A worker in an actor process. Health checks and waits for saves have threads of their own."""
+    """A worker in an actor process. Health checks and waits for saves have separate threads."""
 
     worker_class: ClassVar[type[RankWorker]]
 

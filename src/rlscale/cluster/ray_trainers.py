@@ -1,6 +1,6 @@
 """All trainer ranks behind the `Trainers` protocol.
 
-With a critic on its own ranks the calls of a rollout alternate between the two worlds:
+With a critic on dedicated ranks the calls of a rollout alternate between the two worlds:
 
     policy   score ─────┬─ compute_advantages ─┬─ optimize     optimiser steps
                         │                      │

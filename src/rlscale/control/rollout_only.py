@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.loop_config import LoopConfig, Progress
-from rlscale.control.metrics import rollout_metrics
+from rlscale.control.step_metrics import rollout_metrics
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.observe.metrics import Timers
 from rlscale.observe.reporter import Observer

@@ -15,7 +15,7 @@ from rlscale.config.rules import uses_engines
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.driver.external_engines import ExternalEngines
-from rlscale.driver.prepare import PreparedRun
+from rlscale.driver.prepared_run import PreparedRun
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch

@@ -24,7 +24,7 @@ from rlscale.control.recovery import Restarts
 from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
 from rlscale.control.signals import cancelled_by_sigterm
 from rlscale.driver.engines import RunEngines
-from rlscale.driver.prepare import PreparedRun
+from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.trainer_spec import build_trainer_spec
 from rlscale.driver.wiring import build_evaluator, build_loop_config, build_source, build_world_spec, open_rewards
 from rlscale.errors import WorkerError

@@ -22,7 +22,7 @@ from rlscale.control.loop_config import Progress
 from rlscale.control.oom_advice import with_memory_advice
 from rlscale.control.signals import cancellation_as_interrupt
 from rlscale.driver.preflight import check_files
-from rlscale.driver.prepare import PreparedRun, prepare_run
+from rlscale.driver.prepared_run import PreparedRun, prepare_run
 from rlscale.driver.run import ResumePoint, Run
 from rlscale.driver.trainer_spec import starting_weights
 from rlscale.driver.warmup import warmup_config

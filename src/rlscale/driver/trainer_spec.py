@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
-from rlscale.driver.prepare import PreparedRun
+from rlscale.driver.prepared_run import PreparedRun
 from rlscale.models.batch_shapes import EngineShapes
 from rlscale.models.megatron_folder import torch_dist_folder
 from rlscale.models.resolve_model import is_hf_folder
@@ -59,7 +59,7 @@ def weight_owners(config: RunConfig) -> WeightOwners:
     if channel in (WeightChannelName.process_group, WeightChannelName.disk):
         return WeightOwners.owners
     if channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":
-        # Through CUDA IPC an engine opens the copy on its own GPU.
+        # Through CUDA IPC an engine opens the copy on that GPU.
         return WeightOwners.every
     # One ring for all engines, or deltas against the last sent weights, which one rank keeps.
     return WeightOwners.first

@@ -10,7 +10,7 @@ from rlscale.config import WeightChannelName
 from rlscale.control.engine_sleep import released_engines
 from rlscale.control.loop_config import LoopConfig
 from rlscale.driver.external_engines import are_local
-from rlscale.driver.prepare import PreparedRun
+from rlscale.driver.prepared_run import PreparedRun
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet

@@ -160,7 +160,7 @@ def _load_eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, po
             label_key=each.eval.label_key or config.data.label_key,
         )
         params = eval_params(each.eval, config.rollout)
-        # Prompts are filtered by the response length of their own set.
+        # Prompts are filtered by the response length of their set.
         lengths = replace(config.rollout, max_response_len=params.max_new_tokens)
         prompts = load_prompts(keys, lengths, tokenizer, positions=positions)
         sets.append(
