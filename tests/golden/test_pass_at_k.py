@@ -6,7 +6,7 @@ The program is the one of its figure 3: 1 - prod(1 - k / arange(n - c + 1, n + 1
 import numpy as np
 import pytest
 
-from rlscale.evaluation.pass_at_k import pass_at_k
+from rlscale.observe.metrics.pass_at_k import pass_at_k
 
 
 def reference_pass_at_k(n: int, c: int, k: int) -> float:

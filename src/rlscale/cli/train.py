@@ -35,7 +35,7 @@ def report(config: RunConfig, result: RunResult) -> None:
     """Prints the results of a run, its folders, and commands to try next."""
     # Imported here so that config errors are reported at once.
     from rlscale.observe.jsonl import read_records
-    from rlscale.observe.metrics import PHASES
+    from rlscale.observe.metrics.metric_names import PHASES
     from rlscale.observe.summary import RunSummary, phase_seconds, print_summary
 
     print_summary(

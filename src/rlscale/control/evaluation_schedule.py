@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.evaluation.evaluator import Evaluator
-from rlscale.observe.metrics import Timers
+from rlscale.observe.metrics.timers import Timers
 from rlscale.types import WeightVersion
 
 

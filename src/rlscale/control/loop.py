@@ -29,10 +29,10 @@ from rlscale.control.gc_tuning import rare_full_collections
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.control.producer import FinishedRollout, Producer
 from rlscale.control.staleness import VersionGate, check_staleness
-from rlscale.control.step_metrics import rollout_metrics, train_metrics
 from rlscale.data.batch import build_batch
 from rlscale.data.microbatch_plan import plan_steps
-from rlscale.observe.metrics import Timers
+from rlscale.observe.metrics.step_metrics import rollout_metrics, train_metrics
+from rlscale.observe.metrics.timers import Timers
 from rlscale.types import StepPlan, TrainBatch, TrainResult, WeightVersion
 
 

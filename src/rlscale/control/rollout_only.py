@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.loop_config import LoopConfig, Progress
-from rlscale.control.step_metrics import rollout_metrics
 from rlscale.evaluation.evaluator import Evaluator
-from rlscale.observe.metrics import Timers
+from rlscale.observe.metrics.step_metrics import rollout_metrics
+from rlscale.observe.metrics.timers import Timers
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import RolloutSource
 from rlscale.rollout.engine_pool import EnginePool

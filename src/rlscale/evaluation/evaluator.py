@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rlscale.evaluation.named_rewards import named_rewards
-from rlscale.evaluation.pass_at_k import pass_rates
 from rlscale.evaluation.sft_loss import HeldOutLoss
+from rlscale.observe.metrics.named_rewards import named_rewards
+from rlscale.observe.metrics.pass_at_k import pass_rates
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.group import generate_group

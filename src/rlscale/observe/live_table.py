@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlscale.observe.console import Console
-from rlscale.observe.metrics import PHASES
+from rlscale.observe.metrics.metric_names import PHASES
 from rlscale.protocols import Metrics
 
 PACE_STEPS = 20

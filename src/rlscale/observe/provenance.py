@@ -1,6 +1,6 @@
-"""What exactly was run: the config, the overrides, the versions, the state of the code, the machine.
+"""Records the origin of a run: config, overrides, package versions, state of the code, machine.
 
-Written into the run folder before anything starts. Values of settings that look like secrets are left out.
+The driver writes it into the run folder before anything starts. Values of settings that look like secrets are redacted.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,38 +22,10 @@ PACKAGES = ("rlscale", "torch", "transformers", "ray", "hydra-core", "numpy")
 _GIT_TIMEOUT_S = 5.0
 
 
-def write_provenance(folder: Path, *, config_yaml: str, overrides: Sequence[str] = ()) -> None:
-    """Writes `config.yaml` and appends one entry to the list in `provenance.json`: a resumed run has several.
-
-    Args:
-        config_yaml: the resolved config.
-        overrides: what the user typed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / CONFIG_FILE, redact_yaml(config_yaml))
-    path = folder / PROVENANCE_FILE
-    launches = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    launches.append(collect(overrides))
-    _replace(path, json.dumps(launches, indent=2) + "\n")
-
-
-def collect(overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The entry for this moment and this process, as JSON values."""
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": Path(sys.argv[0]).name,
-        "overrides": [redact_override(text) for text in overrides],
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "git": {"rlscale": git_state(Path(__file__).parent), "working_directory": git_state(Path.cwd())},
-        "host": {"name": platform.node(), "platform": platform.platform(), "num_cpus": os.cpu_count()},
-        "process": os.getpid(),
-    }
-
-
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that holds `folder`, and whether files differ from it. None outside of a checkout.
+    """Root, commit and dirty flag of the checkout that contains `folder`. None outside of a checkout.
 
-    A folder that git ignores (an environment inside somebody's checkout) is not part of that checkout.
+    A folder that git ignores (a virtual environment inside a checkout) is not part of that checkout.
     """
     root = _git(folder, "rev-parse", "--show-toplevel")
     if root is None or _git(folder, "check-ignore", "--quiet", ".") is not None:
@@ -66,6 +38,41 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     }
 
 
+GitReader = Callable[[Path], dict[str, Any] | None]
+"""Signature of `git_state`."""
+
+
+def write_provenance(
+    folder: Path, *, config_yaml: str, overrides: Sequence[str] = (), read_git: GitReader = git_state
+) -> None:
+    """Writes `config.yaml` and appends one entry to the list in `provenance.json`. A resumed run has several entries.
+
+    Args:
+        config_yaml: the resolved config.
+        overrides: the overrides of the command line.
+        read_git: reads the state of the checkout that contains a folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / CONFIG_FILE, redact_yaml(config_yaml))
+    path = folder / PROVENANCE_FILE
+    launches = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    launches.append(collect(overrides, read_git=read_git))
+    _replace(path, json.dumps(launches, indent=2) + "\n")
+
+
+def collect(overrides: Sequence[str] = (), *, read_git: GitReader = git_state) -> dict[str, Any]:
+    """Entry for this start of the run and this process, as JSON values."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": Path(sys.argv[0]).name,
+        "overrides": [redact_override(text) for text in overrides],
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "git": {"rlscale": read_git(Path(__file__).parent), "working_directory": read_git(Path.cwd())},
+        "host": {"name": platform.node(), "platform": platform.platform(), "num_cpus": os.cpu_count()},
+        "process": os.getpid(),
+    }
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -74,7 +81,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    """Output of a git command; None when it fails, takes too long, or there is no git."""
+    """Output of a git command. None when the command fails, takes too long, or git is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False
@@ -85,6 +92,7 @@ def _git(folder: Path, *args: str) -> str | None:
 
 
 def _replace(path: Path, text: str) -> None:
+    # The rename makes the replacement atomic: readers see the old file or the new one.
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

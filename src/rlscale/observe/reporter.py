@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rlscale.observe.console import Console
 from rlscale.observe.dumps import BatchDump, RolloutDump
-from rlscale.observe.metrics import CombinedSink
+from rlscale.observe.metrics.combined_sink import CombinedSink
 from rlscale.observe.rollout_log import RolloutLog
 from rlscale.protocols import MetricSink
 from rlscale.types import Float32, Group, TrainBatch, WeightVersion

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlscale.errors import RewardError
-from rlscale.evaluation.named_rewards import named_rewards
+from rlscale.observe.metrics.named_rewards import named_rewards
 from rlscale.rewards import RewardRunner
 from rlscale.rewards.builtin import exact_match
 from rlscale.types import Group, Sample

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from rlscale.observe.metrics import METRICS
+from rlscale.observe.metrics.metric_names import METRICS
 from rlscale.observe.report.run_reader import RunData
 from rlscale.observe.report.series import heatmap, metric_columns, not_finite, phase_seconds
 from rlscale.observe.reporter import diff_limit

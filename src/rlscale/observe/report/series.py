@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlscale.observe.jsonl import RESERVED
-from rlscale.observe.metrics import PHASES
+from rlscale.observe.metrics.metric_names import PHASES
 
 MAX_POINTS = 1500
 """Longer runs are drawn with the mean of several rollouts at each point: a screen has no more columns."""

@@ -31,7 +31,8 @@ def make_run(
 ) -> Path:
     """A run whose reward rises, with two turns in each answer and weights that change in the middle of it."""
     config = load_config([f"data.num_rollout={num_rollouts}", "run.name=made"])
-    write_provenance(folder, config_yaml=to_yaml(config), overrides=["algo.eps_clip=0.1", f"run.name={ATTACK}"])
+    overrides = ["algo.eps_clip=0.1", f"run.name={ATTACK}"]
+    write_provenance(folder, config_yaml=to_yaml(config), overrides=overrides, read_git=clean_checkout)
     metrics = JsonlSink(folder / "metrics.jsonl")
     rollouts = RolloutLog(folder, num_samples=4, text_of=WORDS.__getitem__, resume_at_step=0)
     if evaluates:
@@ -46,6 +47,11 @@ def make_run(
         result = {"num_tokens": 12345, "seconds": 67.8, "initial_eval": 0.1, "final_eval": 0.9, "warnings": [ATTACK]}
         (folder / "finished.json").write_text(json.dumps(result))
     return folder
+
+
+def clean_checkout(folder: Path) -> dict[str, Any]:
+    """Git state without starting git."""
+    return {"root": str(folder), "commit": "0123456789abcdef", "dirty": False}
 
 
 def make_group(step: int, index: int, *, sft: bool = False) -> Group:

@@ -12,7 +12,7 @@ import pytest
 from rlscale.config import load_config, to_yaml
 from rlscale.observe.provenance import write_provenance
 from rlscale.observe.report import read_run, render
-from tests.unit.observe.report.made_run import ATTACK, make_run
+from tests.unit.observe.report.made_run import ATTACK, clean_checkout, make_run
 
 
 class Structure(html.parser.HTMLParser):
@@ -138,7 +138,8 @@ def test_numbers_that_are_not_finite_are_told(tmp_path: Path) -> None:
 
 def test_a_resumed_run_tells_what_its_numbers_are_of(tmp_path: Path) -> None:
     make_run(tmp_path)
-    write_provenance(tmp_path, config_yaml=(tmp_path / "config.yaml").read_text(), overrides=["custom.a='b c'"])
+    config_yaml = (tmp_path / "config.yaml").read_text()
+    write_provenance(tmp_path, config_yaml=config_yaml, overrides=["custom.a='b c'"], read_git=clean_checkout)
     text = " ".join(Structure(render(read_run(tmp_path, max_samples=10))).text.split())
     assert "12,345 in 68 s (last start)" in text
     assert "Start 2: 2" in text and " UTC" in text and "+00:00" not in text
@@ -146,6 +147,7 @@ def test_a_resumed_run_tells_what_its_numbers_are_of(tmp_path: Path) -> None:
 
 def test_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     make_run(tmp_path)
-    write_provenance(tmp_path, config_yaml="{}", overrides=["+custom={a: b c}", "algo=grpo"])
+    overrides = ["+custom={a: b c}", "algo=grpo"]
+    write_provenance(tmp_path, config_yaml="{}", overrides=overrides, read_git=clean_checkout)
     text = " ".join(Structure(render(read_run(tmp_path, max_samples=10))).text.split())
     assert " '+custom={a: b c}' algo=grpo " in text

@@ -3,7 +3,7 @@
 import pytest
 
 from rlscale.config import LoggingConfig
-from rlscale.control.step_metrics import optional_metrics
+from rlscale.observe.metrics.step_metrics import optional_metrics
 from rlscale.types import Group, Prompt, Sample
 
 PROMPT = Prompt(index=0, text="a", token_ids=(1,))

@@ -6,8 +6,8 @@ from itertools import groupby
 from statistics import fmean, pstdev
 
 from rlscale.config import LoggingConfig
-from rlscale.evaluation.named_rewards import named_rewards
-from rlscale.evaluation.pass_at_k import pass_rates
+from rlscale.observe.metrics.named_rewards import named_rewards
+from rlscale.observe.metrics.pass_at_k import pass_rates
 from rlscale.types import Group, Sample, SampleStatus, TrainResult
 
 

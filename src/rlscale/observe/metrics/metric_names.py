@@ -1,13 +1,7 @@
-"""Names of metrics, durations by phase, and several sinks as one.
+"""Names of metrics and their meanings.
 
-One flat record per rollout; `METRICS` says what each name means. Names with `<...>` stand for a family.
+A rollout has one flat record. `METRICS` maps each name to its meaning; names with `<...>` stand for a family.
 """
-
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-from rlscale.protocols import Metrics, MetricSink
 
 PHASES = ("rollout", "train", "sync", "eval", "save")
 """The parts of a step, in the order they happen; `time/<phase>_s` is the duration of each."""
@@ -82,58 +76,3 @@ METRICS: dict[str, str] = {
     "multi_turn/environment_tokens_<mean/max>": "response tokens of its environment, when logging.log_multi_turn is on",
     "reward_category/<value>": "share of samples with this value under logging.log_reward_category",
 }
-
-
-class Timers:
-    """Seconds by phase, added up until `reset`. Phases may be nested; each counts its whole span.
-
-    Example:
-        timers = Timers()
-        with timers("rollout"):
-            ...
-        timers.seconds  # {"rollout": 1.2}
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(phase, time.perf_counter() - start)
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Counts a duration that was measured elsewhere."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-
-    def reset(self) -> None:
-        """Starts anew; a dictionary that was handed out keeps its numbers."""
-        self.seconds = {}
-
-
-class CombinedSink:
-    """Several sinks as one. Every sink is closed even if closing an earlier one fails; the first failure is raised."""
-
-    def __init__(self, sinks: Sequence[MetricSink]) -> None:
-        self._sinks = tuple(sinks)
-
-    def log(self, metrics: Metrics, *, step: int) -> None:
-        for sink in self._sinks:
-            sink.log(metrics, step=step)
-
-    def rewind(self, step: int) -> None:
-        for sink in self._sinks:
-            sink.rewind(step)
-
-    def close(self) -> None:
-        errors: list[Exception] = []
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]

@@ -17,7 +17,7 @@ from rlscale.observe.trackers import TrackedRun, open_trackers
 from rlscale.observe.trackers.wandb_files import read_history, read_records
 from rlscale.protocols import MetricSink
 from rlscale.secrets import REDACTED, redact
-from tests.unit.observe.trackers.wandb_server import wandb_server
+from tests.ranks.observe.trackers.wandb_server import wandb_server
 
 KEY = "5ec2e7" * 6 + "5ec2"
 """As long as a real one, so that wandb takes it."""
@@ -149,7 +149,7 @@ def test_rows_that_a_kill_lost_come_from_the_metrics_file(tmp_path: Path) -> Non
     code = f"""
 import os, signal
 from pathlib import Path
-from tests.unit.observe.trackers.test_wandb import log, start
+from tests.ranks.observe.trackers.test_wandb_run import log, start
 log(start(Path({str(tmp_path)!r})), range(5))
 os.kill(os.getpid(), signal.SIGKILL)
 """

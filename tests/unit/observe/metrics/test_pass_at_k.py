@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from rlscale.evaluation.pass_at_k import pass_at_k
+from rlscale.observe.metrics.pass_at_k import pass_at_k
 
 
 @pytest.mark.parametrize(("n", "c"), [(4, 0), (4, 1), (4, 4), (6, 2)])
