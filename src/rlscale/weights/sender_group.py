@@ -22,7 +22,7 @@ class _RankResult(Generic[T]):
 
 
 class SenderGroup:
-    """This rank among all ranks of the trainer, of which some send. Rank 0 leads: it alone pauses and resumes engines.
+    """The rank among all ranks of the trainer, of which some send. Rank 0 leads: it alone pauses and resumes engines.
 
     Args:
         rank: of this trainer in the default process group.

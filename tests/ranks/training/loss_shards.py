@@ -39,7 +39,7 @@ def own_tokens(made: Rollout, *, rank: int) -> Tensor:
 
 
 def shard_of(made: Rollout, part: list[int], *, rank: int) -> TokenShard:
-    """This rank's share of a micro-batch."""
+    """The rank's share of a micro-batch."""
     rows = made.rows(part)
     place = {int(row): i for i, row in enumerate(rows)}
     owned = [[place[int(t)] for t in own_tokens(made, rank=each) if int(t) in place] for each in range(2)]

@@ -62,7 +62,7 @@ def postprocess_columns(
 
 
 def _rank_share(columns: Columns, *, batch: TrainBatch, rows: Int64) -> RolloutColumns:
-    """This rank's samples of a rollout, numbered from 0."""
+    """The rank's samples of a rollout, numbered from 0."""
     # searchsorted finds the sample of each row, unique renumbers the samples that occur.
     samples, sample_ids = np.unique(np.searchsorted(batch.offsets, rows, side="right") - 1, return_inverse=True)
     index = torch.from_numpy(rows)

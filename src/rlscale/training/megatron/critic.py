@@ -40,7 +40,7 @@ from rlscale.training.trainer_state import (
 
 
 class MegatronCritic:
-    """This rank's part of a model with a value head, its optimiser and schedule; see `CriticRole`."""
+    """The rank's part of a model with a value head, its optimiser and schedule; see `CriticRole`."""
 
     def __init__(self, critic: CriticSpec, *, rank: MegatronRank) -> None:
         self._critic, self._rank = critic, rank

@@ -24,7 +24,7 @@ from rlscale.training.rollout_state import PackedRollout, TrainColumns
 
 
 class MegatronPolicy:
-    """This rank's part of the policy; see `PolicyRole`.
+    """The rank's part of the policy; see `PolicyRole`.
 
     Args:
         model: with the weights that training starts from.

@@ -16,7 +16,7 @@ from rlscale.training.rollout_state import PackedRollout
 
 
 class HostWeights:
-    """This rank's part of the weights of a model with the policy's shapes, in host memory.
+    """The rank's part of the weights of a model with the policy's shapes, in host memory.
 
     Invariant: outside of `loaded_into` the chunks hold their own weights.
 

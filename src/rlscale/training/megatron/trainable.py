@@ -29,7 +29,7 @@ from rlscale.training.trainer_state import TrainerProgress
 
 
 class TrainableModel:
-    """This rank's part of a model with its optimiser. Every method but `add_to` is a collective.
+    """The rank's part of a model with its optimiser. Every method but `add_to` is a collective.
 
     Args:
         model: with its initial weights.

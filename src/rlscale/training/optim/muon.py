@@ -66,7 +66,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's rows of the Nesterov direction U, which is orthogonalised."""
+        """The rank's rows of the Nesterov direction U, which is orthogonalised."""
         state = self.state[parameter]
         if not state:
             state.update(muon_state(parameter))
@@ -136,7 +136,7 @@ def orthogonalize_all(parameters: Sequence[Tensor], shards: Sequence[Tensor]) ->
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, or the tensor itself where it is not sharded."""
+    """The rank's part of a tensor, or the tensor itself where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -62,7 +62,7 @@ class MegatronDecoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no t
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """This rank's rows of the last chunk's output layer; with tied weights, of the embedding."""
+        """The rank's rows of the last chunk's output layer; with tied weights, of the embedding."""
         assert self.post_process, "only the last pipeline chunk has an output layer"
         if self.share_embeddings_and_output_weights:
             weight: nn.Parameter = self.shared_embedding_or_output_weight()
@@ -117,7 +117,7 @@ class MegatronModel:
         return rows * int(parallel_state.get_tensor_model_parallel_rank())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters under names that are the same in every parallel layout.
+        """The rank's parameters under names that are the same in every parallel layout.
 
         Layers and experts are numbered over the whole model, and each expert has its own name. A tied output layer of
         the last stage, which is a copy of the embedding on the first, is named `output_layer.weight`.
