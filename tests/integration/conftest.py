@@ -1,4 +1,4 @@
-"""Runs of the real command in a separate process, with a cache and a run folder of the test.
+"""Runs of the real command in a separate process, with a model cache and a run folder for each test.
 
 Runs attach to one Ray per worker of pytest (`shared_ray`). A test that kills processes, or tests how Ray starts and
 ends, has the mark `own_ray`: its runs start Ray themselves.
@@ -22,7 +22,7 @@ import pytest
 from tests.integration.ray_head import ray_head
 
 MARK = "RLSCALE_TEST_MARK"
-LEAVE_S = 20
+LEFT_OVER_S = 20
 
 SMALL = (
     "data.num_rollout=3",
@@ -42,12 +42,12 @@ SMALL = (
 """The quickstart, small enough for a test."""
 
 REWARDED = "reward.type=random"
-"""Something to learn from: the random model is never right, and without it every loss and gradient is 0."""
+"""A reward other than 0: the random model is never right, so every loss and gradient would be 0."""
 
 
 @dataclass(kw_only=True)
 class Command:
-    """Starts `rlscale-train` so that every process it leaves behind can be found by a mark in its environment."""
+    """Starts `rlscale-train` with a mark in the environment, by which all of its processes are found."""
 
     folder: Path
     cache: Path
@@ -63,7 +63,7 @@ class Command:
         given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
         env = {**os.environ, MARK: self.mark, "RLSCALE_CACHE": str(self.cache), "RAY_DEDUP_LOGS": "0"}
         if self.ray is not None:
-            # Workers of a Ray that runs already inherit its environment; this is how Ray's own jobs give them another.
+            # Workers of a running Ray inherit its environment; the job config sets theirs.
             marked = {"runtime_env": {"env_vars": {MARK: self.mark}}}
             env |= {"RAY_ADDRESS": self.ray, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(marked)}
         return subprocess.Popen(
@@ -84,27 +84,27 @@ class Command:
         return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
 
     def processes(self) -> dict[int, str]:
-        """Living processes that carry the mark: id -> command line."""
+        """Running processes that have the mark: id -> command line."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 marked = f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes()
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it ended while we looked
+                continue  # it ended during the search
             if marked and words:
                 found[int(folder.name)] = words
         return found
 
     def left_over(self) -> dict[int, str]:
-        """Processes that outlive the command. A Ray that runs on ends its workers a moment later than the command."""
-        deadline_s = time.monotonic() + (LEAVE_S if self.ray is not None else 0)
+        """Processes that outlive the command. A shared Ray ends its workers shortly after the command."""
+        deadline_s = time.monotonic() + (LEFT_OVER_S if self.ray is not None else 0)
         while (found := self.processes()) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         return found
 
     def kill(self) -> None:
-        """Ends what a failed test left behind."""
+        """Kills the processes that a failed test left."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built models are shared by the tests of a session."""
+    """The folder of built models, shared by the tests of a session."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -134,7 +134,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The Ray to which the runs of this worker attach."""
+    """The address of the Ray to which the runs of this worker attach."""
     with ray_head(tmp_path_factory.mktemp("ray") / "ray.log", num_cpus=8, num_slots=64) as address:
         yield address
 
@@ -168,7 +168,7 @@ def warm(shared: Path, cache: Path, shared_ray: str) -> Path:
 
 @pytest.fixture
 def command(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
-    alone = request.node.get_closest_marker("own_ray") is not None
-    command = Command(folder=tmp_path, cache=cache, ray=None if alone else request.getfixturevalue("shared_ray"))
+    own_ray = request.node.get_closest_marker("own_ray") is not None
+    command = Command(folder=tmp_path, cache=cache, ray=None if own_ray else request.getfixturevalue("shared_ray"))
     yield command
     command.kill()

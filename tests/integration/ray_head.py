@@ -1,4 +1,4 @@
-"""A Ray that runs before the command does."""
+"""A Ray head that is started before the command."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ def ray_head(log: Path, *, num_cpus: int, num_slots: int = 0) -> Iterator[str]:
     Args:
         num_slots: units of the resource that stands for a GPU; 0: none, and one CPU stands for a GPU.
     """
-    # Not below pytest's folder: names of sockets must be short.
+    # Not in pytest's folder: paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder, log.open("w") as file:
         options = ["--head", "--port=0", f"--num-cpus={num_cpus}", "--num-gpus=0", f"--temp-dir={folder}", "--block"]
         options += ["--include-dashboard=false"]

@@ -31,7 +31,7 @@ def table() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("algorithms_table", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     yield module
     sys.path.remove(str(SCRIPT.parent))

@@ -1,4 +1,4 @@
-"""A Ray that runs already: runs come and go, each finds what the last one gave back, and Ray stays."""
+"""Runs that attach to a running Ray: each releases its resources for the next one, and Ray stays alive."""
 
 import os
 
@@ -7,12 +7,12 @@ import pytest
 from tests.integration.conftest import REWARDED, Command
 from tests.integration.ray_head import ray_head
 
-NUM_CPUS = 2  # a trainer's and an engine's: a run that kept one would leave too few for the next
+NUM_CPUS = 2  # one trainer and one engine: a run that kept a CPU would leave too few for the next
 
 
 @pytest.mark.own_ray
-def test_runs_use_a_ray_that_runs_already_and_leave_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every earlier run without an address has left a token, and a Ray started after it asks for one.
+def test_runs_attach_to_a_running_ray_and_leave_it_alive(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A run without an address leaves a token file, and a Ray started after it requires the token.
     (command.folder / ".ray").mkdir()
     (command.folder / ".ray" / "auth_token").write_text(os.urandom(32).hex())
     monkeypatch.setenv("HOME", str(command.folder))

@@ -1,9 +1,9 @@
-"""The real command with two ranks that divide every sample."""
+"""A complete run with two context-parallel ranks, which split every sample."""
 
 from tests.integration.conftest import Command
 
 
-def test_two_ranks_divide_samples_and_agree_with_the_engine(command: Command) -> None:
+def test_two_ranks_split_samples_and_agree_with_the_engine(command: Command) -> None:
     sizes = ("batch.use_dynamic_batch_size=true", "batch.max_tokens_per_gpu=40", "data.num_rollout=2")
     done = command.run(
         "cluster.actor_num_gpus_per_node=2",

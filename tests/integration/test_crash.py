@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments, again and again, by the command that users have for it."""
+"""Runs that `rlscale-crashtest` kills at random moments, several times."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from tests.integration.conftest import SMALL
 pytestmark = pytest.mark.own_ray
 
 
-def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[str, Any]:
+def run_crashtest(folder: Path, cache: Path, *overrides: str, num_kills: int) -> dict[str, Any]:
     options = ["--kills", str(num_kills), "--gap", "0", "1", "--seed", "1", "--folder", str(folder / "crash")]
-    command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *words, *options]
+    command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *overrides, *options]
     done = subprocess.run(
         command,
         cwd=folder,
@@ -35,7 +35,7 @@ def crashtest(folder: Path, cache: Path, *words: str, num_kills: int) -> dict[st
 @pytest.mark.slow
 def test_two_ranks_and_two_engines_behind_a_router_repeat_to_the_bit(tmp_path: Path, cache: Path) -> None:
     places = ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "router.enabled=true")
-    report = crashtest(tmp_path, cache, "data.num_rollout=80", *places, num_kills=4)
+    report = run_crashtest(tmp_path, cache, "data.num_rollout=80", *places, num_kills=4)
     assert report["differences"] == []
     assert report["num_records"] >= 80
     assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine", "router"}
@@ -45,7 +45,7 @@ def test_two_ranks_and_two_engines_behind_a_router_repeat_to_the_bit(tmp_path: P
 @pytest.mark.timeout(900)
 def test_two_stages_of_megatron_that_both_send_weights_repeat_to_the_bit(tmp_path: Path, cache: Path) -> None:
     stages = ("train=megatron", "cluster.actor_num_gpus_per_node=2", "megatron.pipeline_model_parallel_size=2")
-    report = crashtest(tmp_path, cache, "data.num_rollout=30", *stages, num_kills=2)
+    report = run_crashtest(tmp_path, cache, "data.num_rollout=30", *stages, num_kills=2)
     assert report["differences"] == []
     assert report["sample_faults"] == []
     assert report["num_records"] >= 30
@@ -53,7 +53,7 @@ def test_two_stages_of_megatron_that_both_send_weights_repeat_to_the_bit(tmp_pat
 
 @pytest.mark.slow
 def test_with_staleness_no_sample_is_lost_or_used_twice(tmp_path: Path, cache: Path) -> None:
-    report = crashtest(tmp_path, cache, "data.num_rollout=150", "rollout.max_staleness=2", num_kills=3)
+    report = run_crashtest(tmp_path, cache, "data.num_rollout=150", "rollout.max_staleness=2", num_kills=3)
     assert report["sample_faults"] == []
     assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine"}
     assert report["differences"] is None

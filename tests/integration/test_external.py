@@ -1,4 +1,4 @@
-"""Engines that run already: a run uses them, leaves them alive, and the next one finds them."""
+"""External engines: a run uses servers that are already running and leaves them alive for the next run."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ from tests.integration.conftest import REWARDED, SMALL, Command
 
 
 @contextmanager
-def served(model: str, log: Path) -> Iterator[str]:
-    """A server in a separate process; its `host:port`."""
+def serve(model: str, log: Path) -> Iterator[str]:
+    """Starts a server in a separate process and yields its `host:port`."""
     with log.open("w") as file:
         command = [
             sys.executable,
@@ -43,7 +43,7 @@ def served(model: str, log: Path) -> Iterator[str]:
             process.wait()
 
 
-def test_a_run_uses_servers_that_run_already_and_leaves_them(
+def test_a_run_uses_external_servers_and_leaves_them_alive(
     command: Command,
     plain: Command,
     cache: Path,
@@ -52,23 +52,23 @@ def test_a_run_uses_servers_that_run_already_and_leaves_them(
 ) -> None:
     monkeypatch.setenv("RLSCALE_CACHE", str(cache))
     model = resolve_model(load_config(list(SMALL)).model)
-    with served(model, command.folder / "server.log") as address:
-        words = (REWARDED, "rollout=external", f'rollout.external_engine_addrs=["{address}"]')
-        done = command.run(*words)
+    with serve(model, command.folder / "server.log") as address:
+        overrides = (REWARDED, "rollout=external", f'rollout.external_engine_addrs=["{address}"]')
+        done = command.run(*overrides)
         assert done.code == 0, done.err
         assert not list((command.run_dir / "logs").glob("engine*"))
         names = ("train/loss", "reward/mean", "weights/version", "eval/reward_mean")
         ours, theirs = (
             [[record.get(name) for name in names] for record in each.metrics()] for each in (command, plain)
         )
-        assert ours == theirs, "an engine is an engine, whoever started it"
+        assert ours == theirs, "results must not depend on who starts the engine"
         again = Command(folder=tmp_path_factory.mktemp("again"), cache=cache, ray=command.ray)
-        done = again.run("rollout.external=true", *words[2:], "debug.rollout_only=true", "eval.interval=null")
+        done = again.run("rollout.external=true", *overrides[2:], "debug.rollout_only=true", "eval.interval=null")
         assert done.code == 0, done.err
         assert [record["step"] for record in again.metrics()] == [0, 1, 2]
 
 
-def test_a_server_that_does_not_answer_is_told_before_anything_starts(command: Command) -> None:
+def test_a_server_that_does_not_answer_is_refused_before_anything_starts(command: Command) -> None:
     done = command.run("rollout=external", 'rollout.external_engine_addrs=["127.0.0.1:9"]')
     assert done.code == 2
     assert "rollout.external_engine_addrs must name servers that answer, got http://127.0.0.1:9 (" in done.err

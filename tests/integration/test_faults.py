@@ -1,4 +1,4 @@
-"""When something dies the cause is named, and nothing of the run is left after 30 seconds."""
+"""A run whose process dies names the cause and leaves no process after 30 seconds."""
 
 import os
 import signal
@@ -16,10 +16,10 @@ GONE_WITHIN_S = 30
 EXACT = ("train/loss", "train/grad_norm", "reward/mean", "response_len/mean")
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float, event: str) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end, f"{what} did not happen within {timeout_s} s"
+        assert time.monotonic() < end, f"{event} did not happen within {timeout_s} s"
         time.sleep(0.2)
 
 
@@ -47,7 +47,7 @@ def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, 
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
-def test_a_trainer_that_dies_before_the_first_checkpoint_repeats_the_run_from_its_beginning(command: Command) -> None:
+def test_a_trainer_that_dies_before_the_first_checkpoint_restarts_the_run_from_the_beginning(command: Command) -> None:
     survives = ("checkpoint.save_interval=null", "fault_tolerance.enabled=true", "algo.entropy_coef=0.01")
     process = command.start("data.num_rollout=120", "eval.interval=null", *survives)
     wait_for_training(command, process)
@@ -87,7 +87,7 @@ def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(command: Comm
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
-def test_a_failing_reward_names_the_sample_and_is_no_zero(command: Command) -> None:
+def test_a_failing_reward_ends_the_run_and_names_the_sample(command: Command) -> None:
     (command.folder / "broken.py").write_text("def reward(sample):\n    raise ValueError('no such unit')\n")
     done = command.run("reward.custom_path=broken:reward")
     assert done.code == 1

@@ -1,4 +1,4 @@
-"""The real command with trainers on Megatron-core."""
+"""Complete runs with trainers on Megatron-core."""
 
 from pathlib import Path
 
@@ -35,13 +35,10 @@ def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> Non
     assert (command.run_dir / "hf" / "model.safetensors").exists()
 
 
-def test_the_trainer_replays_routes_of_the_engine(command: Command) -> None:
+def test_the_trainer_replays_the_engines_routes(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
-    replaced = (
-        "data.num_rollout",
-        "eval.interval",
-        "model.intermediate_size",
-    )  # a model with experts has no model.intermediate_size
+    # A model with experts has no model.intermediate_size.
+    replaced = ("data.num_rollout", "eval.interval", "model.intermediate_size")
     once = ("data.num_rollout=1", "eval.interval=null", "checkpoint.save_final=false")
     overrides = [each for each in SMALL if not each.startswith(replaced)] + [*experts, *once]
     done = command.run("train=megatron", "algo.use_rollout_routing_replay=true", *overrides, small=False)
@@ -51,7 +48,7 @@ def test_the_trainer_replays_routes_of_the_engine(command: Command) -> None:
     assert step["logprob_diff/mean"] < 1e-4
 
 
-def test_both_owners_send_their_experts_to_the_engine(command: Command) -> None:
+def test_both_expert_parallel_ranks_send_their_experts_to_the_engine(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
     no_dense_layer = "model.intermediate_size=null"
     twice = ("data.num_rollout=2", "eval.interval=null", "checkpoint.save_final=false", "ci.enabled=true")
@@ -59,7 +56,7 @@ def test_both_owners_send_their_experts_to_the_engine(command: Command) -> None:
     assert done.code == 0, done.err
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["weights/version"] for record in steps] == [1, 2]
-    # The second rollout uses the weights that both have sent.
+    # The second rollout uses the weights that both ranks have sent.
     assert all(record["logprob_diff/mean"] < 1e-4 for record in steps)
 
 
@@ -68,7 +65,7 @@ def test_both_owners_send_their_experts_to_the_engine(command: Command) -> None:
 def test_the_quickstart_reaches_the_reward_of_fsdp(command: Command) -> None:
     done = command.run(*TWO, STAGES, "ci.enabled=true", small=False, timeout_s=1200)
     assert done.code == 0, done.err
-    rewards = held_out(command)
+    rewards = eval_rewards(command)
     assert rewards[-1] >= 0.92, rewards
 
 
@@ -79,9 +76,9 @@ def test_the_quickstart_learns_with_tensor_parallelism(command: Command, warm: P
     ends = (f"checkpoint.load={warm}", "eval.stop_reward=0.65")
     done = command.run(*TWO, TENSOR, *ends, "ci.enabled=true", small=False, timeout_s=1200)
     assert done.code == 0, done.err
-    rewards = held_out(command)
+    rewards = eval_rewards(command)
     assert rewards[-1] >= 0.65 > 0.4 > rewards[0], rewards
 
 
-def held_out(command: Command) -> list[float]:
+def eval_rewards(command: Command) -> list[float]:
     return [record["eval/reward_mean"] for record in command.metrics() if "eval/reward_mean" in record]

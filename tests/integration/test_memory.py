@@ -1,4 +1,4 @@
-"""Memory that is used up in a trainer or an engine: what is reported says which keys to change."""
+"""Out-of-memory errors of a trainer and an engine name the config keys to change."""
 
 import os
 import re
@@ -18,20 +18,20 @@ from rlscale.types import EngineAddress, SamplingParams
 from tests.integration.conftest import Command
 from tests.tiny_model import write_tiny_qwen3
 
+pytestmark = pytest.mark.own_ray
+
 LOSS = """
 import torch
-
-pytestmark = pytest.mark.own_ray
 
 def loss(*arguments, **named):
     return torch.empty(2**60)
 """
-# The cache of a long sequence is one block of 1 GiB: nothing else in the engine meets the limit before it.
+# The cache of a long sequence is one block of 1 GiB, so it is the first allocation to exceed the limit.
 CACHE_OPTIONS = ["--num-slots=4096", f"--max-cached-tokens={4096 * 512}"]
 HEADROOM_BYTES = 256 << 20
 
 
-def test_a_trainer_that_runs_out_of_memory(command: Command, tmp_path: Path) -> None:
+def test_a_trainer_out_of_memory_names_the_keys_to_change(command: Command, tmp_path: Path) -> None:
     (tmp_path / "greedy.py").write_text(LOSS, encoding="utf-8")
     done = command.run("algo.loss_type=custom_loss", "algo.custom_loss_function_path=greedy:loss")
     assert done.code == 1, done.err
@@ -40,7 +40,7 @@ def test_a_trainer_that_runs_out_of_memory(command: Command, tmp_path: Path) -> 
     assert "Traceback" not in done.err
 
 
-async def test_an_engine_that_runs_out_of_memory(tmp_path: Path) -> None:
+async def test_an_engine_out_of_memory_names_the_keys_to_change(tmp_path: Path) -> None:
     model = write_tiny_qwen3(tmp_path / "model")
     port = free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Parts of the loop alone, and what a run leaves for them; plug-ins in the processes where they run."""
+"""Runs of one half of the loop: dumps, replay and rollout-only; user functions get their config and environment."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def loss(lp, tokens):
     return -lp * tokens.advantages, {"seen": (seen * count, count)}
 """
 
-WORDS = (
+OVERRIDES = (
     "reward.custom_path=plug_ins:score",
     "reward.key=scaled",
     "custom.scale=3",
@@ -43,19 +43,19 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory, shared_ray: str
     """A run with every dump."""
     command = Command(folder=tmp_path_factory.mktemp("whole"), cache=cache, ray=shared_ray)
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
-    done = command.run(*WORDS, "debug.dump_details=details")
+    done = command.run(*OVERRIDES, "debug.dump_details=details")
     assert done.code == 0, done.err
     return command
 
 
-def test_plug_ins_are_given_custom_and_trainers_their_variables(whole: Command) -> None:
+def test_user_functions_get_custom_and_trainers_get_env_vars(whole: Command) -> None:
     steps = [record for record in whole.metrics() if "train/loss" in record]
     assert [record["train/seen"] for record in steps] == [7.5] * 3
     assert all(record["reward/mean"] == 3 * record["reward/length/mean"] for record in steps)
     assert all(record["reward/mean"] == record["reward/scaled/mean"] > 0 for record in steps)
 
 
-def test_details_hold_samples_batches_and_the_tokenizer(whole: Command) -> None:
+def test_details_contain_samples_batches_and_the_tokenizer(whole: Command) -> None:
     details = whole.folder / "details"
     assert (details / "tokenizer" / "tokenizer.json").exists()
     for rollout_id in range(3):
@@ -70,7 +70,7 @@ def test_details_hold_samples_batches_and_the_tokenizer(whole: Command) -> None:
 def test_a_replay_trains_on_the_same_samples_without_engines(whole: Command, command: Command) -> None:
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     template = whole.folder / "details" / "rollout_data" / "{rollout_id}.jsonl"
-    done = command.run(*WORDS, f'debug.load_rollout_data="{template}"')
+    done = command.run(*OVERRIDES, f'debug.load_rollout_data="{template}"')
     assert done.code == 0, done.err
     kept = ("train/loss", "train/grad_norm", "reward/mean", "response_len/mean")
     ours, theirs = (
@@ -82,11 +82,11 @@ def test_a_replay_trains_on_the_same_samples_without_engines(whole: Command, com
     assert command.left_over() == {}
 
 
-def test_a_run_that_only_generates_begins_where_it_is_told(whole: Command, command: Command) -> None:
+def test_a_rollout_only_run_starts_at_start_rollout_id(whole: Command, command: Command) -> None:
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     dump = command.folder / "{rollout_id}.jsonl"
     alone = ("debug.rollout_only=true", "data.start_rollout_id=1", f'debug.save_rollout_data="{dump}"')
-    done = command.run(*WORDS, *alone)
+    done = command.run(*OVERRIDES, *alone)
     assert done.code == 0, done.err
     metrics = command.metrics()
     assert [record["step"] for record in metrics] == [1, 2] and not any("train/loss" in record for record in metrics)
@@ -103,10 +103,10 @@ def test_a_run_that_only_generates_begins_where_it_is_told(whole: Command, comma
     assert command.left_over() == {}
 
 
-def test_a_run_that_begins_later_trains_the_rest(whole: Command, command: Command) -> None:
+def test_a_run_that_starts_later_trains_the_remaining_rollouts(whole: Command, command: Command) -> None:
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     dump = command.folder / "{rollout_id}.jsonl"
-    done = command.run(*WORDS, "data.start_rollout_id=2", f'debug.save_rollout_data="{dump}"')
+    done = command.run(*OVERRIDES, "data.start_rollout_id=2", f'debug.save_rollout_data="{dump}"')
     assert done.code == 0, done.err
     (step,) = [record for record in command.metrics() if "train/loss" in record]
     assert step["step"] == 2 and step["weights/version"] == 3
@@ -115,9 +115,9 @@ def test_a_run_that_begins_later_trains_the_rest(whole: Command, command: Comman
     assert rows == [sample["prompt_index"] for sample in expected]
 
 
-def test_a_run_that_asserts_holds_and_fails_for_its_metric(command: Command) -> None:
-    words = ("ci.enabled=true", "algo.use_kl_loss=true", "algo.kl_loss_coef=0.1")
-    done = command.run(*words, "ci.metric_checker_key=reward/mean", "ci.metric_checker_threshold=2")
+def test_ci_checks_pass_and_the_run_fails_for_its_metric(command: Command) -> None:
+    overrides = ("ci.enabled=true", "algo.use_kl_loss=true", "algo.kl_loss_coef=0.1")
+    done = command.run(*overrides, "ci.metric_checker_key=reward/mean", "ci.metric_checker_threshold=2")
     assert done.code == 1
     assert "the run failed: reward/mean must reach 2 (ci.metric_checker_threshold) at least once, got" in done.err
     assert "Traceback" not in done.err

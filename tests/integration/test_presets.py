@@ -1,4 +1,4 @@
-"""The presets that train with Muon, small, by the real command."""
+"""Small runs of the presets that train with Muon."""
 
 import pytest
 from safetensors import safe_open
@@ -10,19 +10,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("experiment", ["nanochat_sft", "nanochat_rl"])
 def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str) -> None:
-    words = ("checkpoint.save_interval=2", "eval.interval=2", "batch.rollout_batch_size=4")
-    # The random model is never right, so that there would be nothing to learn from.
-    own = {
-        # At an evaluation the engine leaves its place to the trainer, which measures the loss of the labels.
+    overrides = ("checkpoint.save_interval=2", "eval.interval=2", "batch.rollout_batch_size=4")
+    # The random model is never right; the other rewards would be 0.
+    extra = {
+        # At an evaluation the engine releases the GPU to the trainer, which computes the loss of the labels.
         "nanochat_sft": ("batch.n_samples_per_prompt=1", "cluster.colocate=true"),
         "nanochat_rl": ("reward.type=random",),
     }[experiment]
-    done = command.run(f"experiment={experiment}", "+on=cpu", *words, *own)
+    done = command.run(f"experiment={experiment}", "+on=cpu", *overrides, *extra)
     assert done.code == 0, done.err
     trained = [m for m in command.metrics() if "train/loss" in m]
     assert len(trained) == 3 and all(m["train/grad_norm"] > 0 for m in trained)
     rates = [m["train/lr"] for m in trained]
-    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0  # a straight line to 0 at the fourth
+    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0  # linear decay to 0 at the fourth step
     moments: dict[str, set[str]] = {}
     newest = sorted(command.run_dir.glob("checkpoints/rollout_*"))[-1]
     for file in newest.rglob("*.safetensors"):
@@ -38,12 +38,12 @@ def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str)
     assert "name: muon" in config and "embedding_lr: 0.2" in config
 
 
-def test_nanochats_reinforcement_learning_improves_the_small_model(command: Command) -> None:
+def test_nanochat_rl_improves_the_small_model(command: Command) -> None:
     done = command.run("+experiment=nanochat_rl", "+on=cpu", small=False)
     assert done.code == 0, done.err
     records = command.metrics()
     held_out = [record["eval/reward_mean"] for record in records if "eval/reward_mean" in record]
     rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
-    # With the embedding's rate for the tied table the reward fell from 0.14 to 0.03 in four rollouts and stayed at 0.
+    # The tied table must not use the embedding's learning rate: the reward falls from 0.14 to 0.03 in four rollouts.
     assert len(rewards) == 20 and held_out[-1] > held_out[0] > 0.2
     assert min(rewards[4:]) > 0.1

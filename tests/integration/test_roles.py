@@ -1,4 +1,4 @@
-"""The real command with critic, reference and engines that share a GPU or have their own."""
+"""Complete runs with critic, reference and engines, on one shared GPU or on separate ones."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path:
     assert json.loads((separate.run_dir / "finished.json").read_text())["num_rollouts"] == 3
 
 
-def test_a_critic_on_its_own_gpu_is_restarted_without_changing_results(cache: Path, tmp_path: Path) -> None:
+def test_a_critic_on_a_separate_gpu_is_restarted_without_changing_results(cache: Path, tmp_path: Path) -> None:
     separate = (
         "data.num_rollout=24",
         "cluster.colocate=false",
@@ -115,5 +115,5 @@ def test_a_trainer_that_dies_while_engines_are_offloaded_is_restarted(command: C
     assert (command.folder / "died").exists() and "restarting the trainers from the last checkpoint" in done.out
     steps = [record for record in command.metrics() if "train/loss" in record]
     assert [record["step"] for record in steps] == list(range(5))
-    # The engine had no weights when the trainer died; it has had the right ones since.
+    # The engine had no weights when the trainer died; afterwards it has the right ones.
     assert all(record["time/offload_s"] > 0 and record["logprob_diff/mean"] < 1e-4 for record in steps)

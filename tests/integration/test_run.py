@@ -1,4 +1,4 @@
-"""Whole runs through the command: what they leave behind, and that the number of ranks does not matter."""
+"""Complete runs of the command: their output files, and equal losses for every number of ranks and placement."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_a_run_leaves_config_metrics_checkpoint_and_export(plain: Command) -> No
         ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=1"),
         ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "cluster.colocate=true"),
     ],
-    ids=["two ranks and an engine apart", "two ranks and two engines colocated"],
+    ids=["two ranks and a separate engine", "two ranks and two engines colocated"],
 )
 def test_ranks_and_placement_do_not_change_the_losses(
     command: Command, plain: Command, placement: tuple[str, ...]
@@ -63,7 +63,7 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
     )
     steps = [m for m in command.metrics() if "train/loss" in m]
     assert {m["weights/version"] for m in steps} == {1, 2, 3}
-    # The engine multiplies in another order, and a token that two experts suit equally well may go to the other one.
+    # The engine multiplies in another order, and a token with two equal router scores may go to the other expert.
     assert all(m["logprob_diff/mean"] < 1e-4 for m in steps)
     alone = Command(folder=tmp_path / "alone", cache=command.cache, ray=command.ray)
     alone.folder.mkdir()
@@ -94,7 +94,7 @@ def test_a_sweep_over_weight_channels_runs_job_after_job_and_changes_no_loss(com
     assert command.left_over() == {}
 
 
-def test_weights_are_brought_every_n_rollouts_and_at_the_end(command: Command) -> None:
+def test_weights_are_synced_every_n_rollouts_and_at_the_end(command: Command) -> None:
     rare = ("train.update_weights_interval=2", "rollout.max_staleness=1", "eval.prompt_data=null", "eval.interval=null")
     done = command.run(*rare)
     assert done.code == 0, done.err
@@ -136,14 +136,14 @@ def test_a_finished_run_is_not_overwritten(command: Command, plain: Command) -> 
     assert "run-2" in again.out
 
 
-def test_the_library_does_what_the_command_does(cache: Path, tmp_path: Path, plain: Command) -> None:
+def test_the_library_gives_the_results_of_the_command(cache: Path, tmp_path: Path, plain: Command) -> None:
     import rlscale
 
     here = Command(folder=tmp_path, cache=cache)
-    way = ("train.weight_channel=disk", f"train.weight_folder={tmp_path / 'way'}")
+    channel = ("train.weight_channel=disk", f"train.weight_folder={tmp_path / 'weights'}")
     places = (f"run.dir={here.run_dir}", f"model.cache_dir={cache}")
-    result = rlscale.Trainer(rlscale.load_config(["+experiment=quickstart", *SMALL, REWARDED, *way, *places])).run()
+    result = rlscale.Trainer(rlscale.load_config(["+experiment=quickstart", *SMALL, REWARDED, *channel, *places])).run()
     assert result.num_rollouts == 3
     assert result.metrics_file == here.run_dir / "metrics.jsonl"
-    assert torch.equal(steps_of(here), steps_of(plain)), "nor does this weight channel change anything"
-    assert (tmp_path / "way" / "v00000003").is_dir()
+    assert torch.equal(steps_of(here), steps_of(plain)), "the weight channel must not change the losses"
+    assert (tmp_path / "weights" / "v00000003").is_dir()

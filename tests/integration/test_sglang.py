@@ -1,4 +1,4 @@
-"""Runs on real SGLang and through a real router."""
+"""Runs on a real SGLang server, and through a real router."""
 
 import json
 import os
@@ -19,13 +19,13 @@ TWO_ENGINES = ("cluster.rollout_num_gpus=2", "cluster.num_gpus_per_node=3")
 
 
 def descendants(command: Command) -> set[int]:
-    """The marked processes and all below them: SGLang's children have overwritten their environment."""
+    """The marked processes and their descendants. Children of SGLang overwrite their environment and lose the mark."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except FileNotFoundError:
-            continue  # it ended while we looked
+            continue  # it ended during the search
         children.setdefault(parent, []).append(int(folder.name))
     found: set[int] = set()
     queue = deque(command.processes())
@@ -37,7 +37,7 @@ def descendants(command: Command) -> set[int]:
     return found
 
 
-def words_of(pid: int) -> str:
+def command_line(pid: int) -> str:
     """The command line; empty when the process is gone or a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -45,10 +45,10 @@ def words_of(pid: int) -> str:
         return ""
 
 
-def test_a_wrong_interpreter_is_told_before_anything_starts(command: Command) -> None:
+def test_a_wrong_interpreter_is_refused_before_anything_starts(command: Command) -> None:
     for python, rule in (
         ("/nowhere/python", "must name a Python interpreter that runs, got /nowhere/python"),
-        (sys.executable, f"must name an interpreter that has SGLang, got {sys.executable}, which has none"),
+        (sys.executable, f"must name an interpreter that has SGLang, got {sys.executable}, which does not"),
     ):
         done = command.run("rollout=sglang", f"sglang.python={python}")
         assert done.code == 2
@@ -62,15 +62,15 @@ def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Comm
     process = command.start("rollout=sglang", *TWO_ENGINES, *FOREVER, "sglang.max_total_tokens=4096")
     wait_for_training(command, process, timeout_s=400)
     alive = descendants(command)
-    titles = [words_of(pid) for pid in alive]
+    titles = [command_line(pid) for pid in alive]
     assert sum("sglang::scheduler" in title for title in titles) == 2
     assert sum("sglang::router" in title for title in titles) == 1
     process.kill()
     process.communicate()
-    wait_until(lambda: not any(map(words_of, alive)), GONE_WITHIN_S, "the end of all processes")
+    wait_until(lambda: not any(map(command_line, alive)), GONE_WITHIN_S, "the end of all processes")
     metrics = command.metrics()
     assert [record["weights/version"] for record in metrics] == list(range(1, len(metrics) + 1))
-    # What the trainer computes for SGLang's samples is what SGLang said.
+    # Trainer and SGLang agree on the logprobs of SGLang's samples.
     assert all(record["logprob_diff/max"] < 1e-4 for record in metrics)
     for index in range(2):
         log = (command.run_dir / "logs" / f"engine_{index}_server.log").read_text(errors="replace")
@@ -80,7 +80,7 @@ def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Comm
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_quickstart_learns_on_it(command: Command, warm: Path) -> None:
-    """As far as it takes to know that it does; benchmarks/results/sglang_quickstart.md has a whole run."""
+    """Trains until the reward has clearly risen; benchmarks/results/sglang_quickstart.md has a complete run."""
     done = command.run("rollout=sglang", f"checkpoint.load={warm}", "eval.stop_reward=0.6", small=False, timeout_s=1700)
     assert done.code == 0, done.err
     finished = json.loads((command.run_dir / "finished.json").read_text())
@@ -93,7 +93,7 @@ def test_the_quickstart_learns_on_it(command: Command, warm: Path) -> None:
 def test_a_dead_router_ends_the_run_and_is_named(command: Command) -> None:
     process = command.start("router.enabled=true", *TWO_ENGINES, *FOREVER)
     wait_for_training(command, process)
-    pid = next(pid for pid in descendants(command) if "sglang::router" in words_of(pid))
+    pid = next(pid for pid in descendants(command) if "sglang::router" in command_line(pid))
     os.kill(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=GONE_WITHIN_S)
     assert process.returncode == 1

@@ -1,4 +1,4 @@
-"""Runs of the real command with rollouts ahead: the bound, exact logprobs, and a kill in between."""
+"""Runs that generate rollouts ahead: the staleness bound, exact logprobs, and a kill in between."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ LONG = (
     "data.num_rollout=6",
     "eval.interval=3",
     "optim.lr=1e-3",
-    "reward.type=random",  # something to learn from: the random model is never right
+    "reward.type=random",  # the random model is never right; the other rewards would be 0
 )
 
 
@@ -38,7 +38,7 @@ def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact
 
 
 @pytest.mark.own_ray
-def test_a_killed_run_goes_on_with_the_groups_it_had_made(command: Command) -> None:
+def test_a_killed_run_resumes_with_the_groups_it_had_generated(command: Command) -> None:
     overrides = (*LONG, "rollout.max_staleness=2", "checkpoint.save_interval=1", "data.num_rollout=8")
     process = command.start(*overrides)
     end = time.monotonic() + 120

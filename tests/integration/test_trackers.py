@@ -1,4 +1,4 @@
-"""Trackers, samples and secrets of a real run that is killed in the middle and started again."""
+"""Trackers, samples and secrets of a real run that is killed and resumed."""
 
 import json
 import re
@@ -33,8 +33,8 @@ OVERRIDES = (
 
 
 @pytest.fixture(scope="module")
-def unbroken(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    command = Command(folder=tmp_path_factory.mktemp("unbroken"), cache=cache)
+def uninterrupted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    command = Command(folder=tmp_path_factory.mktemp("uninterrupted"), cache=cache)
     done = command.run(*OVERRIDES)
     assert done.code == 0, done.err
     return command
@@ -42,21 +42,21 @@ def unbroken(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 @pytest.fixture(scope="module")
 def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """A run killed after some rollouts, whose processes were inspected, and then resumed to its end."""
+    """A run killed after some rollouts and resumed. Checks its processes and logs for secrets."""
     command = Command(folder=tmp_path_factory.mktemp("resumed"), cache=cache)
     process = command.start(*OVERRIDES)
 
-    def has_come_far() -> bool:
+    def has_trained() -> bool:
         assert process.poll() is None, process.communicate()[1]
         return (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 7
 
-    wait_until(has_come_far, 120, "training")
+    wait_until(has_trained, 120, "training")
     started = command.processes().values()
     process.kill()
     process.communicate()
     assert any("wandb-core" in words for words in started)
     assert not [words for words in started if KEY in words or TOKEN in words]
-    assert holding(TOKEN, ray_logs(started)) == []
+    assert files_with(TOKEN, ray_logs(started)) == []
     wait_until(lambda: command.left_over() == {}, GONE_WITHIN_S, "the end of all processes")
     done = command.run(*OVERRIDES)
     assert done.code == 0, done.err
@@ -66,13 +66,13 @@ def resumed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 
 def ray_logs(commands: Iterable[str]) -> Path:
-    """Where the Ray that these processes belong to keeps its logs."""
+    """The log folder of the Ray session to which these processes belong."""
     (folder,) = {match[1] for words in commands if (match := re.search(r"gcs_server .*--log_dir=(\S+)", words))}
     assert (Path(folder) / "runtime_env_agent.log").exists()
     return Path(folder)
 
 
-def holding(secret: str, folder: Path) -> list[Path]:
+def files_with(secret: str, folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
 
 
@@ -99,24 +99,24 @@ def test_every_rollout_is_in_tensorboard_once(resumed: Command) -> None:
 
 
 @pytest.mark.parametrize("name", [SAMPLES_FILE, DISTRIBUTIONS_FILE])
-def test_samples_are_those_of_the_unbroken_run(resumed: Command, unbroken: Command, name: str) -> None:
-    assert (resumed.run_dir / name).read_bytes() == (unbroken.run_dir / name).read_bytes()
+def test_samples_are_those_of_the_uninterrupted_run(resumed: Command, uninterrupted: Command, name: str) -> None:
+    assert (resumed.run_dir / name).read_bytes() == (uninterrupted.run_dir / name).read_bytes()
 
 
-def test_kept_samples_have_the_logprobs_of_both_sides(unbroken: Command) -> None:
-    samples = [json.loads(line) for line in (unbroken.run_dir / SAMPLES_FILE).read_text().splitlines()]
+def test_kept_samples_have_the_logprobs_of_both_sides(uninterrupted: Command) -> None:
+    samples = [json.loads(line) for line in (uninterrupted.run_dir / SAMPLES_FILE).read_text().splitlines()]
     assert len(samples) == 3 * NUM_ROLLOUTS
     for sample in samples:
         assert sample["trainer_logprobs"] == pytest.approx(sample["engine_logprobs"], abs=1e-4)
         assert {version for version, _ in sample["weight_versions"]} == {sample["step"]}
 
 
-def test_keeping_samples_changes_no_number_of_the_run(unbroken: Command, tmp_path: Path) -> None:
-    without = replace(unbroken, folder=tmp_path)
+def test_keeping_samples_changes_no_number_of_the_run(uninterrupted: Command, tmp_path: Path) -> None:
+    without = replace(uninterrupted, folder=tmp_path)
     done = without.run(*OVERRIDES[2:], "logging.num_samples=0")
     assert done.code == 0, done.err
     assert not (without.run_dir / SAMPLES_FILE).exists()
-    assert untimed(without.metrics()) == untimed(unbroken.metrics())
+    assert untimed(without.metrics()) == untimed(uninterrupted.metrics())
 
 
 def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -129,7 +129,7 @@ def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
 @pytest.mark.parametrize("secret", [KEY, TOKEN])
 def test_secrets_are_in_no_file_of_the_run(resumed: Command, secret: str) -> None:
     assert any(resumed.run_dir.rglob("*.wandb"))
-    assert holding(secret, resumed.run_dir) == []
+    assert files_with(secret, resumed.run_dir) == []
 
 
 def test_a_report_shows_both_starts(resumed: Command) -> None:

@@ -1,4 +1,4 @@
-"""Somebody who types what the tutorial says gets what it promises."""
+"""The commands of the tutorial give the results that it describes."""
 
 import json
 import os
@@ -12,14 +12,14 @@ import pytest
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial" / "your-own-reward.md"
 
 
-def blocks(language: str) -> list[str]:
+def code_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.slow
-def test_its_commands_run(tmp_path: Path) -> None:
-    (tmp_path / "my_reward.py").write_text(blocks("python")[0], encoding="utf-8")
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text(code_blocks("python")[0], encoding="utf-8")
+    lines = [line for block in code_blocks("bash") for line in block.splitlines()]
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     outputs = []
     for line in lines:

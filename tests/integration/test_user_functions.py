@@ -1,4 +1,4 @@
-"""The examples of the page on functions of one's own in a whole run: found in the working directory, on every rank."""
+"""A complete run with the examples of docs/how-to/your-own-loss.md in the working directory, on two ranks."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.integration.conftest import Command
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"
 
 
-def test_functions_of_the_user_train_with_the_custom_node(command: Command) -> None:
+def test_user_functions_train_and_get_the_custom_node(command: Command) -> None:
     for text, name in re.findall(r"```python\n(# (\w+)\.py.*?)```", PAGE.read_text(), re.DOTALL):
         (command.folder / f"{name}.py").write_text(text)
     done = command.run(
