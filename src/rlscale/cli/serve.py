@@ -18,12 +18,12 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.engines.embedded.embedded_service import EmbeddedService
-from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, open_codec, useful_threads
+from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.process_lifetime import die_with_parent
-from rlscale.engines.server.engine_service import make_app
+from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
 from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, is_loopback
 from rlscale.models.batch_shapes import MAX_CACHED_TOKENS
@@ -146,12 +146,12 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
         num_slots=args.num_slots,
         max_cached_tokens=args.max_cached_tokens,
         deterministic=args.deterministic,
-        num_threads=useful_threads(decoder.weights.values(), most=max_threads),
+        num_threads=num_useful_threads(decoder.weights.values(), max_threads=max_threads),
         seed=args.seed,
         eos_ids=eos_ids(args.model_path, config.raw),
     )
     error_handler = _DecodeErrorHandler()
-    codec = open_codec(Path(args.model_path))
+    codec = load_codec(Path(args.model_path))
     decode = None if codec is None else codec.decode
     scheduler = Scheduler(decoder, weights, options, decode=decode, on_death=error_handler)
     facts = {
@@ -179,7 +179,7 @@ async def _serve(
     api_key: str | None,
 ) -> None:
     scheduler.start()
-    server = Server(make_app(service, api_key=api_key), host=args.host, port=args.port)
+    server = Server(build_app(service, api_key=api_key), host=args.host, port=args.port)
     error_handler.server = server
     await server.start()
     log.info("ready at %s", server.url)

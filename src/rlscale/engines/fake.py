@@ -1,6 +1,6 @@
-"""A scripted engine for tests and load: SGLang's contract without a model, with faults on demand.
+"""A scripted engine for tests and load tests: SGLang's API without a model, with injected faults.
 
-Its tokens follow from (prompt, seed, position) alone; nothing is computed, so one process stands for many engines.
+Its tokens depend on (prompt, seed, position) alone and need no computation, so one process can simulate many engines.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from rlscale.engines.server.engine_service import Load, make_app
+from rlscale.engines.server.engine_service import Load, build_app
 from rlscale.engines.server.generate_request import (
     Answer,
     FolderUpdate,
@@ -29,8 +29,8 @@ from rlscale.engines.server.generate_request import (
     VersionSpan,
 )
 from rlscale.engines.server.http_server import Server
-from rlscale.engines.server.stop_conditions import find_end
-from rlscale.engines.server.streaming import Latest
+from rlscale.engines.server.stop_conditions import find_finish_reason
+from rlscale.engines.server.streaming import LatestAnswers
 from rlscale.protocols import IncomingWeights, WeightReceiver
 from rlscale.types import RouteShape, WeightBucket, WeightGroup
 
@@ -43,24 +43,24 @@ PAUSE_POLL_S = 0.002
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong from now on. May be changed at any time from any thread."""
+    """Faults to inject from now on. May be changed at any time from any thread."""
 
     delay_s: float = 0.0  # before every answer to /generate
-    errors_next: int = 0  # so many calls of /generate are answered with 500
-    drops_next: int = 0  # so many calls of /generate lose their connection
+    errors_next: int = 0  # number of calls of /generate that fail with status 500
+    drops_next: int = 0  # number of calls of /generate whose connection is dropped
     hangs: bool = False  # /generate never answers
     stale_version: bool = False  # version updates are acknowledged and ignored
     logprob_shift: float = 0.0  # added to every logprob
-    drops_routes: bool = False  # answers come without their routes
-    refuse_buckets: bool = False  # weight buckets are answered with 400 before they are received
+    drops_routes: bool = False  # answers lack their routes
+    refuse_buckets: bool = False  # weight buckets fail with status 400 before they are received
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
+class _FakeSequence:
     request: GenerateRequest
     index: int
     seed: int
-    latest: Latest | None = None  # is told of every token of a streamed request
+    latest: LatestAnswers | None = None  # receives every state of a streamed request
     aborted: bool = False
     num_retractions: int = 0
     ids: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _Running:
     started_s: float = field(default_factory=time.monotonic)
 
     def answer(self, finish: dict[str, Any] | None, version: str, shape: RouteShape | None = None) -> Answer:
-        """`shape`: of the routes, where an answer that has ended is to have them."""
+        """A copy of the current state. `shape`: of the routes of a finished answer; None: no routes."""
         routes = None
         if shape is not None and self.request.return_routes and self.ids:
             routes = fake_routes((*self.request.input_ids, *self.ids)[:-1], shape)
@@ -86,7 +86,7 @@ class _Running:
 
 
 class FakeServer:
-    """The fake in a thread of its own, on a free loopback port.
+    """The fake engine in a separate thread, on a free loopback port.
 
     Example:
         with FakeServer(vocab_size=100) as fake:
@@ -107,8 +107,8 @@ class FakeServer:
         self.faults = Faults()
         limits = Limits(vocab_size=vocab_size, max_context_len=max_context_len, has_experts=routes is not None)
         self.service = FakeService(limits, self.faults, token_s=token_s, receiver=receiver, routes=routes)
-        self._app = make_app(self.service, api_key=api_key)
-        self._app.middlewares.insert(0, _faulty(self.faults))
+        self._app = build_app(self.service, api_key=api_key)
+        self._app.middlewares.insert(0, _inject_faults(self.faults))
         self._loop = asyncio.new_event_loop()
         self._server = Server(self._app, host="127.0.0.1", port=0)
         self._thread = threading.Thread(target=self._loop.run_forever, name="fake engine", daemon=True)
@@ -138,16 +138,17 @@ class FakeServer:
 
 
 def fake_token(prompt: tuple[int, ...], seed: int, position: int, vocab_size: int) -> tuple[int, float]:
-    """The token and logprob of a position: any id but 0; the end token once in about 16."""
+    """The token and logprob of a position: any id but 0, and the end token with probability 1/16."""
     text = f"{seed}:{position}:{','.join(map(str, prompt))}".encode()
+    # Disjoint bits of one hash: 0 to 3 for the end token, 20 to 31 for the probability, 32 to 63 for the id.
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-    share = ((number >> 20) % 4096 + 1) / 4097
+    probability = ((number >> 20) % 4096 + 1) / 4097
     token = EOS_ID if number % 16 == 0 else FIRST_PLAIN_ID + (number >> 32) % (vocab_size - FIRST_PLAIN_ID)
-    return token, math.log(share)
+    return token, math.log(probability)
 
 
 def fake_routes(tokens: Collection[int], shape: RouteShape) -> npt.NDArray[np.int16]:
-    """Routes that follow from token, position and layer alone. [tokens, layers, chosen]"""
+    """Routes that depend on token, position and layer alone: [tokens, layers, experts per token]."""
     starts = np.fromiter(tokens, np.int64, count=len(tokens)) * 7 + np.arange(len(tokens))
     first = starts[:, None, None] + 3 * np.arange(shape.num_layers)[:, None]
     return ((first + np.arange(shape.num_chosen)) % shape.num_experts).astype(np.int16)
@@ -169,8 +170,10 @@ class FakeService:
         self.version = "0"
         self.num_requests = 0
         self._token_s, self._receiver, self._routes = token_s, receiver, routes
-        self._receiving = ThreadPoolExecutor(1, "weights")  # one call after the other, as in engines with weights
-        self._running: list[_Running] = []
+        self._receive_executor = ThreadPoolExecutor(
+            1, "weights"
+        )  # one thread: calls run one after the other, as in real engines
+        self._running: list[_FakeSequence] = []
         self._paused_mode: str | None = None
         self._updating = False
         self._released: set[str] = set()
@@ -181,7 +184,7 @@ class FakeService:
         return await self._run(request, None)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
-        latest = Latest()
+        latest = LatestAnswers()
         task = asyncio.ensure_future(self._run(request, latest))
         task.add_done_callback(lambda t: latest.end(None if t.cancelled() else t.exception()))
         try:
@@ -190,7 +193,7 @@ class FakeService:
         finally:
             task.cancel()
 
-    async def _run(self, request: GenerateRequest, latest: Latest | None) -> list[Answer]:
+    async def _run(self, request: GenerateRequest, latest: LatestAnswers | None) -> list[Answer]:
         self.num_requests += 1
         if any(r.request.rid == request.rid for r in self._running):
             raise Refused(f"rid must be unique among open requests, got {request.rid!r}")
@@ -201,37 +204,38 @@ class FakeService:
         seed = request.params.sampling_seed
         if seed is None:
             seed = self.num_requests
-        running = [_Running(request=request, index=j, seed=seed + j, latest=latest) for j in range(request.n)]
+        running = [_FakeSequence(request=request, index=j, seed=seed + j, latest=latest) for j in range(request.n)]
         self._running.extend(running)
         try:
-            return list(await asyncio.gather(*(self._answer(r) for r in running)))
+            return list(await asyncio.gather(*(self._generate_one(r) for r in running)))
         finally:
             self._running = [r for r in self._running if r not in running]
 
-    async def _answer(self, running: _Running) -> Answer:
+    async def _generate_one(self, running: _FakeSequence) -> Answer:
         params = running.request.params
         ends = frozenset({EOS_ID, *params.stop_token_ids})
         stops = frozenset[int]() if params.ignore_eos else ends
         finish: dict[str, Any] | None = None
         while finish is None and len(running.ids) < params.max_new_tokens:
-            while self._held() and not running.aborted:
+            while self._is_blocked() and not running.aborted:
                 await asyncio.sleep(PAUSE_POLL_S)
             if running.aborted:
                 finish = {"type": "abort", "message": "Aborted"}
                 break
-            self._extend(running, ends)
-            finish = find_end(running.ids, params, stops, self.decode)
+            self._append_token(running, ends)
+            finish = find_finish_reason(running.ids, params, stops, self.decode)
             if finish is None and running.latest is not None:
-                running.latest.put(running.index, running.answer(None, self.version))
+                running.latest.update(running.index, running.answer(None, self.version))
             if finish is None and self._token_s:
                 await asyncio.sleep(self._token_s)
+        # max_new_tokens = 0 leaves the loop without a reason.
         shape = None if self.faults.drops_routes else self._routes
         answer = running.answer(finish or {"type": "length", "length": 0}, self.version, shape)
         if running.latest is not None:
-            running.latest.put(running.index, answer)
+            running.latest.update(running.index, answer)
         return answer
 
-    def _extend(self, running: _Running, ends: frozenset[int]) -> None:
+    def _append_token(self, running: _FakeSequence, ends: frozenset[int]) -> None:
         request, params = running.request, running.request.params
         seed = 0 if params.temperature == 0 else running.seed
         position = len(request.input_ids) + len(running.ids)
@@ -241,17 +245,18 @@ class FakeService:
                 token = (token + 1) % self.limits.vocab_size
         running.ids.append(token)
         running.logprobs.append(logprob + self.faults.logprob_shift)
-        self._mark(running)
+        self._extend_spans(running)
 
-    def _held(self) -> bool:
+    def _is_blocked(self) -> bool:
         return self._paused_mode is not None or self._updating or self._lacks_memory()
 
     def _lacks_memory(self) -> bool:
         return bool(self._released) or not self._has_weights
 
-    def _mark(self, running: _Running) -> None:
+    def _extend_spans(self, running: _FakeSequence) -> None:
         end = len(running.ids)
         start = end - 1
+        # A token of the same version extends the last span.
         if running.spans and running.spans[-1].version == self.version:
             start = running.spans.pop().start
         running.spans.append(VersionSpan(version=self.version, start=start, end=end))
@@ -279,6 +284,7 @@ class FakeService:
         self._paused_mode = None
 
     async def flush_cache(self) -> None:
+        # Retracted requests hold no cache, so only running and in-place ones block a flush.
         live = [r for r in self._running if not r.aborted]
         if live and self._paused_mode in (None, "in_place"):
             raise Refused("Flush cache failed.\nThere are running or waiting requests.")
@@ -298,40 +304,42 @@ class FakeService:
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         if self._receiver is not None:
-            await self._in_turn(self._receiver.join, group, rank)
+            await self._run_in_order(self._receiver.join, group, rank)
 
     async def leave_group(self, name: str) -> None:
         if self._receiver is not None:
-            await self._in_turn(self._receiver.leave, name)
+            await self._run_in_order(self._receiver.leave, name)
 
     async def begin_update(self) -> None:
         if "weights" in self._released:
             raise Refused("weights cannot be updated: their memory is released; call resume_memory_occupation")
         self._updating = True
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
         if not self._updating:
             raise Refused("update_weights_from_distributed must come after begin_weight_update")
         if self.faults.refuse_buckets:
-            raise Refused("this engine was told to refuse buckets")
+            raise Refused("this engine is set to refuse buckets")
         if flush:
             await self.flush_cache()
         receiver = self._receiver
         if receiver is not None:
-            # In one: of two trainer ranks that send, the bucket of one must be read before the other's is opened.
-            self._checksums.update(await self._in_turn(lambda: receiver.open_bucket(bucket, group_name).write(None)))
+            # Open and write in one call: with two sending trainer ranks, one bucket is read before the next is opened.
+            self._checksums.update(
+                await self._run_in_order(lambda: receiver.open_bucket(bucket, group_name).write(None))
+            )
         else:
             self._checksums.update(zip(bucket.names, bucket.checksums, strict=bool(bucket.checksums)))
         if version is not None:
             await self.set_version(version, abort_all=False)
 
-    async def take(self, update: TensorUpdate) -> None:
+    async def receive_tensors(self, update: TensorUpdate) -> None:
         if not self._updating:
             raise Refused("update_weights_from_tensor must come after begin_weight_update")
         if self.faults.refuse_buckets:
-            raise Refused("this engine was told to refuse buckets")
+            raise Refused("this engine is set to refuse buckets")
         receiver = self._require_receiver()
-        await self._adopt(lambda: receiver.open_tensors(update.payload, update.load_format), flush=update.flush)
+        await self._read_weights(lambda: receiver.open_tensors(update.payload, update.load_format), flush=update.flush)
         if update.version is not None:
             await self.set_version(update.version, abort_all=False)
 
@@ -346,13 +354,13 @@ class FakeService:
                 update.folder, load_format=update.load_format, version=number, checksums=update.checksums
             )
 
-        await self._adopt(open_folder, flush=update.flush)
+        await self._read_weights(open_folder, flush=update.flush)
         self._has_weights = True
         if version is not None:
             await self.set_version(version, abort_all=False)
 
-    async def _adopt(self, open_weights: Callable[[], IncomingWeights], *, flush: bool) -> None:
-        """Reads weights to the end and keeps no more than their checksums."""
+    async def _read_weights(self, open_weights: Callable[[], IncomingWeights], *, flush: bool) -> None:
+        """Reads all weights and keeps only their checksums."""
         if flush:
             await self.flush_cache()
 
@@ -363,10 +371,10 @@ class FakeService:
                 raise Refused(str(e)) from e
             return incoming.write(None)
 
-        self._checksums.update(await self._in_turn(write))
+        self._checksums.update(await self._run_in_order(write))
 
-    async def _in_turn(self, call: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._receiving, call, *args)
+    async def _run_in_order(self, call: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._receive_executor, call, *args)
 
     def _require_receiver(self) -> WeightReceiver:
         if self._receiver is None:
@@ -406,7 +414,7 @@ class FakeService:
         return None
 
 
-def _faulty(faults: Faults) -> Any:
+def _inject_faults(faults: Faults) -> Any:
     @web.middleware
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -417,6 +425,7 @@ def _faulty(faults: Faults) -> Any:
             await asyncio.Event().wait()
         if faults.drops_next > 0:
             faults.drops_next -= 1
+            # Aborting the transport closes the connection without a response.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response()

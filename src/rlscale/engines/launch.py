@@ -1,4 +1,4 @@
-"""How the server of one engine is started: its command, environment and address. One class for each kind of server."""
+"""Command, environment and address of an engine server; one subclass for each kind of server."""
 
 import socket
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from rlscale.types import EngineAddress
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLaunch(ABC):
-    """Everything an engine needs to know; made by the driver, used on the engine's machine.
+    """Settings of one engine server: created by the driver, used on the machine of the engine.
 
     With an `api_key` the server listens on the machine's address, otherwise on loopback only.
     """
@@ -21,27 +21,27 @@ class EngineLaunch(ABC):
     model_path: str
     dtype: str
     device: str
-    max_context_len: int | None  # None: the model's own
+    max_context_len: int | None  # None: that of the model
     num_threads: int
     seed: int
     api_key: str | None = field(default=None, repr=False)
 
     @property
     def num_ranks(self) -> int:
-        """Processes of the server that join a weight group."""
+        """Number of processes of the server that join a weight group."""
         return 1
 
     @abstractmethod
     def command(self, host: str, port: int, log_folder: Path) -> list[str]:
-        """The server's command line. May write files beside the logs."""
+        """The command line of the server. May write files into the log folder."""
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """All of the server's environment."""
+        """The whole environment of the server."""
 
     def open(self, log_folder: Path) -> tuple[EngineAddress, EngineProcess]:
-        """Address and (not yet started) process of the server, on this machine."""
-        host = own_host(public=self.api_key is not None)
+        """Address and process, not started yet, of the server on this machine."""
+        host = listen_host(public=self.api_key is not None)
         port = free_port(host)
         address = EngineAddress(
             name=self.name, url=f"http://{host}:{port}", num_ranks=self.num_ranks, api_key=self.api_key
@@ -58,10 +58,10 @@ class EngineLaunch(ABC):
 
     @property
     def file_name(self) -> str:
-        """The name as the beginning of file names."""
+        """The engine name as a prefix of file names."""
         return self.name.replace(" ", "_")
 
 
-def own_host(*, public: bool) -> str:
-    """The address a server listens on: loopback, or that under which other machines know this one."""
+def listen_host(*, public: bool) -> str:
+    """The address for a server to listen on: loopback, or the address that other machines use for this one."""
     return socket.gethostbyname(socket.gethostname()) if public else "127.0.0.1"

@@ -11,7 +11,7 @@ from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedLaunch(EngineLaunch):
-    """The embedded engine."""
+    """The embedded engine, started with `rlscale-serve`."""
 
     num_slots: int
     deterministic: bool
@@ -35,7 +35,7 @@ class EmbeddedLaunch(EngineLaunch):
         ]
 
     def environment(self) -> dict[str, str]:
-        # Ray sets OMP_NUM_THREADS=1 for actors that claim no CPU; the server is told its own number.
+        # Ray sets OMP_NUM_THREADS=1 for actors that claim no CPU; the server needs its configured number.
         env = {**os.environ, "OMP_NUM_THREADS": str(self.num_threads)}
         if self.api_key is not None:
             env[API_KEY_VARIABLE] = self.api_key

@@ -20,21 +20,22 @@ ON_CPU: Mapping[str, Any] = {
     "disable_overlap_schedule": True,
     "mem_fraction_static": 0.3,
     "max_total_tokens": 65536,
-    "sleep_on_idle": True,  # else it takes a whole core while it waits
+    "sleep_on_idle": True,  # otherwise it uses a whole core while it waits
 }
-"""What a server needs to run on a CPU, and to leave something to the trainer beside it."""
+"""Arguments to run on a CPU, with memory and cores left for the trainer on the same machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SglangLaunch(EngineLaunch):
-    """One SGLang server on the GPUs that its environment shows it, or on the CPU."""
+    """One SGLang server on the GPUs visible in its environment, or on the CPU."""
 
     python: Path
     num_gpus: int = 1
     shares_gpus: bool = False
     returns_routes: bool = False
-    shares_prefixes: bool = True  # False: weights change without a flush, so a shared cache would grow ever older
-    server_args: Mapping[str, Any] = field(default_factory=dict)  # what the user set, by SGLang's names
+    # False: weights change without a flush, so a shared cache would mix versions.
+    shares_prefixes: bool = True
+    server_args: Mapping[str, Any] = field(default_factory=dict)  # set by the user, with SGLang's names
 
     @property
     def num_ranks(self) -> int:
@@ -47,12 +48,12 @@ class SglangLaunch(EngineLaunch):
             "model_path": self.model_path,
             "host": host,
             "port": port,
-            "dtype": self.dtype,  # else the cache of a CPU's server is float16
+            "dtype": self.dtype,  # otherwise the cache of a server on a CPU is float16
             "device": self.device,
             "random_seed": self.seed,
             "tp_size": self.num_gpus // int(given.get("pp_size", 1)),
             "skip_server_warmup": True,
-            "log_level_http": "warning",  # a line for each request otherwise
+            "log_level_http": "warning",  # otherwise one line for each request
         }
         if self.max_context_len is not None:
             arguments["context_length"] = self.max_context_len
@@ -64,6 +65,7 @@ class SglangLaunch(EngineLaunch):
             arguments |= ON_CPU
         elif self.shares_gpus:
             arguments["enable_memory_saver"] = True
+        # Arguments of the user take precedence over all others.
         return arguments | given
 
     def command(self, host: str, port: int, log_folder: Path) -> list[str]:
@@ -73,11 +75,11 @@ class SglangLaunch(EngineLaunch):
         return [str(self.python), str(SERVE), str(file)]
 
     def environment(self) -> dict[str, str]:
-        # Otherwise its /health generates a token: that fails while generation is paused, and while it runs no cache can
-        # be flushed. A scheduler that hangs is ended by SGLang's own watchdog.
+        # Otherwise /health generates a token: it fails while generation is paused, and no cache can be flushed while it
+        # runs. SGLang's watchdog ends a scheduler that hangs.
         env = {**foreign_environment(os.environ), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
         if self.device == "cpu":
-            # Its threads get in each other's way: with two of them it is ten times slower.
+            # The threads of its processes compete for the cores: with two threads it is ten times slower.
             env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if self.api_key is not None:
             env[API_KEY_VARIABLE] = self.api_key

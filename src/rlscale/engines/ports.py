@@ -1,37 +1,38 @@
-"""Ports for servers that are told theirs before they start."""
+"""Free ports for servers that receive their port as an argument."""
 
 import random
 import socket
 from pathlib import Path
 
-KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # Linux
-FIRST = 20_000  # below are those of Ray's workers and of well-known services
-NUM_TRIES = 100
+EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # Linux
+FIRST_PORT = 20_000  # lower ports belong to Ray workers and well-known services
+MAX_TRIES = 100
 
 
 def free_port(host: str) -> int:
-    """A port of `host`, an address of this machine, that nothing listens on now.
+    """Finds a free port of `host`, an address of this machine.
 
-    It lies below the range from which the kernel gives ports to connections: between this call and the moment when the
-    server listens seconds may pass, in which any connection of any process could be given one of those. Above that
-    range Ray draws the ports of its own servers.
+    The port is below the ephemeral range, from which the kernel assigns ports to connections: until the server listens,
+    seconds may pass in which any connection of any process could get an ephemeral port. Ray draws ports for its
+    servers above that range.
     """
-    ours = range(FIRST, _first_of_kernel())
-    draw = random.SystemRandom()  # other processes draw as well, and a seeded generator would draw the same
-    for port in draw.sample(ours, min(NUM_TRIES, len(ours))):
+    candidates = range(FIRST_PORT, _first_ephemeral_port())
+    generator = random.SystemRandom()  # a seeded one would draw the same ports in other processes
+    for port in generator.sample(candidates, min(MAX_TRIES, len(candidates))):
         if _is_free(host, port):
             return port
-    with socket.socket() as probe:  # where there are none below
+    # No candidate is free: the kernel chooses an ephemeral port.
+    with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def _first_of_kernel() -> int:
-    """The first port of the range from which the kernel gives some to connections."""
+def _first_ephemeral_port() -> int:
+    """The first port of the range from which the kernel assigns ports to connections."""
     try:
-        return int(KERNELS_RANGE.read_text(encoding="ascii").split()[0])
+        return int(EPHEMERAL_RANGE_FILE.read_text(encoding="ascii").split()[0])
     except OSError:
-        return 49_152  # that of IANA's dynamic ports, which other systems take
+        return 49_152  # start of IANA's dynamic ports, used by other systems
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -22,10 +22,10 @@ POLL_S = 0.05
 
 
 class EngineProcess:
-    """Starts a server, waits until it is healthy and ends it with everything it started.
+    """Starts a server, waits until it is healthy, and ends it together with its child processes.
 
-    The server runs in a session of its own (so its children can be ended with it) and dies when this process dies.
-    Linux ties that to the thread that forked, so each server has a thread here that lives exactly as long.
+    The server runs in a separate session, so that its children can be ended with it, and dies when this process dies.
+    Linux ties that to the thread that forked it, so each server has a thread here that lives exactly as long.
 
     Example:
         process = EngineProcess(command, name="engine 0", url=url, env=env, log_path=folder / "engine_0.log")
@@ -56,7 +56,7 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Launches the server; it is not ready yet.
+        """Starts the server without waiting until it is ready.
 
         Raises EngineError when the command cannot be run.
         """
@@ -84,37 +84,38 @@ class EngineProcess:
             self._failure = e
         finally:
             self._spawned.set()
+        # The thread must outlive the server: the kernel kills the server when the thread ends.
         if self._process is not None:
             self._process.wait()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Returns once /health answers 200.
+        """Blocks until /health returns status 200.
 
-        Raises EngineError, with the end of the server's log, when it dies first or takes too long.
+        Raises EngineError with the end of the server's log when the server dies or is not healthy in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._healthy():
+        while not self._is_healthy():
             ended = self.poll()
             if ended is not None:
                 raise EngineError(f"{ended}\n(before it was ready)")
             if time.monotonic() > deadline:
-                raise EngineError(f"{self.name} was not ready after {timeout_s:g} s; {self._tail()}")
+                raise EngineError(f"{self.name} was not ready after {timeout_s:g} s; {self._log_tail()}")
             time.sleep(POLL_S)
 
     def poll(self) -> str | None:
-        """How the server ended, with the end of its log; None while it runs."""
+        """The exit status of the server and the end of its log; None while it runs."""
         assert self._process is not None, f"{self.name} is not started"
         status = self._process.poll()
-        return None if status is None else f"{self.name} ended with status {status}; {self._tail()}"
+        return None if status is None else f"{self.name} ended with status {status}; {self._log_tail()}"
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended the server, as opposed to an error of its own."""
+        """Reports whether a signal ended the server, as opposed to an error."""
         status = None if self._process is None else self._process.poll()
         return status is not None and status < 0
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ends the server and all it started: TERM, and KILL after `grace_s`. Does nothing when it never started."""
+        """Ends the server and its children: SIGTERM, then SIGKILL after `grace_s`. No effect if it never started."""
         if self._process is None:
             return
         self._signal(signal.SIGTERM)
@@ -122,6 +123,7 @@ class EngineProcess:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             log.warning("%s did not end within %g s of SIGTERM and is killed", self.name, grace_s)
+        # Also when the server itself has ended: its children may ignore SIGTERM.
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -132,11 +134,11 @@ class EngineProcess:
         except ProcessLookupError:
             return  # the whole group has ended
 
-    def _healthy(self) -> bool:
+    def _is_healthy(self) -> bool:
         request = urllib.request.Request(f"{self.url}/health")
         if self._api_key is not None:
             request.add_header("Authorization", f"Bearer {self._api_key}")
-        # Never through a proxy of the environment: the server is ours and near.
+        # Without the proxies of the environment: the server is on this machine or in this cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=5) as response:
@@ -144,6 +146,6 @@ class EngineProcess:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _tail(self) -> str:
+    def _log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:] if self.log_path.exists() else []
         return f"the end of {self.log_path}:\n" + "\n".join(lines)

@@ -1,7 +1,7 @@
-"""Ends a process when the one that started it is gone, however that one died.
+"""Ends a process when its parent ends, even if the parent is killed.
 
-As a program, `python lifetime.py PARENT COMMAND...` becomes a command that ends with process PARENT. That way nothing
-of ours runs between fork and exec, where a process with threads may crash or hang.
+As a program, `python process_lifetime.py PARENT COMMAND...` executes a command that ends with process PARENT. So no
+Python code runs between fork and exec, where a process with threads may crash or hang.
 """
 
 import ctypes
@@ -14,21 +14,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Asks Linux to kill this process when the thread that forked it ends. Elsewhere it does nothing."""
+    """Makes Linux kill this process when the thread that forked it ends. No effect on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def die_with_parent_command(command: Sequence[str]) -> list[str]:
-    """The command to start in place of `command`, which then ends with this process (the thread that starts it)."""
+    """Wraps `command` so that it ends with the thread that starts it."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def _become(parent: int, command: list[str]) -> None:
+def _exec_with_parent(parent: int, command: list[str]) -> None:
     die_with_parent()
-    if os.getppid() == parent:  # else it died before it could be waited for
+    # A parent that died before the call above sends no signal.
+    if os.getppid() == parent:
         os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
-    _become(int(sys.argv[1]), sys.argv[2:])
+    _exec_with_parent(int(sys.argv[1]), sys.argv[2:])

@@ -106,7 +106,7 @@ def test_stale_version_names_the_engine(healthy: EngineAddress, start_engine: St
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("refuse_buckets", "engine 0 .* told to refuse buckets"),
+        ("refuse_buckets", "engine 0 .* set to refuse buckets"),
         ("dies_on_bucket", "engine 0 .*update_weights_from_distributed"),
     ],
 )

@@ -207,7 +207,7 @@ def test_a_channel_connects_again_after_a_failure(
 @pytest.mark.parametrize("name", [WeightChannelName.process_group, WeightChannelName.shared_memory])
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("refuse_buckets", "engine 0 .* told to refuse buckets"), ("dies_on_bucket", "engine 0 .*/update_weights_from")],
+    [("refuse_buckets", "engine 0 .* set to refuse buckets"), ("dies_on_bucket", "engine 0 .*/update_weights_from")],
 )
 def test_an_engine_that_fails_is_named(
     name: WeightChannelName, fault: str, message: str, tmp_path: Path, start_engine: StartEngine

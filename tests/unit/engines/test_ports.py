@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which the kernel says what range it gives ports from."""
     file = tmp_path / "ip_local_port_range"
-    monkeypatch.setattr(ports, "KERNELS_RANGE", file)
+    monkeypatch.setattr(ports, "EPHEMERAL_RANGE_FILE", file)
     return file
 
 
@@ -29,7 +29,7 @@ def test_a_port_that_somebody_listens_on_is_not_given(kernels: Path, monkeypatch
     with socket.create_server((HOST, free_port(HOST))) as taken:
         port = taken.getsockname()[1]
         kernels.write_text(f"{port + 2} 65535\n")
-        monkeypatch.setattr(ports, "FIRST", port)  # two to draw from, of which one is taken
+        monkeypatch.setattr(ports, "FIRST_PORT", port)  # two to draw from, of which one is taken
         assert {free_port(HOST) for _ in range(50)} == {port + 1}
 
 

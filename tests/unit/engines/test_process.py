@@ -1,10 +1,6 @@
-"""Server processes: how they start, fail and end."""
+"""A server process whose command does not exist."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,29 +9,6 @@ from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError
 
 URL = "http://127.0.0.1:9"
-# Starts a child that ignores SIGTERM, writes both ids, and waits.
-WITH_CHILD = """
-import os, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"],
-    stdout=subprocess.PIPE)
-child.stdout.readline()
-open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
-time.sleep(600)
-"""
-# Starts an EngineProcess and waits to be killed.
-PARENT = """
-import os, sys, time
-from pathlib import Path
-from rlscale.engines.process import EngineProcess
-folder = Path(sys.argv[1])
-process = EngineProcess([sys.executable, "-c", "import time; time.sleep(600)"], name="engine 0", url="http://127.0.0.1:9",
-                        env=os.environ, log_path=folder / "log")
-process.start()
-(folder / "pid.tmp").write_text(str(process.pid))
-(folder / "pid.tmp").rename(folder / "pid")
-time.sleep(600)
-"""
 
 
 def make(folder: Path, *command: str) -> EngineProcess:
@@ -44,68 +17,6 @@ def make(folder: Path, *command: str) -> EngineProcess:
     )
 
 
-def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 20
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)
-    return path.read_text()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def wait_until_dead(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
-        time.sleep(0.02)
-
-
-def test_death_before_ready_shows_the_end_of_the_log(tmp_path: Path) -> None:
-    process = make(tmp_path, sys.executable, "-c", "print('port is taken'); raise SystemExit(7)")
-    process.start()
-    with pytest.raises(EngineError, match=r"(?s)engine 3 ended with status 7.*port is taken"):
-        process.wait_ready(timeout_s=30)
-    assert "status 7" in str(process.poll())
-    process.stop()
-
-
-def test_server_that_never_gets_ready(tmp_path: Path) -> None:
-    process = make(tmp_path, sys.executable, "-c", "import time; time.sleep(600)")
-    process.start()
-    assert process.poll() is None
-    with pytest.raises(EngineError, match=r"engine 3 was not ready after 0\.2 s"):
-        process.wait_ready(timeout_s=0.2)
-    process.stop()
-    assert process.poll() is not None
-
-
 def test_command_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="engine 3 could not be started"):
         make(tmp_path, "/no/such/program").start()
-
-
-def test_stop_ends_children_that_ignore_the_request(tmp_path: Path) -> None:
-    process = make(tmp_path, sys.executable, "-c", WITH_CHILD, str(tmp_path / "pids"))
-    process.start()
-    pids = [int(pid) for pid in wait_for(tmp_path / "pids").split()]
-    process.stop(grace_s=2)
-    for pid in pids:
-        wait_until_dead(pid)
-    assert not any(is_alive(pid) for pid in pids)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux only")
-def test_server_dies_with_its_parent(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
-    pid = int(wait_for(tmp_path / "pid"))
-    assert is_alive(pid)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    wait_until_dead(pid)

@@ -1,1 +1,1 @@
-"""SGLang on a CPU from pip wheels alone: a platform plugin, and a hook without which torchvision does not import."""
+"""SGLang on a CPU from pip wheels: a platform plugin, and an import hook that torchvision needs without CUDA."""

@@ -1,4 +1,4 @@
-"""What SGLang's entry point group `sglang.srt.platforms` calls."""
+"""Entry point of the group `sglang.srt.platforms`, which SGLang calls at import."""
 
 import torch
 
@@ -6,5 +6,5 @@ PLATFORM = "rlscale_sglang_cpu.platform:CpuPlatform"
 
 
 def activate() -> str | None:
-    """The platform class; None where CUDA is, so that SGLang's own platform serves there."""
+    """The platform class; None if CUDA is available, so that SGLang uses its own platform."""
     return None if torch.cuda.is_available() else PLATFORM

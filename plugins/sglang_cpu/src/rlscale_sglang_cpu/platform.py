@@ -1,17 +1,17 @@
-"""The platform: SGLang's own CPU device operations, and its paths in plain torch for everything else."""
+"""The platform: SGLang's CPU device operations, and its plain torch code for everything else."""
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-from rlscale_sglang_cpu.memory import take_plain_memory
-from rlscale_sglang_cpu.seeds import ATTENTION_BACKEND, allow_mode, draw_by_seed
+from rlscale_sglang_cpu.memory import use_plain_memory
+from rlscale_sglang_cpu.seeds import ATTENTION_BACKEND, allow_deterministic_mode, use_seeded_sampling
 
 
 class CpuPlatform(CpuDeviceMixin, SRTPlatform):
-    """Serves without `sgl_kernel`, whose CPU build is no wheel.
+    """Serves without `sgl_kernel`, whose CPU build is not available as a wheel.
 
-    It must count as out of the tree: on its own CPU platform SGLang calls those kernels.
+    It must be an out-of-tree platform: the CPU platform of SGLang calls those kernels.
     """
 
     _enum = PlatformEnum.OOT
@@ -19,11 +19,11 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_type = "cpu"
 
     def __init__(self) -> None:
-        allow_mode()
+        allow_deterministic_mode()
 
     def init_backend(self) -> None:
-        draw_by_seed()
-        take_plain_memory()
+        use_seeded_sampling()
+        use_plain_memory()
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND

@@ -1,9 +1,9 @@
-"""Lets `enable_deterministic_inference` work on a CPU, so that requests are drawn by their own `sampling_seed`.
+"""Supports `enable_deterministic_inference` on a CPU, so that each request is sampled with its `sampling_seed`.
 
-SGLang allows the mode for some attention backends only, and then replaces matrix products and the drawing by kernels in
-Triton and sgl_kernel. On a CPU attention runs sequence by sequence and needs no special backend, the drawing is written
-here in torch, and the products stay torch's own: samples follow their seeds, while logprobs may still differ in their
-last bits with the size of a batch.
+SGLang allows the mode only for some attention backends, and replaces matrix products and sampling by kernels in Triton
+and sgl_kernel. On a CPU, attention runs sequence by sequence and needs no special backend, sampling is written here in
+torch, and matrix products are torch's own: samples depend on their seeds, while the last bits of logprobs may still
+depend on the batch size.
 """
 
 import logging
@@ -18,24 +18,24 @@ ATTENTION_BACKEND = "torch_native"
 _WORD = 0xFFFFFFFF
 
 
-def allow_mode() -> None:
-    """For the process that checks the arguments."""
+def allow_deterministic_mode() -> None:
+    """Adds the CPU attention backend to the allowed ones. Called in the process that checks the arguments."""
     from sglang.srt.arg_groups.choices import add_deterministic_attention_backend_choices
 
     add_deterministic_attention_backend_choices([ATTENTION_BACKEND])
 
 
-def draw_by_seed() -> None:
-    """For the processes that compute."""
+def use_seeded_sampling() -> None:
+    """Replaces the kernels of SGLang. Called in the processes that compute."""
     import sglang.srt.batch_invariant_ops as batch_invariant_ops
     import sglang.srt.layers.sampler as sampler
 
-    batch_invariant_ops.enable_batch_invariant_mode = _tell
+    batch_invariant_ops.enable_batch_invariant_mode = _log_mode
     sampler.multinomial_with_seed = multinomial_with_seed
 
 
 def multinomial_with_seed(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
-    """One draw a row by the Gumbel-max trick, its noise a MurmurHash3 of seed, position and token as in SGLang.
+    """Draws one token per row by the Gumbel-max trick, with MurmurHash3 of seed, position and token as in SGLang.
 
     Args:
         logprobs: [N, V], not necessarily normalised.
@@ -45,12 +45,13 @@ def multinomial_with_seed(logprobs: Tensor, seed: Tensor, positions: Tensor) -> 
     """
     hashed = murmur_hash32(seed, positions, torch.arange(logprobs.shape[1]))
     uniform = hashed.to(torch.float64) / _WORD
+    # The clamp keeps log(0) and log(1) finite: argmax(logprob - log(E)) with E exponential is the Gumbel-max draw.
     exponential = -uniform.log().clamp(min=torch.finfo(torch.float64).min, max=-(2.0**-32))
     return (logprobs.to(torch.float64) - exponential.log()).argmax(dim=1, keepdim=True)
 
 
 def murmur_hash32(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
-    """MurmurHash3 (32 bits) of the four words seed low, seed high, position, column. [N], [N], [V] -> [N, V]"""
+    """MurmurHash3 (32 bits) of the words seed low, seed high, position, column: [N], [N], [V] -> [N, V]."""
     words = (seed & _WORD, (seed >> 32) & _WORD, positions.long())
     h = torch.zeros_like(seed)
     for word in words:
@@ -62,7 +63,7 @@ def murmur_hash32(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
 
 
 def _mix(h: Tensor, k: Tensor) -> Tensor:
-    # 64-bit products wrap, and their low words are right all the same.
+    # 64-bit products wrap around, but their low 32 bits are correct.
     k = (_rotate((k * 0xCC9E2D51) & _WORD, 15) * 0x1B873593) & _WORD
     return (_rotate(h ^ k, 13) * 5 + 0xE6546B64) & _WORD
 
@@ -71,5 +72,5 @@ def _rotate(x: Tensor, bits: int) -> Tensor:
     return ((x << bits) | (x >> (32 - bits))) & _WORD
 
 
-def _tell(enable_bmm: bool = True) -> None:
+def _log_mode(enable_bmm: bool = True) -> None:
     logger.info("deterministic inference on a CPU: samples by seed, matrix products of torch")

@@ -1,8 +1,8 @@
-"""Lets torchvision be imported beside a torch without CUDA.
+"""Makes torchvision importable with a torch without CUDA.
 
-Its wheel on PyPI is built for CUDA: there its operators do not load, and its import then fails where it refers to two
-of them. Declaring the two is enough, because no text model calls them. Imports nothing heavy: this module is loaded by
-every interpreter of the environment.
+Its wheel on PyPI is built for CUDA: without CUDA its operators do not load, and its import fails where it refers to two
+of them. Declaring the two is enough, since no text model calls them. This module imports nothing heavy, since every
+interpreter of the environment loads it.
 """
 
 import importlib.abc
@@ -17,11 +17,12 @@ OPERATORS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 
-_kept: list[Any] = []  # a torch.library.Library declares for as long as it lives
+# The declarations of a torch.library.Library end with the object.
+_libraries: list[Any] = []
 
 
 class TorchvisionFinder(importlib.abc.MetaPathFinder):
-    """Declares the operators at the first import of torchvision and leaves the import itself to the other finders."""
+    """Declares the operators at the first import of torchvision; other finders do the import itself."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -34,17 +35,17 @@ class TorchvisionFinder(importlib.abc.MetaPathFinder):
 
 def declare_operators() -> None:
     """Declares the operators that torchvision's import refers to, unless this torch is one its wheel was built for."""
-    import torch  # only now: the hook itself must cost nothing
+    import torch  # imported here: loading the hook must stay cheap
 
     if torch.version.cuda is not None:
         return
     library = torch.library.Library("torchvision", "DEF")
     for schema in OPERATORS:
         library.define(schema)
-    _kept.append(library)
+    _libraries.append(library)
 
 
 def install() -> None:
-    """Puts the finder before all others. May be called again."""
+    """Inserts the finder before all others, once."""
     if not any(isinstance(finder, TorchvisionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, TorchvisionFinder())

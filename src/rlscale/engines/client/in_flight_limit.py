@@ -1,4 +1,4 @@
-"""A limit of what is in flight at an engine."""
+"""Limits the number of samples in flight at an engine."""
 
 import asyncio
 from collections import deque
@@ -7,49 +7,50 @@ from contextlib import asynccontextmanager
 
 
 class InFlightLimit:
-    """At most `most` samples inside; those who wait enter in the order they came. For one event loop.
+    """Admits at most `max_samples` samples at a time, in order of arrival. Belongs to one event loop.
 
-    A request for more than `most` samples enters alone.
+    A request for more than `max_samples` samples is admitted alone.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._inside = most, 0
+    def __init__(self, max_samples: int) -> None:
+        self._max_samples, self._num_in_flight = max_samples, 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
-    def inside(self) -> int:
-        return self._inside
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
 
     @asynccontextmanager
     async def enter(self, num_samples: int) -> AsyncIterator[None]:
-        weight = min(num_samples, self._most)
+        weight = min(num_samples, self._max_samples)
         await self._acquire(weight)
         try:
             yield
         finally:
-            self._inside -= weight
+            self._num_in_flight -= weight
             self._admit()
 
     async def _acquire(self, weight: int) -> None:
-        if not self._waiting and self._inside + weight <= self._most:
-            self._inside += weight
+        if not self._waiting and self._num_in_flight + weight <= self._max_samples:
+            self._num_in_flight += weight
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((weight, turn))
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((weight, admitted))
         try:
-            await turn
+            await admitted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._inside -= weight  # admitted and cancelled at once
+            if admitted.done() and not admitted.cancelled():
+                self._num_in_flight -= weight  # admitted before the cancellation arrived
+            # A cancelled request at the front may have blocked smaller ones behind it.
             self._admit()
             raise
 
     def _admit(self) -> None:
         while self._waiting:
-            weight, turn = self._waiting[0]
-            if not turn.cancelled():
-                if self._inside + weight > self._most:
+            weight, admitted = self._waiting[0]
+            if not admitted.cancelled():
+                if self._num_in_flight + weight > self._max_samples:
                     return
-                self._inside += weight
-                turn.set_result(None)
+                self._num_in_flight += weight
+                admitted.set_result(None)
             self._waiting.popleft()

@@ -1,9 +1,9 @@
 """Routes on the wire, as SGLang 0.5.23 sends them: `meta_info.routed_experts` of an answer that has ended.
 
-With `return_routed_experts` in the request that is the base64 of int32 values [tokens - 1, layers, chosen]: one row for
-each token that has been read, prompt and answer, so for all but the last. Layers without experts are counted and have
-zeros. A row is of the pass that made the token's keys and values: after a retraction of the last one, and where a
-prompt was found in the cache, of the pass that put it there.
+With `return_routed_experts` in the request it is the base64 of int32 values [tokens - 1, layers, experts per token]:
+one row for each input token of prompt and answer, so for all but the last. Layers without experts are counted and have
+zeros. A row belongs to the pass that computed the token's keys and values: after a retraction the last such pass, and
+for a cached prompt the pass that filled the cache.
 """
 
 import base64
@@ -17,14 +17,14 @@ from rlscale.types import RouteIds, RouteShape
 
 
 def encode_routes(routes: npt.NDArray[Any]) -> str:
-    """[tokens - 1, layers, chosen] as text."""
+    """Encodes routes [tokens - 1, layers, experts per token] as text."""
     return base64.b64encode(np.ascontiguousarray(routes, dtype=np.int32).tobytes()).decode("ascii")
 
 
 def decode_routes(text: str, shape: RouteShape, *, num_tokens: int) -> RouteIds:
-    """The routes of so many tokens. [num_tokens, layers, chosen]
+    """Decodes the routes of `num_tokens` tokens: [num_tokens, layers, experts per token].
 
-    Raises ValueError when the text holds something else.
+    Raises ValueError when the text contains something else.
     """
     try:
         raw = base64.b64decode(text, validate=True)

@@ -1,6 +1,6 @@
-"""An inference server in torch alone: SGLang's HTTP API over an own decode loop.
+"""An inference server in plain torch: SGLang's HTTP API over a decode loop.
 
-HTTP (event loop) ── submit / call ──> Scheduler (one thread) ──> lanes of slots ──> Decoder (the model)
+HTTP (event loop) ── submit / call ──> Scheduler (one thread) ──> DecodeBatch ──> Decoder (the model)
       ▲                                     │
       └────────────── futures ──────────────┘
 """

@@ -60,7 +60,7 @@ class DecodeBatch:
         # Adjacent slots are written by one operator: launching it costs more than its work.
         for first, last in _runs(slots):
             rows, num = self._rows(first, last), last - first
-            # Old values are masked, but 0 times NaN is NaN, so values of earlier sequences are cleared.
+            # Old values are masked, but 0 times NaN is NaN, so the values of earlier sequences are cleared.
             values = self._cache.values
             values[:, :, rows, length:] = 0
             values[:, :, rows, :length] = cache[:, :, :, :length].repeat(1, 1, num, 1, 1)
@@ -111,9 +111,9 @@ class DecodeBatch:
         """Stores the experts of the input tokens for sequences that requested routes."""
         wanting = [slot for slot in active if self._sequence(slot).wants_routes]
         if wanting:
-            chosen = self._decoder.chosen().numpy()
+            expert_ids = self._decoder.expert_ids().numpy()
             for slot in wanting:
-                self._sequence(slot).routes.append(chosen[slot : slot + 1])
+                self._sequence(slot).routes.append(expert_ids[slot : slot + 1])
 
     # -- the cache
 
@@ -142,7 +142,7 @@ class DecodeBatch:
         return sequence
 
     def _rows(self, first: int, last: int | None = None) -> slice:
-        """Cache rows of the slots [first, last), one row per KV head. `last` None: of `first` alone."""
+        """Cache rows of the slots [first, last), one row per KV head. `last` None: only of `first`."""
         return slice(first * self._num_heads, (first + 1 if last is None else last) * self._num_heads)
 
     def _move_last_to(self, slot: int) -> int:

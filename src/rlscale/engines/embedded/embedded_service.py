@@ -14,7 +14,7 @@ from rlscale.engines.server.generate_request import (
     Limits,
     TensorUpdate,
 )
-from rlscale.engines.server.streaming import Latest
+from rlscale.engines.server.streaming import LatestAnswers
 from rlscale.types import WeightBucket, WeightGroup
 
 T = TypeVar("T")
@@ -43,24 +43,25 @@ class EmbeddedService:
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
+            self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client disconnected
             raise
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
         self._check(request)
-        loop, latest = asyncio.get_running_loop(), Latest()
+        loop, latest = asyncio.get_running_loop(), LatestAnswers()
 
-        def listen(index: int, answer: Answer) -> None:
-            loop.call_soon_threadsafe(latest.put, index, answer)
+        # Called in the decode thread; the event loop owns `latest`.
+        def on_token(index: int, answer: Answer) -> None:
+            loop.call_soon_threadsafe(latest.update, index, answer)
 
-        future = asyncio.wrap_future(self._scheduler.submit(request, listen))
+        future = asyncio.wrap_future(self._scheduler.submit(request, on_token))
         future.add_done_callback(lambda f: latest.end(None if f.cancelled() else f.exception()))
         try:
             async for state in latest.follow():
                 yield state
         finally:
             if not future.done():
-                self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client has gone
+                self._scheduler.call(lambda: self._scheduler.abort(request.rid))  # the client disconnected
 
     def _check(self, request: GenerateRequest) -> None:
         if request.params.stop and self._codec is None:
@@ -102,9 +103,10 @@ class EmbeddedService:
     async def begin_update(self) -> None:
         await self._call(self._scheduler.weights.begin)
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
+    async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
         scheduler = self._scheduler
 
+        # One command, so that no step runs between the flush and the write.
         def receive() -> None:
             if flush:
                 scheduler.flush()
@@ -115,10 +117,10 @@ class EmbeddedService:
 
         await self._call(receive)
 
-    async def take(self, update: TensorUpdate) -> None:
+    async def receive_tensors(self, update: TensorUpdate) -> None:
         scheduler = self._scheduler
 
-        def take() -> None:
+        def receive() -> None:
             if update.flush:
                 scheduler.flush()
             scheduler.forget_prefills()
@@ -126,7 +128,7 @@ class EmbeddedService:
             if update.version is not None:
                 scheduler.weights.set_version(update.version)
 
-        await self._call(take)
+        await self._call(receive)
 
     async def load_folder(self, update: FolderUpdate) -> None:
         scheduler = self._scheduler

@@ -1,6 +1,6 @@
-"""A Hugging Face folder into what the engine needs, without importing transformers where that is not needed.
+"""Loads a decoder from a Hugging Face folder, without transformers if possible.
 
-Importing transformers' model code takes longer (1.7 s was measured) than everything else at the start of the server.
+Importing transformers' model code takes longer (1.7 s measured) than everything else at the start of the server.
 """
 
 import json
@@ -22,7 +22,7 @@ LoadModel = Callable[[str], tuple[Mapping[str, Any], Mapping[str, Tensor]]]
 
 
 class FolderCodec:
-    """Text and ids by the folder's tokenizer.json."""
+    """Converts between text and ids with the tokenizer.json of a folder."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
@@ -34,14 +34,14 @@ class FolderCodec:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
 
-def open_codec(folder: Path) -> FolderCodec | None:
-    """The tokenizer of a folder, or None where it has none."""
+def load_codec(folder: Path) -> FolderCodec | None:
+    """Loads the tokenizer of a folder; None if it has none."""
     path = folder / "tokenizer.json"
     return FolderCodec(path) if path.is_file() else None
 
 
 def read_folder(model_path: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor]] | None:
-    """config.json and all tensors of a folder of safetensors files; None when `model_path` is something else."""
+    """Reads config.json and all tensors of a folder of safetensors files; None if `model_path` is something else."""
     folder = Path(model_path)
     files = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not files:
@@ -53,9 +53,12 @@ def read_folder(model_path: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor
 def load_decoder(
     model_path: str, load_model: LoadModel, *, dtype: torch.dtype, device: torch.device, max_context_len: int | None
 ) -> tuple[Decoder, int]:
-    """The decoder of a model and its longest context. `load_model` serves what is not a plain folder.
+    """Loads the decoder of a model and its maximum context length.
 
-    Raises ValueError naming what this engine does not run.
+    Args:
+        load_model: loads models that are not a folder of safetensors files.
+
+    Raises ValueError for a model that this engine does not support.
     """
     config_json, weights = read_folder(model_path) or load_model(model_path)
     config = DecoderConfig.from_config_json(config_json)
@@ -68,18 +71,18 @@ def load_decoder(
     return decoder, limit
 
 
-def useful_threads(weights: Iterable[Tensor], *, most: int) -> int:
-    """How many threads gain time where every step reads all weights: one for each few megabytes.
+def num_useful_threads(weights: Iterable[Tensor], *, max_threads: int) -> int:
+    """Number of threads that make a step faster: one for each 4 MiB of weights, since a step reads all of them.
 
-    With 0.8 million parameters a second one took a tenth off a step on a machine that did nothing else; beside the
-    server's own thread and the driver, which want the other core, it cost as much. With 3 million it gains a tenth.
+    With 0.8 million parameters a second thread made a step a tenth faster on an idle machine, and as much slower next
+    to the HTTP thread and the driver, which need the other core. With 3 million it is a tenth faster.
     """
     num_bytes = sum(weight.nbytes for weight in weights)
-    return max(1, min(most, -(-num_bytes // BYTES_PER_THREAD)))
+    return max(1, min(max_threads, -(-num_bytes // BYTES_PER_THREAD)))
 
 
 def eos_ids(model_path: str, config: Mapping[str, Any]) -> frozenset[int]:
-    """Ids that end an answer: those of generation_config.json, config.json and the tokenizer, as SGLang takes them."""
+    """Ids that end an answer: those of generation_config.json, config.json and the tokenizer, as in SGLang."""
     folder = Path(model_path)
     found = [config.get("eos_token_id")]
     generation = folder / "generation_config.json"
@@ -90,5 +93,6 @@ def eos_ids(model_path: str, config: Mapping[str, Any]) -> frozenset[int]:
         token = json.loads(settings.read_text()).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
         found.append(Tokenizer.from_file(str(tokenizer)).token_to_id(text) if text else None)
+    # An entry may be one id or a list of ids.
     flat = [i for entry in found for i in (entry if isinstance(entry, list) else [entry])]
     return frozenset(int(i) for i in flat if i is not None)

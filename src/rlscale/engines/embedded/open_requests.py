@@ -44,6 +44,7 @@ class OpenRequests:
     def abort(self, rid: str | None) -> None:
         """Finishes the request `rid`, or all, with the tokens they have."""
         requests = list(self._by_rid.values()) if rid is None else [r for r in [self._by_rid.get(rid)] if r]
+        # `requests` is a copy: finishing the last sequence removes its request.
         for request in requests:
             for sequence in request.sequences:
                 if sequence.finish is None:

@@ -25,10 +25,10 @@ class Prefiller:
             by_length[padded_len(len(job.tokens))].append(job)
         for padded, alike in by_length.items():
             # A fixed number of rows for each length: the last bits of a row depend on it.
-            most = fixed_rows(padded) if self._deterministic else max(1, MAX_TOKENS // padded)
-            for start in range(0, len(alike), most):
-                part = alike[start : start + most]
-                self._run_batch(part, padded, num_rows=most if self._deterministic else len(part))
+            max_rows = fixed_rows(padded) if self._deterministic else max(1, MAX_TOKENS // padded)
+            for start in range(0, len(alike), max_rows):
+                part = alike[start : start + max_rows]
+                self._run_batch(part, padded, num_rows=max_rows if self._deterministic else len(part))
 
     def _run_batch(self, jobs: Sequence[PrefillJob], padded: int, *, num_rows: int) -> None:
         if not self._deterministic:
@@ -38,12 +38,13 @@ class Prefiller:
         for row, job in enumerate(jobs):
             ids[row, : len(job.tokens)] = torch.tensor(job.tokens)
             lengths[row] = len(job.tokens)
+        # Rows without a job keep one token 0, and their results are discarded.
         device = self._decoder.device
         cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device))
         for row, job in enumerate(jobs):
             job.cache, job.logits = cache[:, :, row], logits[row]
         if any(job.wants_routes for job in jobs):
-            chosen = self._decoder.chosen()
-            routes = chosen.view(num_rows, padded, *chosen.shape[1:]).numpy()
+            expert_ids = self._decoder.expert_ids()
+            routes = expert_ids.view(num_rows, padded, *expert_ids.shape[1:]).numpy()
             for row, job in enumerate(jobs):
                 job.routes = routes[row, : len(job.tokens)].copy() if job.wants_routes else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlscale.engines.embedded.sampling import RowParams
 from rlscale.engines.server.generate_request import Answer, GenerateRequest, VersionSpan
-from rlscale.engines.server.stop_conditions import Decode, find_end
+from rlscale.engines.server.stop_conditions import Decode, find_finish_reason
 
 StreamCallback = Callable[[int, Answer], None]
 """Called in the decode thread after each token: (index among the `n` answers, a copy of the answer so far)."""
@@ -30,7 +30,7 @@ class Sequence:
     versions: list[tuple[str, int]] = field(default_factory=list)  # weight version, and the index of its first token
     num_retractions: int = 0
     finish: dict[str, object] | None = None
-    # Experts of the tokens that were inputs, so of all but the last, if requested: parts [n, L, K]
+    # Experts of all input tokens, so of all tokens but the last, if requested: parts [n, L, K]
     routes: list[npt.NDArray[np.int16]] = field(default_factory=list)
 
     @property
@@ -41,7 +41,7 @@ class Sequence:
         """Sets `row` to the sampling parameters of this sequence."""
         request = self.request
         params.set(
-            row, request.spec.params, self.seed, free_from=request.first_free_position, late_ids=request.late_ids
+            row, request.spec.params, self.seed, blocked_until=request.blocked_until, blocked_ids=request.blocked_ids
         )
 
     def append(self, token: int, logprob: float, version: str) -> None:
@@ -51,6 +51,7 @@ class Sequence:
         self.logprobs.append(logprob)
 
     def spans(self) -> list[VersionSpan]:
+        # A span ends at the first token of the next version.
         starts = [start for _, start in self.versions]
         ends = [*starts[1:], len(self.ids)]
         return [VersionSpan(version=v, start=starts[i], end=ends[i]) for i, (v, _) in enumerate(self.versions)]
@@ -58,14 +59,14 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """An open request. `future` gets its answers, in order, once all are finished; or the error.
+    """An open request. `future` receives its answers, in order, when all are finished, or the error.
 
-    `stop_ids` end an answer; `late_ids` have probability 0 for the first `min_new_tokens` tokens.
+    `stop_ids` end an answer; `blocked_ids` have probability 0 for the first `min_new_tokens` tokens.
     """
 
     spec: GenerateRequest
     stop_ids: frozenset[int]
-    late_ids: tuple[int, ...]
+    blocked_ids: tuple[int, ...]
     decode: Decode
     future: "Future[list[Answer]]"
     on_token: StreamCallback | None = None
@@ -79,13 +80,13 @@ class Request:
         return len(self.spec.input_ids) + self.spec.params.max_new_tokens
 
     @property
-    def first_free_position(self) -> int:
-        """The first position, counted from the prompt's first token, at which `late_ids` may be drawn."""
+    def blocked_until(self) -> int:
+        """First position, counted from the first token of the prompt, at which `blocked_ids` may be drawn."""
         return len(self.spec.input_ids) + self.spec.params.min_new_tokens
 
     def finish_of(self, sequence: Sequence) -> dict[str, object] | None:
         """The reason why `sequence` ends with its last token; None: it continues."""
-        end: dict[str, object] | None = find_end(sequence.ids, self.spec.params, self.stop_ids, self.decode)
+        end: dict[str, object] | None = find_finish_reason(sequence.ids, self.spec.params, self.stop_ids, self.decode)
         return end
 
     def notify(self, sequence: Sequence, version: str) -> None:
@@ -97,7 +98,7 @@ class Request:
         return [self.answer(s, version) for s in self.sequences]
 
     def answer(self, sequence: Sequence, version: str) -> Answer:
-        """A copy, since the sequence may keep growing in the decode thread."""
+        """A copy of the current state: the sequence may continue to grow in the decode thread."""
         spans = sequence.spans()
         has_routes = bool(sequence.routes) and sequence.finish is not None
         return Answer(

@@ -1,6 +1,6 @@
-"""Drawing tokens: counter-based random numbers and inversion, one row at a time in effect.
+"""Samples tokens with counter-based random numbers and inversion of the cumulative distribution.
 
-Every operation here works on rows apart, so a row's token depends on its own logits, parameters, seed and position.
+Every operation treats rows independently: a token depends only on logits, parameters, seed and position of its row.
 
 Shape legend: B rows, V vocabulary, R rows that restrict the vocabulary.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlscale.types import SamplingParams
 
-BLOCK = 128  # tokens whose probabilities are summed up first when one is drawn
+BLOCK = 128  # tokens in a block of the two-level search
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -22,9 +22,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def uniforms(seeds_B: UInt64, positions_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Numbers in [0, 1) that depend on (seed, position) alone: SplitMix64 of both, 24 bits kept. [B]
+    """Random numbers [B] in [0, 1) that depend on (seed, position) alone: the upper 24 bits of SplitMix64.
 
-    A position counts from the prompt's first token, so an answer that was cut and continued draws the same numbers.
+    A position counts from the first token of the prompt, so an interrupted and resumed answer draws the same numbers.
     """
     z = _mix(_mix(seeds_B + _GOLDEN) + positions_B.astype(np.uint64) * _GOLDEN)
     return (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -37,7 +37,7 @@ def _mix(z: UInt64) -> UInt64:
 
 
 class RowParams:
-    """Sampling parameters of some rows, kept as columns. Rows without a request sample greedily."""
+    """Sampling parameters of B rows, stored as columns. Rows without a request are greedy."""
 
     def __init__(self, num_rows: int) -> None:
         self.seeds = np.zeros(num_rows, np.uint64)
@@ -46,12 +46,12 @@ class RowParams:
         self.top_k = np.zeros(num_rows, np.int64)  # 0: off
         self.min_p = np.zeros((num_rows, 1), np.float32)
         self.greedy = np.ones(num_rows, np.bool_)
-        # Before this position `late_ids` of the row are not drawn.
-        self.free_from = np.zeros(num_rows, np.int64)
-        self.late_ids: list[tuple[int, ...]] = [()] * num_rows
+        # `blocked_ids` of a row have probability 0 before this position.
+        self.blocked_until = np.zeros(num_rows, np.int64)
+        self.blocked_ids: list[tuple[int, ...]] = [()] * num_rows
 
     def set(
-        self, row: int, params: SamplingParams, seed: int, *, free_from: int = 0, late_ids: tuple[int, ...] = ()
+        self, row: int, params: SamplingParams, seed: int, *, blocked_until: int = 0, blocked_ids: tuple[int, ...] = ()
     ) -> None:
         greedy = params.temperature == 0
         self.seeds[row] = np.uint64(seed % 2**64)
@@ -60,33 +60,33 @@ class RowParams:
         self.top_p[row] = 1.0 if greedy else params.top_p
         self.top_k[row] = 0 if greedy else max(params.top_k, 0)
         self.min_p[row] = 0.0 if greedy else params.min_p
-        self.free_from[row], self.late_ids[row] = free_from, late_ids
+        self.blocked_until[row], self.blocked_ids[row] = blocked_until, blocked_ids
 
     def clear(self, row: int) -> None:
         self.temperature[row], self.top_p[row], self.top_k[row], self.greedy[row] = 1.0, 1.0, 0, True
-        self.min_p[row], self.free_from[row], self.late_ids[row] = 0.0, 0, ()
+        self.min_p[row], self.blocked_until[row], self.blocked_ids[row] = 0.0, 0, ()
 
     def copy(self, source: int, target: int) -> None:
-        columns = (self.seeds, self.temperature, self.top_p, self.top_k, self.min_p, self.greedy, self.free_from)
+        columns = (self.seeds, self.temperature, self.top_p, self.top_k, self.min_p, self.greedy, self.blocked_until)
         for column in columns:
             column[target] = column[source]
-        self.late_ids[target] = self.late_ids[source]
+        self.blocked_ids[target] = self.blocked_ids[source]
 
-    def forbidden(self, positions_B: npt.NDArray[np.int64]) -> tuple[list[int], list[int]] | None:
-        """Rows and ids, aligned, that may not be drawn at these positions; None when there are none."""
-        rows = np.flatnonzero(positions_B < self.free_from[: len(positions_B)]).tolist()
-        pairs = [(row, token) for row in rows for token in self.late_ids[row]]
+    def blocked(self, positions_B: npt.NDArray[np.int64]) -> tuple[list[int], list[int]] | None:
+        """Rows and ids, aligned, with probability 0 at these positions; None if there are none."""
+        rows = np.flatnonzero(positions_B < self.blocked_until[: len(positions_B)]).tolist()
+        pairs = [(row, token) for row in rows for token in self.blocked_ids[row]]
         return ([row for row, _ in pairs], [token for _, token in pairs]) if pairs else None
 
 
 class Workspace:
-    """Memory that `draw` works in, kept between steps: to get so much anew each time took longer than to use it."""
+    """Buffers of `draw` that are kept between steps: allocating them took longer than using them."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
-    def take(self, num_rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Two float32 tensors [num_rows, width] of any content, until the next call."""
+    def buffers(self, num_rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Two uninitialized float32 tensors [num_rows, width], valid until the next call."""
         needed = 2 * num_rows * width
         if self._memory.numel() < needed or self._memory.device != device:
             self._memory = torch.empty(needed, device=device)
@@ -95,24 +95,23 @@ class Workspace:
 
 
 def draw(
-    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64], scratch: Workspace | None = None
+    logits_BV: Tensor, params: RowParams, positions_B: npt.NDArray[np.int64], workspace: Workspace | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Tokens [B] and their logprobs [B] under the full distribution at the row's temperature.
 
     With x = logits / temperature, p = softmax(x) and u from `uniforms`: token = min{i: p_0 + ... + p_i > u}.
-    A greedy row takes the maximum, and its logprob is at temperature 1. `top_p`, `top_k` and `min_p` limit what can be
-    drawn and leave the logprobs as they are; tokens forbidden by `min_new_tokens` have no probability at all. Both as
-    SGLang does.
+    A greedy row uses the maximum, and its logprob is at temperature 1. As in SGLang, `top_p`, `top_k` and `min_p`
+    restrict the draw but not the logprobs, and tokens blocked by `min_new_tokens` have probability 0 in both.
     """
     num, vocab_size = logits_BV.shape
     device = logits_BV.device
-    # Up to a whole number of blocks there are tokens of no probability.
-    scaled, full = (scratch or Workspace()).take(num, -(-vocab_size // BLOCK) * BLOCK, device)
+    # Padded to a whole number of blocks with tokens of probability 0.
+    scaled, full = (workspace or Workspace()).buffers(num, -(-vocab_size // BLOCK) * BLOCK, device)
     scaled[:, :vocab_size] = logits_BV
     scaled[:, vocab_size:] = -torch.inf
-    forbidden = params.forbidden(positions_B)
-    if forbidden is not None:
-        rows, ids = (torch.tensor(part, device=device) for part in forbidden)
+    blocked = params.blocked(positions_B)
+    if blocked is not None:
+        rows, ids = (torch.tensor(part, device=device) for part in blocked)
         scaled.index_put_((rows, ids), torch.tensor(-torch.inf, device=device))
     if (params.temperature[:num] != 1.0).any():
         scaled /= torch.from_numpy(params.temperature[:num]).to(device)
@@ -134,7 +133,7 @@ def draw(
             ids[rows] = _invert_restricted(probs[rows], uniform[rows], top_p=top_p, top_k=top_k)
         if greedy.any():
             ids = torch.where(torch.from_numpy(greedy).to(device), full.argmax(dim=-1), ids)
-    # What was drawn is never so unlikely that its probability has lost bits.
+    # A drawn token is never so unlikely that its float32 probability has lost bits.
     logprobs = full.gather(1, ids.unsqueeze(1)).squeeze(1).double().log_()
     if device.type == "cpu":
         return ids.numpy(), logprobs.numpy()
@@ -144,37 +143,39 @@ def draw(
 
 
 def _invert(probs_BV: Tensor, uniform_B1: Tensor) -> Tensor:
-    """The token where the running sum passes the share `uniform` of the whole: first its block, then inside of it."""
-    if probs_BV.shape[1] == BLOCK:  # a step of the tiniest models takes notice of what is left out
-        return _pass_at(probs_BV.cumsum(dim=-1), uniform_B1 * probs_BV.sum(dim=-1, keepdim=True)).squeeze(1)
+    """Finds the first token whose cumulative sum exceeds `uniform` times the total: first its block, then its index."""
+    # One block needs one search; for tiny models the difference is noticeable in a step.
+    if probs_BV.shape[1] == BLOCK:
+        return _search(probs_BV.cumsum(dim=-1), uniform_B1 * probs_BV.sum(dim=-1, keepdim=True)).squeeze(1)
     blocks = probs_BV.view(probs_BV.shape[0], -1, BLOCK)
-    chosen, rest = _pass(blocks.sum(dim=-1), uniform_B1)
-    inside = blocks.take_along_dim(chosen.unsqueeze(2), dim=1).squeeze(1)
-    return (chosen * BLOCK + _pass_at(inside.cumsum(dim=-1), rest)).squeeze(1)
+    block, remainder = _search_block(blocks.sum(dim=-1), uniform_B1)
+    inside = blocks.take_along_dim(block.unsqueeze(2), dim=1).squeeze(1)
+    return (block * BLOCK + _search(inside.cumsum(dim=-1), remainder)).squeeze(1)
 
 
-def _pass(masses: Tensor, uniform_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the masses [B, N] is reached, and how far into it. [B, 1] each"""
+def _search_block(masses: Tensor, uniform_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds the block of `masses` [B, N] that contains `uniform` times the total, and the remainder in it: [B, 1]."""
     sums = masses.cumsum(dim=-1)
     target = uniform_B1 * sums[:, -1:]
-    chosen = _pass_at(sums, target)
-    before = torch.where(chosen > 0, sums.gather(1, (chosen - 1).clamp(min=0)), 0.0)
-    return chosen, target - before
+    block = _search(sums, target)
+    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)), 0.0)
+    return block, target - before
 
 
-def _pass_at(sums: Tensor, target: Tensor) -> Tensor:
-    # Strictly below the total, or rounding could choose past the last one with any probability.
+def _search(sums: Tensor, target: Tensor) -> Tensor:
+    # Strictly below the total: otherwise rounding could select a token after the last one with probability > 0.
     total = sums[:, -1:]
     below = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, below, right=True).clamp_(max=sums.shape[1] - 1)
 
 
 def _invert_restricted(probs_RV: Tensor, uniform_R1: Tensor, *, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """As `_invert` among the likeliest tokens; both limits are taken on the full distribution, as SGLang does."""
+    """As `_invert` among the most likely tokens. As in SGLang, both limits apply to the full distribution."""
     ordered, ids = probs_RV.sort(dim=-1, descending=True, stable=True)
+    # Probability of all more likely tokens: top_p keeps a token if it is at most top_p.
     before = ordered.cumsum(dim=-1) - ordered
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     limit = torch.where(top_k > 0, top_k, ordered.shape[1]).unsqueeze(1)
     keep = (before <= top_p.unsqueeze(1)) & (rank < limit)
-    chosen = _invert(ordered * keep, uniform_R1)
-    return ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    index = _invert(ordered * keep, uniform_R1)
+    return ids.gather(1, index.unsqueeze(1)).squeeze(1)

@@ -148,7 +148,7 @@ class Scheduler:
         if twice:
             raise Refused(f"release_memory_occupation must name what is in memory, got {sorted(twice)}")
         if "weights" in tags:
-            self._decoder.forget_copies()
+            self._decoder.free_packed_weights()
             self.weights.release()
         if "kv_cache" in tags:
             self._queue.forget_prefills()
@@ -197,12 +197,12 @@ class Scheduler:
         if self._is_held():
             return
         try:
-            self._decoder.prepare_copies(lambda: self._inbox.is_empty)
+            self._decoder.pack_weights(lambda: self._inbox.is_empty)
         except Exception as e:  # the step that needs them fails in the same way and reports it to its requests
             log.warning("weights could not be prepared ahead: %s", e)
 
     def _is_held(self) -> bool:
-        """Whether nothing may be decoded now."""
+        """Reports whether decoding is blocked now."""
         return self._paused or self.weights.updating or bool(self._released) or not self.weights.is_present
 
     def _is_busy(self) -> bool:
@@ -221,7 +221,7 @@ class Scheduler:
         request = Request(
             spec=spec,
             stop_ids=frozenset() if params.ignore_eos else ends,
-            late_ids=tuple(sorted(i for i in ends if i < self._decoder.architecture.vocab_size)),
+            blocked_ids=tuple(sorted(i for i in ends if i < self._decoder.architecture.vocab_size)),
             decode=self._decode,
             future=future,
             on_token=on_token,
@@ -237,7 +237,7 @@ class Scheduler:
         self._queue.add(spec.input_ids, request.sequences, request)
 
     def _admit(self) -> None:
-        """Gives free slots to waiting sequences, in order of arrival; a prompt is computed when its turn comes."""
+        """Assigns free slots to waiting sequences in order of arrival, and computes their prompts."""
         admitted = self._queue.pop(lambda length: self._batches.get(length).num_free)
         if not admitted:
             return
@@ -251,7 +251,7 @@ class Scheduler:
                 self._requests.fail(request, error)
 
     def _place(self, admitted: list[Admission]) -> None:
-        """Draws the first token after the prompt for each sequence, and gives slots to those that continue."""
+        """Draws the first token after the prompt for each sequence, and assigns slots to those that continue."""
         flat = [(job, s) for _, job, sequences in admitted for s in sequences]
         params = RowParams(len(flat))
         for row, (_, s) in enumerate(flat):

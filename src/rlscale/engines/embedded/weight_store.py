@@ -125,7 +125,7 @@ class WeightStore:
         given = {self._aliases.get(name, name) for name in incoming.layout.names}
         missing = [name for name in self._weights if name not in given]
         if missing:
-            raise BadRequest("model_path", "hold all weights of the model", f"a folder without {missing[0]}")
+            raise BadRequest("model_path", "contain all weights of the model", f"a folder without {missing[0]}")
         self._write(incoming.layout, lambda: incoming.write(targets))
         self.fault = self.missing = None
 
@@ -133,6 +133,7 @@ class WeightStore:
         if not self.updating:
             raise Refused("end_weight_update must come after begin_weight_update")
         self.updating = False
+        # An update without any bucket changes nothing; one with some of the tensors would mix versions.
         missing = [name for name in self._weights if name not in self._written]
         if not missing:
             self.fault = self.missing = None
@@ -176,6 +177,7 @@ class WeightStore:
             self.fault = f"a weight update failed: {e}"
             self.updating = False
             raise
+        # Tied tensors arrive under either name and are written once.
         self._written.update(self._aliases.get(name, name) for name in layout.names)
         self._last_step_s = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The HTTP face that the embedded engine and the fake share: SGLang's endpoints over an `EngineService`."""
+"""The HTTP endpoints of the embedded engine and the fake: SGLang's API over an `EngineService`."""
 
 import asyncio
 import hmac
@@ -21,7 +21,7 @@ from rlscale.engines.server.generate_request import (
     Refused,
     TensorUpdate,
     parse_generate,
-    render,
+    render_answer,
     wants_stream,
 )
 from rlscale.engines.server.stop_conditions import answer_text
@@ -37,7 +37,7 @@ MEMORY_TAGS = ("weights", "kv_cache")
 DEFAULT_GROUP_TIMEOUT_S = 300.0
 BUCKET_FORMATS = ("flattened_bucket", "tensor_blocks")
 TENSOR_FORMATS = ("shared_memory", "cuda_ipc")
-FLUSH_PERIOD_S = 0.01
+FLUSH_POLL_S = 0.01
 FOLDER_FORMATS = (None, "auto", "safetensors", "delta")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -45,21 +45,21 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Requests at a server, counted in sequences."""
+    """Number of running and waiting sequences of a server."""
 
     running: int
     waiting: int
 
 
 class EngineService(Protocol):
-    """What a server must be able to do. Methods raise `Refused` for what they cannot do."""
+    """The operations of a server. Methods raise `Refused` when an operation is impossible now."""
 
     limits: Limits
 
     async def generate(self, request: GenerateRequest) -> list[Answer]: ...
 
     def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
-        """Each of the `n` answers as it grows, with its index; the last of each is finished.
+        """Yields growing states of the `n` answers with their index; the last state of each is finished.
 
         The request is aborted when the iterator is closed or cancelled.
         """
@@ -78,11 +78,11 @@ class EngineService(Protocol):
     async def flush_cache(self) -> None: ...
 
     async def release_memory(self, tags: Collection[str]) -> None:
-        """Frees what `MEMORY_TAGS` name. Nothing may be running; what waits while paused is kept."""
+        """Frees the memory of `tags` (of `MEMORY_TAGS`). No request may run; requests that wait in a pause are kept."""
         ...
 
     async def resume_memory(self, tags: Collection[str]) -> None:
-        """Takes it back. The weights then are unusable until all of them have been sent."""
+        """Allocates the memory again. Weights are then unusable until all of them have been sent."""
         ...
 
     async def join_group(self, group: WeightGroup, rank: int) -> None: ...
@@ -91,9 +91,11 @@ class EngineService(Protocol):
 
     async def begin_update(self) -> None: ...
 
-    async def receive(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None: ...
+    async def receive_bucket(
+        self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None
+    ) -> None: ...
 
-    async def take(self, update: TensorUpdate) -> None: ...
+    async def receive_tensors(self, update: TensorUpdate) -> None: ...
 
     async def load_folder(self, update: FolderUpdate) -> None: ...
 
@@ -104,51 +106,51 @@ class EngineService(Protocol):
     async def checksums(self) -> dict[str, str]: ...
 
     async def info(self) -> dict[str, Any]:
-        """At least model_path, weight_version, vocab_size, max_context_len."""
+        """Properties of the server, at least model_path, weight_version, vocab_size, max_context_len."""
         ...
 
     def load(self) -> Load: ...
 
     def health(self) -> str | None:
-        """What is wrong, or None."""
+        """The reason why the server is unhealthy, or None."""
         ...
 
 
-def make_app(service: EngineService, *, api_key: str | None = None) -> web.Application:
-    """The web application of a server. With `api_key`, every endpoint but /health wants it as a bearer token."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_authorise(api_key), _errors])
-    routes = _Routes(service)
+def build_app(service: EngineService, *, api_key: str | None = None) -> web.Application:
+    """Builds the web application of a server. With `api_key`, all endpoints but /health require it as bearer token."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_require_key(api_key), _errors_to_json])
+    handlers = _Handlers(service)
     app.add_routes(
         [
-            web.get("/health", routes.health),
-            web.get("/health_generate", routes.health_generate),
-            web.get("/model_info", routes.info),
-            web.get("/server_info", routes.info),
-            web.get("/v1/models", routes.models),
-            web.get("/v1/loads", routes.loads),
-            web.post("/generate", routes.generate),
-            web.post("/flush_cache", routes.flush_cache),
-            web.get("/flush_cache", routes.flush_cache),
-            web.post("/pause_generation", routes.pause),
-            web.post("/continue_generation", routes.resume),
-            web.post("/abort_request", routes.abort),
-            web.post("/release_memory_occupation", routes.release_memory),
-            web.post("/resume_memory_occupation", routes.resume_memory),
-            web.post("/init_weights_update_group", routes.join_group),
-            web.post("/destroy_weights_update_group", routes.leave_group),
-            web.post("/begin_weight_update", routes.begin_update),
-            web.post("/update_weights_from_distributed", routes.receive),
-            web.post("/update_weights_from_tensor", routes.take),
-            web.post("/update_weights_from_disk", routes.load_folder),
-            web.post("/end_weight_update", routes.end_update),
-            web.post("/update_weight_version", routes.set_version),
-            web.post("/weights_checker", routes.weights_checker),
+            web.get("/health", handlers.health),
+            web.get("/health_generate", handlers.health_generate),
+            web.get("/model_info", handlers.info),
+            web.get("/server_info", handlers.info),
+            web.get("/v1/models", handlers.models),
+            web.get("/v1/loads", handlers.loads),
+            web.post("/generate", handlers.generate),
+            web.post("/flush_cache", handlers.flush_cache),
+            web.get("/flush_cache", handlers.flush_cache),
+            web.post("/pause_generation", handlers.pause),
+            web.post("/continue_generation", handlers.resume),
+            web.post("/abort_request", handlers.abort),
+            web.post("/release_memory_occupation", handlers.release_memory),
+            web.post("/resume_memory_occupation", handlers.resume_memory),
+            web.post("/init_weights_update_group", handlers.join_group),
+            web.post("/destroy_weights_update_group", handlers.leave_group),
+            web.post("/begin_weight_update", handlers.begin_update),
+            web.post("/update_weights_from_distributed", handlers.receive_bucket),
+            web.post("/update_weights_from_tensor", handlers.receive_tensors),
+            web.post("/update_weights_from_disk", handlers.load_folder),
+            web.post("/end_weight_update", handlers.end_update),
+            web.post("/update_weight_version", handlers.set_version),
+            web.post("/weights_checker", handlers.weights_checker),
         ]
     )
     return app
 
 
-def _authorise(api_key: str | None) -> Any:
+def _require_key(api_key: str | None) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if api_key is not None and request.path != "/health":
@@ -161,46 +163,46 @@ def _authorise(api_key: str | None) -> Any:
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _errors_to_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except BadRequest as e:
-        return _failure(str(e), 400, field=e.field)
+        return _failure_response(str(e), 400, field=e.field)
     except WeightSyncError as e:
-        return _failure(str(e), 400, kind="WeightSyncError")
+        return _failure_response(str(e), 400, kind="WeightSyncError")
     except Refused as e:
-        return _failure(str(e), e.status, kind=e.kind)
+        return _failure_response(str(e), e.status, kind=e.kind)
     except web.HTTPException:
         raise
     except Exception as e:
         log.exception("%s failed", request.path)
-        return _failure(f"{type(e).__name__}: {e}", 500)
+        return _failure_response(f"{type(e).__name__}: {e}", 500)
 
 
-def _failure(message: str, status: int, *, field: str = "", kind: str = "") -> web.Response:
-    # SGLang answers /generate with `error` and the weight endpoints with `success`; a client may read either.
+def _failure_response(message: str, status: int, *, field: str = "", kind: str = "") -> web.Response:
+    # SGLang uses `error` for /generate and `success` for the weight endpoints; a client may read either.
     error = {"message": message, "type": kind or ("BadRequest" if status == 400 else "Error")}
     if field:
         error["field"] = field
     return web.json_response({"success": False, "message": message, "error": error}, status=status)
 
 
-def _success(message: str, **more: Any) -> web.Response:
+def _success_response(message: str, **more: Any) -> web.Response:
     return web.json_response({"success": True, "message": message, **more})
 
 
-class _Routes:
+class _Handlers:
     def __init__(self, service: EngineService) -> None:
         self._service = service
 
     async def health(self, request: web.Request) -> web.Response:
-        wrong = self._service.health()
-        return web.Response(status=200) if wrong is None else _failure(wrong, 503)
+        fault = self._service.health()
+        return web.Response(status=200) if fault is None else _failure_response(fault, 503)
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        wrong = self._service.health()
-        if wrong is not None:
-            return _failure(wrong, 503)
+        fault = self._service.health()
+        if fault is not None:
+            return _failure_response(fault, 503)
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}}
         requests, _ = parse_generate(body, self._service.limits)
         await self._service.generate(requests[0])
@@ -236,7 +238,7 @@ class _Routes:
             answered = await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
-                task.cancel()  # one failed, or the client has gone: nobody waits for the rest
+                task.cancel()  # one failed, or the client disconnected: no one waits for the others
             raise
         objects = [o for answers in answered for o in answers]
         return web.json_response(objects if batched or requests[0].n > 1 else objects[0])
@@ -245,10 +247,10 @@ class _Routes:
         service = self._service
         answers = await service.generate(request)
         texts = [answer_text(a.output_ids, a.finish_reason, request.params, service.decode) for a in answers]
-        return [render(request, a, index=i, text=t) for i, (a, t) in enumerate(zip(answers, texts, strict=True))]
+        return [render_answer(request, a, index=i, text=t) for i, (a, t) in enumerate(zip(answers, texts, strict=True))]
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """`?timeout=<seconds>` waits that long for what is running; without it the flush is refused at once."""
+        """Flushes the cache. `?timeout=<seconds>` waits for running requests; without it the flush fails at once."""
         timeout_s = _seconds(request.query.get("timeout", "0"), key="timeout")
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -258,7 +260,7 @@ class _Routes:
             except Refused:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
-            await asyncio.sleep(FLUSH_PERIOD_S)
+            await asyncio.sleep(FLUSH_POLL_S)
 
     async def pause(self, request: web.Request) -> web.Response:
         mode = _get(await _body(request), "mode", str, "abort")
@@ -273,11 +275,11 @@ class _Routes:
 
     async def abort(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        everything = _get(body, "abort_all", bool, False)
+        all_requests = _get(body, "abort_all", bool, False)
         rid = _get(body, "rid", str, "")
-        if not everything and not rid:
-            raise BadRequest("rid", "name a request (or set abort_all)", rid)
-        await self._service.abort(None if everything else rid)
+        if not all_requests and not rid:
+            raise BadRequest("rid", "name a request, unless abort_all is true", rid)
+        await self._service.abort(None if all_requests else rid)
         return web.Response(status=200)
 
     async def release_memory(self, request: web.Request) -> web.Response:
@@ -300,17 +302,17 @@ class _Routes:
             num_links=_get(body, "num_links", int, 1),
         )
         await self._service.join_group(group, _get(body, "rank_offset", int))
-        return _success("Succeeded to initialize custom process group.")
+        return _success_response("Succeeded to initialize custom process group.")
 
     async def leave_group(self, request: web.Request) -> web.Response:
         await self._service.leave_group(_get(await _body(request), "group_name", str, "weight_update_group"))
-        return _success("Succeeded to destroy custom process group.")
+        return _success_response("Succeeded to destroy custom process group.")
 
     async def begin_update(self, request: web.Request) -> web.Response:
         await self._service.begin_update()
-        return _success("Weight update has begun.")
+        return _success_response("Weight update has begun.")
 
-    async def receive(self, request: web.Request) -> web.Response:
+    async def receive_bucket(self, request: web.Request) -> web.Response:
         body = await _body(request)
         load_format = body.get("load_format")
         if load_format not in BUCKET_FORMATS:
@@ -327,37 +329,41 @@ class _Routes:
         for field in ("dtypes", "shapes", "checksums"):
             if len(getattr(bucket, field)) != num and (field != "checksums" or bucket.checksums):
                 raise BadRequest(field, f"have {num} entries, one for each name", len(getattr(bucket, field)))
-        await self._service.receive(
+        await self._service.receive_bucket(
             bucket,
             group_name=_get(body, "group_name", str, "weight_update_group"),
             flush=_get(body, "flush_cache", bool, True),
             version=_version(body),
         )
-        return _success("Succeeded to update parameter online.")
+        return _success_response("Succeeded to update parameter online.")
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def receive_tensors(self, request: web.Request) -> web.Response:
         body = await _body(request)
         payloads, load_format = _get(body, "serialized_named_tensors", list), body.get("load_format")
         if load_format not in TENSOR_FORMATS:
             known = " or ".join(repr(name) for name in TENSOR_FORMATS)
-            raise BadRequest("load_format", f"be {known}: SGLang's own forms are pickles, unsafe to read", load_format)
+            raise BadRequest(
+                "load_format", f"be {known}: SGLang's own formats are pickles, which are unsafe to read", load_format
+            )
         if len(payloads) != 1 or not isinstance(payloads[0], str):
-            raise BadRequest("serialized_named_tensors", "hold one string, for the one rank here", payloads)
+            raise BadRequest(
+                "serialized_named_tensors", "contain one string, for the one rank of this server", payloads
+            )
         update = TensorUpdate(
             payload=payloads[0],
             load_format=load_format,
             flush=_get(body, "flush_cache", bool, True),
             version=_version(body),
         )
-        await self._service.take(update)
-        return _success("Success")
+        await self._service.receive_tensors(update)
+        return _success_response("Success")
 
     async def load_folder(self, request: web.Request) -> web.Response:
         body = await _body(request)
         load_format = body.get("load_format")
         if load_format not in FOLDER_FORMATS:
             known = ", ".join(repr(name) for name in FOLDER_FORMATS if name is not None)
-            raise BadRequest("load_format", f"be left out or be one of {known} on this server", load_format)
+            raise BadRequest("load_format", f"be omitted or be one of {known} on this server", load_format)
         update = FolderUpdate(
             folder=Path(_get(body, "model_path", str)),
             load_format=load_format,
@@ -367,25 +373,25 @@ class _Routes:
             checksums=_get(body, "checksums", dict, {}),
         )
         await self._service.load_folder(update)
-        return _success("Succeeded to update model weights.", num_paused_requests=0)
+        return _success_response("Succeeded to update model weights.", num_paused_requests=0)
 
     async def end_update(self, request: web.Request) -> web.Response:
         await self._service.end_update()
-        return _success("Weight update has ended.")
+        return _success_response("Weight update has ended.")
 
     async def set_version(self, request: web.Request) -> web.Response:
         body = await _body(request)
         version = _get(body, "new_version", str)
         await self._service.set_version(version, abort_all=_get(body, "abort_all_requests", bool, False))
-        return _success(f"Weight version updated to {version}", new_version=version)
+        return _success_response(f"Weight version updated to {version}", new_version=version)
 
     async def weights_checker(self, request: web.Request) -> web.Response:
         action = _get(await _body(request), "action", str)
         if action != "checksum":
             raise BadRequest("action", "be 'checksum' on this server", action)
         checksums = await self._service.checksums()
-        # Of SGLang's form, but by another algorithm and under Hugging Face names; see `compares_checksums` of the info.
-        return _success("Success.", checksums=checksums, ranks=[{"checksums": checksums}])
+        # SGLang's format, but another algorithm and Hugging Face names; see `compares_checksums` of the info.
+        return _success_response("Success.", checksums=checksums, ranks=[{"checksums": checksums}])
 
 
 def _tags(body: Mapping[str, Any]) -> list[str]:
@@ -427,6 +433,7 @@ def _get(body: Mapping[str, Any], key: str, kind: type, default: Any = _REQUIRED
     value = body.get(key, default)
     if value is None and default is not _REQUIRED:
         return default
+    # JSON has no separate integers and floats; Python counts True as an int.
     accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if value is _REQUIRED or not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise BadRequest(key, f"be given as {kind.__name__}", None if value is _REQUIRED else value)

@@ -1,4 +1,4 @@
-"""Runs a server's web application until it is told to stop."""
+"""Runs the web application of a server until a signal or a failure ends it."""
 
 import asyncio
 import ipaddress
@@ -7,12 +7,13 @@ import signal
 from aiohttp import web
 
 API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
-KEEPALIVE_S = 3600.0  # a client's pooled connection outlives any pause between two rollouts
+# A pooled connection of a client outlives any pause between two rollouts.
+KEEPALIVE_S = 3600.0
 SHUTDOWN_S = 2.0
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
+    """Reports whether only this machine can reach a server bound to `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -20,7 +21,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Server:
-    """One web application on one address. `port` 0 takes a free one; `url` tells which.
+    """One web application on one address. With `port` 0 it binds a free port; `url` contains it.
 
     Example:
         server = Server(make_app(service), host="127.0.0.1", port=0)
@@ -42,7 +43,7 @@ class Server:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        # Handlers are cancelled when their client goes, so that nobody generates for nobody.
+        # Handlers are cancelled when their client disconnects, so that no tokens are generated for it.
         self._runner = web.AppRunner(
             self._app,
             handler_cancellation=True,
@@ -54,7 +55,7 @@ class Server:
         await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
 
     async def run(self) -> None:
-        """Serves until a signal. Raises what `fail` was given."""
+        """Serves until a signal. Raises RuntimeError after `fail`."""
         assert self._ended is not None and self._loop is not None, "the server is not started"
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._end, None)

@@ -1,11 +1,12 @@
-"""Where an answer ends and what of it becomes text, as SGLang does both."""
+"""Finish reasons and the text of an answer, as in SGLang."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rlscale.types import SamplingParams
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what half of a multi-byte character decodes to
+# The first bytes of a multi-byte character decode to this.
+INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class Decode(Protocol):
@@ -14,10 +15,11 @@ class Decode(Protocol):
     def __call__(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
-def find_end(ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], decode: Decode) -> Any:
-    """Why an answer ends with its last token, as SGLang's `finish_reason`; None when it goes on.
+def find_finish_reason(ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], decode: Decode) -> Any:
+    """SGLang's `finish_reason` if an answer ends with its last token; None if it continues.
 
-    A stop string wins over a stop token, and that over the length. Tokens up to the one that completes the string stay.
+    A stop string has priority over a stop token, and a stop token over the length. Tokens up to the one that completes
+    the string are kept.
     """
     if params.stop:
         tail = _tail(ids, params.stop, decode)
@@ -31,8 +33,8 @@ def find_end(ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int
     return None
 
 
-def is_undecided(ids: Sequence[int], params: SamplingParams, decode: Decode) -> bool:
-    """Whether the text so far ends in what may become a stop string, so that a stream must not show it yet."""
+def may_become_stop_string(ids: Sequence[int], params: SamplingParams, decode: Decode) -> bool:
+    """Reports whether the text ends with the beginning of a stop string, so that a stream must not send it yet."""
     if not params.stop or not ids:
         return False
     tail = _tail(ids, params.stop, decode)
@@ -40,17 +42,17 @@ def is_undecided(ids: Sequence[int], params: SamplingParams, decode: Decode) -> 
 
 
 def answer_text(ids: list[int], finish: dict[str, Any] | None, params: SamplingParams, decode: Decode) -> str:
-    """The text of an answer; what stopped it is cut off unless `no_stop_trim`.
+    """The text of an answer, without the stop string or token that ended it unless `no_stop_trim`.
 
-    While the answer grows (`finish` is None) half a character at its end is left out, so that it only ever gets longer.
+    While the answer grows (`finish` is None) an incomplete character at its end is omitted: the text only grows.
     """
     matched = None if finish is None else finish.get("matched")
     if isinstance(matched, int) and not params.no_stop_trim:
         ids = ids[:-1]
     text = decode(ids, skip_special_tokens=params.skip_special_tokens)
     if finish is None:
-        return text.rstrip(UNFINISHED)
-    # A special token can complete a string that is then not in the text.
+        return text.rstrip(INCOMPLETE_CHARACTER)
+    # A special token can complete a stop string; it is skipped in the text, which then lacks the string.
     start = text.find(matched) if isinstance(matched, str) else -1
     if not isinstance(matched, str) or start < 0:
         return text
@@ -58,6 +60,6 @@ def answer_text(ids: list[int], finish: dict[str, Any] | None, params: SamplingP
 
 
 def _tail(ids: Sequence[int], strings: tuple[str, ...], decode: Decode) -> str:
-    # A token has at least one byte, so that no string that ends in the last token begins before this.
-    longest = max(len(string.encode()) for string in strings)
-    return decode(list(ids[-(longest + 1) :]), skip_special_tokens=False)
+    # A token has at least one byte, so a string of N bytes that ends in the last token starts in the last N tokens.
+    max_bytes = max(len(string.encode()) for string in strings)
+    return decode(list(ids[-(max_bytes + 1) :]), skip_special_tokens=False)

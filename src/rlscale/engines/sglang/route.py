@@ -6,13 +6,13 @@ import sys
 
 
 def main() -> None:
-    # Only there when this runs in SGLang's interpreter.
+    # Only installed in the interpreter that has SGLang.
     from sglang_router.launch_router import launch_router
     from sglang_router.router_args import RouterArgs
 
     with open(sys.argv[1], encoding="utf-8") as file:
         arguments = json.load(file)
-    # The file is a record that others may read; secrets travel in the environment.
+    # The file is a readable record of the run; secrets are passed in the environment.
     api_key = os.environ.pop("RLSCALE_ENGINE_API_KEY", None)
     if api_key is not None:
         arguments["api_key"] = api_key

@@ -1,7 +1,7 @@
-"""sglang-router before several engines: how it is started, and how its engines are exchanged.
+"""Launch of sglang-router in front of several engines, and the replacement of its engines.
 
 driver ── /generate ──> router ──> engine 0, engine 1, ...
-   └───── weights, pauses, aborts ────────^    straight to each engine: the router knows none of it
+   └───── weights, pauses, aborts ────────^    directly to each engine: the router does not forward them
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 from rlscale.config import RouterConfig, RouterPolicy
 from rlscale.config.passthrough.sglang_python import foreign_environment
-from rlscale.engines.launch import own_host
+from rlscale.engines.launch import listen_host
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
@@ -32,7 +32,7 @@ WORKER_START_S = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterLaunch:
-    """Everything a router needs to know. With an `api_key` it listens on the machine's address, else on loopback."""
+    """Settings of a router. With an `api_key` it listens on the machine's address, otherwise on loopback."""
 
     python: Path
     config: RouterConfig  # resolved
@@ -41,19 +41,19 @@ class RouterLaunch:
     def arguments(self, host: str, port: int, workers: Sequence[str]) -> dict[str, Any]:
         """Arguments of `RouterArgs`, without the key."""
         config = self.config
-        # sglang-router refuses to choose between fewer than two.
-        alone = len(workers) == 1 and config.policy == RouterPolicy.power_of_two
+        # sglang-router rejects power_of_two for fewer than two engines.
+        is_single = len(workers) == 1 and config.policy == RouterPolicy.power_of_two
         assert config.timeout_s is not None and config.max_connections is not None, "set by the resolve step"
         return {
             "worker_urls": list(workers),
             "host": host,
             "port": port,
-            "policy": str(RouterPolicy.round_robin if alone else config.policy),
+            "policy": str(RouterPolicy.round_robin if is_single else config.policy),
             "request_timeout_secs": max(1, round(config.timeout_s)),
             "max_concurrent_requests": config.max_connections,
-            "queue_size": 0,  # who waits does so in the driver, in order
-            # The driver decides what is asked again: a silent retry would draw an answer twice, and a breaker would
-            # refuse requests after failures that the driver has dealt with.
+            "queue_size": 0,  # requests wait in the driver, in order
+            # The driver decides about retries: a silent retry would draw an answer twice, and a circuit breaker would
+            # refuse requests after failures that the driver has handled.
             "disable_retries": True,
             "disable_circuit_breaker": True,
             "health_failure_threshold": config.health_check_failure_threshold,
@@ -69,7 +69,7 @@ class RouterLaunch:
 
     def open(self, log_folder: Path, workers: Sequence[EngineAddress]) -> tuple[EngineAddress, "RouterProcess"]:
         """Address and (not yet started) process of the router, on this machine."""
-        host = own_host(public=self.api_key is not None)
+        host = listen_host(public=self.api_key is not None)
         port = free_port(host)
         address = EngineAddress(name=NAME, url=f"http://{host}:{port}", num_ranks=0, api_key=self.api_key)
         log_folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class RouterLaunch:
 
 
 class RouterProcess(EngineProcess):
-    """The process of a router; ready once every engine it was given takes requests."""
+    """The process of a router; ready when all its engines accept requests."""
 
     num_workers = 0
 
@@ -99,44 +99,45 @@ class RouterProcess(EngineProcess):
         super().start()
 
     def replace_worker(self, old: str, new: str) -> None:
-        """Sends requests to `new` in place of `old`; requests to other engines go on. Returns when `new` takes them.
+        """Replaces the engine `old` by `new` without interrupting others. Returns when `new` accepts requests.
 
-        Raises EngineError when the router dies or does not take it.
+        Raises EngineError when the router dies or does not accept `new`.
         """
         body: dict[str, Any] = {"url": new}
         if self._api_key is not None:
             body["api_key"] = self._api_key
         workers = self._workers()
-        gone = [worker["id"] for worker in workers if worker["url"].rstrip("/") == old.rstrip("/")]
-        if not any(worker["url"].rstrip("/") == new.rstrip("/") for worker in workers):  # a call before was cut off
-            self._ask("POST", "/workers", body)
-        for worker_id in gone:
-            self._ask("DELETE", f"/workers/{worker_id}")
+        old_ids = [worker["id"] for worker in workers if worker["url"].rstrip("/") == old.rstrip("/")]
+        # An earlier call that was interrupted may have added `new` already.
+        if not any(worker["url"].rstrip("/") == new.rstrip("/") for worker in workers):
+            self._call("POST", "/workers", body)
+        for worker_id in old_ids:
+            self._call("DELETE", f"/workers/{worker_id}")
         self.wait_ready(CALL_TIMEOUT_S * 3)
 
     @property
     def num_healthy(self) -> int:
-        """Engines that get requests now."""
+        """Number of engines that get requests now."""
         return sum(bool(worker["is_healthy"]) for worker in self._workers())
 
-    def _healthy(self) -> bool:
+    def _is_healthy(self) -> bool:
         try:
             return self.num_healthy >= self.num_workers
         except (urllib.error.URLError, OSError, ValueError):
             return False
 
     def _workers(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = self._ask("GET", "/workers")["workers"]
+        workers: list[dict[str, Any]] = self._call("GET", "/workers")["workers"]
         return workers
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
         request = urllib.request.Request(f"{self.url}{path}", method=method)
         if self._api_key is not None:
             request.add_header("Authorization", f"Bearer {self._api_key}")
         if body is not None:
             request.add_header("Content-Type", "application/json")
             request.data = json.dumps(body).encode()
-        # Never through a proxy of the environment: the router is ours and near.
+        # Without the proxies of the environment: the router is on this machine or in this cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=CALL_TIMEOUT_S) as response:
             return json.loads(response.read() or b"null")

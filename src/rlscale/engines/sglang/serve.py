@@ -1,6 +1,6 @@
 """Runs an SGLang server with the arguments of a JSON file: `python serve.py arguments.json`.
 
-Unlike SGLang's command line it takes every argument there is, false and nested ones too.
+Unlike SGLang's command line it accepts every argument, including false and nested ones.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def main() -> None:
-    # Only there when this runs in SGLang's interpreter.
+    # Only installed in the interpreter that has SGLang.
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
@@ -19,11 +19,11 @@ def main() -> None:
 
     with open(sys.argv[1], encoding="utf-8") as file:
         arguments = json.load(file)
-    # The file is a record that others may read; secrets travel in the environment.
+    # The file is a readable record of the run; secrets are passed in the environment.
     api_key = os.environ.pop("RLSCALE_ENGINE_API_KEY", None)
     if api_key is not None:
         arguments["api_key"] = api_key
-        leave_out_of_logs(api_key)
+        redact_in_logs(api_key)
     load_plugins()
     try:
         run_server(ServerArgs(**arguments))
@@ -31,16 +31,16 @@ def main() -> None:
         kill_process_tree(os.getpid(), include_parent=False)
 
 
-def leave_out_of_logs(secret: str) -> None:
-    """SGLang logs all its arguments when it starts."""
+def redact_in_logs(secret: str) -> None:
+    """Replaces `secret` in all log records: SGLang logs its arguments when it starts."""
     make_record = logging.getLogRecordFactory()
 
-    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make_record(*args, **kwargs)
         record.msg, record.args = record.getMessage().replace(secret, "<redacted>"), ()
         return record
 
-    logging.setLogRecordFactory(make)
+    logging.setLogRecordFactory(make_redacted)
 
 
 # SGLang's children import this file again under another name.

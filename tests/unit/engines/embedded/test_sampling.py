@@ -105,12 +105,12 @@ def test_min_p_leaves_the_logprobs_of_the_full_distribution() -> None:
         assert abs(logprobs[0] - torch.log_softmax(logits[0] / 2, 0)[int(tokens[0])].item()) < 1e-6
 
 
-def test_late_ids_are_drawn_from_their_position_on() -> None:
+def test_blocked_ids_are_drawn_from_their_position_on() -> None:
     logits = torch.tensor([[5.0, 4.0, 0.0]]).expand(3, -1)
     rows = RowParams(3)
     greedy = SamplingParams(max_new_tokens=9, temperature=0.0)
-    rows.set(0, greedy, seed=0, free_from=10, late_ids=(0,))
-    rows.set(1, greedy, seed=0, free_from=10, late_ids=(0, 1))
+    rows.set(0, greedy, seed=0, blocked_until=10, blocked_ids=(0,))
+    rows.set(1, greedy, seed=0, blocked_until=10, blocked_ids=(0, 1))
     rows.set(2, greedy, seed=0)
     at_9, logprobs = draw(logits, rows, np.full(3, 9))
     assert at_9.tolist() == [1, 2, 0]

@@ -10,7 +10,7 @@ import torch
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer
 from tests.tiny_model import EOS_ID, VOCAB_SIZE, write_tiny_qwen3_moe
-from tests.unit.engines.conftest import OpenScheduler, ask, make_request
+from tests.unit.engines.embedded.conftest import OpenScheduler, ask, make_request
 
 Spec = dict[str, Any]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.engines.server.stop_conditions import answer_text, find_end, is_undecided
+from rlscale.engines.server.stop_conditions import answer_text, find_finish_reason, may_become_stop_string
 from rlscale.types import SamplingParams
 
 BYTES = "n\N{LATIN SMALL LETTER A WITH DIAERESIS}h".encode()  # one token a byte: two of them are one character
@@ -29,7 +29,7 @@ def params(**given: Any) -> SamplingParams:
 
 
 def end(text: str, stop_ids: frozenset[int] = frozenset(), **given: Any) -> Any:
-    return find_end(list(text.encode()), params(**given), stop_ids, decode)
+    return find_finish_reason(list(text.encode()), params(**given), stop_ids, decode)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_long_stop_string_of_many_tokens_is_found_whole() -> None:
 
 def test_special_token_can_complete_a_string() -> None:
     ids = [*b"ab", SPECIAL]
-    finish = find_end(ids, params(stop=("b<end>",)), frozenset(), decode)
+    finish = find_finish_reason(ids, params(stop=("b<end>",)), frozenset(), decode)
     assert finish == {"type": "stop", "matched": "b<end>"}
     assert answer_text(ids, finish, params(skip_special_tokens=False), decode) == "a"
     assert answer_text(ids, finish, params(), decode) == "ab"
@@ -91,4 +91,4 @@ def test_half_a_character_is_shown_only_at_the_end() -> None:
 
 @pytest.mark.parametrize(("text", "undecided"), [("xa", True), ("xab", True), ("xb", False), ("", False), ("x", False)])
 def test_what_may_become_a_stop_string_is_undecided(text: str, undecided: bool) -> None:
-    assert is_undecided(list(text.encode()), params(stop=("abc",)), decode) is undecided
+    assert may_become_stop_string(list(text.encode()), params(stop=("abc",)), decode) is undecided

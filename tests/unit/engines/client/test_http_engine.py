@@ -10,7 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from rlscale.engines.client import http_engine as http
+from rlscale.engines.client import http_connection
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer, fake_routes, fake_token
 from rlscale.errors import EngineError
@@ -132,12 +132,12 @@ async def test_engine_that_is_not_there() -> None:
 
 
 async def test_a_connection_that_does_not_come_about_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_connection, "CONNECT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as busy, socket.socket() as first:
         first.connect(busy.getsockname())  # all that waits; the next one's call is not heard
         url = f"http://127.0.0.1:{busy.getsockname()[1]}"
         engine = HttpEngine(EngineAddress(name="engine 0", url=url), timeout_s=5)
-        with pytest.raises(EngineError, match=r"must take a connection within 0\.2 s, got none in 3 attempts"):
+        with pytest.raises(EngineError, match=r"must accept a connection within 0\.2 s, got none in 3 attempts"):
             await engine.resume()
         await engine.close()
 

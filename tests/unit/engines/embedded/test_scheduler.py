@@ -20,7 +20,7 @@ from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import TOKENS, write_tiny_qwen3
-from tests.unit.engines.conftest import OpenScheduler, ask, make_request
+from tests.unit.engines.embedded.conftest import OpenScheduler, ask, make_request
 
 PROMPT = [5, 9, 33]
 
@@ -354,7 +354,7 @@ def test_new_weights_are_prepared_only_after_the_last_answer_has_left(
     monkeypatch.setattr(inbox_module, "ANSWER_S", 0.5)
     prepared = threading.Event()
     scheduler = open_scheduler()
-    monkeypatch.setattr(scheduler._decoder, "prepare_copies", lambda goes_on: prepared.set())
+    monkeypatch.setattr(scheduler._decoder, "pack_weights", lambda may_continue: prepared.set())
     scheduler.call(lambda: scheduler.pause("retract")).result(timeout=60)
     assert not prepared.wait(1)  # nobody may use them yet
     for _ in range(3):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, useful_threads
+from rlscale.engines.embedded.load_decoder import eos_ids, load_decoder, num_useful_threads
 from rlscale.models.decoder_config import DecoderConfig
 from tests.tiny_model import EOS_ID
-from tests.unit.engines.conftest import no_transformers
+from tests.unit.engines.embedded.conftest import no_transformers
 
 FIGURES: dict[str, Any] = {
     "vocab_size": 60,
@@ -134,7 +134,7 @@ def test_end_tokens_of_config(model_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_parameters", "most", "num"), [(10, 8, 1), (800_000, 2, 1), (3_200_000, 2, 2), (3_200_000, 8, 4)]
+    ("num_parameters", "max_threads", "num"), [(10, 8, 1), (800_000, 2, 1), (3_200_000, 2, 2), (3_200_000, 8, 4)]
 )
-def test_a_small_model_takes_few_threads(num_parameters: int, most: int, num: int) -> None:
-    assert useful_threads([torch.zeros(num_parameters // 2)] * 2, most=most) == num
+def test_a_small_model_takes_few_threads(num_parameters: int, max_threads: int, num: int) -> None:
+    assert num_useful_threads([torch.zeros(num_parameters // 2)] * 2, max_threads=max_threads) == num

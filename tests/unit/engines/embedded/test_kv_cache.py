@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.engines.embedded.kv_cache import Cache
+from rlscale.engines.embedded.kv_cache import KvCache
 
 LAYERS, ROWS, LIMIT, WIDTH = 3, 5, 24, 4
 
 
-def cache(length: int) -> Cache:
-    return Cache((LAYERS, ROWS, LIMIT, WIDTH), length, dtype=torch.float32, device=torch.device("cpu"))
+def cache(length: int) -> KvCache:
+    return KvCache((LAYERS, ROWS, LIMIT, WIDTH), length, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def numbered(length: int) -> Tensor:

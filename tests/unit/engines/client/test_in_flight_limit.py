@@ -27,10 +27,10 @@ async def test_no_more_than_the_limit_and_in_order() -> None:
     tasks = [asyncio.create_task(hold(limit, n, order, i, gate)) for i, n in enumerate(sizes)]
     await turns()
     # The last would fit beside the first, and still it waits for its turn behind the second.
-    assert order == [0] and limit.inside == 3
+    assert order == [0] and limit.num_in_flight == 3
     gate.set()
     await asyncio.gather(*tasks)
-    assert order == [0, 1, 2, 3, 4] and limit.inside == 0
+    assert order == [0, 1, 2, 3, 4] and limit.num_in_flight == 0
 
 
 async def test_one_that_gives_up_leaves_its_place() -> None:
@@ -41,10 +41,10 @@ async def test_one_that_gives_up_leaves_its_place() -> None:
     await turns()
     tasks[0].cancel()
     await turns()
-    assert order == [0, 2] and limit.inside == 2
+    assert order == [0, 2] and limit.num_in_flight == 2
     gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert limit.inside == 0
+    assert limit.num_in_flight == 0
 
 
 async def test_a_large_one_that_gives_up_lets_smaller_ones_in() -> None:
@@ -54,7 +54,7 @@ async def test_a_large_one_that_gives_up_lets_smaller_ones_in() -> None:
     assert order == [0]
     tasks[1].cancel()
     await turns()
-    assert order == [0, 2] and limit.inside == 4
+    assert order == [0, 2] and limit.num_in_flight == 4
     gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -65,7 +65,7 @@ async def test_a_failure_inside_gives_the_place_back() -> None:
         async with limit.enter(1):
             raise KeyError
     async with limit.enter(1):
-        assert limit.inside == 1
+        assert limit.num_in_flight == 1
 
 
 @pytest.mark.parametrize(("most", "together"), [(4, 4), (None, 12)])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlscale.engines.embedded.load_decoder import load_decoder, open_codec
+from rlscale.engines.embedded.load_decoder import load_codec, load_decoder
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
@@ -33,7 +33,7 @@ def open_scheduler(model_path: Path) -> Iterator[OpenScheduler]:
         )
         weights = WeightStore(decoder.weights, decoder.aliases, receiver=receiver, checksum=None, version="0")
         settings = {"num_slots": 8, "num_threads": 1, "eos_ids": frozenset({EOS_ID}), **options}
-        codec = open_codec(path)
+        codec = load_codec(path)
         decode = None if codec is None else codec.decode
         opened.append(Scheduler(decoder, weights, SchedulerOptions(**settings), decode=decode))
         opened[-1].start()

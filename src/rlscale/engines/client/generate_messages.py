@@ -1,0 +1,104 @@
+"""Bodies of `/generate` calls, and the parsing of their responses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlscale.engines.client.routed_experts import decode_routes
+from rlscale.errors import EngineError
+from rlscale.types import Generation, RouteIds, SamplingParams, WeightVersion
+
+INITIAL_VERSION_NAME = "default"  # SGLang's version name for the weights that it loads at start
+
+
+def build_body(input_ids: Sequence[int], params: SamplingParams, rid: str | None) -> dict[str, Any]:
+    body = {"input_ids": list(input_ids), "sampling_params": params.to_wire(), **_return_options(params)}
+    return body if rid is None else {**body, "rid": rid}
+
+
+def build_batch_body(input_ids: Sequence[int], params: SamplingParams, rid: str | None, *, n: int) -> dict[str, Any]:
+    """`n` requests as one batch, sample j with seed + j."""
+    assert params.sampling_seed is not None
+    each = [replace(params, sampling_seed=params.sampling_seed + j).to_wire() for j in range(n)]
+    body = {"input_ids": [list(input_ids)] * n, "sampling_params": each, **_return_options(params)}
+    return body if rid is None else {**body, "rid": [f"{rid}_{j}" for j in range(n)]}
+
+
+def parse_generation(
+    answer: Mapping[str, Any], params: SamplingParams, *, prompt_len: int, endpoint: str, engine: str
+) -> Generation:
+    """The generation in one object of a response.
+
+    Args:
+        endpoint: name and URL of `/generate`, for errors.
+        engine: name of the engine or router that answered.
+    """
+    try:
+        meta = answer["meta_info"]
+        output_ids = [int(token) for token in answer["output_ids"]]
+        logprobs = [float(entry[0]) for entry in meta["output_token_logprobs"]]
+        ids_of_logprobs = [int(entry[1]) for entry in meta["output_token_logprobs"]]
+        finish = str(meta["finish_reason"]["type"]) if meta["finish_reason"] else ""
+        versions = _parse_versions(meta, len(output_ids), endpoint) if finish else []
+        # The last token was never an input, so it has no routes.
+        num_tokens = prompt_len + len(output_ids) - 1
+        routes = _parse_routes(meta, params, num_tokens=num_tokens, endpoint=endpoint) if finish else None
+    except (KeyError, TypeError, ValueError, IndexError) as e:
+        raise EngineError(f"{endpoint} must answer as SGLang does, got {type(e).__name__}: {e}") from e
+    if ids_of_logprobs != output_ids:
+        raise EngineError(
+            f"{endpoint} must return one logprob for each output id, got {len(logprobs)} "
+            f"for {len(output_ids)} ids or other ids"
+        )
+    return Generation(
+        output_ids=output_ids,
+        logprobs=logprobs,
+        weight_versions=versions,
+        finish_reason=finish,
+        text=str(answer.get("text", "")),
+        engine=engine,
+        routes=routes,
+    )
+
+
+def parse_version(value: Any, endpoint: str) -> WeightVersion:
+    if value == INITIAL_VERSION_NAME:
+        return 0
+    try:
+        return int(value)
+    except (TypeError, ValueError) as e:
+        raise EngineError(f"{endpoint} weight_version must be a whole number, got {value!r}") from e
+
+
+def _return_options(params: SamplingParams) -> dict[str, bool]:
+    """Options for the contents of the response in addition to its tokens."""
+    routes = {} if params.routes is None else {"return_routed_experts": True}
+    return {"return_logprob": True, **routes}
+
+
+def _parse_routes(
+    meta: Mapping[str, Any], params: SamplingParams, *, num_tokens: int, endpoint: str
+) -> RouteIds | None:
+    """Routes of all tokens but the last, if requested. An aborted answer may have none."""
+    if params.routes is None:
+        return None
+    text = meta.get("routed_experts")
+    if text is not None:
+        return decode_routes(text, params.routes, num_tokens=num_tokens)
+    if meta["finish_reason"]["type"] == "abort":
+        return None
+    raise EngineError(
+        f"{endpoint} must return routed_experts, got none; start SGLang with "
+        "--enable-return-routed-experts and connect to it without sglang-router, which drops this option"
+    )
+
+
+def _parse_versions(meta: Mapping[str, Any], num_tokens: int, endpoint: str) -> list[WeightVersion]:
+    """The weight version of each output token."""
+    spans = meta.get("weight_versions")
+    if not spans:
+        return [parse_version(meta["weight_version"], endpoint)] * num_tokens
+    versions = [parse_version(s["version"], endpoint) for s in spans for _ in range(s["start"], s["end"])]
+    if len(versions) != num_tokens:
+        raise EngineError(f"{endpoint} weight_versions must cover {num_tokens} tokens, got {spans}")
+    return versions
