@@ -32,7 +32,7 @@ def attach(address: str, options: Mapping[str, Any]) -> None:
             fix += f"; a cluster with a token needs {AUTH_MODE}=token and its RAY_AUTH_TOKEN in the environment"
         problem = Problem(
             path="cluster.ray_address",
-            rule="name a Ray cluster that answers",
+            rule="be the address of a running Ray cluster",
             value=address,
             fix=f"{fix} ({error})",
         )
