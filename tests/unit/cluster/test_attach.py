@@ -21,7 +21,9 @@ def test_an_unreachable_cluster_is_reported_at_once(scheme: str) -> None:
         address = f"{scheme}127.0.0.1:{listening.getsockname()[1]}"
         attaching._check_reachable(address)
     layout = Layout(num_trainers=1, num_engines=0, gpus_per_engine=1, colocate=False)
-    with pytest.raises(ConfigError, match=rf"cluster.ray_address must be the address .*, got {address}; .*nothing answers there"):
+    with pytest.raises(
+        ConfigError, match=rf"cluster.ray_address must be the address .*, got {address}; .*nothing answers there"
+    ):
         session._start(ClusterConfig(ray_address=address), layout)
 
 
