@@ -1,14 +1,15 @@
-"""How fast does the embedded engine generate, beside `transformers.generate` and beside the floor?
+"""Throughput of the embedded engine, compared with `transformers.generate` and with the roofline of a decode step.
 
-All contestants of a case take turns, as often as `--rounds` says, and medians are compared: whatever else the machine
-does then meets all of them. The engine is a server, asked over HTTP, with a batch that follows what is left (compact)
-and with a fixed one (deterministic). The floor of a step is the time of its matrix products alone, by the
-fastest of three ways to compute them. Answers of equal length end at their limit; long-tailed ones at a stop token
-that a first run has shown to come at the wanted place, so that all do the work they would do with end tokens.
+The contestants of a case run alternately for `--rounds` rounds, and their medians are compared, so other load of the
+machine affects all of them. The engine is a server, called over HTTP, with a batch that shrinks with the open requests
+(compact) and with a fixed batch (deterministic). The roofline of a step (`floor` in the results) is the time of its
+matrix products alone, with the fastest of three implementations. Answers of equal length end at their limit.
+Long-tailed answers end at a stop token whose position is known from a first run, so that all contestants do the same
+work as with end tokens.
 
     python benchmarks/generate.py [--models 48M 0.8M] [--dtypes bfloat16 float32] [--batches 1 16 128] [--rounds 3]
 
-Writes `benchmarks/results/generate.json` and `.md`; a case that is measured again replaces its older result.
+Writes `benchmarks/results/generate.json` and `.md`; a new result of a case replaces the old one.
 """
 
 import argparse
@@ -64,7 +65,7 @@ Run = Callable[[], Lengths]  # generates and returns the length of every answer
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is generated."""
+    """Model, batch and answer lengths of one comparison."""
 
     model: str
     dtype: str
@@ -84,7 +85,7 @@ class Result:
     case: Case
     num_tokens: int
     rates: dict[str, float]
-    floor_rate: float  # of matrix products alone, for as many steps as the longest answer has tokens
+    floor_rate: float  # of matrix products alone, with one step for each token of the longest answer
     step_floor_ms: float
     rounds: int
     load: tuple[float, float]  # 1-minute load average before and after
@@ -120,27 +121,27 @@ def main() -> None:
 
 
 def model_config(name: str) -> ModelConfig:
-    figures: dict[str, Any] = {"max_position_embeddings": 512, **MODELS[name]}
-    return ModelConfig(build=ModelBuild.tiny_qwen3, **figures)
+    model_fields: dict[str, Any] = {"max_position_embeddings": 512, **MODELS[name]}
+    return ModelConfig(build=ModelBuild.tiny_qwen3, **model_fields)
 
 
 # -- one case
 
 
 def measure(case: Case, folder: Path, *, rounds: int) -> Result:
-    """All contestants in turn. Of the two caches of `generate` only the faster one runs after the first round."""
+    """Runs all contestants alternately; after the first round only the faster cache of `generate`."""
     before = os.getloadavg()[0]
     step_s = step_floor_s(case)
     taken: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     with contestants(case, folder) as runs:
         lengths: Lengths = []
-        for turn in range(rounds + 1):  # the first round warms up
+        for round_index in range(rounds + 1):  # the first round warms up
             for name, run in runs.items():
                 began = time.perf_counter()
                 lengths = run()
-                if turn:
+                if round_index:
                     taken[name].append(time.perf_counter() - began)
-            if turn == 1:
+            if round_index == 1:
                 slower = max((n for n in runs if n.startswith("generate")), key=lambda n: taken[n][0])
                 del runs[slower]
     num_tokens, longest = sum(lengths), max(lengths)
@@ -160,24 +161,25 @@ def measure(case: Case, folder: Path, *, rounds: int) -> Result:
 
 @contextmanager
 def contestants(case: Case, folder: Path) -> Iterator[dict[str, Run]]:
-    """What is measured, by name; everything is started and loaded."""
+    """The contestants by name; servers are started and models are loaded."""
     with serving(case, folder, deterministic=False) as compact, serving(case, folder, deterministic=True) as fixed:
-        requests = plan_requests(case, folder, fixed)
+        requests = build_requests(case, folder, fixed)
         prompts = torch.tensor([r.input_ids for r in requests])
-        lengths = lengths_of(ask(fixed, requests))
+        lengths = lengths_of(generate_all(fixed, requests))
+        # The static batch of `generate` needs the lengths beforehand.
         generate = open_generate(case, folder, prompts, lengths)
         yield {
-            "compact": lambda: lengths_of(ask(compact, requests)),
-            "deterministic": lambda: lengths_of(ask(fixed, requests)),
+            "compact": lambda: lengths_of(generate_all(compact, requests)),
+            "deterministic": lambda: lengths_of(generate_all(fixed, requests)),
             "generate, dynamic cache": lambda: generate(None),
             "generate, static cache": lambda: generate("static"),
         }
 
 
-def plan_requests(case: Case, folder: Path, url: str) -> list[GenerateRequest]:
-    """One request a row; of long-tailed ones, each stops at its token that first comes nearest to a drawn length.
+def build_requests(case: Case, folder: Path, url: str) -> list[GenerateRequest]:
+    """Builds one request for each row. A long-tailed one stops at the token that first occurs near a drawn length.
 
-    The server at `url` must answer the same question always alike.
+    The server at `url` must be deterministic.
     """
     draw = np.random.default_rng(0)
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -194,24 +196,25 @@ def plan_requests(case: Case, folder: Path, url: str) -> list[GenerateRequest]:
     # Log-normal: half of the answers are shorter than an eighth of the longest.
     wanted = np.clip(case.new_tokens / 8 * draw.lognormal(sigma=1.0, size=case.batch), 1, case.new_tokens)
     wanted[0] = case.new_tokens
-    answers = ask(url, requests)
+    answers = generate_all(url, requests)
     return [
-        replace(r, params=replace(r.params, ignore_eos=False, stop_token_ids=(_stop_at(a.output_ids, round(w)),)))
+        replace(r, params=replace(r.params, ignore_eos=False, stop_token_ids=(_stop_token(a.output_ids, round(w)),)))
         for r, a, w in zip(requests, answers, wanted, strict=True)
     ]
 
 
-def _stop_at(ids: list[int], wanted: int) -> int:
-    first = {token: place + 1 for place, token in reversed(list(enumerate(ids)))}
+def _stop_token(ids: list[int], wanted: int) -> int:
+    # Reversed, so that the first position of a token is the one that stays in the dict.
+    first = {token: position + 1 for position, token in reversed(list(enumerate(ids)))}
     return min(first, key=lambda token: abs(first[token] - wanted))
 
 
-def ask(url: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
-    """The answer to each request; all are sent at once."""
-    return asyncio.run(_ask(url, requests))
+def generate_all(url: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    """Sends all requests at once and returns their answers."""
+    return asyncio.run(_generate_all(url, requests))
 
 
-async def _ask(url: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
+async def _generate_all(url: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
     engine = HttpEngine(EngineAddress(name="engine", url=url), timeout_s=600)
     try:
         answers = await asyncio.gather(*(engine.generate(r.input_ids, r.params) for r in requests))
@@ -226,7 +229,7 @@ def lengths_of(answers: Sequence[Generation]) -> Lengths:
 
 @contextmanager
 def serving(case: Case, folder: Path, *, deterministic: bool) -> Iterator[str]:
-    """The engine as a process of its own."""
+    """Runs the engine in a separate process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -246,7 +249,7 @@ def serving(case: Case, folder: Path, *, deterministic: bool) -> Iterator[str]:
 
 
 def open_generate(case: Case, folder: Path, prompts: Tensor, lengths: Lengths) -> Callable[[str | None], Lengths]:
-    """`transformers.generate` of as many steps as the longest answer has: finished rows wait for it."""
+    """Loads `transformers.generate`, which runs as many steps as the longest answer: finished rows wait."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, case.dtype))
@@ -274,42 +277,45 @@ def open_generate(case: Case, folder: Path, prompts: Tensor, lengths: Lengths) -
 
 
 def step_floor_s(case: Case) -> float:
-    """Seconds of the matrix products of one decode step: the fastest of three ways, median of 15 rounds."""
-    figures = {"num_layers": 4, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "vocab_size": 101}
-    figures |= {"num_attention_heads": 4, "num_key_value_heads": 2} | MODELS[case.model]
-    hidden, heads = figures["hidden_size"], figures["num_attention_heads"] * figures["head_dim"]
-    qkv = heads + 2 * figures["num_key_value_heads"] * figures["head_dim"]
-    layer = [(qkv, hidden), (hidden, heads), (2 * figures["intermediate_size"], hidden)]
-    shapes = [*layer, (hidden, figures["intermediate_size"])] * figures["num_layers"] + [
-        (figures["vocab_size"], hidden)
+    """Seconds of the matrix products of one decode step: the fastest of three implementations, median of 15 rounds."""
+    model_fields = {"num_layers": 4, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "vocab_size": 101}
+    model_fields |= {"num_attention_heads": 4, "num_key_value_heads": 2} | MODELS[case.model]
+    hidden, heads = model_fields["hidden_size"], model_fields["num_attention_heads"] * model_fields["head_dim"]
+    qkv = heads + 2 * model_fields["num_key_value_heads"] * model_fields["head_dim"]
+    # Fused weights of a layer: QKV, attention output, gate and up; the down projection follows.
+    layer = [(qkv, hidden), (hidden, heads), (2 * model_fields["intermediate_size"], hidden)]
+    shapes = [*layer, (hidden, model_fields["intermediate_size"])] * model_fields["num_layers"] + [
+        (model_fields["vocab_size"], hidden)
     ]
     dtype = getattr(torch, case.dtype)
     weights = [torch.randn(shape).to(dtype) for shape in shapes]
     inputs = [torch.randn(case.batch, shape[1]).to(dtype) for shape in shapes]
+    # oneDNN also multiplies plain weights; packing them first depends on the batch size.
     packed = [torch.ops.mkldnn._reorder_linear_weight(w, case.batch) for w in weights]
 
     def onednn(x: Tensor, w: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
         return out
 
-    ways = ((F.linear, weights), (onednn, weights), (onednn, packed))
+    implementations = ((F.linear, weights), (onednn, weights), (onednn, packed))
     return min(
-        median_s(lambda way=way, ws=ws: [way(x, w) for x, w in zip(inputs, ws, strict=True)])  # type: ignore[misc]
-        for way, ws in ways
+        median_s(lambda run=run, ws=ws: [run(x, w) for x, w in zip(inputs, ws, strict=True)])  # type: ignore[misc]
+        for run, ws in implementations
     )
 
 
 def measure_machine() -> dict[str, float]:
-    """Rates of large operations: GFLOP/s of a product of 2048 x 2048 matrices, and GB/s of a copy (read and write)."""
+    """Measures GFLOP/s of a product of 2048 x 2048 matrices, and GB/s of a copy (read and write)."""
     found = {}
     for name in ("float32", "bfloat16"):
         a = torch.randn(2048, 2048).to(getattr(torch, name))
         packed = torch.ops.mkldnn._reorder_linear_weight(a, 2048)
-        ways = (
+        implementations = (
             lambda a=a: a @ a,
             lambda a=a, p=packed: torch.ops.mkldnn._linear_pointwise(a, p, None, "none", [], ""),
         )
-        found[f"matmul_{name}_gflops"] = 2 * 2048**3 / min(median_s(way) for way in ways) / 1e9
+        found[f"matmul_{name}_gflops"] = 2 * 2048**3 / min(median_s(run) for run in implementations) / 1e9
+    # 256 MiB: larger than any cache, so that the copy measures memory bandwidth.
     source = torch.randn(64 * 2**20)
     target = torch.empty_like(source)
     found["copy_gb_s"] = 2 * source.nbytes / median_s(lambda: target.copy_(source)) / 1e9
@@ -354,12 +360,12 @@ def write(out: Path, machine: dict[str, float], results: dict[str, Result]) -> N
     (out / "generate.json").write_text(json.dumps(content, indent=1) + "\n")
     rates = ", ".join(f"{key.replace('_', ' ')} {value:.0f}" for key, value in machine.items())
     text = (
-        "# Generation: the embedded engine beside transformers\n\n"
+        "# Generation: the embedded engine compared with transformers\n\n"
         f"{datetime.date.today()}, {where}. Measured at the same time: {rates}.\n\n"
-        f"Prompts of {PROMPT_LEN} tokens, sampling at temperature 1, tokens/s with the prompts' time included. "
-        "`generate` is the faster of its dynamic and its static cache (not compiled). The engine is asked over HTTP. "
-        "Contestants take turns; the figures are medians. `of the floor`: the time that the matrix products of as many "
-        "steps take alone, as a share of that of `compact`. `load` is the 1-minute load average before and after a "
+        f"Prompts of {PROMPT_LEN} tokens, sampling at temperature 1, tokens/s including the time of the prompts. "
+        "`generate` is the faster of its dynamic and its static cache (not compiled). The engine is called over HTTP. "
+        "Contestants run alternately; values are medians. `of the floor`: the time of the matrix products of as many "
+        "steps alone, divided by that of `compact`. `load` is the 1-minute load average before and after a "
         "case. Made by `python benchmarks/generate.py`.\n\n" + table(list(results.values())) + "\n"
     )
     (out / "generate.md").write_text(text)

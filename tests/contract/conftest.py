@@ -1,4 +1,4 @@
-"""The servers that the contract suite runs against. Another server is one more entry of `OPENERS`."""
+"""Servers under test in the contract suite. Another server is one more entry in `OPENERS`."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Target:
     url: str
     vocab_size: int
     max_context_len: int
-    long_answer: int  # tokens that take long enough to be interrupted
+    long_answer: int  # number of tokens that leave time for an interruption
     has_min_p: bool = True  # together with a seed
     keeps_retracted: bool = True  # the tokens of a retracted request that is then aborted
     refuses_by_name: bool = True  # every bad request, with status 400 and the name of the field
@@ -45,7 +45,7 @@ class Target:
 
 
 class Wire:
-    """A plain HTTP client: the contract is about the wire, not about our client."""
+    """A plain HTTP client: the contract covers the HTTP API, not HttpEngine."""
 
     def __init__(self, target: Target, session: aiohttp.ClientSession) -> None:
         self.target, self._session = target, session
@@ -59,7 +59,7 @@ class Wire:
             return response.status, await _content(response)
 
     async def stream(self, body: Any) -> AsyncIterator[Any]:
-        """The events of a streaming `/generate`, and at the end "[DONE]"."""
+        """Yields the events of a streaming `/generate`, and "[DONE]" at the end."""
         async with self._session.post(self.target.url + "/generate", json={**body, "stream": True}) as response:
             assert response.status == 200 and response.content_type == "text/event-stream"
             rest = b""
@@ -99,7 +99,7 @@ def open_fake(folder: Path, *, routes: RouteShape | None = None) -> Iterator[Tar
             vocab_size=VOCAB_SIZE,
             max_context_len=MAX_CONTEXT_LEN,
             long_answer=200,
-            has_min_p=False,  # nor any other distribution
+            has_min_p=False,  # it draws from no distribution
         )
 
 
@@ -122,7 +122,7 @@ def open_embedded(folder: Path, *, write: WriteModel = write_tiny_qwen3) -> Iter
 def open_sglang(
     folder: Path, *, write: WriteModel = write_tiny_qwen3, returns_routes: bool = False
 ) -> Iterator[Target]:
-    """The real server as a run starts it, drawing by seed."""
+    """A real SGLang server with the arguments of a run, drawing by seed."""
     if problems := check_python(None, serves=True, routes=True, on_cpu=True):
         pytest.fail("\n".join(map(str, problems)))
     launch = replace(sglang_launch(write(folder / "model")), returns_routes=returns_routes)
@@ -164,7 +164,7 @@ def sglang_launch(model: Path) -> SglangLaunch:
 
 
 def describe_installed() -> Any:
-    """What describe.py prints in the interpreter that has SGLang."""
+    """The output of describe.py in the interpreter that has SGLang."""
     command = [str(find_python(None)), str(DESCRIBE), DISTRIBUTION, *CLASSES]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -174,13 +174,13 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
     "fake": open_fake,
     "sglang": open_sglang,
 }
-# The real server needs an environment of its own and half a minute to start.
+# The real server needs a separate environment and half a minute to start.
 TARGETS = [pytest.param(kind, marks=[pytest.mark.slow] if kind == "sglang" else []) for kind in OPENERS]
 
 
 @pytest.fixture(scope="session")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """One real server for all tests: whoever changes its weights puts them back."""
+    """One real server for all tests: a test that changes its weights restores them."""
     with open_sglang(tmp_path_factory.mktemp("sglang")) as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""SGLang's HTTP contract as rlscale uses it, the same for every server."""
+"""SGLang's HTTP API as rlscale uses it, the same for every server."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.contract.conftest import Wire
 
 PROMPT = [5, 9, 33, 7]
-LEFT_WITHIN_S = 30
+DISCONNECT_TIMEOUT_S = 30
 
 
 def shape(answer: dict[str, Any]) -> tuple[list[int], list[float]]:
@@ -59,7 +59,7 @@ async def test_seed_decides_the_answer(wire: Wire) -> None:
 
 async def test_sample_j_of_n_is_the_sample_of_seed_plus_j(wire: Wire) -> None:
     if not wire.target.splits_seeds:
-        pytest.skip("this server gives all n samples one seed; the client asks for them one by one")
+        pytest.skip("this server uses one seed for all n samples; the client sends them as a batch")
     together = await wire.generate(PROMPT, max_new_tokens=8, sampling_seed=40, n=4)
     alone = [await wire.generate(PROMPT, max_new_tokens=8, sampling_seed=40 + j) for j in range(4)]
     assert [shape(a) for a in together] == [shape(a) for a in alone]
@@ -115,7 +115,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("body", "field"), BAD_REQUESTS, ids=[str(i) for i in range(len(BAD_REQUESTS))])
 async def test_bad_request_is_400_naming_the_field(wire: Wire, body: dict[str, Any], field: str) -> None:
     if not wire.target.refuses_by_name:
-        pytest.skip("this server words its refusals otherwise, and an id outside the vocabulary ends it")
+        pytest.skip("this server has other error texts, and an id outside the vocabulary crashes it")
     status, answer = await wire.post("/generate", body)
     assert status == 400
     assert field in answer["error"]["message"]
@@ -123,7 +123,7 @@ async def test_bad_request_is_400_naming_the_field(wire: Wire, body: dict[str, A
     assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
 
 
-async def test_body_that_is_no_json_is_400(wire: Wire) -> None:
+async def test_body_that_is_not_json_is_400(wire: Wire) -> None:
     async with wire._session.post(wire.target.url + "/generate", data=b"{oops") as response:
         assert response.status == 400
 
@@ -142,8 +142,8 @@ async def start_long(wire: Wire, rid: str) -> "asyncio.Task[Any]":
         if task.done() or await num_running(wire) > before:
             break
         await asyncio.sleep(0.005)
-    await asyncio.sleep(0.03)  # a few tokens more
-    assert not task.done(), f"{rid} must run on, got {task.result()}"
+    await asyncio.sleep(0.03)  # time for a few more tokens
+    assert not task.done(), f"{rid} must still run, got {task.result()}"
     return task
 
 
@@ -151,7 +151,7 @@ async def num_running(wire: Wire) -> int:
     return int((await wire.get("/v1/loads"))[1]["loads"][0]["num_running_reqs"])
 
 
-async def test_abort_returns_what_there_is(wire: Wire) -> None:
+async def test_abort_returns_the_tokens_so_far(wire: Wire) -> None:
     task = await start_long(wire, "to-abort")
     other = await start_long(wire, "to-keep")
     assert (await wire.post("/abort_request", {"rid": "to-abort"}))[0] == 200
@@ -192,7 +192,7 @@ async def test_pause_abort_returns_partial_answers_and_holds_new_ones(wire: Wire
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_paused_requests_go_on(wire: Wire, mode: str) -> None:
+async def test_paused_requests_continue(wire: Wire, mode: str) -> None:
     task = await start_long(wire, f"pause-{mode}")
     assert (await wire.post("/pause_generation", {"mode": mode}))[0] == 200
     assert (await wire.post("/flush_cache", {}))[0] == (200 if mode == "retract" else 400)
@@ -209,17 +209,17 @@ async def test_unknown_pause_mode_is_400(wire: Wire) -> None:
 
 
 async def test_flush_is_refused_while_requests_are_live(wire: Wire) -> None:
-    # SGLang counts a request as running for a moment after its answer: here one of an earlier test.
+    # SGLang counts a request as running for a short time after its answer: here one of an earlier test.
     assert (await wire.post("/flush_cache?timeout=10", {}))[0] == 200
     task = await start_long(wire, "flush")
     status, answer = await wire.post("/flush_cache", {})
     assert status == 400 and "Flush cache failed" in str(answer)
-    assert (await wire.post("/flush_cache?timeout=60", {}))[0] == 200, "it waits for what runs, as long as it is told"
+    assert (await wire.post("/flush_cache?timeout=60", {}))[0] == 200, "it waits for running requests until the timeout"
     assert len((await task)[1]["output_ids"]) == wire.target.long_answer
 
 
 @pytest.mark.parametrize("timeout", ["-1", "soon"])
-async def test_a_flush_within_no_time_is_refused(wire: Wire, timeout: str) -> None:
+async def test_an_invalid_flush_timeout_is_refused(wire: Wire, timeout: str) -> None:
     assert (await wire.post(f"/flush_cache?timeout={timeout}", {}))[0] in (400, 422)
 
 
@@ -260,11 +260,13 @@ async def test_many_requests_at_once(wire: Wire) -> None:
         assert [len(a["output_ids"]) for a in pair] == [1 + i % 7] * 2
 
 
-async def test_client_that_leaves_does_not_disturb(wire: Wire) -> None:
-    task = await start_long(wire, "leaver")
+async def test_disconnected_client_does_not_affect_others(wire: Wire) -> None:
+    task = await start_long(wire, "disconnected")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(LEFT_WITHIN_S):  # a busy machine may take seconds to tell the server
+    async with asyncio.timeout(
+        DISCONNECT_TIMEOUT_S
+    ):  # on a busy machine the server may notice the disconnect seconds later
         while (load := (await wire.get("/v1/loads"))[1]["loads"][0])["num_running_reqs"] + load["num_waiting_reqs"]:
             await asyncio.sleep(0.01)
     assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2

@@ -1,4 +1,4 @@
-"""What the pause modes do to running requests, and giving memory back meanwhile; the same for every server."""
+"""Effects of the pause modes on running requests, and memory release in a pause; the same for every server."""
 
 import asyncio
 from pathlib import Path
@@ -18,9 +18,9 @@ async def resume(wire: Wire) -> None:
     assert (await wire.post("/continue_generation", {}))[0] == 200
 
 
-async def until_flushed(wire: Wire) -> None:
-    """Returns when nothing runs: memory may only be released then, and real SGLang ends when it is not so."""
-    assert (await wire.post("/flush_cache?timeout=10", {}))[0] == 200, "a request of an earlier test runs on"
+async def wait_until_flushed(wire: Wire) -> None:
+    """Returns when no request runs: real SGLang exits if memory is released during a request."""
+    assert (await wire.post("/flush_cache?timeout=10", {}))[0] == 200, "a request of an earlier test still runs"
 
 
 async def set_version(wire: Wire, version: str) -> None:
@@ -29,7 +29,7 @@ async def set_version(wire: Wire, version: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_update_while_paused_shows_in_the_spans(wire: Wire, mode: str) -> None:
+async def test_update_in_a_pause_is_in_the_version_spans(wire: Wire, mode: str) -> None:
     before = (await wire.get("/model_info"))[1]["weight_version"]
     task = await start_long(wire, f"span-{mode}")
     await pause(wire, mode)
@@ -71,10 +71,10 @@ async def test_paused_request_can_be_aborted(wire: Wire, mode: str) -> None:
     assert answer["output_ids"] or (mode == "retract" and not wire.target.keeps_retracted)
 
 
-async def test_cache_memory_comes_back(wire: Wire) -> None:
+async def test_cache_memory_is_resumed(wire: Wire) -> None:
     params = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 2}
     before = await wire.generate(PROMPT, **params)
-    await until_flushed(wire)
+    await wait_until_flushed(wire)
     for _ in range(2):
         assert (await wire.post("/release_memory_occupation", {"tags": ["kv_cache"]}))[0] == 200
         assert (await wire.get("/health"))[0] == 200
@@ -93,10 +93,10 @@ async def test_retracted_request_survives_a_release(wire: Wire) -> None:
     assert len(answer["output_ids"]) == wire.target.long_answer and answer["meta_info"]["num_retractions"] == 1
 
 
-async def test_weights_memory_comes_back_with_the_weights(wire: Wire, tmp_path: Path) -> None:
+async def test_weights_memory_is_resumed_with_the_weights(wire: Wire, tmp_path: Path) -> None:
     params = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 2}
     before = await wire.generate(PROMPT, **params)
-    await until_flushed(wire)
+    await wait_until_flushed(wire)
     info = (await wire.get("/model_info"))[1]
     folder = Path(info["model_path"])  # the fake has none
     model = folder if folder.is_dir() else write_tiny_qwen3(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""A real sglang-router before fake engines: where requests go, what happens when one dies, and who may ask."""
+"""A real sglang-router in front of fake engines: load balancing, dead engines, and access."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ def open_router(
     return address, process
 
 
-async def ask(router: EngineAddress, engine: FakeServer, num: int) -> list[Generation | BaseException]:
+async def send_all(router: EngineAddress, engine: FakeServer, num: int) -> list[Generation | BaseException]:
     address = EngineAddress(name="engine 0", url=engine.url, api_key=router.api_key)
     client = HttpEngine(address, timeout_s=30, router=router)
     calls = [client.generate([5, i], PARAMS, n=2, rid=f"r{i}") for i in range(num)]
@@ -56,12 +56,12 @@ async def ask(router: EngineAddress, engine: FakeServer, num: int) -> list[Gener
     return [a if isinstance(a, BaseException) else a[1] for a in answers]
 
 
-def test_both_engines_answer_and_nothing_is_lost_on_the_way(stack: ExitStack, tmp_path: Path) -> None:
+def test_both_engines_answer_and_responses_are_unchanged(stack: ExitStack, tmp_path: Path) -> None:
     fakes = [open_fake(stack) for _ in range(2)]
     router, _ = open_router(stack, tmp_path, fakes)
-    through = asyncio.run(ask(router, fakes[0], 40))
-    direct = asyncio.run(ask(EngineAddress(name="router", url=fakes[0].url), fakes[0], 40))
-    # Parameters, ids, seeds, logprobs and versions come through as they are.
+    through = asyncio.run(send_all(router, fakes[0], 40))
+    direct = asyncio.run(send_all(EngineAddress(name="router", url=fakes[0].url), fakes[0], 40))
+    # Parameters, ids, seeds, logprobs and versions are forwarded unchanged.
     assert through == direct
     assert all(fake.service.num_requests > 5 for fake in fakes)
 
@@ -76,18 +76,18 @@ def test_a_dead_engine_is_avoided_and_replaced(stack: ExitStack, tmp_path: Path)
     while process.num_healthy > 1:
         assert time.monotonic() < end, "the router still sends requests to a dead engine"
         time.sleep(0.2)
-    assert not any(isinstance(a, BaseException) for a in asyncio.run(ask(router, alive, 10)))
+    assert not any(isinstance(a, BaseException) for a in asyncio.run(send_all(router, alive, 10)))
     process.replace_worker(old, new.url)
     assert process.num_healthy == 2
-    assert not any(isinstance(a, BaseException) for a in asyncio.run(ask(router, alive, 30)))
+    assert not any(isinstance(a, BaseException) for a in asyncio.run(send_all(router, alive, 30)))
     assert new.service.num_requests > 3
 
 
-def test_a_refusal_of_an_engine_comes_back_as_it_is(stack: ExitStack, tmp_path: Path) -> None:
+def test_an_error_of_an_engine_is_forwarded_unchanged(stack: ExitStack, tmp_path: Path) -> None:
     fakes = [open_fake(stack) for _ in range(2)]
     router, _ = open_router(stack, tmp_path, fakes)
 
-    async def ask_too_much() -> None:
+    async def send_too_long() -> None:
         client = HttpEngine(EngineAddress(name="engine 0", url=fakes[0].url), timeout_s=30, router=router)
         try:
             await client.generate([5], replace(PARAMS, max_new_tokens=10**6))
@@ -95,16 +95,16 @@ def test_a_refusal_of_an_engine_comes_back_as_it_is(stack: ExitStack, tmp_path: 
             await client.close()
 
     with pytest.raises(EngineError, match=r"router .* refused with status 400: input_ids must fit"):
-        asyncio.run(ask_too_much())
-    # Asked once: the router does not try again by itself.
+        asyncio.run(send_too_long())
+    # The router does not retry.
     assert sum(fake.service.num_requests for fake in fakes) == 0
 
 
-def test_who_has_no_key_is_refused(stack: ExitStack, tmp_path: Path) -> None:
+def test_requests_without_the_key_are_refused(stack: ExitStack, tmp_path: Path) -> None:
     fakes = [open_fake(stack, "secret") for _ in range(2)]
     router, _ = open_router(stack, tmp_path, fakes, "secret")
     assert router.api_key == "secret"
-    assert not any(isinstance(a, BaseException) for a in asyncio.run(ask(router, fakes[0], 6)))
+    assert not any(isinstance(a, BaseException) for a in asyncio.run(send_all(router, fakes[0], 6)))
 
     async def status(path: str, headers: dict[str, str]) -> int:
         async with aiohttp.ClientSession(headers=headers) as session, session.get(router.url + path) as response:
@@ -114,7 +114,7 @@ def test_who_has_no_key_is_refused(stack: ExitStack, tmp_path: Path) -> None:
     assert asyncio.run(status("/workers", {"Authorization": "Bearer secret"})) == 200
 
 
-def test_a_router_that_dies_says_so(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_dead_router_reports_its_status(stack: ExitStack, tmp_path: Path) -> None:
     _, process = open_router(stack, tmp_path, [open_fake(stack)])
     assert process.poll() is None and process.pid is not None
     process.stop()

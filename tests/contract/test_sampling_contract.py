@@ -1,4 +1,4 @@
-"""Where answers end and what can be drawn, the same for every server."""
+"""Finish reasons and sampling parameters, the same for every server."""
 
 import math
 from typing import Any
@@ -8,10 +8,10 @@ import pytest
 from tests.contract.conftest import Wire
 from tests.contract.test_engine_contract import PROMPT, shape
 
-# Without an end token, so that every answer is as long as it may be.
+# Without an end token, so that every answer has the maximum length.
 LONG: dict[str, Any] = {"max_new_tokens": 24, "sampling_seed": 3, "ignore_eos": True, "skip_special_tokens": False}
 
-NEVER = "|~|~|~|~|~|~"  # of characters that the tokenizer knows: SGLang encodes stop strings
+NEVER = "|~|~|~|~|~|~"  # characters of the tokenizer: SGLang encodes stop strings
 
 
 async def text_of(wire: Wire, num_tokens: int) -> str:
@@ -21,7 +21,7 @@ async def text_of(wire: Wire, num_tokens: int) -> str:
     return str(answer["text"])
 
 
-async def test_stop_string_ends_the_answer_and_is_cut_from_its_text(wire: Wire) -> None:
+async def test_stop_string_ends_the_answer_and_is_trimmed_from_its_text(wire: Wire) -> None:
     full = await wire.generate(PROMPT, **LONG)
     stop = (await text_of(wire, 8)).removeprefix(await text_of(wire, 5))  # of three tokens
     assert stop
@@ -60,7 +60,7 @@ async def test_stop_token_is_in_the_text_only_on_request(wire: Wire) -> None:
 
 
 async def test_special_tokens_are_in_the_text_only_on_request(wire: Wire) -> None:
-    # An end token that does not end the answer is the likeliest special token to be met.
+    # An ignored end token is the most likely special token in an answer.
     for seed in range(200):
         params = {"max_new_tokens": 40, "sampling_seed": seed, "temperature": 3.0, "ignore_eos": True}
         shown = await wire.generate(PROMPT, **params, skip_special_tokens=False)
@@ -70,7 +70,7 @@ async def test_special_tokens_are_in_the_text_only_on_request(wire: Wire) -> Non
             assert len(hidden["text"]) < len(shown["text"])
             return
         assert 0 in shown["output_ids"] or hidden["text"] == shown["text"]
-    raise AssertionError("no answer held a special token")
+    raise AssertionError("no answer contained a special token")
 
 
 async def test_end_token_is_not_drawn_before_min_new_tokens(wire: Wire) -> None:
@@ -84,7 +84,7 @@ async def test_end_token_is_not_drawn_before_min_new_tokens(wire: Wire) -> None:
     assert len(held["output_ids"]) >= 12
 
 
-async def test_min_p_narrows_what_is_drawn_and_not_the_logprobs(wire: Wire) -> None:
+async def test_min_p_restricts_the_draw_and_not_the_logprobs(wire: Wire) -> None:
     if not wire.target.has_min_p:
         pytest.skip("this server cannot draw with min_p and a seed")
     params = {"max_new_tokens": 1, "ignore_eos": True, "temperature": 2.0}

@@ -1,4 +1,4 @@
-"""Answers as they grow, the same from every server."""
+"""Streamed answers, the same for every server."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ def body_of(**sampling: Any) -> dict[str, Any]:
     return {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
 
 
-async def test_every_event_holds_all_so_far_and_the_last_is_the_answer(wire: Wire) -> None:
+async def test_every_event_contains_all_tokens_so_far_and_the_last_is_the_answer(wire: Wire) -> None:
     whole = await wire.generate(PROMPT, **PARAMS)
     *events, end = [event async for event in wire.stream(body_of(**PARAMS))]
     assert end == "[DONE]" and len(events) > 1
@@ -31,8 +31,8 @@ async def test_every_event_holds_all_so_far_and_the_last_is_the_answer(wire: Wir
     assert "index" not in last
 
 
-async def test_several_answers_carry_an_index(wire: Wire) -> None:
-    step = int(wire.target.splits_seeds)  # else all have one seed
+async def test_several_answers_have_an_index(wire: Wire) -> None:
+    step = int(wire.target.splits_seeds)  # 0: all samples use one seed
     alone = [await wire.generate(PROMPT, **{**PARAMS, "sampling_seed": 3 + j * step}) for j in range(3)]
     last: dict[int, Any] = {}
     async for event in wire.stream(body_of(**PARAMS, n=3)):
@@ -58,7 +58,7 @@ async def test_text_that_may_become_a_stop_string_is_held_back(wire: Wire) -> No
     assert all(last["text"].startswith(event["text"]) for event in events)
 
 
-async def test_client_that_leaves_a_stream_ends_the_request(wire: Wire) -> None:
+async def test_disconnected_client_of_a_stream_ends_the_request(wire: Wire) -> None:
     params = {**PARAMS, "max_new_tokens": wire.target.long_answer}
     events = wire.stream(body_of(**params))
     assert (await anext(events))["meta_info"]["finish_reason"] is None
@@ -71,13 +71,13 @@ async def test_client_that_leaves_a_stream_ends_the_request(wire: Wire) -> None:
     assert load["num_running_reqs"] == 0
 
 
-async def test_abort_ends_a_stream_with_what_there_is(wire: Wire) -> None:
+async def test_abort_ends_a_stream_with_the_tokens_so_far(wire: Wire) -> None:
     params = {**PARAMS, "max_new_tokens": wire.target.long_answer}
     events = wire.stream({**body_of(**params), "rid": "stream-to-abort"})
     await anext(events)
     assert (await wire.post("/abort_request", {"rid": "stream-to-abort"}))[0] == 200
-    rest = [event async for event in events]
-    assert rest[-1] == "[DONE]"
-    last = rest[-2]
+    remaining = [event async for event in events]
+    assert remaining[-1] == "[DONE]"
+    last = remaining[-2]
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
     assert 0 < len(last["output_ids"]) < wire.target.long_answer

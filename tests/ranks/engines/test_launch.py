@@ -19,19 +19,19 @@ PYTHON = Path()
 
 @pytest.fixture(autouse=True, scope="module")
 def _interpreter(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An interpreter that has SGLang as far as the configuration looks."""
+    """An interpreter that passes the checks of the configuration for SGLang."""
     global PYTHON
     PYTHON = fake_interpreter(tmp_path_factory.mktemp("interpreter"))
 
 
-def launch_of(*words: str, device: str | None = None) -> EngineLaunch:
-    launch = build_launch(load_config(words), model_path="/models/m", num_threads=3)
+def launch_of(*overrides: str, device: str | None = None) -> EngineLaunch:
+    launch = build_launch(load_config(overrides), model_path="/models/m", num_threads=3)
     launch = replace(launch, name="engine 1")
     return launch if device is None else replace(launch, device=device)
 
 
-def arguments_of(*words: str, device: str | None = None) -> dict[str, Any]:
-    launch = launch_of("rollout=sglang", f"sglang.python={PYTHON}", *words, device=device)
+def arguments_of(*overrides: str, device: str | None = None) -> dict[str, Any]:
+    launch = launch_of("rollout=sglang", f"sglang.python={PYTHON}", *overrides, device=device)
     assert isinstance(launch, SglangLaunch)
     return launch.arguments("127.0.0.1", 7)
 
@@ -59,23 +59,23 @@ def test_sglang_on_a_cpu() -> None:
     assert "context_length" not in arguments and "enable_memory_saver" not in arguments
 
 
-def test_the_users_arguments_win_over_those_for_a_cpu() -> None:
+def test_arguments_of_the_user_take_precedence_on_a_cpu() -> None:
     arguments = arguments_of("sglang.mem_fraction_static=0.6", "sglang.max_total_tokens=99", "sglang.page_size=null")
     assert arguments["mem_fraction_static"] == 0.6 and arguments["max_total_tokens"] == 99
     assert "page_size" not in arguments
 
 
-def test_sglang_returns_routes_where_they_are_replayed() -> None:
-    words = ("train=megatron", "model=tiny_qwen3_moe", "model.tie_word_embeddings=false")
-    assert arguments_of(*words, "algo.use_rollout_routing_replay=true")["enable_return_routed_experts"] is True
-    assert "enable_return_routed_experts" not in arguments_of(*words)
+def test_sglang_returns_routes_for_replay() -> None:
+    overrides = ("train=megatron", "model=tiny_qwen3_moe", "model.tie_word_embeddings=false")
+    assert arguments_of(*overrides, "algo.use_rollout_routing_replay=true")["enable_return_routed_experts"] is True
+    assert "enable_return_routed_experts" not in arguments_of(*overrides)
 
 
 IN_PLACE = ("rollout.max_staleness=1", "rollout.pause_mode=in_place")
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (IN_PLACE, True),
         ((*IN_PLACE, "sglang.disable_radix_cache=false"), False),
@@ -84,11 +84,11 @@ IN_PLACE = ("rollout.max_staleness=1", "rollout.pause_mode=in_place")
         (("rollout.pause_mode=in_place",), None),
     ],
 )
-def test_sglang_shares_no_prefixes_that_no_update_flushes(words: tuple[str, ...], expected: bool | None) -> None:
-    assert arguments_of(*words).get("disable_radix_cache") is expected
+def test_prefix_cache_is_off_if_updates_do_not_flush(overrides: tuple[str, ...], expected: bool | None) -> None:
+    assert arguments_of(*overrides).get("disable_radix_cache") is expected
 
 
-def test_cuda_graph_sizes_have_sglangs_present_name() -> None:
+def test_cuda_graph_sizes_have_the_name_of_this_sglang() -> None:
     assert arguments_of("sglang.cuda_graph_bs=[1,8]")["cuda_graph_bs_decode"] == [1, 8]
 
 

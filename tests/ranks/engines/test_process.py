@@ -63,11 +63,11 @@ def is_alive(pid: int) -> bool:
 def wait_until_dead(pid: int) -> None:
     deadline = time.monotonic() + 10
     while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
+        assert time.monotonic() < deadline, f"process {pid} is still alive"
         time.sleep(0.02)
 
 
-def test_death_before_ready_shows_the_end_of_the_log(tmp_path: Path) -> None:
+def test_death_before_ready_reports_the_end_of_the_log(tmp_path: Path) -> None:
     process = make(tmp_path, sys.executable, "-c", "print('port is taken'); raise SystemExit(7)")
     process.start()
     with pytest.raises(EngineError, match=r"(?s)engine 3 ended with status 7.*port is taken"):
@@ -86,7 +86,7 @@ def test_server_that_never_gets_ready(tmp_path: Path) -> None:
     assert process.poll() is not None
 
 
-def test_stop_ends_children_that_ignore_the_request(tmp_path: Path) -> None:
+def test_stop_kills_children_that_ignore_sigterm(tmp_path: Path) -> None:
     process = make(tmp_path, sys.executable, "-c", WITH_CHILD, str(tmp_path / "pids"))
     process.start()
     pids = [int(pid) for pid in wait_for(tmp_path / "pids").split()]

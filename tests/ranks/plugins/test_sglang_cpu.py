@@ -9,7 +9,7 @@ import torch
 
 PLUGIN = Path(__file__).parents[3] / "plugins" / "sglang_cpu"
 SOURCE = PLUGIN / "src"
-# Stands for the wheel of torchvision: refers to its operators while it is imported.
+# Replaces the wheel of torchvision: refers to its operators while it is imported.
 TORCHVISION = "import torch\ntorch.library.register_fake('torchvision::nms')(lambda *a: None)\n"
 
 
@@ -27,7 +27,7 @@ def test_torchvision_imports_with_the_hook_and_not_without(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_the_hook_is_installed_once_and_goes_when_it_is_used(tmp_path: Path) -> None:
+def test_the_hook_is_installed_once_and_removed_after_use(tmp_path: Path) -> None:
     code = """
 import sys
 from rlscale_sglang_cpu.torchvision_hook import TorchvisionFinder, install

@@ -16,8 +16,8 @@ from rlscale.engines.sglang.serve import redact_in_logs
 from rlscale.types import EngineAddress
 
 
-def launch_of(*words: str, device: str | None = None) -> EngineLaunch:
-    launch = build_launch(load_config(words), model_path="/models/m", num_threads=3)
+def launch_of(*overrides: str, device: str | None = None) -> EngineLaunch:
+    launch = build_launch(load_config(overrides), model_path="/models/m", num_threads=3)
     launch = replace(launch, name="engine 1")
     return launch if device is None else replace(launch, device=device)
 
@@ -30,7 +30,7 @@ def test_embedded_command(tmp_path: Path) -> None:
     )
 
 
-def test_the_key_is_in_nothing_that_sglang_logs(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_redacted_in_the_logs_of_sglang(caplog: pytest.LogCaptureFixture) -> None:
     before = logging.getLogRecordFactory()
     try:
         redact_in_logs("secret")
@@ -42,19 +42,24 @@ def test_the_key_is_in_nothing_that_sglang_logs(caplog: pytest.LogCaptureFixture
 
 
 def test_sglang_on_gpus() -> None:
-    words = ("experiment=qwen3_4b_grpo", "rollout=sglang", "cluster.rollout_num_gpus_per_engine=4", "sglang.pp_size=2")
-    config = load_config([*words, "cluster=one_node_colocate", "rollout.max_context_len=20000"])
+    overrides = (
+        "experiment=qwen3_4b_grpo",
+        "rollout=sglang",
+        "cluster.rollout_num_gpus_per_engine=4",
+        "sglang.pp_size=2",
+    )
+    config = load_config([*overrides, "cluster=one_node_colocate", "rollout.max_context_len=20000"])
     launch = build_launch(config, model_path="Qwen/Qwen3-4B", num_threads=1)
     assert isinstance(launch, SglangLaunch) and launch.num_ranks == 4
     arguments = launch.arguments("127.0.0.1", 7)
     assert arguments["tp_size"] == 2 and arguments["pp_size"] == 2 and arguments["context_length"] == 20000
     assert arguments["enable_memory_saver"] is True and arguments["device"] == "cuda"
     assert "attention_backend" not in arguments and "mem_fraction_static" not in arguments
-    apart = build_launch(load_config([*words, "cluster=one_node"]), model_path="m", num_threads=1)
+    apart = build_launch(load_config([*overrides, "cluster=one_node"]), model_path="m", num_threads=1)
     assert isinstance(apart, SglangLaunch) and "enable_memory_saver" not in apart.arguments("127.0.0.1", 7)
 
 
-def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_interpreter_does_not_get_this_pythonpath(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     monkeypatch.setenv("SOMETHING", "else")
     environment = launch_of("rollout=sglang").environment()
@@ -64,7 +69,7 @@ def test_another_interpreter_does_not_see_this_ones_packages(monkeypatch: pytest
     assert os.environ["PYTHONPATH"] == "/mine"
 
 
-def test_only_sglang_is_asked_for_so_many_samples_at_once() -> None:
+def test_only_sglang_limits_samples_in_flight() -> None:
     address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
     limited = build_client(load_config(["rollout=sglang", "sglang.server_concurrency=9"]), address)
     assert limited.max_in_flight == 9

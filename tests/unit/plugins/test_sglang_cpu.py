@@ -15,7 +15,7 @@ def plugin_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SOURCE))
 
 
-def test_it_stands_back_where_cuda_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_inactive_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlscale_sglang_cpu.activation import PLATFORM, activate
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -24,13 +24,13 @@ def test_it_stands_back_where_cuda_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert activate() == PLATFORM
 
 
-def test_the_entry_point_leads_to_it() -> None:
+def test_the_entry_point_names_it() -> None:
     project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["sglang.srt.platforms"] == {"rlscale_cpu": "rlscale_sglang_cpu.activation:activate"}
 
 
 def reference_hash(seed: int, position: int, column: int) -> int:
-    """MurmurHash3 (x86, 32 bits, seed 0) of four words, as it stands in the literature."""
+    """MurmurHash3 (x86, 32 bits, seed 0) of four words; a reference implementation."""
 
     def rotate(x: int, r: int) -> int:
         return ((x << r) | (x >> (32 - r))) & 0xFFFFFFFF

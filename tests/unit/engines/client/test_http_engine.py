@@ -1,4 +1,4 @@
-"""The client against the fake: what it checks, repeats and reports."""
+"""The client against the fake engine: checks, retries and errors."""
 
 import asyncio
 import socket
@@ -44,7 +44,7 @@ async def routed() -> AsyncIterator[tuple[FakeServer, HttpEngine]]:
         await client.close()
 
 
-async def test_routes_come_where_they_are_asked_for(routed: tuple[FakeServer, HttpEngine]) -> None:
+async def test_routes_are_returned_on_request(routed: tuple[FakeServer, HttpEngine]) -> None:
     [plain] = await routed[1].generate(PROMPT, PARAMS)
     assert plain.routes is None
     for answer in await routed[1].generate(PROMPT, replace(PARAMS, routes=SHAPE), n=2):
@@ -53,16 +53,16 @@ async def test_routes_come_where_they_are_asked_for(routed: tuple[FakeServer, Ht
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "error"),
     [
         (replace(SHAPE, num_layers=4), r"routes must be int32 of shape \[8, 4, 2\], got 192 bytes"),
         (replace(SHAPE, num_experts=6), r"routes must be experts from 0 to 5, got 0 to 7"),
     ],
 )
 async def test_routes_of_another_model_are_refused(
-    routed: tuple[FakeServer, HttpEngine], shape: RouteShape, told: str
+    routed: tuple[FakeServer, HttpEngine], shape: RouteShape, error: str
 ) -> None:
-    with pytest.raises(EngineError, match=f"engine 0 .* must answer as SGLang does, got ValueError: {told}"):
+    with pytest.raises(EngineError, match=f"engine 0 .* must answer as SGLang does, got ValueError: {error}"):
         await routed[1].generate(PROMPT, replace(PARAMS, routes=shape))
 
 
@@ -72,8 +72,8 @@ async def test_an_answer_without_its_routes_is_an_error(routed: tuple[FakeServer
         await routed[1].generate(PROMPT, replace(PARAMS, routes=SHAPE))
 
 
-async def held(fake: FakeServer) -> None:
-    """Returns when a request has arrived that the paused server does not answer."""
+async def wait_until_running(fake: FakeServer) -> None:
+    """Returns when the paused server has received a request."""
     while fake.service.load().running == 0:
         await asyncio.sleep(0.01)
 
@@ -100,7 +100,7 @@ async def test_id_outside_the_vocabulary_is_never_sent(fake: FakeServer, engine:
     assert fake.service.num_requests == 0
 
 
-async def test_dropped_connection_is_tried_again(fake: FakeServer, engine: HttpEngine) -> None:
+async def test_dropped_connection_is_retried(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.generate(PROMPT, PARAMS)
     fake.faults.drops_next = 2
     assert len((await engine.generate(PROMPT, PARAMS))[0].output_ids) == 6
@@ -115,7 +115,7 @@ async def test_error_carries_engine_endpoint_status_and_message(fake: FakeServer
         await engine.generate(PROMPT, PARAMS)
 
 
-async def test_engine_that_does_not_answer_is_given_up(fake: FakeServer) -> None:
+async def test_engine_that_does_not_answer_times_out(fake: FakeServer) -> None:
     fake.faults.hangs = True
     engine = HttpEngine(EngineAddress(name="engine 7", url=fake.url), timeout_s=0.3)
     with pytest.raises(EngineError, match=r"engine 7 .*within 0\.3 s"):
@@ -123,7 +123,7 @@ async def test_engine_that_does_not_answer_is_given_up(fake: FakeServer) -> None
     await engine.close()
 
 
-async def test_engine_that_is_not_there() -> None:
+async def test_unreachable_engine() -> None:
     engine = HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:9"), timeout_s=5)
     assert await engine.health() is False
     with pytest.raises(EngineError, match="engine 0"):
@@ -131,10 +131,10 @@ async def test_engine_that_is_not_there() -> None:
     await engine.close()
 
 
-async def test_a_connection_that_does_not_come_about_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_is_not_established_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "CONNECT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as busy, socket.socket() as first:
-        first.connect(busy.getsockname())  # all that waits; the next one's call is not heard
+        first.connect(busy.getsockname())  # fills the backlog; the next connection is not accepted
         url = f"http://127.0.0.1:{busy.getsockname()[1]}"
         engine = HttpEngine(EngineAddress(name="engine 0", url=url), timeout_s=5)
         with pytest.raises(EngineError, match=r"must accept a connection within 0\.2 s, got none in 3 attempts"):
@@ -142,7 +142,7 @@ async def test_a_connection_that_does_not_come_about_is_tried_again(monkeypatch:
         await engine.close()
 
 
-async def test_a_call_that_changes_the_engine_is_made_once_it_is_connected(
+async def test_a_call_that_changes_the_engine_is_sent_once_it_is_connected(
     fake: FakeServer, engine: HttpEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, failures = aiohttp.TCPConnector.connect, 2
@@ -157,7 +157,7 @@ async def test_a_call_that_changes_the_engine_is_made_once_it_is_connected(
     monkeypatch.setattr(aiohttp.TCPConnector, "connect", slow)
     await engine.pause("retract")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
-    await held(fake)
+    await wait_until_running(fake)
     assert failures == 0 and not task.done(), "the pause has arrived"
     await engine.resume()
     assert len((await task)[0].output_ids) == 6
@@ -166,7 +166,7 @@ async def test_a_call_that_changes_the_engine_is_made_once_it_is_connected(
 async def test_abort_pause_and_resume(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("retract")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS, rid="r"))
-    await held(fake)
+    await wait_until_running(fake)
     assert not task.done()
     await engine.abort("r")
     assert (await task)[0].finish_reason == "abort"
@@ -221,7 +221,7 @@ async def test_stream_that_fails_names_the_engine(fake: FakeServer, engine: Http
         await anext(engine.stream(PROMPT, PARAMS))
 
 
-async def test_memory_is_released_and_taken_back(fake: FakeServer, engine: HttpEngine) -> None:
+async def test_memory_is_released_and_resumed(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.generate(PROMPT, PARAMS)
     await engine.release_memory(["kv_cache"])
     with pytest.raises(EngineError, match=r"status 503: .*released"):
@@ -246,7 +246,7 @@ async def test_parameters_reach_the_wire(fake: FakeServer, engine: HttpEngine) -
     assert (await engine.generate(PROMPT, cut))[0].text == plain.text[: plain.text.find(stop)]
     kept = replace(cut, no_stop_trim=True)
     assert (await engine.generate(PROMPT, kept))[0].text == plain.text[: plain.text.find(stop) + len(stop)]
-    # The fake's end token is 1; what is below 2 is special.
+    # The fake's end token is 1; ids below 2 are special.
     at = next(seed for seed in range(99) if fake_token(tuple(PROMPT), seed, len(PROMPT), 100)[0] == 1)
     short = SamplingParams(max_new_tokens=1, sampling_seed=at, ignore_eos=True)
     assert (await engine.generate(PROMPT, short))[0].text == ""
@@ -260,24 +260,24 @@ async def test_parameters_reach_the_wire(fake: FakeServer, engine: HttpEngine) -
 async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("in_place")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
-    await held(fake)
+    await wait_until_running(fake)
     with pytest.raises(EngineError, match="Flush cache failed"):
         await engine.flush_cache()
     await engine.resume()
     await task
 
 
-async def test_memory_is_not_released_beside_a_running_request(fake: FakeServer, engine: HttpEngine) -> None:
+async def test_memory_is_not_released_during_a_request(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("in_place")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
-    await held(fake)
+    await wait_until_running(fake)
     with pytest.raises(EngineError, match="Flush cache failed"):
         await engine.release_memory()
     await engine.resume()
     assert len((await task)[0].output_ids) == 6
 
 
-async def test_min_p_is_not_sent_where_sglang_draws_by_seed(fake: FakeServer, engine: HttpEngine) -> None:
+async def test_min_p_is_not_sent_if_sglang_draws_by_seed(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.generate(PROMPT, replace(PARAMS, min_p=0.5))
     engine._draws_by_seed = True
     with pytest.raises(EngineError, match=r"min_p must be 0 with SGLang's enable_deterministic_inference, got 0\.5"):
@@ -285,7 +285,7 @@ async def test_min_p_is_not_sent_where_sglang_draws_by_seed(fake: FakeServer, en
     assert fake.service.num_requests == 1
 
 
-async def test_samples_are_asked_for_one_by_one_where_all_would_have_one_seed(engine: HttpEngine) -> None:
+async def test_samples_are_requested_as_a_batch_if_the_server_shares_the_seed(engine: HttpEngine) -> None:
     usual = await engine.generate(PROMPT, PARAMS, n=3, rid="a")
     engine._draws_by_seed = True
     assert await engine.generate(PROMPT, PARAMS, n=3, rid="b") == usual

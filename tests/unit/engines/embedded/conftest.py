@@ -1,4 +1,4 @@
-"""A tiny model behind the scheduler, without HTTP."""
+"""A scheduler with a tiny model, without HTTP."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def open_scheduler(model_path: Path) -> Iterator[OpenScheduler]:
 
 
 def no_transformers(path: str) -> Any:
-    raise AssertionError(f"{path} must be read without transformers")
+    raise AssertionError(f"{path} must be loaded without transformers")
 
 
 _number = 0
@@ -59,5 +59,5 @@ def make_request(input_ids: list[int], *, n: int = 1, **params: Any) -> Generate
     )
 
 
-def ask(scheduler: Scheduler, input_ids: list[int], *, n: int = 1, **params: Any) -> list[Answer]:
+def generate(scheduler: Scheduler, input_ids: list[int], *, n: int = 1, **params: Any) -> list[Answer]:
     return scheduler.submit(make_request(input_ids, n=n, **params)).result(timeout=60)

@@ -1,4 +1,4 @@
-"""An answer depends on weights, prompt, parameters and seed alone: bit for bit, whatever else is being decoded."""
+"""The bits of an answer depend only on weights, prompt, parameters and seed, not on concurrent requests."""
 
 import random
 from pathlib import Path
@@ -10,13 +10,13 @@ import torch
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer
 from tests.tiny_model import EOS_ID, VOCAB_SIZE, write_tiny_qwen3_moe
-from tests.unit.engines.embedded.conftest import OpenScheduler, ask, make_request
+from tests.unit.engines.embedded.conftest import OpenScheduler, generate, make_request
 
 Spec = dict[str, Any]
 
 
 def specs() -> list[Spec]:
-    """Requests of many prompt lengths, answer lengths (so several lanes), `n` and sampling parameters."""
+    """Requests of many prompt lengths, answer lengths (so several decode batches), `n` and sampling parameters."""
     draw = random.Random(0)
     made = []
     for i in range(24):
@@ -42,8 +42,8 @@ def bits(answers: list[Answer]) -> list[tuple[list[int], list[float]]]:
     return [(answer.output_ids, answer.logprobs) for answer in answers]
 
 
-def in_order(scheduler: Scheduler, order: list[int]) -> dict[int, list[tuple[list[int], list[float]]]]:
-    """All requests at once, submitted in this order."""
+def submit_in_order(scheduler: Scheduler, order: list[int]) -> dict[int, list[tuple[list[int], list[float]]]]:
+    """Submits all requests at once in this order and returns the bits of their answers."""
     all_specs = specs()
     futures = {i: scheduler.submit(make_request(**all_specs[i])) for i in order}
     return {i: bits(future.result(timeout=60)) for i, future in futures.items()}
@@ -56,42 +56,44 @@ def order() -> list[int]:
 
 def test_alone_among_others_and_in_any_order(open_scheduler: OpenScheduler, order: list[int]) -> None:
     scheduler = open_scheduler()
-    alone = {i: bits(ask(scheduler, **spec)) for i, spec in enumerate(specs())}
-    assert in_order(scheduler, order) == alone
-    assert in_order(scheduler, order[::-1]) == alone
+    alone = {i: bits(generate(scheduler, **spec)) for i, spec in enumerate(specs())}
+    assert submit_in_order(scheduler, order) == alone
+    assert submit_in_order(scheduler, order[::-1]) == alone
     shuffled = order.copy()
     random.Random(1).shuffle(shuffled)
-    assert in_order(scheduler, shuffled) == alone
+    assert submit_in_order(scheduler, shuffled) == alone
 
 
-def test_experts_do_not_see_their_neighbours(
+def test_experts_do_not_depend_on_other_rows(
     open_scheduler: OpenScheduler, order: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = write_tiny_qwen3_moe(tmp_path_factory.mktemp("experts"))
     scheduler = open_scheduler(path=path)
-    alone = {i: bits(ask(scheduler, **spec)) for i, spec in enumerate(specs())}
-    assert in_order(scheduler, order) == alone
-    assert in_order(scheduler, order[::-1]) == alone
+    alone = {i: bits(generate(scheduler, **spec)) for i, spec in enumerate(specs())}
+    assert submit_in_order(scheduler, order) == alone
+    assert submit_in_order(scheduler, order[::-1]) == alone
 
 
 def test_two_engines_agree(open_scheduler: OpenScheduler, order: list[int]) -> None:
-    assert in_order(open_scheduler(), order) == in_order(open_scheduler(), order)
+    assert submit_in_order(open_scheduler(), order) == submit_in_order(open_scheduler(), order)
 
 
 def test_sample_j_of_n_is_the_request_with_seed_plus_j(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     params: Spec = {"max_new_tokens": 12, "ignore_eos": True}
-    together = ask(scheduler, [5, 6, 7], n=12, sampling_seed=100, **params)  # more than there are slots
-    alone = [ask(scheduler, [5, 6, 7], sampling_seed=100 + j, **params)[0] for j in range(12)]
+    together = generate(scheduler, [5, 6, 7], n=12, sampling_seed=100, **params)  # more than the slots
+    alone = [generate(scheduler, [5, 6, 7], sampling_seed=100 + j, **params)[0] for j in range(12)]
     assert bits(together) == bits(alone)
 
 
-def test_answer_cut_and_continued_draws_the_same_tokens(open_scheduler: OpenScheduler) -> None:
+def test_an_interrupted_answer_continues_with_the_same_tokens(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
-    whole = ask(scheduler, [5, 6, 7], max_new_tokens=16, sampling_seed=3, ignore_eos=True)[0]
-    rest = ask(scheduler, [5, 6, 7, *whole.output_ids[:6]], max_new_tokens=10, sampling_seed=3, ignore_eos=True)[0]
-    assert rest.output_ids == whole.output_ids[6:]
-    assert rest.logprobs == pytest.approx(whole.logprobs[6:], abs=1e-5)
+    whole = generate(scheduler, [5, 6, 7], max_new_tokens=16, sampling_seed=3, ignore_eos=True)[0]
+    continuation = generate(
+        scheduler, [5, 6, 7, *whole.output_ids[:6]], max_new_tokens=10, sampling_seed=3, ignore_eos=True
+    )[0]
+    assert continuation.output_ids == whole.output_ids[6:]
+    assert continuation.logprobs == pytest.approx(whole.logprobs[6:], abs=1e-5)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -103,13 +105,14 @@ def test_logprobs_are_those_of_transformers(
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     scheduler = open_scheduler(deterministic=deterministic)
     order = list(range(len(specs())))
-    for i, answers in in_order(scheduler, order).items():
+    for i, answers in submit_in_order(scheduler, order).items():
         spec = specs()[i]
         temperature = spec["temperature"] or 1.0
         for output_ids, logprobs in answers:
             ids = torch.tensor([[*spec["input_ids"], *output_ids]])
             with torch.no_grad():
                 logits = model(ids).logits[0, len(spec["input_ids"]) - 1 : -1]
+            # The end token has probability 0 for the first min_new_tokens tokens.
             logits[: spec.get("min_new_tokens", 0), EOS_ID] = -torch.inf
             expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(output_ids)[:, None])[:, 0]
             assert torch.tensor(logprobs) == pytest.approx(expected, abs=1e-5)

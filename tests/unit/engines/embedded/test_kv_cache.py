@@ -1,4 +1,4 @@
-"""The cache keeps what is in use when its length changes, and starts every new position at 0."""
+"""The cache keeps used values when its length changes, and new positions are 0."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_rows_in_use_keep_their_values(old: int, new: int, used: int) -> None:
     assert not changing.values[:, :, :used, kept:].any()
 
 
-def test_several_changes_in_turn() -> None:
+def test_several_changes_in_a_row() -> None:
     changing = cache(4)
     changing.values.copy_(numbered(4))
     for length in (8, 16, 24):

@@ -1,4 +1,4 @@
-"""Which models the embedded engine runs, and that it runs them as transformers does."""
+"""Models of the embedded engine: same logits as transformers, and errors for unsupported ones."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rlscale.models.decoder_config import DecoderConfig
 from tests.tiny_model import EOS_ID
 from tests.unit.engines.embedded.conftest import no_transformers
 
-FIGURES: dict[str, Any] = {
+HF_FIELDS: dict[str, Any] = {
     "vocab_size": 60,
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -49,7 +49,7 @@ def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **FIGURES, **more)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **HF_FIELDS, **more)).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter)
@@ -79,23 +79,23 @@ def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
     ],
 )
-def test_models_it_cannot_run_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_unsupported_models_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DecoderConfig.from_config_json({"model_type": "llama", **FIGURES, **change})
+        DecoderConfig.from_config_json({"model_type": "llama", **HF_FIELDS, **change})
 
 
-def test_weights_of_experts_are_what_is_multiplied(tmp_path: Path) -> None:
+def test_updated_weights_of_experts_are_used(tmp_path: Path) -> None:
     """A weight update writes into the tensors under the names of the checkpoint."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     ids = torch.randint(0, 60, (1, 8), generator=torch.Generator().manual_seed(0))
-    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**FIGURES, **EXPERTS)).eval()
+    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**HF_FIELDS, **EXPERTS)).eval()
     model.save_pretrained(tmp_path / "old")
     decoder, _ = load_decoder(
         str(tmp_path / "old"), no_transformers, dtype=torch.float32, device=torch.device("cpu"), max_context_len=None
     )
     with torch.inference_mode():
-        decoder.prefill(ids, torch.tensor([8]))  # makes what is kept to multiply faster
+        decoder.prefill(ids, torch.tensor([8]))  # packs the old weights
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(tmp_path / "new")
@@ -136,5 +136,5 @@ def test_end_tokens_of_config(model_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_parameters", "max_threads", "num"), [(10, 8, 1), (800_000, 2, 1), (3_200_000, 2, 2), (3_200_000, 8, 4)]
 )
-def test_a_small_model_takes_few_threads(num_parameters: int, max_threads: int, num: int) -> None:
+def test_a_small_model_uses_few_threads(num_parameters: int, max_threads: int, num: int) -> None:
     assert num_useful_threads([torch.zeros(num_parameters // 2)] * 2, max_threads=max_threads) == num

@@ -1,4 +1,4 @@
-"""Random numbers and the drawing of tokens."""
+"""Random numbers and sampling of tokens."""
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ def test_uniforms_are_uniform_and_depend_on_seed_and_position_alone() -> None:
 
 
 def test_known_numbers() -> None:
-    # Fixed for ever: a resumed run must draw what the unbroken one would have drawn.
+    # Must never change: a resumed run must draw the same tokens as an uninterrupted one.
     numbers = uniforms(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 5, 7]))
     assert (numbers * 2**24).astype(int).tolist() == [4727170, 3676141, 14599540]
 
@@ -53,7 +53,7 @@ def test_temperature_divides_the_logits() -> None:
     assert abs(found[0] - torch.softmax(logits / 0.5, 0)[0].item()) < 0.03
 
 
-def test_top_k_and_top_p_keep_the_likeliest() -> None:
+def test_top_k_and_top_p_keep_the_most_likely() -> None:
     probs = torch.tensor([0.1, 0.4, 0.2, 0.3])
     assert set(drawn(probs.log(), top_k=2)) == {1, 3}
     assert set(drawn(probs.log(), top_p=0.5)) == {1, 3}
@@ -62,7 +62,7 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
     assert abs(found[1] - 0.4 / 0.7) < 0.03
 
 
-def test_greedy_row_beside_a_sampled_one() -> None:
+def test_greedy_row_next_to_a_sampled_one() -> None:
     rows = RowParams(2)
     rows.set(0, SamplingParams(max_new_tokens=1, temperature=0.0), seed=1)
     rows.set(1, SamplingParams(max_new_tokens=1, temperature=2.0), seed=1)
@@ -83,14 +83,14 @@ def test_logprob_is_of_the_full_distribution_also_when_restricted() -> None:
     assert abs(logprobs[0] - torch.log_softmax(logits[0], 0)[1].item()) < 1e-6
 
 
-def test_min_p_keeps_what_is_likely_enough() -> None:
+def test_min_p_keeps_likely_tokens() -> None:
     probs = torch.tensor([0.1, 0.4, 0.21, 0.29])
     assert set(drawn(probs.log(), min_p=0.5)) == {1, 2, 3}
     assert set(drawn(probs.log(), min_p=1.0)) == {1}
     assert set(drawn(probs.log(), min_p=0.0)) == {0, 1, 2, 3}
     found = shares(drawn(probs.log(), min_p=0.7), 4)
     assert abs(found[1] - 0.4 / 0.69) < 0.03 and abs(found[3] - 0.29 / 0.69) < 0.03
-    # Together with the others the narrowest limit counts.
+    # With several limits the narrowest applies.
     assert set(drawn(probs.log(), min_p=0.5, top_k=2)) == {1, 3}
     assert set(drawn(probs.log(), min_p=0.7, top_k=3)) == {1, 3}
 
@@ -114,7 +114,7 @@ def test_blocked_ids_are_drawn_from_their_position_on() -> None:
     rows.set(2, greedy, seed=0)
     at_9, logprobs = draw(logits, rows, np.full(3, 9))
     assert at_9.tolist() == [1, 2, 0]
-    # As in SGLang they then have no probability: the rest makes up the distribution.
+    # As in SGLang they have probability 0, and the others are normalized.
     assert abs(logprobs[0] - torch.log_softmax(torch.tensor([4.0, 0.0]), 0)[0].item()) < 1e-6
     assert draw(logits, rows, np.full(3, 10))[0].tolist() == [0, 0, 0]
     rows.clear(1)

@@ -1,4 +1,4 @@
-"""The decode loop: ends of answers, control commands, failures, weight updates."""
+"""The decode loop: finish reasons, commands, failures, weight updates."""
 
 import math
 import threading
@@ -20,13 +20,13 @@ from rlscale.protocols import IncomingWeights
 from rlscale.types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import TOKENS, write_tiny_qwen3
-from tests.unit.engines.embedded.conftest import OpenScheduler, ask, make_request
+from tests.unit.engines.embedded.conftest import OpenScheduler, generate, make_request
 
 PROMPT = [5, 9, 33]
 
 
 class ScriptedReceiver(EngineReceiver):
-    """Hands out tensors instead of receiving them."""
+    """Writes given tensors instead of receiving them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,20 +84,20 @@ def test_slots_are_refilled_until_all_are_answered(open_scheduler: OpenScheduler
 
 
 def test_zero_new_tokens(open_scheduler: OpenScheduler) -> None:
-    answer = ask(open_scheduler(), PROMPT, max_new_tokens=0)[0]
+    answer = generate(open_scheduler(), PROMPT, max_new_tokens=0)[0]
     assert answer.output_ids == [] and answer.finish_reason == {"type": "length", "length": 0}
 
 
 def test_seed_is_drawn_when_none_is_given(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
-    answers = [tuple(ask(scheduler, PROMPT, max_new_tokens=8, ignore_eos=True)[0].output_ids) for _ in range(4)]
+    answers = [tuple(generate(scheduler, PROMPT, max_new_tokens=8, ignore_eos=True)[0].output_ids) for _ in range(4)]
     assert len(set(answers)) > 1
 
 
 def test_retracted_answer_equals_the_undisturbed_one(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     params: dict[str, Any] = {"max_new_tokens": 200, "sampling_seed": 4, "ignore_eos": True}
-    undisturbed = ask(scheduler, PROMPT, **params)[0]
+    undisturbed = generate(scheduler, PROMPT, **params)[0]
     future = scheduler.submit(make_request(PROMPT, **params))
     wait_until_running(scheduler)
     run(scheduler, lambda: scheduler.pause("retract"))
@@ -114,7 +114,7 @@ LONG: dict[str, Any] = {"max_new_tokens": 200, "sampling_seed": 4, "ignore_eos":
 
 
 def paused_midway(scheduler: Scheduler, mode: str) -> Any:
-    """A request that has begun to be answered, stopped by a pause."""
+    """A request that is paused while it is decoded."""
     future = scheduler.submit(make_request(PROMPT, **LONG))
     wait_until_running(scheduler)
     run(scheduler, lambda: scheduler.pause(mode))
@@ -122,7 +122,7 @@ def paused_midway(scheduler: Scheduler, mode: str) -> Any:
 
 
 def send_all(scheduler: Scheduler, receiver: ScriptedReceiver, version: str) -> None:
-    """A whole update with what the receiver holds, without a flush."""
+    """A complete update with the tensors of the receiver, without a flush."""
     run(scheduler, scheduler.weights.begin)
     run(scheduler, lambda: scheduler.weights.receive(bucket_of(receiver.tensors), "g"))
     run(scheduler, scheduler.weights.end)
@@ -135,9 +135,9 @@ def weights_of(path: Path) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in AutoModelForCausalLM.from_pretrained(path).named_parameters()}
 
 
-def test_pause_abort_returns_what_there_is(open_scheduler: OpenScheduler) -> None:
+def test_pause_abort_returns_the_tokens_so_far(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
-    undisturbed = ask(scheduler, PROMPT, **LONG)[0]
+    undisturbed = generate(scheduler, PROMPT, **LONG)[0]
     answer = paused_midway(scheduler, "abort").result(timeout=10)[0]
     num = len(answer.output_ids)
     assert 0 < num < 200 and answer.finish_reason["type"] == "abort"
@@ -147,7 +147,7 @@ def test_pause_abort_returns_what_there_is(open_scheduler: OpenScheduler) -> Non
 
 def test_pause_in_place_changes_nothing(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
-    undisturbed = ask(scheduler, PROMPT, **LONG)[0]
+    undisturbed = generate(scheduler, PROMPT, **LONG)[0]
     future = paused_midway(scheduler, "in_place")
     assert scheduler.load().running == 1
     run(scheduler, scheduler.resume)
@@ -163,7 +163,7 @@ def test_update_during_a_pause(open_scheduler: OpenScheduler, tmp_path: Path, mo
     scheduler = open_scheduler(receiver)
     other = open_scheduler(path=write_tiny_qwen3(tmp_path / "other", seed=1))
     receiver.tensors = weights_of(tmp_path / "other")
-    old = ask(scheduler, PROMPT, **LONG)[0]
+    old = generate(scheduler, PROMPT, **LONG)[0]
     future = paused_midway(scheduler, mode)
     if mode == "in_place":
         with pytest.raises(Refused, match="Flush cache failed"):
@@ -176,10 +176,10 @@ def test_update_during_a_pause(open_scheduler: OpenScheduler, tmp_path: Path, mo
     assert [span.version for span in answer.spans] == ["0", "1"]
     num = answer.spans[1].start
     assert (answer.output_ids[:num], answer.logprobs[:num]) == (old.output_ids[:num], old.logprobs[:num])
-    # What the new weights alone would go on with: the truth where the cache was recomputed with them, not where the
-    # old weights' keys and values were kept.
-    rest = ask(other, [*PROMPT, *answer.output_ids[:num]], **{**LONG, "max_new_tokens": 200 - num})[0]
-    same = rest.output_ids == answer.output_ids[num:] and rest.logprobs == pytest.approx(
+    # The continuation by the new weights alone: equal if the cache was recomputed with them (retract), different if the
+    # keys and values of the old weights were kept (in_place).
+    continuation = generate(other, [*PROMPT, *answer.output_ids[:num]], **{**LONG, "max_new_tokens": 200 - num})[0]
+    same = continuation.output_ids == answer.output_ids[num:] and continuation.logprobs == pytest.approx(
         answer.logprobs[num:], abs=1e-4
     )
     assert same == (mode == "retract")
@@ -188,7 +188,7 @@ def test_update_during_a_pause(open_scheduler: OpenScheduler, tmp_path: Path, mo
 def test_release_frees_the_memory(open_scheduler: OpenScheduler) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
-    before = ask(scheduler, PROMPT, **LONG)[0]
+    before = generate(scheduler, PROMPT, **LONG)[0]
     held = scheduler.weights._weights
     receiver.tensors = {name: tensor.clone() for name, tensor in held.items()}
     total = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
@@ -199,14 +199,14 @@ def test_release_frees_the_memory(open_scheduler: OpenScheduler) -> None:
     run(scheduler, lambda: scheduler.resume_memory(["weights", "kv_cache"]))
     assert sum(tensor.untyped_storage().nbytes() for tensor in held.values()) == total
     with pytest.raises(Refused, match=r"unusable: their memory was released; send all of them") as failure:
-        ask(scheduler, PROMPT, **LONG)
+        generate(scheduler, PROMPT, **LONG)
     assert failure.value.status == 503
     send_all(scheduler, receiver, "1")
-    after = ask(scheduler, PROMPT, **LONG)[0]
+    after = generate(scheduler, PROMPT, **LONG)[0]
     assert (after.output_ids, after.logprobs) == (before.output_ids, before.logprobs)
 
 
-def test_half_an_update_does_not_make_released_weights_usable(open_scheduler: OpenScheduler) -> None:
+def test_incomplete_update_does_not_make_released_weights_usable(open_scheduler: OpenScheduler) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
     whole = {name: tensor.clone() for name, tensor in scheduler.weights._weights.items()}
@@ -218,23 +218,23 @@ def test_half_an_update_does_not_make_released_weights_usable(open_scheduler: Op
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight was not"):
         send_all(scheduler, receiver, "1")
     with pytest.raises(Refused, match="unusable"):
-        ask(scheduler, PROMPT, max_new_tokens=2)
+        generate(scheduler, PROMPT, max_new_tokens=2)
     receiver.tensors = whole
     send_all(scheduler, receiver, "2")
-    assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
+    assert len(generate(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
 
 
-def test_what_waits_while_paused_outlives_a_release(open_scheduler: OpenScheduler) -> None:
+def test_requests_that_wait_in_a_pause_survive_a_release(open_scheduler: OpenScheduler) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
-    undisturbed = ask(scheduler, PROMPT, **LONG)[0]
+    undisturbed = generate(scheduler, PROMPT, **LONG)[0]
     receiver.tensors = {name: tensor.clone() for name, tensor in scheduler.weights._weights.items()}
     future = paused_midway(scheduler, "retract")
     run(scheduler, lambda: scheduler.release_memory(["weights", "kv_cache"]))
     late = scheduler.submit(make_request(PROMPT, max_new_tokens=2, ignore_eos=True))
     run(scheduler, scheduler.resume)
     with pytest.raises(Refused, match="released"):
-        ask(scheduler, PROMPT, max_new_tokens=2)
+        generate(scheduler, PROMPT, max_new_tokens=2)
     run(scheduler, lambda: scheduler.resume_memory(["weights", "kv_cache"]))
     time.sleep(0.05)
     assert not future.done() and not late.done()
@@ -256,18 +256,18 @@ def test_release_and_resume_at_the_wrong_time_are_refused(open_scheduler: OpenSc
     with pytest.raises(Refused, match="what is in memory"):
         run(scheduler, lambda: scheduler.release_memory(["kv_cache"]))
     with pytest.raises(Refused, match="released; call resume_memory_occupation"):
-        ask(scheduler, PROMPT, max_new_tokens=2)
+        generate(scheduler, PROMPT, max_new_tokens=2)
     run(scheduler, lambda: scheduler.resume_memory(["kv_cache"]))
-    assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
+    assert len(generate(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
 
 
-def test_listener_is_told_of_every_token(open_scheduler: OpenScheduler) -> None:
+def test_callback_receives_every_token(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
-    told: list[tuple[int, Answer]] = []
+    received: list[tuple[int, Answer]] = []
     request = make_request(PROMPT, n=2, max_new_tokens=5, sampling_seed=1, ignore_eos=True)
-    answers = scheduler.submit(request, lambda index, answer: told.append((index, answer))).result(timeout=10)
+    answers = scheduler.submit(request, lambda index, answer: received.append((index, answer))).result(timeout=10)
     for j, answer in enumerate(answers):
-        states = [state for index, state in told if index == j]
+        states = [state for index, state in received if index == j]
         assert [len(state.output_ids) for state in states] == [1, 2, 3, 4, 5]
         assert [state.finish_reason is None for state in states] == [True] * 4 + [False]
         assert states[-1].output_ids == answer.output_ids and states[-1].finish_reason == answer.finish_reason
@@ -275,9 +275,9 @@ def test_listener_is_told_of_every_token(open_scheduler: OpenScheduler) -> None:
 
 def test_stop_string_that_spans_tokens(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
-    full = ask(scheduler, PROMPT, max_new_tokens=20, sampling_seed=1, ignore_eos=True)[0]
+    full = generate(scheduler, PROMPT, max_new_tokens=20, sampling_seed=1, ignore_eos=True)[0]
     stop = "".join(TOKENS[i] for i in full.output_ids[6:9])
-    cut = ask(scheduler, PROMPT, max_new_tokens=20, sampling_seed=1, ignore_eos=True, stop=("never", stop))[0]
+    cut = generate(scheduler, PROMPT, max_new_tokens=20, sampling_seed=1, ignore_eos=True, stop=("never", stop))[0]
     assert cut.output_ids == full.output_ids[:9] and cut.logprobs == full.logprobs[:9]
     assert cut.finish_reason == {"type": "stop", "matched": stop}
 
@@ -288,10 +288,10 @@ def test_weights_that_diverged_fail_the_request_and_not_the_server(open_schedule
     good = norm.clone()
     run(scheduler, lambda: norm.fill_(math.nan))
     with pytest.raises(Refused, match="logprobs must be finite") as failure:
-        ask(scheduler, PROMPT, n=3, max_new_tokens=4)
+        generate(scheduler, PROMPT, n=3, max_new_tokens=4)
     assert failure.value.status == 500
     run(scheduler, lambda: norm.copy_(good))
-    assert len(ask(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
+    assert len(generate(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
 
 
 def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler) -> None:
@@ -305,23 +305,23 @@ def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler)
         future.result(timeout=10)
     assert failure.value.status == 500
     with pytest.raises(Refused, match="prefill failed"):
-        ask(scheduler, PROMPT, max_new_tokens=4)
+        generate(scheduler, PROMPT, max_new_tokens=4)
     run(scheduler, lambda: setattr(layer, "output", good))
-    assert len(ask(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
+    assert len(generate(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
 
 
-def test_thread_that_dies_is_loud(open_scheduler: OpenScheduler, model_path: Path) -> None:
+def test_dead_thread_is_reported(open_scheduler: OpenScheduler, model_path: Path) -> None:
     scheduler = open_scheduler()
-    told = threading.Event()
-    scheduler._on_death = lambda error: told.set()
+    reported = threading.Event()
+    scheduler._on_death = lambda error: reported.set()
 
     def die() -> None:
         raise SystemExit("the end")
 
     scheduler.call(die)
-    assert told.wait(10)
+    assert reported.wait(10)
     with pytest.raises(Refused, match="the decode thread has ended: the end"):
-        ask(scheduler, PROMPT, max_new_tokens=4)
+        generate(scheduler, PROMPT, max_new_tokens=4)
 
 
 def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler
     other = open_scheduler(path=write_tiny_qwen3(tmp_path / "other", seed=1))
     receiver.tensors = weights_of(tmp_path / "other")
     params: dict[str, Any] = {"max_new_tokens": 10, "sampling_seed": 1, "ignore_eos": True}
-    before = ask(scheduler, PROMPT, **params)[0]
+    before = generate(scheduler, PROMPT, **params)[0]
     run(scheduler, scheduler.weights.begin)
     held = scheduler.submit(make_request(PROMPT, **params))
     names = list(receiver.tensors)
@@ -340,15 +340,15 @@ def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler
     assert not held.done()
     run(scheduler, scheduler.weights.end)
     run(scheduler, lambda: scheduler.weights.set_version("1"))
-    after = ask(scheduler, PROMPT, **params)[0]
+    after = generate(scheduler, PROMPT, **params)[0]
     assert after.weight_version == "1" and before.weight_version == "0"
-    expected = ask(other, PROMPT, **params)[0]
+    expected = generate(other, PROMPT, **params)[0]
     assert (after.output_ids, after.logprobs) == (expected.output_ids, expected.logprobs)
     assert held.result(timeout=10)[0].output_ids == expected.output_ids
     assert before.output_ids != after.output_ids
 
 
-def test_new_weights_are_prepared_only_after_the_last_answer_has_left(
+def test_new_weights_are_packed_only_after_the_last_answer_was_sent(
     open_scheduler: OpenScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_module, "ANSWER_S", 0.5)
@@ -356,7 +356,7 @@ def test_new_weights_are_prepared_only_after_the_last_answer_has_left(
     scheduler = open_scheduler()
     monkeypatch.setattr(scheduler._decoder, "pack_weights", lambda may_continue: prepared.set())
     scheduler.call(lambda: scheduler.pause("retract")).result(timeout=60)
-    assert not prepared.wait(1)  # nobody may use them yet
+    assert not prepared.wait(1)  # no request may use them yet
     for _ in range(3):
         scheduler.call(scheduler.resume).result(timeout=60)
         assert not prepared.is_set()
@@ -364,7 +364,7 @@ def test_new_weights_are_prepared_only_after_the_last_answer_has_left(
     assert prepared.wait(30)
 
 
-def test_failed_update_leaves_the_engine_unusable_until_a_whole_one(open_scheduler: OpenScheduler) -> None:
+def test_failed_update_leaves_the_engine_unusable_until_a_complete_one(open_scheduler: OpenScheduler) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
     weights = scheduler.weights
@@ -383,7 +383,7 @@ def test_failed_update_leaves_the_engine_unusable_until_a_whole_one(open_schedul
     run(scheduler, weights.begin)
     run(scheduler, lambda: weights.receive(bucket, "g"))
     run(scheduler, weights.end)
-    assert len(ask(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
+    assert len(generate(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
 
 
 def test_update_that_lacks_a_tensor_names_it(open_scheduler: OpenScheduler) -> None:
@@ -397,7 +397,7 @@ def test_update_that_lacks_a_tensor_names_it(open_scheduler: OpenScheduler) -> N
         run(scheduler, weights.end)
 
 
-def test_update_whose_trainer_is_gone_expires(open_scheduler: OpenScheduler) -> None:
+def test_update_expires_if_its_trainer_is_gone(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler(ScriptedReceiver())
     group = WeightGroup(
         name="g", master_address="127.0.0.1", master_port=1, world_size=2, backend="gloo", timeout_s=0.2
@@ -412,7 +412,7 @@ def test_update_whose_trainer_is_gone_expires(open_scheduler: OpenScheduler) -> 
     ("name", "shape", "field"),
     [("model.nothing.weight", [64], "names"), ("model.norm.weight", [65], "shapes")],
 )
-def test_bucket_that_does_not_fit_is_refused_before_it_is_received(
+def test_invalid_bucket_is_refused_before_it_is_received(
     open_scheduler: OpenScheduler, name: str, shape: list[int], field: str
 ) -> None:
     scheduler = open_scheduler(ScriptedReceiver())
@@ -430,11 +430,11 @@ def test_long_sequences_have_fewer_slots(open_scheduler: OpenScheduler) -> None:
     assert scheduler._batches._batches[64].num_slots == 1
 
 
-def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenScheduler) -> None:
+def test_cache_of_a_compact_batch_grows_on_demand(open_scheduler: OpenScheduler) -> None:
     compact, fixed = open_scheduler(deterministic=False), open_scheduler()
     params: dict[str, Any] = {"max_new_tokens": 250, "sampling_seed": 1, "ignore_eos": True}
-    expected = ask(fixed, PROMPT, n=3, **params)
-    for _ in range(2):  # also when the lane was long before
+    expected = generate(fixed, PROMPT, n=3, **params)
+    for _ in range(2):  # also when the batch was long before
         lengths: list[int] = []
         request = make_request(PROMPT, n=3, **params)
         seen = lengths.append
@@ -444,6 +444,6 @@ def test_cache_of_a_compact_lane_is_as_long_as_it_must_be(open_scheduler: OpenSc
         for answer, other in zip(future.result(timeout=60), expected, strict=True):
             assert answer.output_ids == other.output_ids
             assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        lengths = lengths[3:]  # the first token of each comes from the prompt alone
+        lengths = lengths[3:]  # the first token of each sequence follows from the prompt alone
         assert lengths == sorted(lengths) and set(range(32, 257, 32)) >= set(lengths) >= set(range(32, 225, 32))
     assert fixed._batches._batches[256]._cache.values.shape[3] == 256

@@ -1,4 +1,4 @@
-"""Where answers end and what of them becomes text."""
+"""Finish reasons, and the text of answers."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ import pytest
 from rlscale.engines.server.stop_conditions import answer_text, find_finish_reason, may_become_stop_string
 from rlscale.types import SamplingParams
 
-BYTES = "n\N{LATIN SMALL LETTER A WITH DIAERESIS}h".encode()  # one token a byte: two of them are one character
+BYTES = (
+    "n\N{LATIN SMALL LETTER A WITH DIAERESIS}h".encode()
+)  # one token for each byte: the middle two are one character
 SPECIAL = 256
 
 
@@ -40,11 +42,11 @@ def end(text: str, stop_ids: frozenset[int] = frozenset(), **given: Any) -> Any:
         ("abc", {"stop": ("bc",)}, {"type": "stop", "matched": "bc"}),
         ("abc", {"stop": ("x", "c", "bc")}, {"type": "stop", "matched": "c"}),
         ("abc", {"stop": ("abcd",)}, None),
-        # The string wins over the token, and that over the length, as in SGLang.
+        # As in SGLang a string has priority over a token, and a token over the length.
         ("abc", {"stop": ("c",), "max_new_tokens": 3}, {"type": "stop", "matched": "c"}),
     ],
 )
-def test_why_an_answer_ends(text: str, given: dict[str, Any], expected: Any) -> None:
+def test_finish_reason(text: str, given: dict[str, Any], expected: Any) -> None:
     assert end(text, **given) == expected
 
 
@@ -82,7 +84,7 @@ def test_stop_token_is_not_text() -> None:
     assert answer_text([*b"ab"], {"type": "length", "length": 2}, params(), decode) == "ab"
 
 
-def test_half_a_character_is_shown_only_at_the_end() -> None:
+def test_an_incomplete_character_is_only_in_the_final_text() -> None:
     texts = [answer_text(list(BYTES[:num]), None, params(), decode) for num in range(len(BYTES) + 1)]
     assert texts == ["", "n", "n", BYTES[:3].decode(), BYTES.decode()]
     half = answer_text(list(BYTES[:2]), {"type": "length", "length": 2}, params(), decode)
@@ -90,5 +92,5 @@ def test_half_a_character_is_shown_only_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(("text", "undecided"), [("xa", True), ("xab", True), ("xb", False), ("", False), ("x", False)])
-def test_what_may_become_a_stop_string_is_undecided(text: str, undecided: bool) -> None:
+def test_the_beginning_of_a_stop_string_is_recognized(text: str, undecided: bool) -> None:
     assert may_become_stop_string(list(text.encode()), params(stop=("abc",)), decode) is undecided

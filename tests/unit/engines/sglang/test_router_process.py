@@ -1,4 +1,4 @@
-"""What sglang-router is started with, and which calls go through it."""
+"""Arguments of sglang-router, and the calls that it forwards."""
 
 import json
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ from rlscale.types import EngineAddress, SamplingParams
 WORKERS = [EngineAddress(name=f"engine {i}", url=f"http://127.0.0.1:{4000 + i}") for i in range(2)]
 
 
-def launch_of(*words: str, api_key: str | None = None) -> RouterLaunch:
-    config = load_config(["rollout=sglang", "cluster.rollout_num_gpus=2", *words])
+def launch_of(*overrides: str, api_key: str | None = None) -> RouterLaunch:
+    config = load_config(["rollout=sglang", "cluster.rollout_num_gpus=2", *overrides])
     return RouterLaunch(python=Path("/opt/python"), config=config.router, api_key=api_key)
 
 
 def test_every_key_reaches_the_router() -> None:
-    words = ("router.policy=round_robin", "router.timeout_s=7", "router.max_connections=9")
+    overrides = ("router.policy=round_robin", "router.timeout_s=7", "router.max_connections=9")
     more = ("router.health_check_failure_threshold=5", "router.health_check_interval_s=4")
-    arguments = launch_of(*words, *more).arguments("127.0.0.1", 80, ["http://a", "http://b"])
+    arguments = launch_of(*overrides, *more).arguments("127.0.0.1", 80, ["http://a", "http://b"])
     assert arguments["worker_urls"] == ["http://a", "http://b"]
     assert arguments["policy"] == "round_robin" and arguments["request_timeout_secs"] == 7
     assert arguments["max_concurrent_requests"] == 9
     assert arguments["health_failure_threshold"] == 5 and arguments["health_check_interval_secs"] == 4
 
 
-def test_nothing_is_asked_twice_in_silence() -> None:
+def test_the_router_never_retries() -> None:
     arguments = launch_of().arguments("127.0.0.1", 80, ["http://a"])
     assert arguments["disable_retries"] is True and arguments["disable_circuit_breaker"] is True
     assert arguments["queue_size"] == 0 and arguments["prometheus_host"] == "127.0.0.1"
@@ -41,7 +41,7 @@ def test_a_key_is_in_no_file_and_on_no_command_line(tmp_path: Path) -> None:
     address, process = launch_of(api_key="secret").open(tmp_path, WORKERS)
     written = (tmp_path / "router_arguments.json").read_text()
     assert json.loads(written)["worker_urls"] == [worker.url for worker in WORKERS]
-    assert "secret" not in written and not any("secret" in word for word in process.command)
+    assert "secret" not in written and not any("secret" in argument for argument in process.command)
     assert address.api_key == "secret" and "secret" not in repr(address)
 
 
@@ -71,7 +71,7 @@ async def test_only_generation_goes_through_the_router(fakes: list[FakeServer]) 
     assert engine.service.version == "7" and router.service.version == "0"
 
 
-async def test_a_router_that_is_gone_is_named(fakes: list[FakeServer]) -> None:
+async def test_an_unreachable_router_is_named(fakes: list[FakeServer]) -> None:
     client = HttpEngine(
         EngineAddress(name="engine 0", url=fakes[0].url),
         timeout_s=5,
