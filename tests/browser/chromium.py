@@ -1,7 +1,7 @@
-"""A headless Chromium for tests, driven over its DevTools protocol. No test in here.
+"""Headless Chromium for tests, controlled over the DevTools protocol. Contains no tests.
 
-Needs the program alone: Debian's package `chromium` (`apt-get install chromium`), Google Chrome, or what the variable
-RLSCALE_CHROMIUM names.
+Needs only the program: Debian's package `chromium` (`apt-get install chromium`), Google Chrome, or the path in
+RLSCALE_CHROMIUM.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 START_S = 60.0
 FLAGS = (
     "--headless=new",
-    "--no-sandbox",  # it cannot make one where tests run as root, as in containers
+    "--no-sandbox",  # Chromium cannot create one as root, e.g. in containers
     "--disable-gpu",
     "--no-first-run",
     "--disable-background-networking",
     "--remote-debugging-port=0",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # whatever a page asks for by name is not there
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # no host name resolves
 )
 
 
 def find_chromium() -> str:
-    """The program. Raises RuntimeError that says how to get one."""
+    """Path of the program. Raises RuntimeError with installation advice if there is none."""
     named = os.environ.get("RLSCALE_CHROMIUM")
     found = named or next((path for path in map(shutil.which, NAMES) if path), None)
     if found is None:
@@ -43,7 +43,7 @@ def find_chromium() -> str:
 
 
 class Page:
-    """One page. `errors` collects what its console calls errors and exceptions that nobody caught."""
+    """One page. `errors` collects console errors and uncaught exceptions."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._number = socket, 0
@@ -51,7 +51,7 @@ class Page:
         self.requests: list[str] = []
 
     async def open(self, url: str, *, width: int = 1440, height: int = 1200) -> None:
-        """Loads a page and waits until its script has drawn everything."""
+        """Loads a page and waits until its scripts have drawn everything."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.send(f"{domain}.enable")
         await self.send(
@@ -63,16 +63,16 @@ class Page:
             if await self.evaluate("document.documentElement?.dataset.ready === 'true'"):
                 return
             await asyncio.sleep(0.05)
-        raise AssertionError(f"the page did not get ready: {self.errors}")
+        raise AssertionError(f"the page did not become ready: {self.errors}")
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
+        """Evaluates a JavaScript expression."""
         answer = await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     async def hover(self, selector: str) -> None:
-        """Moves the mouse over the middle of an element, scrolling to it."""
+        """Scrolls to an element and moves the mouse over its center."""
         x, y = await self.evaluate(
             f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
             " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
@@ -80,7 +80,7 @@ class Page:
         await self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     async def screenshot(self, file: Path) -> None:
-        """The whole page as PNG."""
+        """Writes the whole page as PNG."""
         answer = await self.send("Page.captureScreenshot", captureBeyondViewport=True)
         file.write_bytes(base64.b64decode(answer["data"]))
 
@@ -92,24 +92,24 @@ class Page:
             if message.get("id") == self._number:
                 assert "error" not in message, message
                 return dict(message["result"])
-            self._note(message)
+            self._record(message)
 
-    def _note(self, event: dict[str, Any]) -> None:
-        about = event.get("params", {})
+    def _record(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
         match event.get("method"):
             case "Runtime.exceptionThrown":
-                self.errors.append(str(about["exceptionDetails"]))
-            case "Runtime.consoleAPICalled" if about["type"] == "error":
-                self.errors.append(str(about["args"]))
-            case "Log.entryAdded" if about["entry"]["level"] == "error":
-                self.errors.append(about["entry"]["text"])
+                self.errors.append(str(params["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if params["type"] == "error":
+                self.errors.append(str(params["args"]))
+            case "Log.entryAdded" if params["entry"]["level"] == "error":
+                self.errors.append(params["entry"]["text"])
             case "Network.requestWillBeSent":
-                self.requests.append(about["request"]["url"])
+                self.requests.append(params["request"]["url"])
 
 
 @asynccontextmanager
 async def chromium(folder: Path) -> AsyncIterator[Page]:
-    """A page of a browser that lives as long as the context; `folder` is for its profile."""
+    """Starts a browser with the profile in `folder` and yields a page. Ends the browser with the context."""
     process = await asyncio.create_subprocess_exec(
         find_chromium(),
         *FLAGS,
@@ -120,7 +120,7 @@ async def chromium(folder: Path) -> AsyncIterator[Page]:
         start_new_session=True,
     )
     try:
-        port = await _port(folder / "DevToolsActivePort", process)
+        port = await _read_port(folder / "DevToolsActivePort", process)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
             async with session.get("/json/list") as answer:
                 targets = await answer.json()
@@ -133,11 +133,11 @@ async def chromium(folder: Path) -> AsyncIterator[Page]:
         await process.wait()
 
 
-async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
-    """Chromium writes the port it has taken into its profile."""
+async def _read_port(file: Path, process: asyncio.subprocess.Process) -> int:
+    """Waits for the port, which Chromium writes into its profile."""
     for _ in range(int(START_S / 0.05)):
         assert process.returncode is None, f"chromium ended with {process.returncode} before it was ready"
         if file.exists() and (lines := file.read_text().splitlines()):
             return int(lines[0])
         await asyncio.sleep(0.05)
-    raise AssertionError("chromium did not get ready")
+    raise AssertionError("chromium did not become ready")

@@ -1,4 +1,4 @@
-"""The page of `rlscale-report` in a real browser: it draws, filters, explains tokens, runs no script but its own."""
+"""Page of `rlscale-report` in a real browser: charts, filters, token details, content security policy."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,14 +22,14 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
 
 
 def report(folder: Path, **kind: Any) -> str:
-    """Address of the report on a made run."""
+    """Writes the report of a synthetic run and returns its URL."""
     make_run(folder / "run", **kind)
     assert main([str(folder / "run")]) == 0
     return (folder / "run" / "report.html").as_uri()
 
 
 async def num_painted(page: Page, selector: str) -> list[int]:
-    """Of every canvas, how many colours were painted on it: a blank one has one."""
+    """Number of colours on each canvas. A blank canvas has one."""
     counts: list[int] = await page.evaluate(
         f"""[...document.querySelectorAll({selector!r})].map((canvas) => {{
           const pixels = new Uint32Array(
@@ -56,7 +56,7 @@ async def test_every_chart_is_drawn(page: Page, tmp_path: Path) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-async def test_other_metrics_are_drawn_when_they_are_asked_for(page: Page, tmp_path: Path) -> None:
+async def test_other_metrics_are_drawn_on_demand(page: Page, tmp_path: Path) -> None:
     await page.open(report(tmp_path))
     await page.evaluate("document.querySelector('#more summary').click()")
     await page.evaluate("new Promise((done) => setTimeout(done, 100))")
@@ -90,7 +90,7 @@ async def test_filters_choose_samples(page: Page, tmp_path: Path) -> None:
     assert await texts(page, "#samples-count") == ["48 of 48 samples"]
 
 
-async def test_an_address_keeps_the_view(page: Page, tmp_path: Path) -> None:
+async def test_the_url_stores_the_view(page: Page, tmp_path: Path) -> None:
     await page.open(report(tmp_path) + "#from=5&to=5&status=truncated&colour=version&theme=dark")
     assert await texts(page, "#samples-count") == ["1 of 48 samples"]
     assert await page.evaluate("document.documentElement.classList.contains('dark')")
@@ -107,22 +107,22 @@ async def test_tokens_show_version_mask_and_difference(page: Page, tmp_path: Pat
     colours = await page.evaluate("[...document.querySelectorAll('#tokens .token')].map((t) => t.style.background)")
     assert len(set(colours)) > 3
     await page.hover("#tokens .token")
-    (told,) = await texts(page, "#tip")
-    assert told.startswith('"The"')
-    assert "token\t1, number 0 of the answer" in told
-    assert "engine logprob\t-0.10000 (p = 0.905)" in told
-    assert "weight version\t5" in told and "loss mask\t1, trained on" in told
+    (tip,) = await texts(page, "#tip")
+    assert tip.startswith('"The"')
+    assert "token\t1, position 0 in the answer" in tip
+    assert "engine logprob\t-0.10000 (p = 0.905)" in tip
+    assert "weight version\t5" in tip and "loss mask\t1, trained on" in tip
     await page.hover("#tokens .token.outside")
-    (told,) = await texts(page, "#tip")
-    assert "loss mask\t0, not trained on" in told and "trainer logprob\tnot measured" in told
+    (tip,) = await texts(page, "#tip")
+    assert "loss mask\t0, not trained on" in tip and "trainer logprob\tnot recorded" in tip
 
 
-async def test_nothing_of_a_sample_comes_to_life(page: Page, tmp_path: Path) -> None:
+async def test_no_text_of_a_sample_is_executed(page: Page, tmp_path: Path) -> None:
     await page.open(report(tmp_path))
     assert await page.evaluate("document.title") == "run - rlscale"
     assert await page.evaluate("document.querySelectorAll('img').length") == 0
     assert any(ATTACK in text for text in await texts(page, "#detail .text"))
-    # Even if an answer got into the page as a script, the policy would not run it.
+    # The policy blocks a script that is inserted into the page.
     await page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 1'}))"
     )
@@ -142,7 +142,7 @@ async def test_runs_of_every_kind_are_drawn(page: Page, tmp_path: Path, kind: di
     assert len(await texts(page, ".entry")) > 0
 
 
-async def test_a_run_that_has_only_begun_says_so(page: Page, tmp_path: Path) -> None:
+async def test_a_run_without_metrics_shows_notes(page: Page, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("run: {name: a}\n")
     assert main([str(tmp_path / "run")]) == 0
@@ -150,14 +150,14 @@ async def test_a_run_that_has_only_begun_says_so(page: Page, tmp_path: Path) -> 
     notes = " ".join(await texts(page, ".note"))
     for part in (
         "No rollout has been recorded yet",
-        "No step has been timed yet",
+        "No step has timings yet",
         "No distribution",
-        "No samples were",
+        "No samples are",
     ):
         assert part in notes
 
 
-async def test_a_run_that_kept_no_samples_has_no_filters(page: Page, tmp_path: Path) -> None:
+async def test_a_run_without_samples_has_no_filters(page: Page, tmp_path: Path) -> None:
     shown = "['#filters', '#list', '#detail'].map((name) => document.querySelector(name).offsetHeight > 0)"
     address = report(tmp_path)
     await page.open(address)
@@ -166,10 +166,10 @@ async def test_a_run_that_kept_no_samples_has_no_filters(page: Page, tmp_path: P
     assert main([str(tmp_path / "run")]) == 0
     await page.open(address)
     assert await page.evaluate(shown) == [False, False, True]
-    assert (await texts(page, "#detail"))[0].startswith("No samples were kept")
+    assert (await texts(page, "#detail"))[0].startswith("No samples are stored")
 
 
-async def test_a_narrow_window_is_enough(page: Page, tmp_path: Path) -> None:
+async def test_the_page_fits_a_narrow_window(page: Page, tmp_path: Path) -> None:
     await page.open(report(tmp_path), width=420, height=900)
     assert await page.evaluate("document.documentElement.scrollWidth") <= 420
     assert min(await num_painted(page, "#curves-grid canvas")) > 5

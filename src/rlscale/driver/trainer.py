@@ -203,7 +203,7 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
     )
     return Observer(
         console=console,
-        sinks=[metrics, *open_trackers(config.logging, tracked, tell=console.message, warn=console.warning)],
+        sinks=[metrics, *open_trackers(config.logging, tracked, report=console.message, warn=console.warning)],
         diff_limit=diff_limit(
             config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
         ),

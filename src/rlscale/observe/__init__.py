@@ -1,1 +1,1 @@
-"""What a run shows and leaves behind: metrics, console, summary, provenance. Imports neither torch nor Ray."""
+"""Output of a run: metrics, console, summary, provenance, report. Imports neither torch nor Ray."""

@@ -1,6 +1,6 @@
-"""How a run shows itself while it goes: a live table, plain lines, or nothing.
+"""Progress of a run on the terminal: a live table, plain lines, or nothing.
 
-A run's driver opens one console and tells it what happens; `rlscale.observe.live_table` draws the table.
+The driver opens one console and reports events to it; `rlscale.observe.live_table` draws the table.
 """
 
 import logging
@@ -18,41 +18,41 @@ from rlscale.protocols import Metrics
 _log = logging.getLogger("rlscale")
 
 FIRST_STEPS = 20
-"""Plain output has a line for each of the first steps, because there mistakes show."""
+"""Plain output prints a line for each of the first steps, because wrong settings show there."""
 
 LINE_INTERVAL_S = 5.0
-"""After them, a line at most this often; evaluations and the last step always have one."""
+"""After them, minimum interval between two lines. Evaluations and the last step always print one."""
 
 
 class Console(ABC):
-    """What the driver of a run tells its user. A context manager: leaving it restores the terminal.
+    """Interface of a console. A context manager: leaving it restores the terminal.
 
-    Called from one thread. Steps may be reported from any start (a resumed run), in rising order.
+    All calls come from one thread. Steps arrive in rising order; a resumed run starts at any step.
     """
 
     @abstractmethod
     def phase(self, name: str) -> None:
-        """What the run is doing now: `start`, `rollout`, `train`, `sync`, `eval`, `save`."""
+        """Shows the current phase: `start`, `rollout`, `train`, `sync`, `eval`, `save`."""
 
     @abstractmethod
     def step(self, step: int, metrics: Metrics) -> None:
-        """The metrics of a finished rollout, counted from 0."""
+        """Shows the metrics of a finished rollout. Rollouts count from 0."""
 
     @abstractmethod
     def evaluated(self, step: int, metrics: Metrics) -> None:
-        """The metrics of an evaluation outside a step, after `step` rollouts."""
+        """Shows the metrics of an evaluation outside a step, after `step` rollouts."""
 
     @abstractmethod
     def message(self, text: str) -> None:
-        """A line that stays on the screen."""
+        """Prints a line that stays on the screen."""
 
     @abstractmethod
     def warning(self, text: str) -> None:
-        """A line that stays on the screen and stands out."""
+        """Prints a highlighted line that stays on the screen."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the terminal as it was found; what was shown stays."""
+        """Restores the terminal. All output so far stays visible."""
 
     def __enter__(self) -> Self:
         return self
@@ -66,21 +66,22 @@ class Console(ABC):
 def open_console(
     mode: ConsoleMode | str, *, title: str, total: int, stream: TextIO | None = None, first_step: int = 0
 ) -> Console:
-    """The console for `logging.console`.
+    """Opens the console for `logging.console`.
 
     Args:
-        mode: `auto` is `live` on a Unicode terminal that can move its cursor, else `plain`.
+        mode: `auto` selects `live` on a Unicode terminal that can move its cursor, else `plain`.
         title: name of the run.
-        total: rollouts of the whole run.
-        stream: where to write; None is standard output.
-        first_step: rollouts that an earlier start of this run has done.
+        total: number of rollouts of the whole run.
+        stream: output stream. None: standard output.
+        first_step: number of rollouts that earlier starts of this run have completed.
     """
     stream = sys.stdout if stream is None else stream
     chosen = ConsoleMode(mode)
     if chosen == ConsoleMode.auto:
         chosen = ConsoleMode.live if _can_redraw(stream) else ConsoleMode.plain
     if chosen == ConsoleMode.live:
-        from rlscale.observe.live_table import LiveConsole  # which imports Console from here
+        # Imported here because live_table imports Console from this module.
+        from rlscale.observe.live_table import LiveConsole
 
         return LiveConsole(title=title, total=total, stream=stream, first_step=first_step)
     if chosen == ConsoleMode.plain:
@@ -89,7 +90,7 @@ def open_console(
 
 
 class PlainConsole(Console):
-    """A line per event, for logs and pipes; thinned out after the first steps."""
+    """Prints a line per event, for logs and pipes. Prints fewer lines after the first steps."""
 
     def __init__(self, *, title: str, total: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._title, self._total, self._stream, self._clock = title, total, stream, clock
@@ -100,8 +101,8 @@ class PlainConsole(Console):
             self._write(f"[{self._title}] starting")
 
     def step(self, step: int, metrics: Metrics) -> None:
-        wanted = step < FIRST_STEPS or step + 1 >= self._total or any(name.startswith("eval/") for name in metrics)
-        if wanted or self._clock() - self._last_line_at >= LINE_INTERVAL_S:
+        is_due = step < FIRST_STEPS or step + 1 >= self._total or any(name.startswith("eval/") for name in metrics)
+        if is_due or self._clock() - self._last_line_at >= LINE_INTERVAL_S:
             self._write(f"[{self._title}] {step + 1}/{self._total}  {step_line(metrics)}")
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
@@ -118,12 +119,13 @@ class PlainConsole(Console):
 
     def _write(self, line: str) -> None:
         self._stream.write(f"{line}\n")
-        self._stream.flush()  # a pipe would hold lines back for minutes
+        # A pipe is block-buffered and would delay lines for minutes.
+        self._stream.flush()
         self._last_line_at = self._clock()
 
 
 class SilentConsole(Console):
-    """Shows nothing; warnings go to Python's logging, since nothing may be swallowed."""
+    """Prints nothing. Warnings go to Python's logging, so that none is lost."""
 
     def phase(self, name: str) -> None:
         pass
@@ -158,7 +160,7 @@ _LINE = (
 
 
 def step_line(metrics: Metrics) -> str:
-    """The few numbers of a step that fit on a line; those the step does not have are left out."""
+    """Main metrics of a step on one line. Skips metrics that the step does not have."""
     parts = [f"{label} {_number(metrics, name, form)}" for label, name, form in _LINE if name in metrics]
     line = "  ".join(parts) + ("s" if "time/step_s" in metrics else "")
     return f"{line}  {_number(metrics, 'throughput/tokens_per_s', ',.0f')} tok/s"
@@ -169,5 +171,6 @@ def _number(metrics: Metrics, name: str, form: str) -> str:
 
 
 def _can_redraw(stream: TextIO) -> bool:
-    is_unicode = (stream.encoding or "").lower().startswith("utf")  # the table's bars and lines need it
+    # The bars and frames of the live table are Unicode characters.
+    is_unicode = (stream.encoding or "").lower().startswith("utf")
     return is_unicode and stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")

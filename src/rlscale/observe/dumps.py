@@ -1,4 +1,4 @@
-"""A rollout as files: every sample (`debug.save_rollout_data`), and the batch (`debug.save_train_data`)."""
+"""Dumps of a rollout: its samples (`debug.save_rollout_data`) and its batch (`debug.save_train_data`)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from rlscale.types import Float32, Group, RouteIds, Sample, TrainBatch, WeightVe
 
 
 class RolloutDump:
-    """Writes one JSONL file per rollout, a line per sample; a rollout that is repeated after a resume replaces its own.
+    """Writes one JSONL file per rollout, one line per sample. A rollout repeated after a resume overwrites its file.
 
-    Routes, of which there are hundreds a token, go into `<file>.routes.safetensors`: a tensor for each sample that has
-    some, under the number of its line, counted from 0.
+    Expert routes (hundreds of ids per token) go into `<file>.routes.safetensors`: one tensor for each sample with
+    routes. Its key is the line number of the sample, counted from 0.
 
     Args:
         template: path with `{rollout_id}` in it.
@@ -27,10 +27,10 @@ class RolloutDump:
         self._template = template
 
     def write(self, rollout_id: int, groups: Sequence[Group], *, version: WeightVersion) -> None:
-        """The samples as they were trained on by weights of `version`. The file is there whole or not at all."""
+        """Writes the samples that weights of `version` trained on. The file is complete or absent."""
         path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        # First: whoever finds the samples finds their routes.
+        # Routes first: a reader that finds the samples also finds their routes.
         _write_routes(path, [sample for group in groups for sample in group.samples])
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
@@ -39,10 +39,10 @@ class RolloutDump:
 
 
 class BatchDump:
-    """Writes one safetensors file per rollout: the columns of the `TrainBatch`, and `trainer_logprobs`.
+    """Writes one safetensors file per rollout: the columns of the `TrainBatch` and `trainer_logprobs`.
 
-    That column is as long as `tokens`; it has NaN where there is no response token or nothing was computed. The number
-    of the rollout and of the weights are in the file's metadata.
+    `trainer_logprobs` has the length of `tokens`, with NaN at prompt tokens and where the trainer computed no value.
+    The metadata of the file has the rollout id and the weight version.
 
     Args:
         template: path with `{rollout_id}` in it.
@@ -52,23 +52,24 @@ class BatchDump:
         self._template = template
 
     def write(self, rollout_id: int, batch: TrainBatch, *, logprobs: Mapping[int, Float32]) -> None:
-        """The batch as it was trained on. The file is there whole or not at all.
+        """Writes the batch as trained. The file is complete or absent.
 
         Args:
-            logprobs: of samples by the weights the rollout began with, as in `TrainResult`.
+            logprobs: by sample, under the weights before the rollout's first update, as in `TrainResult`.
         """
         columns = {name: getattr(batch, name) for name in _COLUMNS}
         if batch.routes is not None:
             columns["routes"] = batch.routes
         trainer = np.full(len(batch.tokens), np.nan, dtype=np.float32)
+        # The response is the end of a sample's tokens, so its logprobs end where the sample ends.
         for sample, values in logprobs.items():
             stop = int(batch.offsets[sample + 1])
             trainer[stop - len(values) : stop] = values
         path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
-        about = {"rollout_id": str(rollout_id), "version": str(batch.version)}
-        save_file({**columns, "trainer_logprobs": trainer}, temporary, metadata=about)
+        metadata = {"rollout_id": str(rollout_id), "version": str(batch.version)}
+        save_file({**columns, "trainer_logprobs": trainer}, temporary, metadata=metadata)
         temporary.replace(path)
 
 
@@ -86,7 +87,7 @@ _COLUMNS = (
 
 
 def read_dump(path: Path) -> list[dict[str, Any]]:
-    """The samples of one rollout. Raises DataError naming the row that cannot be read."""
+    """Samples of one rollout. Raises DataError that names the row that cannot be read."""
     records = []
     for row, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -97,9 +98,9 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
 
 
 def read_routes(path: Path) -> dict[int, RouteIds]:
-    """The routes of the samples in the dump `path`, by row from 0; none where it was written without.
+    """Routes of the samples in the dump `path`, by row from 0. Empty if the dump has no routes.
 
-    Raises DataError when the file beside it cannot be read.
+    Raises DataError if the routes file cannot be read.
     """
     file = _routes_file(path)
     if not file.exists():
@@ -119,7 +120,8 @@ def _write_routes(path: Path, samples: Sequence[Sample]) -> None:
     routes = {str(row): sample.routes for row, sample in enumerate(samples) if sample.routes is not None}
     file = _routes_file(path)
     if not routes:
-        file.unlink(missing_ok=True)  # of an earlier run
+        # A file of an earlier run would not match the new samples.
+        file.unlink(missing_ok=True)
         return
     temporary = file.with_name(f".{file.name}.tmp")
     save_file(routes, temporary)

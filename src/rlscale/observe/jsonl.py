@@ -1,4 +1,4 @@
-"""Metrics as a file of one JSON object a line."""
+"""Metrics file: one JSON object per line."""
 
 import json
 import math
@@ -16,13 +16,12 @@ RESERVED = ("step", "time")
 class JsonlSink:
     """Appends `{"step": 3, "time": <seconds since the epoch>, "reward/mean": 0.4, ...}` and flushes every record.
 
-    JSON has no word for non-finite numbers, which are the ones worth finding in a metrics file; they are written as the
-    strings "nan", "inf" and "-inf", which `float` reads back.
+    JSON cannot express non-finite numbers. They become the strings "nan", "inf" and "-inf", which `float` reads.
 
     Args:
-        path: the file; its folder is made when missing.
-        resume_at_step: records of this step and of later ones are dropped first, because the resumed run writes them
-            again. None: keep all.
+        path: the file. Missing folders are created.
+        resume_at_step: records of this step and later are removed first, because the resumed run writes them again.
+            None: all records stay.
 
     Raises:
         DataError: a record of an existing file cannot be read.
@@ -43,13 +42,13 @@ class JsonlSink:
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Appends one record."""
         taken = [name for name in RESERVED if name in metrics]
-        assert not taken, f"no metric may be called {taken}: every record has that field already"
+        assert not taken, f"metrics must not be named {taken}: every record has these fields"
         record = {"step": step, "time": round(time.time(), 3)} | {k: _to_json(v) for k, v in metrics.items()}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 
     def rewind(self, step: int) -> None:
-        """Drops the records of this step and of later ones: a run that went back to a checkpoint writes them again."""
+        """Removes the records of this step and later. A run that returns to a checkpoint writes them again."""
         self._file.close()
         _truncate(self.path, step)
         self._file = self.path.open("a", encoding="utf-8")
@@ -60,14 +59,13 @@ class JsonlSink:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file, in the order they were written.
-
-    A last line without its line end was being written when the process died, and is left out.
+    """Records of a metrics file, in the order of writing. Skips an incomplete last line.
 
     Raises:
         DataError: another line is not a JSON object with a step.
     """
-    *lines, _torn = path.read_text(encoding="utf-8").split("\n")
+    # A process that dies while it writes leaves a last line without a line end.
+    *lines, _incomplete = path.read_text(encoding="utf-8").split("\n")
     return [_parse(line, path=path, row=row) for row, line in enumerate(lines, start=1)]
 
 
@@ -75,14 +73,16 @@ def _parse(line: str, *, path: Path, row: int) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, row {row} must be JSON, got {line[:80]!r}; mend or remove that line") from error
+        raise DataError(f"{path}, row {row} must be JSON, got {line[:80]!r}; correct or remove that line") from error
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise DataError(f"{path}, row {row} must be an object with `step`, got {line[:80]!r}; mend or remove that line")
+        raise DataError(
+            f"{path}, row {row} must be an object with `step`, got {line[:80]!r}; correct or remove that line"
+        )
     return record
 
 
 def _truncate(path: Path, resume_at_step: int | None) -> None:
-    """Leaves whole records of earlier steps; in one rename, so that a crash here loses nothing."""
+    """Keeps the complete records of earlier steps. Replaces the file by a rename, so that a crash loses nothing."""
     kept = [r for r in read_records(path) if resume_at_step is None or r["step"] < resume_at_step]
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -93,5 +93,6 @@ def _truncate(path: Path, resume_at_step: int | None) -> None:
 
 
 def _to_json(value: float) -> float | str:
-    number = float(value)  # also numpy's scalars, which json refuses
+    # json rejects NumPy scalars.
+    number = float(value)
     return number if math.isfinite(number) else str(number)

@@ -1,4 +1,4 @@
-"""The live table: one screen that is redrawn while the run goes on."""
+"""Live table of a run: one screen, redrawn in place."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ from rlscale.observe.metrics.metric_names import PHASES
 from rlscale.protocols import Metrics
 
 PACE_STEPS = 20
-"""The remaining time is estimated from the median of this many steps."""
+"""The estimate of the remaining time uses the median of this many steps."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -33,7 +33,7 @@ _STANDARD = ("stdout", "stderr")
 
 @dataclass(kw_only=True)
 class RunView:
-    """What is known of a run; `draw` turns it into a picture. Holds no terminal, so tests draw it to a string."""
+    """State of the live table. `draw` renders it without a terminal."""
 
     title: str
     total: int
@@ -45,7 +45,7 @@ class RunView:
     latest: dict[str, float] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    # Over the whole run. Has every phase from the start, because the drawing thread iterates over it.
+    # Sums over the whole run. All phases are present from the start, because the drawing thread iterates over the dict.
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     first_eval: float | None = None
 
@@ -72,13 +72,13 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last rollout at the present pace; None before the first step."""
+        """Estimated seconds to the last rollout. None before the first step."""
         if not self.step_seconds:
             return None
         return median(self.step_seconds[-PACE_STEPS:]) * (self.total - self.num_done)
 
     def draw(self) -> RenderableType:
-        """The whole table; fits into 80 columns."""
+        """Renders the whole table. It fits into 80 columns."""
         return Panel(
             Group(self._progress(), self._history(), Text(), self._numbers(), Text(), self._times()),
             title=Text(self.title, style="bold"),
@@ -96,7 +96,7 @@ class RunView:
         line.add_row(
             Text(f"rollout {self.num_done}/{self.total}", style="bold"),
             ProgressBar(total=self.total, completed=self.num_done),
-            Text(f"{_clock(elapsed)} gone, {'?' if eta is None else _clock(eta)} left"),
+            Text(f"{_clock(elapsed)} elapsed, {'?' if eta is None else _clock(eta)} left"),
         )
         return line
 
@@ -109,6 +109,7 @@ class RunView:
         for style in ("dim", "bold", "dim", "bold"):
             table.add_column(style=style, no_wrap=True)
         cells = [(label, self._show(name, form)) for label, name, form in _NUMBERS]
+        # Some cells show a second value next to the mean.
         cells[1] = (cells[1][0], self._held_out())
         cells[2] = (cells[2][0], f"{cells[2][1]} (max {self._show('response_len/max', '.0f')})")
         cells[3] = (cells[3][0], f"{cells[3][1]} (max {self._show('logprob_diff/max', '.1e')})")
@@ -138,9 +139,9 @@ class RunView:
             )
         working = f"{self.current_phase} for {time.monotonic() - self.phase_since:.0f} s"
         step = f"step {self._show('time/step_s', '.2f')} s"
-        aside = Text(f"{step}\n{working}", style="dim")
+        details = Text(f"{step}\n{working}", style="dim")
         both = Table.grid(padding=(0, 3, 0, 0))
-        both.add_row(table, aside)
+        both.add_row(table, details)
         return both
 
     def _show(self, name: str, form: str) -> str:
@@ -162,10 +163,9 @@ _NUMBERS = (
 
 
 class LiveConsole(Console):
-    """Redraws a `RunView` in place; messages scroll by above it.
+    """Redraws a `RunView` in place. Messages scroll above it.
 
-    While it is open, prints and logging handlers that would write to the terminal go through it, so that they do not
-    tear the picture.
+    While it is open, it redirects prints and logging handlers of the terminal, so that they do not garble the table.
     """
 
     def __init__(self, *, title: str, total: int, stream: TextIO, first_step: int = 0) -> None:
@@ -178,9 +178,10 @@ class LiveConsole(Console):
             redirect_stdout=True,
             redirect_stderr=True,
         )
-        before = {id(getattr(sys, form.format(name))): name for name in _STANDARD for form in ("{}", "__{}__")}
+        # Rich replaces sys.stdout and sys.stderr at start. Remember the streams by identity to find their handlers.
+        streams = {id(getattr(sys, form.format(name))): name for name in _STANDARD for form in ("{}", "__{}__")}
         self._live.start()
-        self._redirect_handlers(before)
+        self._redirect_handlers(streams)
 
     def phase(self, name: str) -> None:
         self.view.phase(name)
@@ -203,20 +204,21 @@ class LiveConsole(Console):
         self._handlers.clear()
         self._live.stop()
 
-    def _redirect_handlers(self, before: dict[int, str]) -> None:
-        """Handlers keep the stream they were made with, which rich's replacement of sys.stderr does not reach."""
+    def _redirect_handlers(self, streams: dict[int, str]) -> None:
+        """Redirects logging handlers: they keep the original stream, which rich's replacement does not affect."""
         for handler in _stream_handlers():
-            name = before.get(id(handler.stream))
+            name = streams.get(id(handler.stream))
             if name is not None:
                 self._handlers.append((handler, handler.stream))
                 handler.setStream(getattr(sys, name))
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
-    """`values` as a line of block characters between their minimum and maximum; longer histories are averaged."""
+    """Line of block characters, scaled between the minimum and maximum of `values`. Averages longer histories."""
     if not values:
         return ""
     count = min(width, len(values))
+    # `count` ranges of nearly equal length cover all values.
     edges = [round(i * len(values) / count) for i in range(count + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
@@ -227,12 +229,13 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     for logger in loggers:
-        for handler in getattr(logger, "handlers", ()):  # placeholders have none
+        # Entries of loggerDict may be placeholders without handlers.
+        for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, logging.StreamHandler):
                 yield handler
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""What the control loop tells the world: metrics to the sinks, progress to the console, alarms to both."""
+"""Output of the control loop: metrics to sinks, progress to the console, samples to files, warnings."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,11 @@ from rlscale.protocols import MetricSink
 from rlscale.types import Float32, Group, TrainBatch, WeightVersion
 
 _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
-"""Mean |trainer - engine| logprob difference above which something is wrong, by dtype; healthy runs stay well below."""
+"""Limit of the mean |trainer - engine| logprob difference by dtype. Correct runs stay well below."""
 
 
 class Observer:
-    """One place for everything a run reports. The loop calls it; it never calls back."""
+    """Receives everything a run reports. The loop calls it; it never calls back."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class Observer:
         self.console.phase(name)
 
     def step(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Metrics of a whole rollout."""
+        """Records the metrics of a whole rollout."""
         self._sink.log(metrics, step=step)
         self.console.step(step, metrics)
         self._check_logprob_diff(metrics, step=step)
 
     def choose_logprob_samples(self, groups: Sequence[Group]) -> tuple[int, ...]:
-        """The samples whose logprobs the trainer is to give back, for `TrainBatch.logprob_samples`."""
+        """Selects the samples whose logprobs the trainer returns, for `TrainBatch.logprob_samples`."""
         if self._batches is not None:
             return tuple(range(sum(len(group.samples) for group in groups)))
         return () if self._rollouts is None else self._rollouts.choose(groups)
@@ -48,7 +48,7 @@ class Observer:
     def trained(
         self, rollout_id: int, groups: Sequence[Group], *, batch: TrainBatch, logprobs: Mapping[int, Float32]
     ) -> None:
-        """The samples that were just trained on, as the batch made of them, and the logprobs of the asked ones."""
+        """Records the samples of a finished training phase, their batch, and the requested trainer logprobs."""
         if self._batches is not None:
             self._batches.write(rollout_id, batch, logprobs=logprobs)
         self.generated(rollout_id, groups, version=batch.version, logprobs=logprobs)
@@ -61,7 +61,7 @@ class Observer:
         version: WeightVersion,
         logprobs: Mapping[int, Float32] | None = None,
     ) -> None:
-        """Samples that are complete; without a trainer there are no logprobs beside the engine's."""
+        """Records complete samples. Without a trainer the engine's logprobs are the only ones."""
         if self._dump is not None:
             self._dump.write(rollout_id, groups, version=version)
         if self._rollouts is not None:
@@ -70,11 +70,13 @@ class Observer:
             self._rollouts.write(rollout_id, groups, logprobs=kept)
 
     def evaluated(self, metrics: Mapping[str, float], *, step: int, num_done: int | None = None) -> None:
-        """Metrics of an evaluation that is reported by itself: before the first rollout, after the last, or beside one.
+        """Records the metrics of an evaluation that is not part of a step's record.
+
+        It ran before the first rollout, after the last, or concurrently with one.
 
         Args:
-            step: that sinks log them with.
-            num_done: rollouts before it, for the console. None: `step`.
+            step: the step of the record in the sinks.
+            num_done: number of rollouts before it, for the console. None: `step`.
         """
         self._sink.log(metrics, step=step)
         self.console.evaluated(step if num_done is None else num_done, metrics)
@@ -82,15 +84,16 @@ class Observer:
     def _check_logprob_diff(self, metrics: Mapping[str, float], *, step: int) -> None:
         diff = metrics.get("logprob_diff/mean", 0.0)
         if diff > self._diff_limit:
+            # The sync at the end of the step has already incremented weights/version.
             version = metrics.get("weights/version", 0.0) - 1
             self.warn(
                 f"rollout {step}: trainer and engine logprobs differ by {diff:.2g} on average under weight version "
-                f"{version:.0f} (expected at most {self._diff_limit:.2g}): the samples are not from the policy that is "
-                "trained; look for stale weights, another dtype, or sampling parameters that the trainer does not know"
+                f"{version:.0f} (expected at most {self._diff_limit:.2g}): the samples are not from the trained "
+                "policy; check for stale weights, a different dtype, or sampling parameters that the trainer does not apply"
             )
 
     def rewind(self, step: int) -> None:
-        """The run goes on from a checkpoint before `step`: what was reported from there on will be reported again."""
+        """Removes records of `step` and later: the run resumes from an earlier checkpoint and reports them again."""
         self._sink.rewind(step)
         if self._rollouts is not None:
             self._rollouts.rewind(step)
@@ -106,10 +109,11 @@ class Observer:
 
 
 def diff_limit(configured: float | None, dtype: str, *, mixes_caches: bool = False) -> float:
-    """`debug.logprob_diff_warn`, or the level that separates healthy from sick runs in `dtype`.
+    """`debug.logprob_diff_warn`, or the default limit of `dtype`.
 
     Args:
-        mixes_caches: tokens may stand on a cache of older weights, which the trainer has not; no level is sick then.
+        mixes_caches: tokens may use a KV cache of older weights, which the trainer cannot reproduce. They have no
+            default limit.
     """
     if configured is not None:
         return configured

@@ -1,7 +1,7 @@
-"""What a run keeps of its rollouts for `rlscale-report`: a few samples whole, rewards and lengths of all as counts.
+"""Log of rollouts for `rlscale-report`: a few complete samples, counts of all rewards and lengths.
 
-<run>/samples.jsonl          a line per kept sample: text, tokens, logprobs of engine and trainer, weight versions
-<run>/distributions.jsonl    a line per rollout: how often each reward and each length occurred
+<run>/samples.jsonl          one line per selected sample: text, tokens, logprobs of engine and trainer, weight versions
+<run>/distributions.jsonl    one line per rollout: counts of each reward and each length
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rlscale.types import Float32, Group, Sample
 
 SAMPLES_FILE, DISTRIBUTIONS_FILE = "samples.jsonl", "distributions.jsonl"
 MAX_VALUES = 64
-"""A distribution of more distinct values is kept as this many bins of equal width."""
+"""A distribution with more distinct values is stored as this many bins of equal width."""
 
 
 class TokenTexts:
-    """The text that a token adds to an answer, by its id; each is decoded once.
+    """Text that a token adds to an answer, by token id. Decodes each id once.
 
-    Tokenizers may drop the space at the start of a text, so a token is read behind another one. A token that is a part
-    of a character has the text that the tokenizer gives to such parts.
+    Tokenizers may drop a leading space, so each token is decoded after another one. A token that is part of a character
+    has the text that the tokenizer returns for such parts.
 
     Args:
-        decode: token ids to text, special tokens included.
-        anchor: the token or tokens in front; best those of a plain letter.
+        decode: token ids to text, including special tokens.
+        anchor: the tokens in front, preferably of a plain letter.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], *, anchor: Sequence[int]) -> None:
@@ -40,19 +40,20 @@ class TokenTexts:
     def __call__(self, token_id: int) -> str:
         if token_id not in self._known:
             both = self._decode([*self._anchor, token_id])
-            stands_apart = both.startswith(self._prefix)
-            self._known[token_id] = both[len(self._prefix) :] if stands_apart else self._decode([token_id])
+            # A token that merges with the anchor has no separate suffix; decode it alone.
+            keeps_prefix = both.startswith(self._prefix)
+            self._known[token_id] = both[len(self._prefix) :] if keeps_prefix else self._decode([token_id])
         return self._known[token_id]
 
 
 class RolloutLog:
-    """Writes both files; the loop calls it once for each rollout, after training on it.
+    """Writes both files. The loop calls `write` once for each rollout, after training on it.
 
     Args:
-        folder: of the run.
-        num_samples: samples of each rollout that are kept; 0: none.
-        text_of: the text that a token adds to an answer, by its id.
-        resume_at_step: what earlier starts wrote about this rollout and later ones is dropped first.
+        folder: run folder.
+        num_samples: number of samples to store of each rollout; 0: none.
+        text_of: the text that a token id adds to an answer.
+        resume_at_step: records of this rollout and later are removed first.
 
     Example:
         log = RolloutLog(run_dir, num_samples=8, text_of=TokenTexts(tokenizer.decode, anchor=[5]), resume_at_step=0)
@@ -66,14 +67,15 @@ class RolloutLog:
         self._distributions = _Lines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
 
     def choose(self, groups: Sequence[Group]) -> tuple[int, ...]:
-        """The samples to keep, as indices into all samples in order: spread over the groups and within them."""
+        """Indices of the samples to store, spread over the groups and within them. They index all samples in order."""
         starts = [0]
         for group in groups:
             starts.append(starts[-1] + len(group.samples))
-        wanted = min(self._num_samples, starts[-1])
+        num_chosen = min(self._num_samples, starts[-1])
         chosen = set()
-        for k in range(wanted):
-            g = k * len(groups) // wanted if wanted <= len(groups) else k % len(groups)
+        # Fewer samples than groups: evenly spaced groups. More: round-robin. The position in the group cycles with k.
+        for k in range(num_chosen):
+            g = k * len(groups) // num_chosen if num_chosen <= len(groups) else k % len(groups)
             chosen.add(starts[g] + k % len(groups[g].samples))
         return tuple(sorted(chosen))
 
@@ -81,9 +83,9 @@ class RolloutLog:
         """Adds one rollout.
 
         Args:
-            step: the rollout's number.
-            groups: all of it.
-            logprobs: of the chosen samples by the trainer, as `TrainResult.logprobs`.
+            step: number of the rollout.
+            groups: all groups of the rollout.
+            logprobs: trainer logprobs of the selected samples, as in `TrainResult.logprobs`.
         """
         samples = [sample for group in groups for sample in group.samples]
         rewards = [sample.reward for sample in samples if sample.reward is not None]
@@ -98,7 +100,7 @@ class RolloutLog:
             self._samples.append([self._record(step, samples[i], values) for i, values in sorted(logprobs.items())])
 
     def rewind(self, step: int) -> None:
-        """Drops this rollout and later ones: the run went back to a checkpoint and makes them again."""
+        """Removes this rollout and later: the run returned to a checkpoint and repeats them."""
         for lines in (self._samples, self._distributions):
             if lines is not None:
                 lines.rewind(step)
@@ -109,7 +111,7 @@ class RolloutLog:
                 lines.close()
 
     def _record(self, step: int, sample: Sample, trainer: Float32) -> dict[str, Any]:
-        # Without a reward nothing was generated, and the engine's column is a stand-in.
+        # SFT samples have no reward and no generated tokens. Their rollout logprobs are placeholders.
         engine = None if sample.reward is None else [_number(value) for value in sample.rollout_logprobs]
         return {
             "step": step,
@@ -131,7 +133,7 @@ class RolloutLog:
 
 
 class _Lines:
-    """A file of JSON lines whose steps do not decrease; what has been appended survives the death of the process."""
+    """File of JSON lines with non-decreasing steps. Appended lines survive a crash of the process."""
 
     def __init__(self, path: Path, *, resume_at_step: int) -> None:
         self._path = path
@@ -159,7 +161,7 @@ class _Lines:
 
 
 def cut_lines(path: Path, step: int) -> None:
-    """Cuts a file of JSON lines before the first one of `step` or later, or that was not written completely."""
+    """Truncates a file of JSON lines before the first incomplete line or line of `step` or later."""
     end = 0
     with path.open("rb") as file:
         for line in file:
@@ -170,13 +172,14 @@ def cut_lines(path: Path, step: int) -> None:
 
 
 def distribution(values: Sequence[float]) -> list[list[float]]:
-    """Pairs of value and count, rising; more than MAX_VALUES distinct values become the middles of equal bins."""
+    """Sorted pairs of value and count. More than MAX_VALUES distinct values become centers of equal bins."""
     counts = Counter(values)
     if len(counts) > MAX_VALUES:
         low, high = min(counts), max(counts)
         width = (high - low) / MAX_VALUES
         binned: Counter[float] = Counter()
         for value, count in counts.items():
+            # The maximum belongs to the last bin.
             number = min(int((value - low) / width), MAX_VALUES - 1)
             binned[low + (number + 0.5) * width] += count
         counts = binned
@@ -184,10 +187,10 @@ def distribution(values: Sequence[float]) -> list[list[float]]:
 
 
 def _runs(values: Sequence[int]) -> list[list[int]]:
-    """[7, 7, 8] as [[7, 2], [8, 1]]: masks and versions of long answers are nearly constant."""
+    """Run-length encoding: [7, 7, 8] becomes [[7, 2], [8, 1]]. Masks and versions are nearly constant."""
     return [[value, len(list(same))] for value, same in groupby(values)]
 
 
 def _number(value: float) -> float | None:
-    """Seven significant digits, all that float32 has; None for NaN and infinities, which JSON has no words for."""
+    """Value with seven significant digits, the precision of float32. None for NaN and infinities, which JSON lacks."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

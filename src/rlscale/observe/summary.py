@@ -1,4 +1,4 @@
-"""What the user sees when a run has ended."""
+"""Summary of a finished run."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ from rich.text import Text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """The result of a run in the terms of its user. None: the run has no such thing."""
+    """Result of a run. None: not available in this run."""
 
     title: str
     reward_before: float | None  # mean held-out reward before the first rollout
     reward_after: float | None
-    num_steps: int  # of this start
-    num_tokens: int  # response tokens of this start
+    num_steps: int  # in this start
+    num_tokens: int  # response tokens in this start
     seconds: float
     run_dir: Path
     checkpoint: Path | None
@@ -29,11 +29,11 @@ class RunSummary:
     num_steps_before: int = 0  # by earlier starts
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     warnings: Sequence[str] = ()
-    next_commands: Sequence[tuple[str, str]] = ()  # (command, what it does)
+    next_commands: Sequence[tuple[str, str]] = ()  # (command, description)
 
 
 def print_summary(summary: RunSummary, *, stream: TextIO | None = None) -> None:
-    """Shows the summary: in a frame on a terminal, else as plain lines. Paths and commands are never cut or wrapped.
+    """Prints the summary, in a frame on a terminal, else as plain lines. Never cuts or wraps paths and commands.
 
     Args:
         stream: None is standard output.
@@ -47,7 +47,7 @@ def print_summary(summary: RunSummary, *, stream: TextIO | None = None) -> None:
 
 
 def phase_seconds(records: Sequence[Mapping[str, float]], phases: Sequence[str]) -> dict[str, float]:
-    """Seconds by phase over the records of a metrics file; phases that took none are left out."""
+    """Seconds by phase over the records of a metrics file. Skips phases without time."""
     sums = {phase: sum(float(record.get(f"time/{phase}_s", 0.0)) for record in records) for phase in phases}
     return {phase: seconds for phase, seconds in sums.items() if seconds > 0}
 
@@ -59,13 +59,13 @@ def _print_frame(summary: RunSummary, console: Console) -> None:
     for label, value in _facts(summary):
         facts.add_row(label, Text(value, style="bold green" if label == _REWARD else ""))
     console.print(Panel(Group(facts), title=f"[bold]{summary.title}", title_align="left", border_style="green"))
-    # Below the frame, where a long path or command can be copied whole.
-    for label, value in _places(summary):
+    # Below the frame, so that a long path or command can be copied whole.
+    for label, value in _paths(summary):
         console.print(f"[dim]{label:<12}[/] {value}", soft_wrap=True, highlight=False)
     for line in _warnings(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     if summary.next_commands:
-        console.print("\n[bold]Next, try[/]")
+        console.print("\n[bold]Next steps[/]")
     for command, meaning in summary.next_commands:
         console.print(Text(f"  # {meaning}", style="dim"), soft_wrap=True)
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)
@@ -73,11 +73,11 @@ def _print_frame(summary: RunSummary, console: Console) -> None:
 
 def _plain_lines(summary: RunSummary) -> Iterator[str]:
     yield f"== {summary.title}"
-    for label, value in [*_facts(summary), *_places(summary)]:
+    for label, value in [*_facts(summary), *_paths(summary)]:
         yield f"{label:<16} {value}"
     yield from _warnings(summary)
     if summary.next_commands:
-        yield "next, try"
+        yield "next steps"
     for command, meaning in summary.next_commands:
         yield f"  # {meaning}"
         yield f"  {command}"
@@ -89,17 +89,17 @@ _REWARD = "held-out reward"
 def _facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.reward_before is not None or summary.reward_after is not None:
         yield _REWARD, f"{_reward(summary.reward_before)} before, {_reward(summary.reward_after)} after"
-    before = f", after {summary.num_steps_before:,} of earlier starts" if summary.num_steps_before else ""
+    before = f", after {summary.num_steps_before:,} in earlier starts" if summary.num_steps_before else ""
     yield "steps", f"{summary.num_steps:,} in {summary.seconds:.1f} s{before}"
     rate = summary.num_tokens / summary.seconds if summary.seconds > 0 else 0.0
     yield "tokens", f"{summary.num_tokens:,}, {rate:,.0f} tokens/s"
-    whole = sum(summary.seconds_by_phase.values())
-    if whole > 0:
-        parts = (f"{name} {s:.1f} s ({100 * s / whole:.0f}%)" for name, s in summary.seconds_by_phase.items())
+    total = sum(summary.seconds_by_phase.values())
+    if total > 0:
+        parts = (f"{name} {s:.1f} s ({100 * s / total:.0f}%)" for name, s in summary.seconds_by_phase.items())
         yield "time by phase", ", ".join(parts)
 
 
-def _places(summary: RunSummary) -> Iterator[tuple[str, str]]:
+def _paths(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "run folder", str(summary.run_dir)
     if summary.checkpoint is not None:
         yield "checkpoint", str(summary.checkpoint)

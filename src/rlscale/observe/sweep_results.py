@@ -1,4 +1,4 @@
-"""What a sweep leaves in its folder: its jobs as JSON and as a table, and a picture of their objectives."""
+"""Results of a sweep in its folder: the jobs as JSON and CSV, and a plot of their objectives."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.text import Text
 
 from rlscale.config.hydra.sweep import JobRecord, SweepResult
 
-JSON_FILE, TABLE_FILE, PICTURE_FILE = "results.json", "results.csv", "objective.png"
+JSON_FILE, TABLE_FILE, PLOT_FILE = "results.json", "results.csv", "objective.png"
 
 
 def write_sweep(result: SweepResult) -> tuple[Path, ...]:
-    """Writes the files into the sweep's folder; returns the table and, when a job has an objective, the picture."""
+    """Writes the files into the sweep's folder. Returns the table and, if a job has an objective, the plot."""
     result.folder.mkdir(parents=True, exist_ok=True)
     rows = [asdict(job) for job in result.jobs]
     (result.folder / JSON_FILE).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
@@ -26,40 +26,40 @@ def write_sweep(result: SweepResult) -> tuple[Path, ...]:
         writer = csv.writer(file)
         writer.writerow(["job", *result.swept, "objective", "seconds", "run_dir", "error"])
         for job in result.jobs:
-            own = [job.values.get(name, "") for name in result.swept]
+            values = [job.values.get(name, "") for name in result.swept]
             writer.writerow(
-                [job.index + 1, *own, job.objective, round(job.seconds, 3), job.run_dir, _first_line(job.error)]
+                [job.index + 1, *values, job.objective, round(job.seconds, 3), job.run_dir, _first_line(job.error)]
             )
     if result.best is None:
         return (table,)
-    # Only now: this import takes half a second, which a sweep has and a mistake in its words has not.
-    from rlscale.observe.sweep_picture import draw_sweep
+    # Matplotlib takes half a second to import. A sweep that fails on its overrides must not wait for it.
+    from rlscale.observe.sweep_plot import draw_sweep
 
-    picture = result.folder / PICTURE_FILE
-    draw_sweep(result, picture)
-    return table, picture
+    plot = result.folder / PLOT_FILE
+    draw_sweep(result, plot)
+    return table, plot
 
 
 def make_table(result: SweepResult) -> Table:
-    """One row per job: what it had of its own, its objective or its error, and its folder; the best one is marked."""
+    """Table with a row per job: swept values, objective, seconds, and run folder or error. Marks the best job."""
     table = Table(title=f"{len(result.jobs)} jobs, {result.folder}", title_justify="left")
     for heading in ("job", *result.swept, "objective", "seconds", "run folder or error"):
         is_number = heading in ("job", "objective", "seconds")
         table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for job in result.jobs:
-        own = [Text(_short(job.values.get(name, ""))) for name in result.swept]
+        values = [Text(_short(job.values.get(name, ""))) for name in result.swept]
         last = Text(_first_line(job.error) or job.run_dir)
         best = "bold green" if job is result.best else ""
-        table.add_row(str(job.index + 1), *own, _objective(job, result), f"{job.seconds:.1f}", last, style=best)
+        table.add_row(str(job.index + 1), *values, _objective(job, result), f"{job.seconds:.1f}", last, style=best)
     return table
 
 
 def closing_lines(result: SweepResult, files: Sequence[Path]) -> list[str]:
-    """Which job was best, and where the files are."""
+    """Lines with the best job and the paths of the files."""
     lines = []
     if result.best is not None:
-        own = " ".join(f"{name}={_short(result.best.values.get(name, ''))}" for name in result.swept)
-        lines.append(f"best: job {result.best.index + 1}, objective {result.best.objective:.4g}  {own}".rstrip())
+        values = " ".join(f"{name}={_short(result.best.values.get(name, ''))}" for name in result.swept)
+        lines.append(f"best: job {result.best.index + 1}, objective {result.best.objective:.4g}  {values}".rstrip())
     return [*lines, *map(str, files)]
 
 
@@ -71,7 +71,7 @@ def _objective(job: JobRecord, result: SweepResult) -> str:
 
 
 def _short(value: str) -> str:
-    """A number with many digits, as a sweeper chooses it, with four of them."""
+    """Value with a long number (as sweepers sample them) rounded to four digits."""
     try:
         return f"{float(value):.4g}" if len(value) > 8 else value
     except ValueError:

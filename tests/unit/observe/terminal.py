@@ -1,10 +1,10 @@
-"""A stream that says it is a terminal, for tests of what is drawn on one."""
+"""Streams that claim to be a terminal, for tests of terminal output."""
 
 import io
 
 
 class FakeTerminal(io.StringIO):
-    """Keeps what is written, control sequences included."""
+    """Stores the output, including control sequences."""
 
     encoding = "utf-8"
 
@@ -13,6 +13,6 @@ class FakeTerminal(io.StringIO):
 
 
 class AsciiTerminal(FakeTerminal):
-    """A terminal without Unicode."""
+    """Terminal without Unicode."""
 
     encoding = "ascii"

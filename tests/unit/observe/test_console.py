@@ -1,4 +1,4 @@
-"""Which console is opened, and what the plain and the silent one write."""
+"""Choice of the console, and output of the plain and the silent one."""
 
 import io
 import logging
@@ -54,7 +54,7 @@ def test_a_step_without_engines_has_a_shorter_line() -> None:
 
 
 class Clock:
-    """A clock that the test moves."""
+    """Clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -82,7 +82,7 @@ def test_plain_output_thins_out_after_the_first_steps() -> None:
     assert max(gaps) <= 1.1 * LINE_INTERVAL_S / 0.1
 
 
-def test_slow_steps_have_a_line_each() -> None:
+def test_slow_steps_print_one_line_each() -> None:
     assert len(plain_lines(total=60, seconds_per_step=LINE_INTERVAL_S)) == 60
 
 
@@ -91,7 +91,7 @@ def test_every_evaluation_has_a_line() -> None:
     assert sum("held-out 0.500" in line for line in lines) == 5
 
 
-def test_plain_output_says_what_happens_in_order() -> None:
+def test_plain_output_reports_events_in_order() -> None:
     stream = io.StringIO()
     with open_console("plain", title="run", total=2, stream=stream) as console:
         console.phase("start")
@@ -107,14 +107,12 @@ def test_plain_output_says_what_happens_in_order() -> None:
     ]
 
 
-def test_the_silent_console_does_not_swallow_warnings(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_silent_console_logs_warnings(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), open_console("none", title="t", total=1) as console:
         console.phase("start")
         console.step(0, STEP)
         console.evaluated(0, STEP)
         console.message("hello")
-        console.warning("look out")
+        console.warning("careful")
     assert capsys.readouterr().out == ""
-    assert [record.message for record in caplog.records] == ["look out"]
+    assert [record.message for record in caplog.records] == ["careful"]

@@ -1,4 +1,4 @@
-"""The metrics file: what is written is what is read, also after a crash and a resume."""
+"""Metrics file: records survive a crash and a resume."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_without_resume_records_are_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("resume_at", "kept"), [(0, []), (2, [0, 0, 1]), (9, [0, 0, 1, 2, 3])])
-def test_resume_drops_the_records_that_are_written_again(tmp_path: Path, resume_at: int, kept: list[int]) -> None:
+def test_resume_removes_records_that_the_run_repeats(tmp_path: Path, resume_at: int, kept: list[int]) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 0, 0, 1, 2, 3)
     before = {record["step"]: record for record in read_records(path)}
@@ -51,7 +51,7 @@ def test_resume_drops_the_records_that_are_written_again(tmp_path: Path, resume_
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_rewind_drops_the_records_that_are_written_again(tmp_path: Path) -> None:
+def test_rewind_removes_records_that_the_run_repeats(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
     for step in range(4):
@@ -62,7 +62,7 @@ def test_a_rewind_drops_the_records_that_are_written_again(tmp_path: Path) -> No
     assert [(r["step"], r["reward/mean"]) for r in read_records(path)] == [(0, 0.5), (1, 0.5), (2, 0.25)]
 
 
-def test_a_line_torn_by_a_crash_is_dropped_and_the_next_record_starts_a_line(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_removed_and_the_next_record_starts_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 0, 1)
     with path.open("a") as file:
@@ -73,7 +73,7 @@ def test_a_line_torn_by_a_crash_is_dropped_and_the_next_record_starts_a_line(tmp
 
 
 @pytest.mark.parametrize("bad", ["not json", "[1]", '{"reward": 1}'])
-def test_a_damaged_row_is_named(tmp_path: Path, bad: str) -> None:
+def test_the_error_names_the_invalid_row(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 0}}\n{bad}\n{{"step": 2}}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, row 2 must be"):
@@ -90,10 +90,10 @@ def test_non_finite_and_numpy_numbers_survive(tmp_path: Path) -> None:
     assert float(record["a"]) != float(record["a"])
     assert float(record["b"]) == float("-inf")
     assert (record["c"], record["d"]) == (0.5, 3)
-    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_a_metric_cannot_take_the_name_of_a_field(tmp_path: Path) -> None:
+def test_a_metric_must_not_have_the_name_of_a_field(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl")
     with pytest.raises(AssertionError, match="step"):
         sink.log({"step": 1.0}, step=0)

@@ -1,4 +1,4 @@
-"""The live table, drawn to a string and to a fake terminal."""
+"""Live table, rendered to a string and to a fake terminal."""
 
 import io
 import logging
@@ -45,18 +45,18 @@ def trained_view(num_steps: int = 10, total: int = 40) -> RunView:
     return view
 
 
-def test_a_run_that_has_not_begun_can_be_drawn() -> None:
-    picture = draw(RunView(title="fresh", total=5))
-    assert "fresh" in picture
-    assert "rollout 0/5" in picture
-    assert "? left" in picture
-    assert "start for 0 s" in picture
+def test_a_run_before_its_first_step_can_be_drawn() -> None:
+    text = draw(RunView(title="fresh", total=5))
+    assert "fresh" in text
+    assert "rollout 0/5" in text
+    assert "? left" in text
+    assert "start for 0 s" in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_every_number_is_in_the_picture_uncut(width: int) -> None:
-    picture = draw(trained_view(), width=width)
-    for text in (
+def test_the_table_shows_every_number_in_full(width: int) -> None:
+    text = draw(trained_view(), width=width)
+    for part in (
         "quickstart-1a2b3c4d",
         "rollout 10/40",
         "0:06 left",
@@ -73,9 +73,9 @@ def test_every_number_is_in_the_picture_uncut(width: int) -> None:
         "step 0.20 s",
         "train for 0 s",
     ):
-        assert text in picture
-    assert "…" not in picture
-    assert max(len(line) for line in picture.splitlines()) <= width
+        assert part in text
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_step_time_is_split_by_phase() -> None:
@@ -91,7 +91,7 @@ def test_step_time_is_split_by_phase() -> None:
     }
 
 
-def test_the_first_evaluation_stays_beside_the_newest() -> None:
+def test_the_first_evaluation_is_shown_next_to_the_newest() -> None:
     view = trained_view()
     view.step(10, STEP | {"eval/reward_mean": 0.64})
     assert "0.640 (first 0.231)" in draw(view)
@@ -103,7 +103,7 @@ def test_a_run_without_rewards_is_drawn() -> None:
     assert "1.2500" in draw(view)
 
 
-def test_a_resumed_run_starts_where_it_was() -> None:
+def test_a_resumed_run_starts_at_its_first_step() -> None:
     view = RunView(title="t", total=40, first_step=30)
     assert "rollout 30/40" in draw(view)
     view.step(30, STEP)
@@ -127,10 +127,11 @@ def test_sparkline(values: list[float], width: int, line: str) -> None:
 
 @contextmanager
 def logger_on_stderr(stderr: io.StringIO) -> Iterator[logging.Logger]:
-    """A logger whose handler took hold of sys.stderr before the table opened."""
-    logger, handler = logging.getLogger("test_live"), logging.StreamHandler(stderr)
+    """Logger whose handler got sys.stderr before the table opened."""
+    logger, handler = logging.getLogger("test_live_table"), logging.StreamHandler(stderr)
     logger.addHandler(handler)
-    with redirect_stderr(stderr):  # in the test's body: pytest sets sys.stderr anew between fixtures and test
+    # No fixture: pytest replaces sys.stderr between fixtures and the test.
+    with redirect_stderr(stderr):
         yield logger
     logger.removeHandler(handler)
 
@@ -149,7 +150,7 @@ def test_logs_prints_and_messages_go_above_the_table() -> None:
 
 
 def show_while_logging(logger: logging.Logger) -> str:
-    """What a terminal is sent by a run during which everybody writes."""
+    """Output on the terminal of a run with logs, prints and messages."""
     terminal = FakeTerminal()
     with LiveConsole(title="run", total=3, stream=terminal) as console:
         console.phase("rollout")

@@ -1,4 +1,4 @@
-"""When a difference of trainer and engine is worth a warning."""
+"""Limit of the logprob difference between trainer and engine."""
 
 import math
 
@@ -6,17 +6,17 @@ from rlscale.config import PauseMode, RolloutConfig, UpdateMode, mixes_caches
 from rlscale.observe.reporter import diff_limit
 
 
-def test_the_dtype_sets_the_limit_unless_one_is_given() -> None:
+def test_the_dtype_sets_the_default_limit() -> None:
     assert diff_limit(None, "float32") < diff_limit(None, "bfloat16")
     assert diff_limit(0.3, "float32") == 0.3
 
 
-def test_caches_of_several_weights_have_no_limit_of_their_own() -> None:
+def test_caches_of_several_weight_versions_have_no_default_limit() -> None:
     assert diff_limit(None, "float32", mixes_caches=True) == math.inf
     assert diff_limit(0.3, "float32", mixes_caches=True) == 0.3
 
 
-def test_caches_mix_where_requests_stay_in_place_during_an_update() -> None:
+def test_caches_mix_if_requests_stay_in_place_during_an_update() -> None:
     config = RolloutConfig(max_staleness=1, update_mode=UpdateMode.in_flight, pause_mode=PauseMode.in_place)
     assert mixes_caches(config)
     for name, value in (

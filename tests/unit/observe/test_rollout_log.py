@@ -1,4 +1,4 @@
-"""What is kept of rollouts, and that a resume leaves no trace of what is repeated."""
+"""Log of rollouts: selection of samples, file contents, resume."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def group(index: int, size: int = 2, *, reward: float | None = 1.0) -> Group:
     return Group(index=index, prompt=prompt, samples=samples)
 
 
-def log_of(folder: Path, *, num_samples: int = 2, resume_at: int = 0) -> RolloutLog:
+def open_log(folder: Path, *, num_samples: int = 2, resume_at: int = 0) -> RolloutLog:
     return RolloutLog(folder, num_samples=num_samples, text_of=PIECES.__getitem__, resume_at_step=resume_at)
 
 
@@ -51,8 +51,8 @@ def lines(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_sample_is_kept_with_all_that_the_viewer_shows(tmp_path: Path) -> None:
-    write(log_of(tmp_path, num_samples=1), 3, [group(7)])
+def test_a_stored_sample_has_all_fields_of_the_viewer(tmp_path: Path) -> None:
+    write(open_log(tmp_path, num_samples=1), 3, [group(7)])
     (record,) = lines(tmp_path / SAMPLES_FILE)
     assert record == {
         "step": 3,
@@ -73,8 +73,8 @@ def test_a_sample_is_kept_with_all_that_the_viewer_shows(tmp_path: Path) -> None
     }
 
 
-def test_supervised_samples_have_no_engine(tmp_path: Path) -> None:
-    write(log_of(tmp_path, num_samples=1), 0, [group(0, reward=None)])
+def test_sft_samples_have_no_engine_logprobs(tmp_path: Path) -> None:
+    write(open_log(tmp_path, num_samples=1), 0, [group(0, reward=None)])
     (record,) = lines(tmp_path / SAMPLES_FILE)
     assert record["engine_logprobs"] is None and record["reward"] is None
     assert "reward" not in lines(tmp_path / DISTRIBUTIONS_FILE)[0]
@@ -91,41 +91,41 @@ def test_supervised_samples_have_no_engine(tmp_path: Path) -> None:
         (3, 1, 8, (0, 1, 2)),
     ],
 )
-def test_kept_samples_are_spread(num_samples: int, num_groups: int, size: int, expected: tuple[int, ...]) -> None:
+def test_stored_samples_are_spread(num_samples: int, num_groups: int, size: int, expected: tuple[int, ...]) -> None:
     groups = [group(i, size) for i in range(num_groups)]
     assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
 
 
-def test_no_samples_still_gives_distributions(tmp_path: Path) -> None:
-    write(log_of(tmp_path, num_samples=0), 0, [group(0), group(1, reward=0.5)])
+def test_distributions_are_written_without_samples(tmp_path: Path) -> None:
+    write(open_log(tmp_path, num_samples=0), 0, [group(0), group(1, reward=0.5)])
     assert not (tmp_path / SAMPLES_FILE).exists()
     assert lines(tmp_path / DISTRIBUTIONS_FILE) == [
         {"step": 0, "response_len": [[4.0, 4]], "reward": [[0.5, 2], [1.0, 2]]}
     ]
 
 
-def test_a_resumed_run_leaves_what_an_unbroken_one_would(tmp_path: Path) -> None:
-    unbroken = log_of(tmp_path / "unbroken") if (tmp_path / "unbroken").mkdir() is None else None
-    assert unbroken is not None
+def test_a_resumed_run_writes_the_same_files_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = open_log(tmp_path / "whole") if (tmp_path / "whole").mkdir() is None else None
+    assert whole is not None
     for step in range(5):
-        write(unbroken, step, [group(step)])
+        write(whole, step, [group(step)])
     (tmp_path / "broken").mkdir()
-    first = log_of(tmp_path / "broken")
+    first = open_log(tmp_path / "broken")
     for step in range(4):
         write(first, step, [group(step, reward=0.25)] if step > 1 else [group(step)])
     with (tmp_path / "broken" / SAMPLES_FILE).open("a") as file:
         file.write('{"step": 4, "ind')  # the process died here
-    second = log_of(tmp_path / "broken", resume_at=2)
+    second = open_log(tmp_path / "broken", resume_at=2)
     for step in (2, 3):
         write(second, step, [group(step, reward=0.75)])
     second.rewind(2)  # a trainer died
     for step in range(2, 5):
         write(second, step, [group(step)])
     for name in (SAMPLES_FILE, DISTRIBUTIONS_FILE):
-        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_cutting_keeps_whole_lines_of_earlier_steps(tmp_path: Path) -> None:
+def test_cut_lines_keeps_complete_lines_of_earlier_steps(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_text('{"step": 0}\n{"step": 0}\n{"step": 1}\n{"step": 1')
     cut_lines(file, 9)
@@ -136,7 +136,7 @@ def test_cutting_keeps_whole_lines_of_earlier_steps(tmp_path: Path) -> None:
     assert file.read_text() == ""
 
 
-def test_many_values_become_bins_that_lose_none() -> None:
+def test_many_values_become_bins_with_the_same_total() -> None:
     assert distribution([3.0, 1.0, 3.0]) == [[1.0, 1], [3.0, 2]]
     binned = distribution([float(i) for i in range(1000)])
     assert len(binned) == MAX_VALUES
@@ -147,7 +147,7 @@ def test_many_values_become_bins_that_lose_none() -> None:
 
 def test_a_leading_space_is_part_of_a_token() -> None:
     def strips(token_ids: Sequence[int]) -> str:
-        """As tokenizers do that mark words instead of spaces."""
+        """Drops the leading space, like tokenizers that mark words instead of spaces."""
         return decode(token_ids).removeprefix(" ")
 
     assert strips([3]) == "c"
@@ -155,7 +155,7 @@ def test_a_leading_space_is_part_of_a_token() -> None:
     assert [text_of(i) for i in (1, 3, 3, 0)] == ["a", " c", " c", "<end>"]
 
 
-def test_a_part_of_a_character_has_a_text_too() -> None:
+def test_a_part_of_a_character_has_a_text() -> None:
     def bytes_of(token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode("utf-8", errors="replace")
 

@@ -1,4 +1,4 @@
-"""The summary at the end of a run."""
+"""Summary at the end of a run."""
 
 import io
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_the_plain_summary_is_lines() -> None:
         f"model            {LONG}/hf",
         f"metrics          {LONG}/metrics.jsonl",
         "warning: logprobs differ",
-        "next, try",
+        "next steps",
         "  # another algorithm",
         "  rlscale-train algo=gspo",
         "  # the control",
@@ -51,7 +51,7 @@ def test_the_plain_summary_is_lines() -> None:
     ]
 
 
-def test_on_a_terminal_paths_and_commands_can_be_copied_whole() -> None:
+def test_paths_and_commands_are_not_wrapped_on_a_terminal() -> None:
     text = shown(SUMMARY, FakeTerminal())
     for whole in (str(LONG / "checkpoints" / "220"), str(LONG / "metrics.jsonl"), "rlscale-train algo=gspo"):
         assert whole in text
@@ -59,23 +59,23 @@ def test_on_a_terminal_paths_and_commands_can_be_copied_whole() -> None:
     assert "warning: logprobs differ" in text
 
 
-def test_what_a_run_does_not_have_is_not_shown() -> None:
+def test_missing_results_are_not_shown() -> None:
     bare = replace(
         SUMMARY, reward_before=None, reward_after=None, checkpoint=None, hf_folder=None, seconds=0.0, next_commands=()
     )
     text = shown(bare, io.StringIO())
-    for absent in ("held-out", "checkpoint ", "model ", "next, try"):
+    for absent in ("held-out", "checkpoint ", "model ", "next steps"):
         assert absent not in text
     assert "180,000, 0 tokens/s" in text
 
 
-def test_a_reward_measured_only_at_the_end_says_so() -> None:
+def test_a_missing_first_reward_is_reported() -> None:
     assert "not measured before, 0.938 after" in shown(replace(SUMMARY, reward_before=None), io.StringIO())
 
 
-def test_a_resumed_run_tells_its_own_steps() -> None:
+def test_a_resumed_run_reports_the_steps_of_this_start() -> None:
     resumed = shown(replace(SUMMARY, num_steps=50, num_steps_before=10, seconds=20.0), io.StringIO())
-    assert "50 in 20.0 s, after 10 of earlier starts" in resumed
+    assert "50 in 20.0 s, after 10 in earlier starts" in resumed
 
 
 def test_seconds_by_phase_are_summed_over_records() -> None:

@@ -6,7 +6,7 @@ from rlscale.protocols import Metrics, MetricSink
 
 
 class CombinedSink:
-    """Several sinks as one. Every sink is closed even if closing an earlier one fails; the first failure is raised."""
+    """Passes every call to several sinks. `close` closes all sinks, then raises the first error."""
 
     def __init__(self, sinks: Sequence[MetricSink]) -> None:
         self._sinks = tuple(sinks)

@@ -1,4 +1,4 @@
-"""Means of the numbers that a reward with `reward.key` returns by name."""
+"""Means of the values that a reward with `reward.key` returns by name."""
 
 from collections.abc import Sequence
 from numbers import Real
@@ -8,7 +8,7 @@ from rlscale.types import Sample
 
 
 def named_rewards(samples: Sequence[Sample]) -> dict[str, float]:
-    """`reward/<name>/mean` over the samples that have a number of this name; empty for a reward of one number."""
+    """`reward/<name>/mean` over the samples with a number of this name. Empty for a reward of one number."""
     found: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.metadata.get("rewards", {}).items():

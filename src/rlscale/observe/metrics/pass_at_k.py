@@ -1,4 +1,4 @@
-"""pass@k: the probability that at least one of k samples is correct."""
+"""Estimates of pass@k, the probability that at least one of k samples is correct."""
 
 from collections.abc import Sequence
 from math import comb
@@ -8,12 +8,12 @@ from rlscale.types import Group
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """The unbiased estimate 1 - C(n - c, k) / C(n, k) [Chen et al., 2107.03374].
+    """Unbiased estimate 1 - C(n - c, k) / C(n, k) [Chen et al., 2107.03374].
 
     Args:
-        num_samples: n, samples drawn for a prompt; at least k.
-        num_correct: c, the correct ones among them.
-        k: samples a user would draw.
+        num_samples: n, number of samples of a prompt, at least k.
+        num_correct: c, number of correct samples.
+        k: number of samples drawn from the n.
 
     Example:
         pass_at_k(4, 1, 2) == 0.5
@@ -23,7 +23,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def pass_rates(groups: Sequence[Group], *, first_k: int) -> dict[str, float]:
-    """`pass@k`, the mean over groups, for k = `first_k`, doubled up to the size of the smallest group.
+    """Mean of `pass@k` over groups for k = first_k, 2 first_k, ... up to the size of the smallest group.
 
     A sample is correct when its reward is 1.
     """

@@ -12,7 +12,7 @@ from rlscale.types import Group, Sample, SampleStatus, TrainResult
 
 
 def rollout_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str, float]:
-    """Rewards and lengths of a rollout, and the metrics that `logging` adds; without rewards (SFT) only lengths."""
+    """Rewards and lengths of a rollout, and the metrics that `logging` enables. SFT has no rewards, only lengths."""
     samples = [sample for group in groups for sample in group.samples]
     lengths = [sample.response_len for sample in samples]
     metrics = {
@@ -46,7 +46,7 @@ def optional_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str
 
 
 def train_metrics(result: TrainResult) -> dict[str, float]:
-    """`train/*` as the mean over the optimiser steps of a rollout (rates: the last), and rollout-wide metrics."""
+    """`train/*` as means over the optimiser steps of a rollout (learning rates: last step), and rollout metrics."""
     names = result.steps[0].keys() if result.steps else ()
     metrics = {f"train/{name}": fmean(step[name] for step in result.steps) for name in names}
     rates = [name for name in names if name in ("lr", "critic_lr")]
@@ -58,7 +58,7 @@ def _multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
     # A turn of the policy is a run of trainable tokens; the tokens between two runs come from the environment.
     turns = [sum(trainable for trainable, _ in groupby(sample.loss_mask)) for sample in samples]
     policy = [sum(sample.loss_mask) for sample in samples]
-    environment = [sample.response_len - own for sample, own in zip(samples, policy, strict=True)]
+    environment = [sample.response_len - num_policy for sample, num_policy in zip(samples, policy, strict=True)]
     return {
         "multi_turn/turns_mean": fmean(turns),
         "multi_turn/turns_max": float(max(turns)),

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Timers:
-    """Seconds by phase, added up until `reset`. Phases may be nested; each counts its whole span.
+    """Seconds by phase, summed until `reset`. Phases may be nested; each counts its whole duration.
 
     Example:
         timers = Timers()
@@ -27,7 +27,7 @@ class Timers:
             self.add(phase, time.perf_counter() - start)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Counts a duration that was measured elsewhere."""
+        """Adds a duration measured elsewhere."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""A run folder as one HTML page that needs no network: `rlscale-report`."""
+"""Renders a run folder as one HTML page that needs no network: `rlscale-report`."""
 
 from rlscale.observe.report.page import render
 from rlscale.observe.report.run_reader import RunData, read_run

@@ -1,7 +1,7 @@
-"""From what was read to the page: facts, charts and samples as data, shown by the scripts in `assets/`.
+"""Renders the page: facts, charts and samples as data, drawn by the scripts in `assets/`.
 
-Everything that comes from a run is escaped by jinja2 or reaches the page as JSON that its scripts insert as text. The
-page may run no script but its own and may load nothing: its content security policy names them by their hashes.
+jinja2 escapes all text of a run, or the page gets it as JSON that its scripts insert as text. The content security
+policy names the page's style and script by hash, so that the page runs no other script and loads nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 
 from rlscale.observe.metrics.metric_names import METRICS
 from rlscale.observe.report.run_reader import RunData
-from rlscale.observe.report.series import heatmap, metric_columns, not_finite, phase_seconds
+from rlscale.observe.report.series import heatmap, metric_columns, non_finite_warnings, phase_seconds
 from rlscale.observe.reporter import diff_limit
 
 STYLES = ("uplot/uPlot.min.css", "style.css")
@@ -26,16 +26,17 @@ SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js", "charts.js", "heatmap.js", "sam
 
 
 def render(run: RunData) -> str:
-    """The page as one HTML text."""
+    """Renders the page as one HTML text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["quoted"] = shlex.quote
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # phases and charts have an order
+    # Phases and charts have an order; by default jinja2 sorts keys.
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     style, script = ("\n".join(_asset(name) for name in names) for names in (STYLES, SCRIPTS))
     return environment.from_string(_asset("page.html.jinja")).render(
         title=run.folder.resolve().name,
         is_finished=run.result is not None,
         facts=list(_facts(run)),
-        warnings=[*(run.result or {}).get("warnings", []), *not_finite(run.metrics)],
+        warnings=[*(run.result or {}).get("warnings", []), *non_finite_warnings(run.metrics)],
         launches=run.launches,
         config_yaml=run.config_yaml,
         data=_page_data(run),
@@ -51,7 +52,7 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """How a content security policy names a script or a style by what is in it."""
+    """Hash source of a content security policy for a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -68,18 +69,18 @@ def _page_data(run: RunData) -> dict[str, Any]:
         "diff_limit": diff_limit(
             _get(config, "debug.logprob_diff_warn"), str(_get(config, "train.dtype") or "bfloat16")
         ),
-        "diff_alarms": _get(config, "debug.logprob_diff_warn") is not None or not _mixes_caches(config),
+        "has_diff_limit": _get(config, "debug.logprob_diff_warn") is not None or not _mixes_caches(config),
     }
 
 
 def _mixes_caches(config: Mapping[str, Any]) -> bool:
-    """As `rlscale.config.mixes_caches`, of a configuration that was read back."""
+    """`rlscale.config.mixes_caches` for a configuration read from YAML."""
     in_flight = bool(_get(config, "rollout.max_staleness")) and _get(config, "rollout.update_mode") == "in_flight"
     return in_flight and _get(config, "rollout.pause_mode") == "in_place"
 
 
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:
-    """Label and text of the header."""
+    """Pairs of label and text for the header."""
     config, result = _config(run), run.result or {}
     rewards = [record["reward/mean"] for record in run.metrics if "reward/mean" in record]
     held_out = [record["eval/reward_mean"] for record in run.metrics if "eval/reward_mean" in record]

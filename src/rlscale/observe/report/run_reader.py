@@ -1,4 +1,4 @@
-"""Reads a run folder: finished, under way or broken off, whatever of it is there."""
+"""Reads a run folder. The run may be finished, running or interrupted; missing files are empty."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE
 
 METRICS_FILE, RESULT_FILE = "metrics.jsonl", "finished.json"
 MAX_SAMPLE_BYTES = 30_000_000
-"""Samples of thousands of tokens are thinned out further than asked for, so that a browser still opens the page."""
+"""Above this size fewer samples than requested are read, so that a browser can open the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """What is in a run folder."""
+    """Contents of a run folder."""
 
     folder: Path
     config_yaml: str
     launches: Sequence[Mapping[str, Any]]  # one per start of the run
-    result: Mapping[str, Any] | None  # None: it has not finished
+    result: Mapping[str, Any] | None  # None: not finished
     metrics: Sequence[Mapping[str, Any]]
     distributions: Sequence[Mapping[str, Any]]
-    samples: Sequence[Mapping[str, Any]]  # those that are shown
-    num_samples: int  # in the folder
+    samples: Sequence[Mapping[str, Any]]  # samples to show
+    num_samples: int  # number of samples in the folder
 
 
 def read_run(folder: Path, *, max_samples: int) -> RunData:
-    """Everything that a report shows.
+    """Reads the data of a report.
 
     Args:
-        folder: of the run.
-        max_samples: when there are more, as many evenly spaced ones are read; fewer where these were larger than
+        folder: run folder.
+        max_samples: maximum number of samples, evenly spaced over the run. Fewer are read if these exceed
             MAX_SAMPLE_BYTES.
 
     Raises:
-        ConfigError: the folder is not there or is none of a run.
+        ConfigError: the folder does not exist or is not a run folder.
         DataError: a file in it cannot be read.
     """
     _check_folder(folder)
-    places = _line_places(folder / SAMPLES_FILE)
+    spans = _line_spans(folder / SAMPLES_FILE)
     return RunData(
         folder=folder,
         config_yaml=_text(folder / CONFIG_FILE),
@@ -53,8 +53,8 @@ def read_run(folder: Path, *, max_samples: int) -> RunData:
         result=_json(folder / RESULT_FILE),
         metrics=read_records(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else [],
         distributions=_last_of_each_step(_lines(folder / DISTRIBUTIONS_FILE)),
-        samples=_pick_lines(folder / SAMPLES_FILE, _spread(places, max_samples)),
-        num_samples=len(places),
+        samples=_read_lines_at(folder / SAMPLES_FILE, _spread(spans, max_samples)),
+        num_samples=len(spans),
     )
 
 
@@ -63,11 +63,11 @@ def _check_folder(folder: Path) -> None:
         return
     value = str(folder)
     if not folder.is_dir():
-        fix, value = "give the run folder that rlscale-train printed", f"{value}, which is not there"
+        fix, value = "pass the run folder that rlscale-train printed", f"{value}, which does not exist"
     else:
         inside = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG_FILE}"))
-        fix = f"give one of the runs in it: {', '.join(inside[:8])}" if inside else "look for a folder with config.yaml"
-    raise ConfigError([Problem(path="run", rule="be the folder of a run", value=value, fix=fix)])
+        fix = f"pass one of its runs: {', '.join(inside[:8])}" if inside else "pass a folder with config.yaml"
+    raise ConfigError([Problem(path="run", rule="be a run folder", value=value, fix=fix)])
 
 
 def _text(path: Path) -> str:
@@ -78,11 +78,11 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path) or "null")
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} must be JSON, got {error}; mend or remove it") from error
+        raise DataError(f"{path} must be JSON, got {error}; correct or remove it") from error
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file whose last line may be half written."""
+    """Records of a file whose last line may be incomplete."""
     return (_parse(line, path, row) for row, line in enumerate(_text(path).split("\n")[:-1], start=1))
 
 
@@ -90,42 +90,43 @@ def _parse(line: str | bytes, path: Path, row: int) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, row {row} must be JSON, got {line[:80]!r}; mend or remove that line") from error
+        raise DataError(f"{path}, row {row} must be JSON, got {line[:80]!r}; correct or remove that line") from error
     return record
 
 
 def _last_of_each_step(records: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    # A dict keeps the last record of each step: a resumed run repeats steps.
     return list({record["step"]: record for record in records}.values())
 
 
-def _line_places(path: Path) -> list[tuple[int, int, int]]:
-    """Row, start and length in bytes of every whole line: the file may hold gigabytes, of which a page shows little."""
+def _line_spans(path: Path) -> list[tuple[int, int, int]]:
+    """Row, start and length in bytes of every complete line. The file may have gigabytes; a page shows little of it."""
     if not path.exists():
         return []
-    places, start = [], 0
+    spans, start = [], 0
     with path.open("rb") as file:
         for row, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
-                places.append((row, start, len(line)))
+                spans.append((row, start, len(line)))
             start += len(line)
-    return places
+    return spans
 
 
-def _spread(places: Sequence[tuple[int, int, int]], limit: int) -> list[tuple[int, int, int]]:
-    num_bytes = sum(length for _, _, length in places)
+def _spread(spans: Sequence[tuple[int, int, int]], limit: int) -> list[tuple[int, int, int]]:
+    num_bytes = sum(length for _, _, length in spans)
     if num_bytes > MAX_SAMPLE_BYTES:
-        limit = min(limit, max(1, MAX_SAMPLE_BYTES * len(places) // num_bytes))
-    if len(places) <= limit:
-        return list(places)
-    return [places[i * len(places) // limit] for i in range(limit)]
+        limit = min(limit, max(1, MAX_SAMPLE_BYTES * len(spans) // num_bytes))
+    if len(spans) <= limit:
+        return list(spans)
+    return [spans[i * len(spans) // limit] for i in range(limit)]
 
 
-def _pick_lines(path: Path, places: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    if not places:
+def _read_lines_at(path: Path, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
+    if not spans:
         return []
     records = []
     with path.open("rb") as file:
-        for row, start, length in places:
+        for row, start, length in spans:
             file.seek(start)
             records.append(_parse(file.read(length), path, row))
     return records

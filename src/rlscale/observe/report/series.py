@@ -1,4 +1,4 @@
-"""The numbers of a run, made small enough for a page."""
+"""Reduces the metrics of a run to the size of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlscale.observe.jsonl import RESERVED
 from rlscale.observe.metrics.metric_names import PHASES
 
 MAX_POINTS = 1500
-"""Longer runs are drawn with the mean of several rollouts at each point: a screen has no more columns."""
+"""Maximum points of a curve. In longer runs each point is the mean of several rollouts."""
 
 MAX_BINS = 24
 
@@ -32,7 +32,7 @@ def metric_columns(records: Sequence[Row]) -> dict[str, Any]:
 
 
 def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]]:
-    """One row per step. The evaluation before the first rollout has a place of its own, -1, so that it is seen."""
+    """One row per step. The evaluation before the first rollout gets step -1, so that it is visible."""
     rows: dict[int, dict[str, float | None]] = {}
     seen_rollout = False
     for record in records:
@@ -44,8 +44,8 @@ def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]
     return sorted(rows.items())
 
 
-def not_finite(records: Sequence[Row]) -> list[str]:
-    """What to tell of metrics that were NaN or infinite somewhere; a curve has no place for it and goes on."""
+def non_finite_warnings(records: Sequence[Row]) -> list[str]:
+    """Warnings about NaN and infinite metrics. Curves skip these values."""
     steps: dict[str, list[int]] = {}
     for record in records:
         for name, value in record.items():
@@ -58,27 +58,28 @@ def not_finite(records: Sequence[Row]) -> list[str]:
 
 
 def phase_seconds(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds of each phase by step, what is left of the step as `other`, and the sums over the run."""
+    """Seconds of each phase by step, the remainder of the step as `other`, and the sums over the run."""
     columns, steps = metrics["columns"], metrics["steps"]
-    whole = columns.get("time/step_s", [None] * len(steps))
-    rows = [i for i in range(len(steps)) if whole[i] is not None]
-    phases = {name: [columns.get(f"time/{name}_s", whole)[i] or 0.0 for i in rows] for name in PHASES}
+    step_s = columns.get("time/step_s", [None] * len(steps))
+    rows = [i for i in range(len(steps)) if step_s[i] is not None]
+    phases = {name: [columns.get(f"time/{name}_s", step_s)[i] or 0.0 for i in rows] for name in PHASES}
     phases = {name: values for name, values in phases.items() if f"time/{name}_s" in columns}
+    # Phases overlap in asynchronous runs, so their sum may exceed the step.
     phases["other"] = [
-        max(0.0, whole[row] - sum(values[i] for values in phases.values())) for i, row in enumerate(rows)
+        max(0.0, step_s[row] - sum(values[i] for values in phases.values())) for i, row in enumerate(rows)
     ]
     return {
         "steps": [steps[i] for i in rows],
         "phases": phases,
-        "step": [whole[i] for i in rows],
+        "step": [step_s[i] for i in rows],
         "total": {name: sum(values) * metrics["stride"] for name, values in phases.items()},
     }
 
 
 def heatmap(records: Sequence[Row], name: str) -> dict[str, Any] | None:
-    """Counts by rollout and bin of `reward` or `response_len`; None where no rollout has it.
+    """Counts by rollout and bin of `reward` or `response_len`. None if no rollout has it.
 
-    Returns: `steps`; `edges` of the bins, one more than bins; `labels` where a bin is one value; `counts[step][bin]`.
+    Returns: `steps`; `edges` (one more than bins); `labels` if each bin is one value; `counts[step][bin]`.
     """
     rows = [(int(record["step"]), record[name]) for record in records if record.get(name)]
     if not rows:
@@ -103,6 +104,7 @@ def heatmap(records: Sequence[Row], name: str) -> dict[str, Any] | None:
 
 
 def _edges_between(values: Sequence[float]) -> list[float]:
+    # Inner edges are midpoints of neighbors; the outer bins are symmetric around their value.
     middles = [(low + high) / 2 for low, high in pairwise(values)]
     first = values[0] - ((middles[0] - values[0]) if middles else 0.5)
     last = values[-1] + ((values[-1] - middles[-1]) if middles else 0.5)

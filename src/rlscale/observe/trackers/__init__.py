@@ -1,4 +1,4 @@
-"""Trackers: sinks that belong to somebody else's library. Each library is imported only when its tracker is enabled."""
+"""Trackers: sinks of third-party libraries. Each library is imported only if its tracker is enabled."""
 
 from rlscale.observe.trackers.check_trackers import check_trackers
 from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers

@@ -1,4 +1,4 @@
-"""What keeps an enabled tracker from working, found before anything starts."""
+"""Checks enabled trackers before the run starts."""
 
 import os
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ _LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def check_trackers(config: LoggingConfig) -> list[Problem]:
-    """One problem for each enabled tracker whose package is not installed or that cannot log in."""
+    """Problems of enabled trackers whose package is missing or that cannot log in."""
     problems = []
     if config.tensorboard.enabled and find_spec("tensorboard") is None:
         problems.append(_not_installed("tensorboard"))
@@ -23,31 +23,32 @@ def check_trackers(config: LoggingConfig) -> list[Problem]:
 
 
 def wandb_mode(config: WandbConfig) -> WandbMode:
-    """`logging.wandb.mode`, else the variable WANDB_MODE, else online."""
+    """`logging.wandb.mode`, else the environment variable WANDB_MODE, else online."""
     given = config.mode or os.environ.get("WANDB_MODE") or WandbMode.online
-    return WandbMode.offline if given == "dryrun" else WandbMode(given)  # dryrun: wandb's old name of offline
+    # dryrun is wandb's old name of offline.
+    return WandbMode.offline if given == "dryrun" else WandbMode(given)
 
 
 def _not_installed(package: str) -> Problem:
     return Problem(
         path=f"logging.{package}.enabled",
-        rule=f"be false where {package} is not installed",
+        rule=f"be false if {package} is not installed",
         value="true",
         fix=f"install it: pip install 'rlscale[{package}]'",
     )
 
 
 def _check_login(config: WandbConfig) -> list[Problem]:
-    """Wandb itself would ask on the terminal, when the run has already started."""
+    """Checks for a key. Without one wandb would prompt on the terminal after the run has started."""
     known = config.key or any(os.environ.get(name) for name in _LOGIN_VARIABLES)
     if wandb_mode(config) != WandbMode.online or known or _has_netrc_login(config.host):
         return []
-    fix = "set the variable WANDB_API_KEY, run `wandb login`, or set logging.wandb.mode=offline"
-    return [Problem(path="logging.wandb.key", rule="be known with mode online", value="null", fix=fix)]
+    fix = "set the environment variable WANDB_API_KEY, run `wandb login`, or set logging.wandb.mode=offline"
+    return [Problem(path="logging.wandb.key", rule="be set with mode online", value="null", fix=fix)]
 
 
 def _has_netrc_login(host: str | None) -> bool:
-    """Whether `wandb login` left a key; for an unknown host any login counts, because wandb has settings of its own."""
+    """True if `wandb login` stored a key. Without a host any login counts, because wandb reads it from its settings."""
     name = os.environ.get("NETRC")
     for path in [Path(name)] if name else [Path("~/.netrc").expanduser(), Path("~/_netrc").expanduser()]:
         try:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, by its own writer."""
+"""TensorBoard tracker: event files, written by torch's SummaryWriter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def event_folder(config: TensorboardConfig, run_folder: Path) -> Path:
-    """Where the event files of a run go; the same for every start of it."""
+    """Folder of the event files of a run. All starts of the run use the same folder."""
     shared = config.dir or os.environ.get("TENSORBOARD_DIR")
     folder = Path(shared).expanduser() if shared else run_folder / "tensorboard"
     experiment = config.experiment_name or (run_folder.name if shared else "")
@@ -23,29 +23,31 @@ def event_folder(config: TensorboardConfig, run_folder: Path) -> Path:
 
 
 class TensorboardSink:
-    """A scalar per metric. A resumed run writes a further file, which hides what it repeats of the earlier ones.
+    """Logs a scalar per metric. A resumed run writes another file, which hides the repeated steps of earlier files.
 
     Args:
-        folder: made when missing.
-        run: what is logged.
+        folder: folder of the event files. Created if missing.
+        run: facts about the run.
     """
 
     def __init__(self, folder: Path, run: TrackedRun) -> None:
         self._folder, self._run = folder, run
         has_events = any(folder.glob("events.out.tfevents.*"))
-        self.may_lack_records = not has_events  # every record is flushed before the next rollout begins
+        # Each record is flushed before the next rollout starts, so existing files are complete.
+        self.may_lack_records = not has_events
         self._writer = _open(folder, purge_step=run.resume_at_step if has_events else None)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return str(self._folder)
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        if not self._run.wants(metrics, step=step):
+        if not self._run.should_log(metrics, step=step):
             return
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=step)
-        self._writer.flush()  # else a kill would lose minutes that no later start writes again
+        # Without it a kill would lose minutes of records that no later start writes again.
+        self._writer.flush()
 
     def rewind(self, step: int) -> None:
         self._writer.close()
@@ -56,7 +58,7 @@ class TensorboardSink:
 
 
 def _open(folder: Path, *, purge_step: int | None) -> SummaryWriter:
-    # It imports torch and tensorboard, which a run without TensorBoard need not have at this point.
+    # Imports torch and tensorboard, which runs without TensorBoard do not need here.
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(log_dir=str(folder), purge_step=purge_step)

@@ -1,7 +1,7 @@
-"""A run of Weights & Biases that a resumed run goes on with.
+"""Weights & Biases tracker. A resumed run continues the same W&B run.
 
-The n-th record of the metrics file is the row with `_step` n of its history. A row that is there is never written
-again, so a rollout that is repeated after a resume counts once; rows that a crash lost come from the metrics file.
+The n-th record of the metrics file is the row with `_step` n of the W&B history. Existing rows are never written again,
+so a rollout repeated after a resume counts once. Rows lost in a crash come from the metrics file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ROLLOUT_AXIS, TRAIN_AXIS, EVAL_AXIS = "rollout/step", "train/step", "eval/step"
 
 
 class WandbSink:
-    """Logs into one run, whose id the run folder keeps in `trackers.json`.
+    """Logs into one W&B run. `trackers.json` in the run folder stores its id.
 
-    `train/step` counts optimiser steps; `rollout/step` and `eval/step` count rollouts, or optimiser steps too with
+    `train/step` counts optimiser steps. `rollout/step` and `eval/step` count rollouts, or optimiser steps with
     `logging.wandb.always_use_train_step`.
 
     Raises:
@@ -41,7 +41,8 @@ class WandbSink:
 
     def __init__(self, config: WandbConfig, run: TrackedRun) -> None:
         self._tracked = run
-        self._owns_service = wandb.run is None  # else it also serves a run of whoever calls this library
+        # With an active run the caller uses the wandb service too, so `close` must leave it running.
+        self._owns_service = wandb.run is None
         self._axis_scale = run.steps_per_rollout if config.always_use_train_step else 1
         identity = _identity(config, TrackerState(run.folder))
         folder = Path(config.dir).expanduser() if config.dir else run.folder
@@ -50,18 +51,19 @@ class WandbSink:
         num_written = num_offline_rows(folder / "wandb", identity["run_id"])
         self._run = _start(config, run, identity=identity, folder=folder)
         self._num_rows = num_written if is_offline else int(self._run.starting_step)
-        self._steps: list[int] = []  # of the records of the metrics file so far
-        self.place = str(Path(self._run.dir).parent) if is_offline else str(self._run.url)
+        self._steps: list[int] = []  # step of each record of the metrics file so far
+        self.location = str(Path(self._run.dir).parent) if is_offline else str(self._run.url)
         self._defined: set[str] = set()
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        """Adds a row, unless the run has it already."""
+        """Adds a row, unless the W&B run already has it."""
         number = len(self._steps)
         self._steps.append(step)
-        if number < self._num_rows or not self._tracked.wants(metrics, step=step):
+        if number < self._num_rows or not self._tracked.should_log(metrics, step=step):
             return
         row: dict[str, Any] = dict(metrics)
-        if any(not name.startswith(("eval/", "time/")) for name in metrics):  # else it is an evaluation by itself
+        # A record with only eval/ and time/ is a separate evaluation, not a rollout.
+        if any(not name.startswith(("eval/", "time/")) for name in metrics):
             row |= {ROLLOUT_AXIS: step * self._axis_scale, TRAIN_AXIS: step * self._tracked.steps_per_rollout}
         if any(name.startswith("eval/") for name in metrics):
             row[EVAL_AXIS] = step * self._axis_scale
@@ -70,30 +72,30 @@ class WandbSink:
         self._num_rows = number + 1
 
     def _define(self, row: Mapping[str, Any]) -> None:
-        """Gives new metrics their horizontal axis; by name, since wandb does not say which of two patterns wins."""
+        """Sets the x axis of new metrics by name: wandb does not document which of two matching patterns wins."""
         for name in row.keys() - self._defined - {ROLLOUT_AXIS, TRAIN_AXIS, EVAL_AXIS}:
             axis = {"train": TRAIN_AXIS, "eval": EVAL_AXIS}.get(name.partition("/")[0], ROLLOUT_AXIS)
             self._run.define_metric(name, step_metric=axis, step_sync=False)
         self._defined |= row.keys()
 
     def rewind(self, step: int) -> None:
-        """Counts back as the metrics file does; the rows stay, and their repetitions are left out."""
+        """Drops steps like the metrics file. Existing rows stay, and `log` skips their repetitions."""
         self._steps = [logged for logged in self._steps if logged < step]
 
     def close(self) -> None:
-        """Ends the run, as failed while an exception is on its way, and waits until all of it is written."""
+        """Ends the W&B run and waits until all rows are written. Marks it as failed during an exception."""
         self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
         if self._owns_service:
-            # Its process writes on after `finish`, and would end together with the other processes of the run.
+            # The service process still writes after `finish`, and would be killed with the processes of the run.
             wandb.teardown()
 
 
 def _identity(config: WandbConfig, state: TrackerState) -> dict[str, str]:
-    """Id and random suffix: of an earlier start, else new ones, which are on disk before the run exists."""
+    """Id and random suffix of an earlier start, or new ones, written to disk before the W&B run exists."""
     known: dict[str, str] = state.read("wandb")
     if "run_id" in known and config.run_id in (None, known["run_id"]):
         return known
-    # Not from the random module, whose state is the user's.
+    # The random module's state belongs to the user.
     identity = {"run_id": config.run_id or secrets.token_hex(4), "suffix": secrets.token_hex(3)}
     state.write("wandb", identity)
     return identity
@@ -103,7 +105,7 @@ def _start(config: WandbConfig, run: TrackedRun, *, identity: dict[str, str], fo
     suffix = f"-{identity['suffix']}" if config.random_suffix else ""
     given: dict[str, Any] = {
         "base_url": config.host,
-        "api_key": config.key,  # not by wandb.login, which would write it to a file
+        "api_key": config.key,  # wandb.login would write it to a file
         "entity": config.team,
         "run_group": f"{config.group}{suffix}" if config.group else None,
     }
@@ -114,14 +116,14 @@ def _start(config: WandbConfig, run: TrackedRun, *, identity: dict[str, str], fo
         run_name=f"{run.folder.name}{suffix}",
         resume="allow",
         root_dir=str(folder),
-        console="off",  # it would take standard output away from the live table
+        console="off",  # capturing standard output would break the live table
         silent=True,
         **{name: value for name, value in given.items() if value is not None},
     )
     try:
         return wandb.init(settings=settings, config=dict(run.config))
     except WandbError as error:
-        fix = "mend what it says, or set logging.wandb.mode=offline"
+        fix = "correct the cause, or set logging.wandb.mode=offline"
         text = " ".join(str(error).split())
         raise ConfigError(
             [Problem(path="logging.wandb", rule="be able to start a run", value=text, fix=fix)]

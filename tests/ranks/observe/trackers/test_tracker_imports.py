@@ -21,9 +21,9 @@ sys.stdout.writelines(f"{problem}\\n" for problem in check_trackers(config))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "logging.tensorboard.enabled must be false where tensorboard is not installed, got true; install it: "
+        "logging.tensorboard.enabled must be false if tensorboard is not installed, got true; install it: "
         "pip install 'rlscale[tensorboard]'",
-        "logging.wandb.enabled must be false where wandb is not installed, got true; install it: "
+        "logging.wandb.enabled must be false if wandb is not installed, got true; install it: "
         "pip install 'rlscale[wandb]'",
     ]
 

@@ -1,4 +1,4 @@
-"""Weights & Biases in offline mode: what it wrote is read back from its own files."""
+"""Weights & Biases tracker: offline files are read back; a fake server receives online runs."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from rlscale.secrets import REDACTED, redact
 from tests.ranks.observe.trackers.wandb_server import wandb_server
 
 KEY = "5ec2e7" * 6 + "5ec2"
-"""As long as a real one, so that wandb takes it."""
+"""Fake key with the length of a real one, which wandb checks."""
 
 STEPS_PER_ROLLOUT = 2
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _without_wandb_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -35,7 +35,7 @@ def _no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def start(folder: Path, *, resume_at: int = 0, interval: int = 1, **values: Any) -> list[MetricSink]:
-    """The metrics file and the tracker of one start of a run."""
+    """Opens the metrics file and the tracker for one start of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
     run = TrackedRun(
@@ -48,7 +48,7 @@ def start(folder: Path, *, resume_at: int = 0, interval: int = 1, **values: Any)
     )
     sink = JsonlSink(metrics, resume_at_step=resume_at)
     config = LoggingConfig(wandb=WandbConfig(**{"enabled": True, "mode": WandbMode.offline} | values))
-    return [sink, *open_trackers(config, run, tell=lambda _: None, warn=pytest.fail)]
+    return [sink, *open_trackers(config, run, report=lambda _: None, warn=pytest.fail)]
 
 
 def log(sinks: list[MetricSink], steps: range, *, offset: float = 0.0) -> None:
@@ -72,7 +72,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    """The rows that a sync of all files uploads, without what wandb adds."""
+    """Rows that a sync of all files uploads, without the fields that wandb adds."""
     found = [row for file in files(folder) for row in read_history(file)]
     return [{name: float(json.loads(value)) for name, value in row.items() if name[0] != "_"} for row in found]
 
@@ -111,7 +111,7 @@ def test_always_use_train_step_counts_in_optimiser_steps(tmp_path: Path) -> None
     assert rows(tmp_path)[-1]["eval/step"] == 2 * STEPS_PER_ROLLOUT
 
 
-def test_names_go_where_wandb_wants_them(tmp_path: Path) -> None:
+def test_config_names_map_to_wandb_fields(tmp_path: Path) -> None:
     close(start(tmp_path / "run", project="proj", team="team", group="grp", run_id="abc", dir=str(tmp_path / "w")))
     (run,) = run_records(tmp_path / "w")
     suffix = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]["suffix"]
@@ -122,13 +122,13 @@ def test_names_go_where_wandb_wants_them(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "wandb").exists()
 
 
-def test_without_a_random_suffix_names_are_as_given(tmp_path: Path) -> None:
+def test_without_a_random_suffix_names_are_unchanged(tmp_path: Path) -> None:
     close(start(tmp_path / "run", group="grp", random_suffix=False))
     (run,) = run_records(tmp_path / "run")
     assert (run.run_group, run.display_name, run.project) == ("grp", "run", "rlscale")
 
 
-def test_a_resumed_run_goes_on_with_its_run_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_wandb_run_without_duplicates(tmp_path: Path) -> None:
     sinks = start(tmp_path)
     evaluate(sinks, 0)
     log(sinks, range(5))
@@ -144,8 +144,8 @@ def test_a_resumed_run_goes_on_with_its_run_and_doubles_nothing(tmp_path: Path) 
     assert steps == list(range(9))
 
 
-def test_rows_that_a_kill_lost_come_from_the_metrics_file(tmp_path: Path) -> None:
-    """Wandb writes its file in the background, and a kill of the driver ends that too."""
+def test_rows_lost_in_a_kill_come_from_the_metrics_file(tmp_path: Path) -> None:
+    """Wandb writes its file in the background; killing the driver ends this too."""
     code = f"""
 import os, signal
 from pathlib import Path
@@ -161,7 +161,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [row["rollout/step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_going_back_within_a_start_repeats_no_row(tmp_path: Path) -> None:
+def test_rewind_repeats_no_row(tmp_path: Path) -> None:
     sinks = start(tmp_path)
     log(sinks, range(4))
     for sink in sinks:
@@ -171,7 +171,7 @@ def test_going_back_within_a_start_repeats_no_row(tmp_path: Path) -> None:
     assert [row["rollout/step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_interval_thins_rollouts_also_across_a_resume(tmp_path: Path) -> None:
+def test_interval_applies_across_a_resume(tmp_path: Path) -> None:
     sinks = start(tmp_path, interval=2)
     log(sinks, range(4))
     close(sinks)
@@ -196,22 +196,22 @@ def test_mode_disabled_starts_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.glob("*/wandb"))
 
 
-def test_the_key_is_stored_nowhere(tmp_path: Path) -> None:
+def test_the_key_is_not_stored(tmp_path: Path) -> None:
     config = load_config(["logging=wandb", "logging.wandb.mode=offline", f"logging.wandb.key={KEY}"])
     assert KEY not in repr(config.logging)
-    told = redact(to_dict(config))
-    assert told["logging"]["wandb"]["key"] == REDACTED
-    assert KEY not in json.dumps(told)
+    redacted = redact(to_dict(config))
+    assert redacted["logging"]["wandb"]["key"] == REDACTED
+    assert KEY not in json.dumps(redacted)
     run = TrackedRun(
-        folder=tmp_path, config=told, resume_at_step=0, steps_per_rollout=1, metrics_file=tmp_path / "metrics.jsonl"
+        folder=tmp_path, config=redacted, resume_at_step=0, steps_per_rollout=1, metrics_file=tmp_path / "metrics.jsonl"
     )
-    close(open_trackers(config.logging, run, tell=lambda _: None, warn=pytest.fail))
+    close(open_trackers(config.logging, run, report=lambda _: None, warn=pytest.fail))
     everything = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(everything) > 5
     assert [file for file in everything if KEY.encode() in file.read_bytes()] == []
 
 
-def test_online_goes_to_the_host_with_the_key(tmp_path: Path) -> None:
+def test_online_sends_to_the_host_with_the_key(tmp_path: Path) -> None:
     with wandb_server() as server:
         sinks = start(tmp_path, mode=WandbMode.online, host=server.url, key=KEY, team="team", project="proj")
         log(sinks, range(3))
@@ -222,8 +222,8 @@ def test_online_goes_to_the_host_with_the_key(tmp_path: Path) -> None:
     assert [row["rollout/step"] for row in server.history(run_id)] == [0, 1, 2]
 
 
-def test_online_a_resumed_run_goes_on_where_the_server_is(tmp_path: Path) -> None:
-    """The third rollout was lost on the way to the server, the fourth is repeated."""
+def test_online_a_resumed_run_continues_at_the_rows_of_the_server(tmp_path: Path) -> None:
+    """The server did not get the third rollout; the fourth is repeated."""
     with wandb_server() as server:
         online = {"mode": WandbMode.online, "host": server.url, "key": KEY}
         sinks = start(tmp_path, **online)
@@ -244,7 +244,7 @@ def test_online_a_resumed_run_goes_on_where_the_server_is(tmp_path: Path) -> Non
     assert [row["_step"] for row in rows] == list(range(7))
 
 
-def test_what_wandb_refuses_is_told_as_a_mistake_of_the_config(tmp_path: Path) -> None:
+def test_a_refused_login_is_a_config_error(tmp_path: Path) -> None:
     with wandb_server() as server:
         server.refuses = True
         with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""As much of a Weights & Biases server as a client needs to keep a run on it and to go on with it. No test in here."""
+"""Fake Weights & Biases server that stores and resumes runs. Contains no tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class FakeServer:
-    """Runs by id, each with the lines of its files; and the keys that requests came with."""
+    """State of the server: runs by id with the lines of their files, and the API keys of requests."""
 
     url: str = ""
     keys: set[str] = field(default_factory=set)
@@ -65,7 +65,7 @@ class FakeServer:
             "eventsTail": "[]",
             "logLineCount": 0,
             "tags": [],
-            "wandbConfig": json.dumps({"t": {}}),  # without it a run counts as one that never began
+            "wandbConfig": json.dumps({"t": {}}),  # without it wandb treats the run as not started
         }
 
     def _stream(self, run_id: str, message: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class FakeServer:
 
 @contextmanager
 def wandb_server() -> Iterator[FakeServer]:
-    """A server on this machine, for as long as the context lasts."""
+    """Serves on localhost within the context."""
     fake = FakeServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -96,7 +96,7 @@ def wandb_server() -> Iterator[FakeServer]:
         do_GET = do_POST = do_PUT = _handle
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
+            """Suppresses the log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     fake.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""Run folders as runs leave them, made in a moment. No test in here."""
+"""Writes synthetic run folders. Contains no tests."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from rlscale.observe.rollout_log import RolloutLog
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
-"""As a model might answer; none of it may come to life."""
+"""Answer of a model that tries to inject HTML and scripts."""
 
-WORDS = ["", "The", " answer", " is", " 42", ".", "\n", "<end>", ATTACK, " naïve 中文 🙂", "tool: 6*7=42"]
+PIECES = ["", "The", " answer", " is", " 42", ".", "\n", "<end>", ATTACK, " naïve 中文 🙂", "tool: 6*7=42"]
 
 
 def decode(token_ids: Sequence[int]) -> str:
-    return "".join(WORDS[i] for i in token_ids)
+    return "".join(PIECES[i] for i in token_ids)
 
 
 def make_run(
     folder: Path, *, num_rollouts: int = 12, finished: bool = True, evaluates: bool = True, sft: bool = False
 ) -> Path:
-    """A run whose reward rises, with two turns in each answer and weights that change in the middle of it."""
+    """Writes a run with rising reward, two turns in each answer, and a weight update within each answer."""
     config = load_config([f"data.num_rollout={num_rollouts}", "run.name=made"])
     overrides = ["algo.eps_clip=0.1", f"run.name={ATTACK}"]
     write_provenance(folder, config_yaml=to_yaml(config), overrides=overrides, read_git=clean_checkout)
     metrics = JsonlSink(folder / "metrics.jsonl")
-    rollouts = RolloutLog(folder, num_samples=4, text_of=WORDS.__getitem__, resume_at_step=0)
+    rollouts = RolloutLog(folder, num_samples=4, text_of=PIECES.__getitem__, resume_at_step=0)
     if evaluates:
         metrics.log({"eval/reward_mean": 0.1}, step=0)
     for step in range(num_rollouts):
         groups = [make_group(step, i, sft=sft) for i in range(4)]
         rng = np.random.default_rng(step)
-        asked = rollouts.choose(groups)
-        rollouts.write(step, groups, logprobs={i: _trainer(groups, i, rng) for i in asked})
+        chosen = rollouts.choose(groups)
+        rollouts.write(step, groups, logprobs={i: _trainer(groups, i, rng) for i in chosen})
         metrics.log(_metrics(step, evaluates=evaluates and step % 4 == 3, sft=sft), step=step)
     if finished:
         result = {"num_tokens": 12345, "seconds": 67.8, "initial_eval": 0.1, "final_eval": 0.9, "warnings": [ATTACK]}

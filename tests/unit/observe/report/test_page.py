@@ -1,5 +1,4 @@
-"""The page as text: complete in itself, and nothing of a run in it that could come to life. A browser opens it in
-`tests/browser`."""
+"""HTML of the report: self-contained, and no text of a run is executable. `tests/browser` opens it in a browser."""
 
 import html.parser
 import json
@@ -16,7 +15,7 @@ from tests.unit.observe.report.made_run import ATTACK, clean_checkout, make_run
 
 
 class Structure(html.parser.HTMLParser):
-    """Tags with their attributes, and the texts inside of scripts, as a browser sees them."""
+    """Parsed page: tags with attributes, texts of scripts, and other text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -40,17 +39,17 @@ class Structure(html.parser.HTMLParser):
             self.text += f"{data} "
 
 
-def page_of(folder: Path, **kind: Any) -> str:
+def render_run(folder: Path, **kind: Any) -> str:
     return render(read_run(make_run(folder, **kind), max_samples=1000))
 
 
-def data_of(page: str) -> dict[str, Any]:
+def parse_data(page: str) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(Structure(page).scripts[0])
     return data
 
 
-def test_it_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    page = page_of(tmp_path)
+def test_the_page_loads_no_external_resource(tmp_path: Path) -> None:
+    page = render_run(tmp_path)
     loading = [attrs for _, attrs in Structure(page).tags if {"src", "srcset", "action", "data"} & attrs.keys()]
     links = [attrs["href"] for _, attrs in Structure(page).tags if "href" in attrs]
     assert loading == []
@@ -59,22 +58,22 @@ def test_it_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert "default-src &#39;none&#39;" in page
 
 
-def test_what_a_sample_contains_stays_text(tmp_path: Path) -> None:
-    page = page_of(tmp_path)
+def test_samples_stay_text(tmp_path: Path) -> None:
+    page = render_run(tmp_path)
     assert ATTACK not in page
     structure = Structure(page)
     assert [tag for tag, _ in structure.tags].count("script") == 2
     assert "img" not in [tag for tag, _ in structure.tags]
     assert not [attrs for _, attrs in structure.tags if any(name.startswith("on") for name in attrs)]
     assert ATTACK in structure.text  # in the warnings and overrides, readable
-    assert any(ATTACK in token for sample in data_of(page)["samples"] for token in sample["tokens"])
+    assert any(ATTACK in token for sample in parse_data(page)["samples"] for token in sample["tokens"])
 
 
-def test_the_policy_names_exactly_its_own_scripts_and_styles(tmp_path: Path) -> None:
+def test_the_policy_allows_only_the_scripts_and_styles_of_the_page(tmp_path: Path) -> None:
     import base64
     import hashlib
 
-    structure = Structure(page_of(tmp_path))
+    structure = Structure(render_run(tmp_path))
     policy = next(attrs["content"] for tag, attrs in structure.tags if tag == "meta" and "http-equiv" in attrs)
     digest = base64.b64encode(hashlib.sha256(structure.scripts[1].encode()).digest()).decode()
     assert policy is not None
@@ -82,8 +81,8 @@ def test_the_policy_names_exactly_its_own_scripts_and_styles(tmp_path: Path) -> 
     assert "unsafe" not in policy
 
 
-def test_the_header_tells_what_was_reached(tmp_path: Path) -> None:
-    text = " ".join(Structure(page_of(tmp_path)).text.split())
+def test_the_header_shows_the_results(tmp_path: Path) -> None:
+    text = " ".join(Structure(render_run(tmp_path)).text.split())
     for part in ("held-out reward 0.100 → 0.900", "rollouts 12 of 12", "12,345 in 68 s", "experiment quickstart"):
         assert part in text
     assert "finished" in text and "not finished" not in text
@@ -106,37 +105,37 @@ def test_runs_of_every_kind(tmp_path: Path, kind: dict[str, Any], status: str, a
             (tmp_path / name).unlink()
         page = render(read_run(tmp_path, max_samples=10))
     else:
-        page = page_of(tmp_path, **kind)
+        page = render_run(tmp_path, **kind)
     text = " ".join(Structure(page).text.split())
     assert status in text
     assert absent not in text
 
 
 def test_phases_keep_their_order(tmp_path: Path) -> None:
-    assert list(data_of(page_of(tmp_path))["phases"]["phases"]) == ["rollout", "train", "eval", "other"]
+    assert list(parse_data(render_run(tmp_path))["phases"]["phases"]) == ["rollout", "train", "eval", "other"]
 
 
-def test_the_alarm_level_is_that_of_the_run(tmp_path: Path) -> None:
-    data = data_of(page_of(tmp_path))
-    assert data["diff_limit"] == 1e-4 and data["diff_alarms"]
+def test_the_warning_limit_is_that_of_the_run(tmp_path: Path) -> None:
+    data = parse_data(render_run(tmp_path))
+    assert data["diff_limit"] == 1e-4 and data["has_diff_limit"]
 
 
-@pytest.mark.parametrize(("words", "alarms"), [((), False), (("debug.logprob_diff_warn=0.5",), True)])
-def test_a_run_that_mixes_caches_has_an_alarm_only_where_it_asks_for_one(
-    tmp_path: Path, words: tuple[str, ...], alarms: bool
+@pytest.mark.parametrize(("overrides", "expected"), [((), False), (("debug.logprob_diff_warn=0.5",), True)])
+def test_a_run_that_mixes_caches_has_a_limit_only_if_one_is_set(
+    tmp_path: Path, overrides: tuple[str, ...], expected: bool
 ) -> None:
     make_run(tmp_path, num_rollouts=1)
-    given = ["rollout.max_staleness=1", "rollout.pause_mode=in_place", *words]
+    given = ["rollout.max_staleness=1", "rollout.pause_mode=in_place", *overrides]
     (tmp_path / "config.yaml").write_text(to_yaml(load_config(given)))
-    assert data_of(render(read_run(tmp_path, max_samples=10)))["diff_alarms"] == alarms
+    assert parse_data(render(read_run(tmp_path, max_samples=10)))["has_diff_limit"] == expected
 
 
-def test_numbers_that_are_not_finite_are_told(tmp_path: Path) -> None:
-    text = " ".join(Structure(page_of(tmp_path)).text.split())
+def test_non_finite_metrics_cause_a_warning(tmp_path: Path) -> None:
+    text = " ".join(Structure(render_run(tmp_path)).text.split())
     assert "not a finite number, of 13 records: train/grad_norm in 1, first in rollout 2" in text
 
 
-def test_a_resumed_run_tells_what_its_numbers_are_of(tmp_path: Path) -> None:
+def test_a_resumed_run_labels_the_numbers_of_the_last_start(tmp_path: Path) -> None:
     make_run(tmp_path)
     config_yaml = (tmp_path / "config.yaml").read_text()
     write_provenance(tmp_path, config_yaml=config_yaml, overrides=["custom.a='b c'"], read_git=clean_checkout)

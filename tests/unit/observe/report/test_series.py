@@ -1,6 +1,13 @@
-"""Numbers on their way to the page."""
+"""Reduction of metrics for the page."""
 
-from rlscale.observe.report.series import MAX_BINS, MAX_POINTS, heatmap, metric_columns, not_finite, phase_seconds
+from rlscale.observe.report.series import (
+    MAX_BINS,
+    MAX_POINTS,
+    heatmap,
+    metric_columns,
+    non_finite_warnings,
+    phase_seconds,
+)
 
 
 def test_columns_are_aligned_and_keep_gaps() -> None:
@@ -12,7 +19,7 @@ def test_columns_are_aligned_and_keep_gaps() -> None:
         {"step": 3, "time": 5.0, "eval/reward_mean": 0.75},
     ]
     assert metric_columns(records) == {
-        "steps": [-1, 0, 1, 2, 3],  # the evaluation before the first rollout stands by itself
+        "steps": [-1, 0, 1, 2, 3],  # -1: the evaluation before the first rollout
         "columns": {
             "train/loss": [None, 1.0, None, 3.0, None],
             "eval/reward_mean": [0.1, None, 0.5, None, 0.75],
@@ -21,7 +28,7 @@ def test_columns_are_aligned_and_keep_gaps() -> None:
     }
 
 
-def test_an_evaluation_that_is_told_later_joins_its_rollout() -> None:
+def test_an_evaluation_reported_later_joins_its_rollout() -> None:
     records = [
         {"step": 0, "train/loss": 1.0},
         {"step": 1, "train/loss": 2.0},
@@ -44,19 +51,19 @@ def test_an_empty_run_has_no_columns() -> None:
     assert heatmap([], "reward") is None
 
 
-def test_what_was_not_finite_is_counted() -> None:
+def test_non_finite_values_are_counted() -> None:
     records = [
         {"step": 0, "time": 1.0, "train/loss": 1.0, "train/kl": "inf"},
         {"step": 1, "time": 2.0, "train/loss": "nan"},
         {"step": 2, "time": 3.0, "train/loss": "inf", "reward/mean": 0.5},
     ]
-    assert not_finite(records) == [
+    assert non_finite_warnings(records) == [
         "not a finite number, of 3 records: train/kl in 1, first in rollout 0; train/loss in 2, first in rollout 1"
     ]
-    assert not_finite([{"step": 0, "train/loss": 1.0}]) == []
+    assert non_finite_warnings([{"step": 0, "train/loss": 1.0}]) == []
 
 
-def test_phases_leave_the_rest_as_other() -> None:
+def test_the_remainder_of_a_step_is_other() -> None:
     records = [
         {"step": 0, "time/step_s": 4.0, "time/rollout_s": 1.0, "time/train_s": 2.0, "train/loss": 1.0},
         {"step": 1, "time/step_s": 2.0, "time/rollout_s": 1.5, "time/train_s": 1.0, "train/loss": 1.0},
@@ -70,7 +77,7 @@ def test_phases_leave_the_rest_as_other() -> None:
     assert found["step"] == [4.0, 2.0]
 
 
-def test_few_values_have_a_bin_each() -> None:
+def test_few_values_have_one_bin_each() -> None:
     records = [{"step": 0, "reward": [[0.0, 3], [1.0, 1]]}, {"step": 1, "reward": [[0.5, 4]]}]
     assert heatmap(records, "reward") == {
         "steps": [0, 1],
@@ -80,7 +87,7 @@ def test_few_values_have_a_bin_each() -> None:
     }
 
 
-def test_many_values_share_bins_and_none_is_lost() -> None:
+def test_many_values_share_bins_with_the_same_total() -> None:
     records = [{"step": 0, "response_len": [[float(i), 2] for i in range(100)]}]
     found = heatmap(records, "response_len")
     assert found is not None and found["labels"] is None

@@ -19,21 +19,21 @@ def _no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NETRC", raising=False)
 
 
-def test_what_is_off_needs_nothing() -> None:
+def test_disabled_trackers_need_nothing() -> None:
     assert check_trackers(LoggingConfig()) == []
     assert check_trackers(LoggingConfig(wandb=WandbConfig(enabled=True, mode=WandbMode.disabled))) == []
 
 
 def test_online_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (problem,) = check_trackers(ONLINE)
-    assert str(problem).startswith("logging.wandb.key must be known with mode online, got null; set the variable")
+    assert str(problem).startswith("logging.wandb.key must be set with mode online, got null; set the environment")
     assert check_trackers(LoggingConfig(wandb=WandbConfig(enabled=True, key="k"))) == []
     assert check_trackers(LoggingConfig(wandb=WandbConfig(enabled=True, mode=WandbMode.offline))) == []
     monkeypatch.setenv("WANDB_API_KEY", "k")
     assert check_trackers(ONLINE) == []
 
 
-def test_a_login_of_wandb_counts(tmp_path: Path) -> None:
+def test_a_netrc_login_counts(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine wandb.example.com login user password k\n")
     (tmp_path / ".netrc").chmod(0o600)
     assert check_trackers(ONLINE) == []

@@ -1,11 +1,11 @@
-"""A tracker that fails does not take the run along."""
+"""Failures of a tracker do not end the run."""
 
-from rlscale.observe.trackers.open_trackers import Guarded
+from rlscale.observe.trackers.open_trackers import GuardedTracker
 from rlscale.protocols import Metrics
 
 
 class Flaky:
-    """Fails at one step and on close; counts what reaches it."""
+    """Sink that fails at one step and on close. Records the steps it gets."""
 
     def __init__(self, *, fail_at: int | None) -> None:
         self.steps: list[int] = []
@@ -23,29 +23,29 @@ class Flaky:
         raise TimeoutError("still uploading")
 
 
-def test_the_first_failure_is_told_and_the_rest_left_alone() -> None:
-    told: list[str] = []
+def test_the_first_failure_warns_and_disables_the_tracker() -> None:
+    warnings: list[str] = []
     flaky = Flaky(fail_at=2)
-    tracker = Guarded(flaky, name="wandb", warn=told.append)
+    tracker = GuardedTracker(flaky, name="wandb", warn=warnings.append)
     for step in range(5):
         tracker.log({"train/loss": 1.0}, step=step)
     tracker.close()
     assert flaky.steps == [0, 1]
-    assert told == [
-        "wandb failed at rollout 2 and gets no more metrics, metrics.jsonl has all of them; "
+    assert warnings == [
+        "wandb failed at rollout 2 and gets no more metrics; metrics.jsonl has all of them; "
         "ConnectionError: the service is gone"
     ]
 
 
-def test_what_works_is_passed_on_and_a_failing_end_is_told() -> None:
-    told: list[str] = []
+def test_calls_are_passed_on_and_a_failing_close_warns() -> None:
+    warnings: list[str] = []
     flaky = Flaky(fail_at=None)
-    tracker = Guarded(flaky, name="wandb", warn=told.append)
+    tracker = GuardedTracker(flaky, name="wandb", warn=warnings.append)
     for step in range(3):
         tracker.log({}, step=step)
     tracker.rewind(1)
     assert flaky.steps == [0]
     tracker.close()
-    assert told == [
-        "wandb failed at the end and gets no more metrics, metrics.jsonl has all of them; TimeoutError: still uploading"
+    assert warnings == [
+        "wandb failed at the end and gets no more metrics; metrics.jsonl has all of them; TimeoutError: still uploading"
     ]

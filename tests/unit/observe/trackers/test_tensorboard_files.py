@@ -1,4 +1,4 @@
-"""TensorBoard's files, read back by TensorBoard."""
+"""TensorBoard event files, read back with TensorBoard."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from rlscale.observe.trackers.tensorboard_files import event_folder
 from rlscale.protocols import MetricSink
 
 
-def start(folder: Path, *, resume_at: int = 0, interval: int = 1, told: list[str] | None = None) -> list[MetricSink]:
-    """The metrics file and the tracker of one start of a run."""
+def start(folder: Path, *, resume_at: int = 0, interval: int = 1, lines: list[str] | None = None) -> list[MetricSink]:
+    """Opens the metrics file and the tracker for one start of a run."""
     metrics = folder / "metrics.jsonl"
     run = TrackedRun(
         folder=folder,
@@ -25,7 +25,10 @@ def start(folder: Path, *, resume_at: int = 0, interval: int = 1, told: list[str
     )
     sink = JsonlSink(metrics, resume_at_step=resume_at)
     config = LoggingConfig(tensorboard=TensorboardConfig(enabled=True))
-    return [sink, *open_trackers(config, run, tell=(told if told is not None else []).append, warn=pytest.fail)]
+    return [
+        sink,
+        *open_trackers(config, run, report=([] if lines is None else lines).append, warn=pytest.fail),
+    ]
 
 
 def log(sinks: list[MetricSink], steps: range, *, offset: float = 0.0) -> None:
@@ -40,15 +43,15 @@ def read(folder: Path, name: str = "reward/mean") -> list[tuple[int, float]]:
 
 
 def test_every_metric_is_a_scalar_at_its_rollout(tmp_path: Path) -> None:
-    told: list[str] = []
-    sinks = start(tmp_path, told=told)
+    lines: list[str] = []
+    sinks = start(tmp_path, lines=lines)
     log(sinks, range(3))
-    assert told == [f"tensorboard: {tmp_path / 'tensorboard'}"]
+    assert lines == [f"tensorboard: {tmp_path / 'tensorboard'}"]
     assert read(tmp_path / "tensorboard") == [(0, 0.0), (1, 1.0), (2, 2.0)]  # on disk without being closed
     assert read(tmp_path / "tensorboard", "weights/version") == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_a_resumed_run_hides_what_it_repeats(tmp_path: Path) -> None:
+def test_a_resumed_run_hides_repeated_steps(tmp_path: Path) -> None:
     log(start(tmp_path), range(5))  # killed here
     sinks = start(tmp_path, resume_at=3)
     log(sinks, range(3, 6), offset=0.5)
@@ -57,7 +60,7 @@ def test_a_resumed_run_hides_what_it_repeats(tmp_path: Path) -> None:
     assert read(tmp_path / "tensorboard") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.5), (4, 4.5), (5, 5.5)]
 
 
-def test_going_back_within_a_start_hides_what_is_repeated(tmp_path: Path) -> None:
+def test_rewind_hides_repeated_steps(tmp_path: Path) -> None:
     sinks = start(tmp_path)
     log(sinks, range(4))
     for sink in sinks:
@@ -66,13 +69,13 @@ def test_going_back_within_a_start_hides_what_is_repeated(tmp_path: Path) -> Non
     assert read(tmp_path / "tensorboard") == [(0, 0.0), (1, 1.0), (2, 2.5), (3, 3.5)]
 
 
-def test_a_tracker_that_is_enabled_later_gets_what_it_missed(tmp_path: Path) -> None:
+def test_a_tracker_enabled_later_gets_earlier_records(tmp_path: Path) -> None:
     log([JsonlSink(tmp_path / "metrics.jsonl")], range(4))
     log(start(tmp_path, resume_at=3), range(3, 5))
     assert read(tmp_path / "tensorboard") == [(step, float(step)) for step in range(5)]
 
 
-def test_interval_thins_rollouts_but_no_evaluation(tmp_path: Path) -> None:
+def test_interval_applies_to_rollouts_not_to_evaluations(tmp_path: Path) -> None:
     sinks = start(tmp_path, interval=3)
     log(sinks, range(7))
     for sink in sinks:
@@ -97,7 +100,7 @@ def test_folders(config: TensorboardConfig, expected: str, monkeypatch: pytest.M
     assert event_folder(config, Path("runs/a")) == Path(expected)
 
 
-def test_the_variable_names_a_shared_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_sets_a_shared_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_DIR", "/shared")
     assert event_folder(TensorboardConfig(), Path("runs/a")) == Path("/shared/a")
     assert event_folder(TensorboardConfig(dir="/tb"), Path("runs/a")) == Path("/tb/a")

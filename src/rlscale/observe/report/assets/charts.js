@@ -5,13 +5,13 @@ const CHARTS = [
   { title: "Reward", series: [["reward/mean", "training"], ["eval/reward_mean", "held-out"]] },
   { title: "Loss", series: [["train/loss", "loss"]] },
   { title: "Response length, tokens", series: [["response_len/mean", "mean"], ["response_len/max", "longest"]] },
-  { title: "|trainer - engine| logprob", series: [["logprob_diff/mean", "mean"], ["logprob_diff/max", "largest"], ["logprob_diff/stale_mean", "older weights"]], log: true },
-  { title: "KL divergence", series: [["train/kl", "new from old policy"], ["train/kl_loss", "from the reference"]] },
+  { title: "|trainer - engine| logprob", series: [["logprob_diff/mean", "mean"], ["logprob_diff/max", "largest"], ["logprob_diff/stale_mean", "tokens of older weights"]], log: true },
+  { title: "KL divergence", series: [["train/kl", "from the old policy"], ["train/kl_loss", "from the reference"]] },
   { title: "Entropy, nats", series: [["train/entropy", "entropy"]] },
   { title: "Gradient norm", series: [["train/grad_norm", "before clipping"]] },
   { title: "Learning rate", series: [["train/lr", "rate"]] },
   { title: "Throughput, tokens/s", series: [["throughput/tokens_per_s", "whole step"]] },
-  { title: "Shares", series: [["train/pg_clipfrac", "tokens clipped"], ["truncated/ratio", "samples cut off"], ["reward/flat_groups", "groups that teach nothing"]] },
+  { title: "Shares", series: [["train/pg_clipfrac", "tokens clipped"], ["truncated/ratio", "samples cut off"], ["reward/flat_groups", "groups with equal rewards"]] },
   { title: "Pass rates", series: [["passrate/pass@1", "pass@1"], ["passrate/pass@2", "pass@2"], ["passrate/pass@4", "pass@4"], ["passrate/pass@8", "pass@8"], ["passrate/pass@16", "pass@16"]] },
   { title: "Staleness, updates", series: [["staleness/mean", "mean"], ["staleness/max", "oldest token"]], unlessZero: true },
 ];
@@ -36,7 +36,7 @@ function range(low, high) {
   return [low >= 0 && low - margin < 0 ? 0 : low - margin, high + margin];
 }
 
-/** A card with a chart in it, which is drawn anew when theme or width change. */
+/** A card with a chart. The chart is redrawn when the theme or the width changes. */
 function chartCard(parent, { title, series, log = false, unlessZero = false }) {
   const drawn = series.filter(([name]) => hasValues(name) && !(unlessZero && !data.metrics.columns[name].some(Boolean)));
   if (!drawn.length) return;
@@ -75,7 +75,7 @@ function chartCard(parent, { title, series, log = false, unlessZero = false }) {
   });
 }
 
-/** Without a pointer over any chart, the legends tell the last values. */
+/** Without a pointer over a chart, the legends show the last values. */
 const showLast = {
   setCursor: [
     (plot) => {
@@ -106,7 +106,7 @@ function drawTime() {
   const { steps, phases, step, total } = data.phases;
   const body = byId("time-body");
   if (!steps.length) {
-    body.append(element("p", { className: "note", textContent: "No step has been timed yet." }));
+    body.append(element("p", { className: "note", textContent: "No step has timings yet." }));
     return;
   }
   const names = Object.keys(phases);
@@ -125,12 +125,12 @@ function drawTime() {
   const box = element("div");
   const overlaps = steps.some((_, i) => names.reduce((all, name) => all + phases[name][i], 0) > step[i] * 1.02);
   const card = element("div", { className: "card" }, element("h3", { textContent: "Whole run" }), bar, keys, element("h3", { textContent: "Seconds of each step" }), box);
-  if (overlaps) card.append(element("p", { textContent: "Rollouts were made beside training, so phases add up to more than the step, which is the dark line." }));
+  if (overlaps) card.append(element("p", { textContent: "Generation overlaps with training, so the phases sum to more than the step (dark line)." }));
   body.append(card);
   drawStack(box, { steps, phases, step, names });
 }
 
-/** Bars on top of each other: the highest sum is drawn first and covered by the next one. */
+/** Stacked bars: the highest sum is drawn first; the next one covers it. */
 function drawStack(box, { steps, phases, step, names }) {
   const sums = names.map((_, k) => steps.map((_, i) => names.slice(0, k + 1).reduce((all, name) => all + phases[name][i], 0)));
   const order = names.map((_, k) => names.length - 1 - k);

@@ -1,5 +1,5 @@
 "use strict";
-// How rewards and lengths are distributed in each rollout: a column of shades per rollout, and bars for one of them.
+// Distributions of rewards and lengths: a heat map with a column per rollout, and bars for one rollout.
 
 const HEATMAPS = [["reward", "Reward"], ["response_len", "Response length, tokens"]];
 const MARGIN = { left: 76, bottom: 22, top: 4 };
@@ -26,13 +26,13 @@ function heatCard(parent, title, map) {
   const height = Math.max(120, Math.min(260, 26 * (map.edges.length - 1)) + MARGIN.bottom + MARGIN.top);
   const draw = () => {
     const width = holder.clientWidth || 900;
-    const hasRoom = width > 600;
-    bars.hidden = !hasRoom;
-    paintHeat(canvasOf(heat, hasRoom ? width - BARS_WIDTH - 16 : width, height), map, chosen);
-    if (hasRoom) paintBars(canvasOf(bars, BARS_WIDTH, height), map, chosen);
+    const hasWideLayout = width > 600;
+    bars.hidden = !hasWideLayout;
+    paintHeat(canvasOf(heat, hasWideLayout ? width - BARS_WIDTH - 16 : width, height), map, chosen);
+    if (hasWideLayout) paintBars(canvasOf(bars, BARS_WIDTH, height), map, chosen);
     const shade = document.documentElement.classList.contains("dark") ? "brighter" : "darker";
     const one = `rollout ${map.steps[chosen]}, ${total(map, chosen)} samples`;
-    caption.textContent = `Each column is a rollout; ${shade} means more of its samples. ${hasRoom ? "Bars" : "Framed"}: ${one}.`;
+    caption.textContent = `Each column is a rollout; ${shade} means more samples. ${hasWideLayout ? "Bars" : "Frame"}: ${one}.`;
   };
   redraws.push(draw);
   heat.addEventListener("pointermove", (event) => {
@@ -55,7 +55,7 @@ function binName(map, bin) {
   return map.labels ? short(map.labels[bin]) : `${short(map.edges[bin])} to ${short(map.edges[bin + 1])}`;
 }
 
-/** The drawing context of a canvas made sharp on dense screens. */
+/** Drawing context of a canvas, scaled for high-density screens. */
 function canvasOf(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -68,7 +68,7 @@ function canvasOf(canvas, width, height) {
   return { context, width, height };
 }
 
-/** Every bin has the same height: values of rewards are often few and unevenly spaced. */
+/** All bins have the same height, because rewards often have few and unevenly spaced values. */
 function binRows(map, height) {
   const rows = map.edges.length - 1;
   const each = (height - MARGIN.bottom - MARGIN.top) / rows;

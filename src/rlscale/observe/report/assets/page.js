@@ -1,9 +1,9 @@
 "use strict";
-// What the other scripts share: the data, small ways to make elements, colours, and the state that the address keeps.
+// Shared by the other scripts: the data, functions that create elements, colours, and the state in the URL.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-/** An element with properties and children; texts are always inserted as text, never as HTML. */
+/** An element with properties and children. Text is inserted as text, never as HTML. */
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children);
@@ -26,7 +26,7 @@ function stepName(step) {
   return step < 0 ? "before" : String(step);
 }
 
-// The part of the address behind "#" keeps filters and theme, so that a view can be sent as a link to the file.
+// The URL fragment stores filters and theme, so that a link to the file reproduces the view.
 const state = {
   read: () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : ""),
   write(changes) {
@@ -55,7 +55,7 @@ const tip = {
   },
 };
 
-// Canvases do not follow the theme or the width by themselves.
+// Canvases must be redrawn when the theme or the width changes.
 const redraws = [];
 
 function redrawAll() {

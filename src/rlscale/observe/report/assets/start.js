@@ -1,5 +1,5 @@
 "use strict";
-// Draws everything, and again when the theme or the width changes.
+// Draws the page, and redraws it when the theme or the width changes.
 
 function useTheme(name) {
   document.documentElement.classList.toggle("dark", name === "dark");
@@ -15,7 +15,7 @@ byId("theme").addEventListener("click", () => {
   redrawAll();
 });
 
-// Section links scroll by themselves, so that they do not replace the filters in the address.
+// Section links scroll without changing the URL fragment, which stores the filters.
 for (const link of document.querySelectorAll("nav a")) {
   link.addEventListener("click", (event) => {
     event.preventDefault();
