@@ -89,7 +89,7 @@ class Observer:
             self.warn(
                 f"rollout {step}: trainer and engine logprobs differ by {diff:.2g} on average under weight version "
                 f"{version:.0f} (expected at most {self._diff_limit:.2g}): the samples are not from the trained "
-                "policy; check for stale weights, a different dtype, or sampling parameters that the trainer does not apply"
+                "policy; check for stale weights, another dtype, or sampling parameters that the trainer does not apply"
             )
 
     def rewind(self, step: int) -> None:

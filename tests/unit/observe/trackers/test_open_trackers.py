@@ -20,7 +20,7 @@ class Flaky:
         self.steps = [logged for logged in self.steps if logged < step]
 
     def close(self) -> None:
-        raise TimeoutError("still uploading")
+        raise TimeoutError("uploading")
 
 
 def test_the_first_failure_warns_and_disables_the_tracker() -> None:
@@ -32,7 +32,7 @@ def test_the_first_failure_warns_and_disables_the_tracker() -> None:
     tracker.close()
     assert flaky.steps == [0, 1]
     assert warnings == [
-        "wandb failed at rollout 2 and gets no more metrics; metrics.jsonl has all of them; "
+        "wandb failed at rollout 2 and receives no more metrics; metrics.jsonl has all of them; "
         "ConnectionError: the service is gone"
     ]
 
@@ -47,5 +47,5 @@ def test_calls_are_passed_on_and_a_failing_close_warns() -> None:
     assert flaky.steps == [0]
     tracker.close()
     assert warnings == [
-        "wandb failed at the end and gets no more metrics; metrics.jsonl has all of them; TimeoutError: still uploading"
+        "wandb failed at the end and receives no more metrics; metrics.jsonl has all of them; TimeoutError: uploading"
     ]
