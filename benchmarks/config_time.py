@@ -1,8 +1,8 @@
-"""How long the configuration takes: `--cfg job`, `rlscale-plan` and a command with a mistake, beside a bare Hydra app.
+"""Time of the configuration: `--cfg job`, `rlscale-plan` and a command with errors, compared with a bare Hydra app.
 
     python benchmarks/config_time.py [--repeats N]
 
-Every command is a fresh interpreter, from its start to its end. Writes results/config_time.md and .json.
+Every command runs in a new interpreter and is timed from start to end. Writes results/config_time.md and .json.
 """
 
 import argparse
@@ -55,16 +55,16 @@ COMMANDS: Mapping[str, tuple[Sequence[str], int]] = {
         ["-m", "rlscale.cli.plan", "experiment=qwen3_4b_grpo", "model=qwen3_32b", "cluster.device=cuda"],
         0,
     ),
-    "rlscale-train with three mistakes": (
+    "rlscale-train with three errors": (
         ["-m", "rlscale.cli.train", "algo.eps_clp=0.1", "optim.lr=fast", "batch.global_batch_size=7"],
         2,
     ),
 }
-"""Arguments of the interpreter, and the exit code expected."""
+"""Arguments of the interpreter and the expected exit code."""
 
 
 def run(arguments: Sequence[str], code: int, folder: Path) -> float:
-    """Seconds of one command."""
+    """Runs one command and returns its seconds."""
     began = time.perf_counter()
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, check=False)
     seconds = time.perf_counter() - began
@@ -73,7 +73,7 @@ def run(arguments: Sequence[str], code: int, folder: Path) -> float:
 
 
 def heavy_modules(arguments: Sequence[str]) -> list[str]:
-    """Of torch and Ray, what the command imports: from the interpreter's own record of imports."""
+    """Returns torch and Ray if the command imports them, from `-X importtime`."""
     done = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=False)
     names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     return sorted(names & {"torch", "ray"})
@@ -89,7 +89,7 @@ def main() -> None:
         bare = "a bare Hydra app, --cfg job"
         commands = {bare: (["app.py", "--cfg", "job"], 0), **COMMANDS}
         for arguments, code in commands.values():
-            run(arguments, code, folder)  # compiles what is new
+            run(arguments, code, folder)  # writes missing bytecode
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         loads = []
         for _ in range(repeats):
@@ -97,12 +97,12 @@ def main() -> None:
             for title, (arguments, code) in commands.items():
                 seconds[title].append(run(arguments, code, folder))
     heavy = {title: heavy_modules(arguments) for title, (arguments, _) in COMMANDS.items()}
-    lines = ["| command | median s | least | most | imports of torch, Ray |", "|---|---|---|---|---|"]
+    lines = ["| command | median s | min | max | imports of torch, Ray |", "|---|---|---|---|---|"]
     for title, times in seconds.items():
         numbers = (f"{number:.2f}" for number in (statistics.median(times), min(times), max(times)))
         lines.append(f"| `{title}` | " + " | ".join(numbers) + f" | {', '.join(heavy.get(title, [])) or 'none'} |")
     text = (
-        f"# Time of the configuration\n\n{sentence(loads)} {repeats} runs in turn, each a fresh interpreter. "
+        f"# Time of the configuration\n\n{sentence(loads)} {repeats} interleaved runs, each in a new interpreter. "
         f"Limit: {LIMIT_S:.1f} s. Made by `python benchmarks/config_time.py`.\n\n" + "\n".join(lines) + "\n"
     )
     RESULTS.mkdir(exist_ok=True)

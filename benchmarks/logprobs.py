@@ -199,7 +199,7 @@ def measure(hidden: int, dtype: torch.dtype, rounds: int, ways: Sequence[str]) -
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| hidden | dtype | way | extra MB | of full logits | rounds | forward s | backward s | both s | of plain |",
+        "| hidden | dtype | implementation | extra MB | of full logits | rounds | forward s | backward s | both s | of plain |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -236,12 +236,12 @@ def write(rows: list[dict[str, Any]], loads: list[float]) -> None:
         f"# Logprobs without the logits\n\n{sentence(loads)} Vocabulary {VOCABULARY:,}, {TOKENS:,} tokens. "
         "Forward and backward, medians of the rounds, in each of which every implementation runs once. Full "
         f"logits in float32 are {FULL_BYTES / 1e6:.0f} MB. Extra memory is the peak in addition to inputs, results "
-        "and gradients. Limits for rlscale: 5 % of full logits, 1.0 times plain. TRL's and verl's ways are their "
-        "formulas, as they are without CUDA kernels. Made by `python benchmarks/logprobs.py`.\n\n"
+        "and gradients. Limits for rlscale: 5 % of full logits, 1.0 times plain. TRL and verl stand for their "
+        "formulas without CUDA kernels. Made by `python benchmarks/logprobs.py`.\n\n"
         f"{table(rows)}\n\n"
-        "The plain way makes four tensors of the size of the logits, and memory that is touched for the first time is "
-        "slow on this machine (a virtual one), so the ratios will be larger elsewhere. `plain, oneDNN` has the matrix "
-        "product of rlscale.\n"
+        "The plain implementation allocates four tensors of the size of the logits. First access to memory is slow on "
+        "this virtual machine, so the ratios will be larger elsewhere. `plain, oneDNN` uses the matrix product of "
+        "rlscale.\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "logprobs.md").write_text(text)
@@ -258,7 +258,7 @@ def failures(rows: list[dict[str, Any]]) -> list[str]:
         if row.get("extra_bytes", 0) > MEMORY_LIMIT * FULL_BYTES:
             found.append(f"{case}: extra memory is {row['extra_bytes'] / FULL_BYTES:.1%} of full logits")
         if row["seconds"] and total(row) > TIME_LIMIT * total(find(rows, row, "plain")):
-            found.append(f"{case}: slower than the plain way")
+            found.append(f"{case}: slower than the plain implementation")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran; for its results."""
+"""Machine and package versions of a benchmark, for its results."""
 
 import datetime
 import os
@@ -23,7 +23,7 @@ def machine() -> dict[str, Any]:
 
 
 def sentence(loads: list[float]) -> str:
-    """The same in words. `loads` are the 1-minute load averages at the starts of the runs."""
+    """Describes the machine in a sentence. `loads` are the 1-minute load averages at the starts of the runs."""
     where = machine()
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     return (

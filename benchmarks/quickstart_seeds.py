@@ -1,7 +1,8 @@
-"""Does the quickstart learn, whatever the seed, and only because of GRPO?
+"""Checks that the quickstart learns with every seed, and only because of GRPO.
 
 Runs `rlscale-train` with seeds 1 to 5 and, with seed 1, a control whose GRPO part has learning rate 0; writes
-`benchmarks/results/quickstart_seeds.md` and `.json`. The warm-up of each seed is made anew, in a folder of this script.
+`benchmarks/results/quickstart_seeds.md` and `.json`. Each seed runs its own warm-up in a temporary
+folder.
 
     python benchmarks/quickstart_seeds.py [--seeds 1 2 3 4 5]
 """
@@ -24,7 +25,7 @@ PACKAGES = ("rlscale", "torch", "transformers", "ray")
 
 
 def run(seed: int, folder: Path, *, name: str, overrides: tuple[str, ...] = ()) -> dict[str, float | int | str]:
-    """One run in a process of its own; the figures come from what it wrote."""
+    """Runs one seed in a separate process and returns its results."""
     run_dir = folder / re.sub(r"\W+", "-", name)
     seeds = [f"train.seed={seed}", f"rollout.seed={seed}", f"model.init_seed={seed}"]
     command = [sys.executable, "-m", "rlscale.cli.train", *seeds, *overrides, f"run.dir={run_dir}"]
@@ -68,14 +69,14 @@ def main() -> None:
 
 
 def write(rows: list[dict[str, float | int | str]]) -> None:
-    """Puts down what has been run so far."""
+    """Writes the results so far."""
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     where = f"{os.cpu_count()} cores of {platform.machine()}, Python {platform.python_version()}, {versions}"
     text = (
         "# Quickstart: held-out reward before and after GRPO\n\n"
         f"{datetime.date.today()}, {where}. 256 held-out prompts, sampled at temperature 0.7. "
-        "Wall time is of the whole command, warm-up, start and end of all processes included (the control reuses the "
-        "warm-up of its seed). Made by "
+        "Wall time is that of the whole command, including the warm-up and the start and end of all processes (the "
+        "control reuses the warm-up of its seed). Made by "
         f"`python benchmarks/quickstart_seeds.py`.\n\n{table(rows)}\n"
     )
     RESULTS.mkdir(exist_ok=True)

@@ -1,14 +1,14 @@
-"""One step of 100,000 samples with long-tailed lengths onto 8, 64 and 1,024 ranks: time, and the balance of the ranks.
+"""Assigns a step of 100,000 samples with long-tailed lengths to 8, 64 and 1,024 ranks: time and balance of the ranks.
 
-`plan_steps` as a run calls it (`batch.use_dynamic_batch_size`, `batch.balance_data`), beside two plain ways to choose
-ranks for samples, both packed by first-fit-decreasing on each rank as ours are:
+Compares `plan_steps` as a run calls it (`batch.use_dynamic_batch_size`, `batch.balance_data`) with two simple methods.
+All pack the samples of each rank by first-fit-decreasing:
 
-    Karmarkar-Karp   the differencing method on estimated FLOPs, in its plain form: any number of samples a rank
+    Karmarkar-Karp   the differencing method on estimated FLOPs, with any number of samples per rank
     round-robin      in the order of the batch
 
-Largest over mean of the ranks, in tokens and in estimated FLOPs. Lengths are lognormal, cut at the largest; no sample
-is longer than a micro-batch. All in turn, medians of the rounds. Also how long the columns of such a batch take to
-make. Writes `results/schedule.md` and `.json`.
+The balance is the largest rank divided by the mean, in tokens and in estimated FLOPs. Lengths are lognormal, cut at the
+maximum; no sample is longer than a micro-batch. Methods run interleaved; times are medians of the rounds. Also times
+`build_batch`. Writes `results/schedule.md` and `.json`.
 
     python benchmarks/schedule.py [--samples 100000] [--ranks 8 64 1024] [--rounds 5]
 """
@@ -50,7 +50,7 @@ def long_tailed(number: int) -> Int64:
 
 
 def batch_of(lengths: Int64) -> TrainBatch:
-    """A batch of these lengths; columns that a schedule does not read are one value, seen often."""
+    """Batch of these lengths. Columns that the schedule does not read are broadcasts of one value."""
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     number, num_tokens = len(lengths), int(offsets[-1])
     return TrainBatch(
@@ -85,11 +85,11 @@ def round_robin(batch: TrainBatch, num_ranks: int) -> Shares:
 
 
 def karmarkar_karp(batch: TrainBatch, num_ranks: int) -> Shares:
-    """Partitions of one sample each; the two with the largest spread become one, large with small, until the end."""
+    """Starts with one partition per sample and merges the two with the largest spread, large ranks with small ones."""
     costs = flops(batch.lengths, hidden_size=HIDDEN).tolist()
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for i, cost in enumerate(costs):
-        # Ranks without a sample are left out of a partition: most have one for a long time.
+        # Partitions omit ranks without samples: most partitions have few samples for a long time.
         heapq.heappush(heap, (-cost, i, [(cost, [i])]))
     number = len(costs)
     while len(heap) > 1:
@@ -106,7 +106,7 @@ def karmarkar_karp(batch: TrainBatch, num_ranks: int) -> Shares:
 def _differenced(
     first: list[tuple[int, list[int]]], second: list[tuple[int, list[int]]], num_ranks: int
 ) -> list[tuple[int, list[int]]]:
-    """The largest of one partition with the smallest of the other; both and the result by decreasing sum."""
+    """Merges the largest ranks of one partition with the smallest of the other. All are sorted by decreasing sum."""
     overlap = max(0, len(first) + len(second) - num_ranks)
     alone = first[: len(first) - overlap] + second[: len(second) - overlap]
     pairs = zip(first[len(first) - overlap :], reversed(second[len(second) - overlap :]), strict=True)
@@ -115,14 +115,14 @@ def _differenced(
 
 
 def _packed(shares: Shares, batch: TrainBatch) -> Shares:
-    """The same, after the work of packing them."""
+    """Packs the samples of each rank, so that its time counts, and returns `shares`."""
     lengths = batch.lengths.tolist()
     for share in shares:
         first_fit_decreasing([lengths[i] for i in share], capacity=MAX_TOKENS)
     return shares
 
 
-WAYS: dict[str, Callable[[TrainBatch, int], Shares]] = {
+METHODS: dict[str, Callable[[TrainBatch, int], Shares]] = {
     "rlscale": ours,
     "Karmarkar-Karp": karmarkar_karp,
     "round-robin": round_robin,
@@ -130,7 +130,7 @@ WAYS: dict[str, Callable[[TrainBatch, int], Shares]] = {
 
 
 def ratios(shares: Shares, lengths: Int64) -> tuple[float, float]:
-    """Largest rank over mean, in tokens and in FLOPs."""
+    """Largest rank divided by the mean, in tokens and in FLOPs."""
     found = []
     for sizes in (lengths, flops(lengths, hidden_size=HIDDEN)):
         loads = [int(sizes[list(share)].sum()) for share in shares]
@@ -139,23 +139,23 @@ def ratios(shares: Shares, lengths: Int64) -> tuple[float, float]:
 
 
 def measure(batch: TrainBatch, num_ranks: int, rounds: int) -> list[dict[str, Any]]:
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     balance = {}
     for _ in range(rounds):
-        for name, way in WAYS.items():
+        for name, method in METHODS.items():
             began = time.perf_counter()
-            shares = way(batch, num_ranks)
+            shares = method(batch, num_ranks)
             seconds[name].append(time.perf_counter() - began)
             assert sorted(i for share in shares for i in share) == list(range(batch.num_samples))
             balance[name] = ratios(shares, batch.lengths)
     return [
-        {"ranks": num_ranks, "way": name, "tokens": balance[name][0], "flops": balance[name][1], "seconds": taken}
+        {"ranks": num_ranks, "method": name, "tokens": balance[name][0], "flops": balance[name][1], "seconds": taken}
         for name, taken in seconds.items()
     ]
 
 
 def columns(rounds: int) -> dict[str, Any]:
-    """How long `build_batch` takes, by token."""
+    """Time of `build_batch`."""
     lengths = long_tailed(COLUMN_SAMPLES).tolist()
     prompt = Prompt(index=0, text="", token_ids=(1,) * 32)
     groups = [Group(index=i, prompt=prompt, samples=[_sample(i, prompt, n)]) for i, n in enumerate(lengths)]
@@ -178,24 +178,24 @@ def _sample(index: int, prompt: Prompt, length: int) -> Sample:
 
 
 def write(rows: list[dict[str, Any]], made: dict[str, Any], lengths: Int64, load: float) -> None:
-    lines = ["| ranks | way | s | largest / mean, tokens | largest / mean, FLOPs |", "|---|---|---|---|---|"]
+    lines = ["| ranks | method | s | largest / mean, tokens | largest / mean, FLOPs |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(
-            f"| {row['ranks']:,} | {row['way']} | {statistics.median(row['seconds']):.2f} | {row['tokens']:.4f} "
+            f"| {row['ranks']:,} | {row['method']} | {statistics.median(row['seconds']):.2f} | {row['tokens']:.4f} "
             f"| {row['flops']:.4f} |"
         )
     column_s = statistics.median(made["seconds"])
     text = (
         f"# Batching schedule\n\n{sentence([load])} {len(lengths):,} samples, {lengths.sum() / 1e6:.0f} million tokens "
         f"(mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest {lengths.max():,}), micro-batches of at "
-        f"most {MAX_TOKENS:,} tokens, hidden size {HIDDEN:,}. Medians of {len(rows[0]['seconds'])}, all in turn. "
-        f"Limits for rlscale: {RATIO_LIMIT} over mean, {TIME_LIMIT_S:.0f} s. Made by "
+        f"most {MAX_TOKENS:,} tokens, hidden size {HIDDEN:,}. Medians of {len(rows[0]['seconds'])} interleaved rounds. "
+        f"Limits for rlscale: largest / mean {RATIO_LIMIT}, {TIME_LIMIT_S:.0f} s. Made by "
         "`python benchmarks/schedule.py`.\n\n"
         + "\n".join(lines)
-        + "\n\nKarmarkar-Karp balances the one sum that it is given, FLOPs; ranks with the longest samples then have "
-        f"fewer tokens.\n\nColumns: {made['samples']:,} samples with {made['tokens'] / 1e6:.1f} million tokens become "
+        + "\n\nKarmarkar-Karp balances only FLOPs; ranks with the longest samples then have fewer tokens."
+        f"\n\nColumns: {made['samples']:,} samples with {made['tokens'] / 1e6:.1f} million tokens become "
         f"a batch of {made['bytes'] / 1e6:.0f} MB in {column_s:.2f} s "
-        f"({1e9 * column_s / made['tokens']:.0f} ns a token).\n"
+        f"({1e9 * column_s / made['tokens']:.0f} ns per token).\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "schedule.md").write_text(text)
@@ -205,9 +205,9 @@ def write(rows: list[dict[str, Any]], made: dict[str, Any], lengths: Int64, load
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:
-    """Limits that rlscale does not keep."""
+    """Limits that rlscale exceeds."""
     found = []
-    for row in (row for row in rows if row["way"] == "rlscale"):
+    for row in (row for row in rows if row["method"] == "rlscale"):
         worst, taken = max(row["tokens"], row["flops"]), statistics.median(row["seconds"])
         found += [f"{row['ranks']} ranks: {worst:.3f} over mean"] if worst > RATIO_LIMIT else []
         found += [f"{row['ranks']} ranks: {taken:.2f} s"] if taken > TIME_LIMIT_S else []

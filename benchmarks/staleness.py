@@ -194,7 +194,7 @@ def machine_table(rows: list[Row]) -> str:
 
 def simulated_table(rows: list[Row]) -> str:
     synchronous = next(r["samples_per_s"] for r in rows if r["k"] == "0")
-    shared = next(r["samples_per_s"] for r in rows if r["k"].startswith(("0, sharing", "0, taking turns")))
+    shared = next(r["samples_per_s"] for r in rows if r["k"].startswith("0, sharing"))
     lines = [
         "| k | samples/s | relative to k = 0 | relative to sharing | mean age of a token | oldest |",
         "|---|---|---|---|---|---|",

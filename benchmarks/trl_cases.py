@@ -1,4 +1,4 @@
-"""The cases of `trl_step.py`: models, prompts, sizes, and what each side is told."""
+"""Cases of `trl_step.py`: models, prompts, sizes and settings of both sides."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from rlscale.models.resolve_model import resolve_model
 
 ARITHMETIC = Path(__file__).parent.parent / "data" / "arithmetic" / "train.jsonl"
 CONSTANT = 0.05
-"""Value of the hidden channel that is the same at every position of a prepared model."""
+"""Value of the hidden channel that is constant over all positions of a prepared model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +27,22 @@ class Case:
 
     name: str
     title: str
-    min_ratio: float  # of samples/s that rlscale is to reach
+    min_ratio: float  # required ratio of samples/s, rlscale to TRL
     num_prompts: int
     num_samples: int
     max_new_tokens: int
     dtype: str
-    num_steps: int  # of one run
-    num_warmup: int  # steps at the start of a run that do not count
+    num_steps: int  # per run
+    num_warmup: int  # steps at the start of a run that are dropped
     reward: str
     micro_batch: int  # TRL's, in samples
     max_tokens: int  # rlscale's, in tokens
     compile: bool = False  # TRL with torch.compile
     prompt_len: int = 0  # 0: sums of the quickstart
-    end_rate: float | None = None  # share of tokens that end an answer; 0: none. None: as the model likes
-    figures: dict[str, int | bool] = field(default_factory=dict)  # of the model; empty: the quickstart's, warmed up
+    end_rate: float | None = None  # share of tokens that end an answer; 0: none. None: unchanged model
+    figures: dict[str, int | bool] = field(
+        default_factory=dict
+    )  # sizes of the model; empty: the quickstart's, warmed up
 
     @property
     def samples_per_step(self) -> int:
@@ -116,7 +118,7 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The files of a case."""
+    """Files of a case."""
 
     model: Path
     prompts: Path
@@ -127,7 +129,7 @@ class Prepared:
 
 
 def prepare(case: Case, folder: Path) -> Prepared:
-    """Makes, or finds, model and prompts below `folder`."""
+    """Creates model and prompts below `folder`, or reuses them."""
     model = _warmed_up(folder) if not case.figures else _prepared_model(case, folder)
     rows = _arithmetic() if not case.prompt_len else _random_prompts(case)
     prompts = folder / f"{case.name}.jsonl"
@@ -146,17 +148,17 @@ def prepare(case: Case, folder: Path) -> Prepared:
 
 
 def _warmed_up(folder: Path) -> Path:
-    """The quickstart's model after its warm-up, which runs now unless it did before."""
+    """Model of the quickstart after its warm-up, which runs if it has not run before."""
     run = folder / "warmup"
     if not (run / "finished.json").exists():
         shutil.rmtree(run, ignore_errors=True)
-        words = ["+experiment=quickstart_warmup", f"run.dir={run}", "logging.console=none"]
-        subprocess.run([sys.executable, "-m", "rlscale.cli.train", *words], check=True, stdout=subprocess.DEVNULL)
+        overrides = ["+experiment=quickstart_warmup", f"run.dir={run}", "logging.console=none"]
+        subprocess.run([sys.executable, "-m", "rlscale.cli.train", *overrides], check=True, stdout=subprocess.DEVNULL)
     return run / "hf"
 
 
 def _arithmetic() -> list[dict[str, str]]:
-    """Sums of the quickstart as its chat template writes them."""
+    """Sums of the quickstart, formatted by its chat template."""
     rows = [json.loads(line) for line in ARITHMETIC.read_text().splitlines()[:4096]]
     return [{"prompt": f"<|user|>{row['prompt']}<|assistant|>", "label": row["label"]} for row in rows]
 
@@ -168,7 +170,7 @@ def _random_prompts(case: Case) -> list[dict[str, str]]:
 
 
 def _prepared_model(case: Case, folder: Path) -> Path:
-    """A model with random weights whose answers end at `case.end_rate`."""
+    """Model with random weights whose answers end with probability `case.end_rate` per token."""
     target = folder / f"{case.name}_model"
     if (target / "model.safetensors").exists():
         return target
@@ -187,10 +189,10 @@ def _prepared_model(case: Case, folder: Path) -> Path:
 
 
 def with_constant_channel(weights: dict[str, torch.Tensor], *, end_id: int) -> dict[str, torch.Tensor]:
-    """Weights whose hidden channel 0 no layer writes to, and whose end token depends on that channel alone.
+    """Weights in which no layer writes to hidden channel 0, and the logit of the end token depends only on it.
 
-    Nothing else about the model changes, so both sides compute what they would compute for any other weights, and need
-    no rule about lengths: answers end when the end token is drawn, as always.
+    Nothing else about the model changes. Both sides compute as for any other weights and need no rule about lengths:
+    answers end when the end token is sampled.
     """
     changed = {name: tensor.clone() for name, tensor in weights.items()}
     embedding, norm = changed["model.embed_tokens.weight"], changed["model.norm.weight"]
@@ -207,14 +209,14 @@ def with_constant_channel(weights: dict[str, torch.Tensor], *, end_id: int) -> d
 
 
 def set_end_logit(weights: dict[str, torch.Tensor], *, end_id: int, logit: float, constant: float) -> None:
-    """Gives the end token this logit, where the output layer's input holds `constant` in channel 0; in place."""
+    """Sets the logit of the end token in place. `constant` is the value of channel 0 before the output layer."""
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
     head[end_id, 0] = logit / constant
 
 
 @torch.no_grad()
 def _final_state(model: Path, case: Case) -> tuple[float, float]:
-    """Mean of channel 0 before the output layer, and of log sum exp of the logits, over some of the model's answers."""
+    """Mean of channel 0 before the output layer, and mean logsumexp of the logits, over some answers of the model."""
     loaded = load_causal_lm(str(model), dtype=torch.float32)
     tokenizer = load_tokenizer(str(model))
     texts = [row["prompt"] for row in _random_prompts(case)[:16]]

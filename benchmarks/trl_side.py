@@ -1,9 +1,9 @@
-"""TRL's side of `trl_step.py`: trains as told by a JSON file. Runs in TRL's environment and imports no rlscale.
+"""TRL's side of `trl_step.py`: trains as a JSON file specifies. Runs in TRL's environment and does not import rlscale.
 
     python trl_side.py job.json
 
-The job: model folder, prompts with labels, sizes, number format, figures of speed. Writes the end of every step
-(seconds of a monotonic clock) and the lengths of its samples to the job's `output`.
+The job contains model folder, prompts with labels, sizes, number format and performance settings. Writes the end time
+of every step (seconds of a monotonic clock) and the lengths of its samples to the job's `output`.
 """
 
 import json
@@ -18,7 +18,7 @@ import trl
 
 
 class StepClock(transformers.TrainerCallback):
-    """Notes when each optimiser step has ended."""
+    """Records the end time of each optimiser step."""
 
     def __init__(self):
         self.ends = []
@@ -28,7 +28,7 @@ class StepClock(transformers.TrainerCallback):
 
 
 class TimedTrainer(trl.GRPOTrainer):
-    """GRPOTrainer that also notes the seconds of its generation."""
+    """GRPOTrainer that also records the seconds of its generation."""
 
     def _generate(self, prompts):
         began = time.perf_counter()
@@ -38,12 +38,12 @@ class TimedTrainer(trl.GRPOTrainer):
 
 
 def exact(completions, label, **kwargs):
-    """1 where the text is the label."""
-    return [float(text == wanted) for text, wanted in zip(completions, label, strict=True)]
+    """Returns 1 if the text equals the label, else 0."""
+    return [float(text == expected) for text, expected in zip(completions, label, strict=True)]
 
 
 def parity(completion_ids, **kwargs):
-    """1 where the sum of the ids is even: a coin that needs no text."""
+    """Returns 1 if the sum of the ids is even, else 0. Needs no text."""
     return [float(sum(ids) % 2 == 0) for ids in completion_ids]
 
 
@@ -51,7 +51,7 @@ REWARDS = {"exact": exact, "parity": parity}
 
 
 def arguments(job):
-    """What of TRL makes it fastest on a CPU, as far as the model trained stays the same."""
+    """Settings with which TRL is fastest on a CPU without a change of the trained model."""
     return trl.GRPOConfig(
         output_dir=job["folder"],
         use_cpu=True,
@@ -80,7 +80,7 @@ def arguments(job):
 
 
 def check_prompts(tokenizer, job):
-    """Both sides must read the same ids."""
+    """Checks that both sides use the same prompt ids."""
     for text, ids in zip(job["texts"], job["prompt_ids"], strict=True):
         found = tokenizer(text)["input_ids"]
         assert found == ids, f"prompt {text!r} must have the ids {ids}, got {found}"

@@ -1,10 +1,10 @@
-"""A GRPO step beside TRL's GRPOTrainer on this machine's CPU.
+"""Compares a GRPO step with TRL's GRPOTrainer on this machine's CPU.
 
-Makes an environment for TRL (pinned in constraints-trl.txt), gives both sides the same model folder, prompts, number of
-samples, lengths and number format, and lets them train in turn: a whole run of TRL, a whole run of rlscale, and again.
-Steps at the start of every run are dropped; what counts is the median time from the end of one step to the end of the
-next. rlscale runs as users run it: `rlscale-train` with Ray, an engine behind HTTP, weight syncs with checksums and the
-comparison of logprobs. Writes results/trl_step.md and .json.
+Creates an environment for TRL (pinned in constraints-trl.txt) and gives both sides the same model folder, prompts,
+number of samples, lengths and number format. Runs of TRL and of rlscale alternate. The first steps of every run are
+dropped. The result is the median time from the end of one step to the end of the next. rlscale runs as users run it:
+`rlscale-train` with Ray, an engine behind HTTP, weight syncs with checksums and the comparison of logprobs. Writes
+results/trl_step.md and .json.
 
     python benchmarks/trl_step.py [--case small long_tail large] [--repeats 2] [--compiled] [--dtype bfloat16]
 
@@ -42,13 +42,13 @@ OURS = {
         "fsdp.num_threads=1",
     ),
 }
-"""rlscale's ways, as overrides. The first is compared with TRL, which promises no reproducibility; the last generates
-beside training, as TRL's GRPOTrainer cannot, so that samples are one update old."""
+"""Variants of rlscale, as overrides. The first is compared with TRL, whose generation is not reproducible. The last one
+overlaps generation and training, which TRL's GRPOTrainer does not support; its samples are one update old."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run of one side did after its warm-up steps."""
+    """Measurements of one run of one side, after its warm-up steps."""
 
     side: str
     case: str
@@ -61,7 +61,7 @@ class Run:
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of TRL's environment, made now if there is none of these pins."""
+    """Interpreter of TRL's environment. Creates the environment if none has these pins."""
     pins = HERE / "constraints-trl.txt"
     target, stamp = folder / "trl", folder / "trl" / "pins.txt"
     python = target / "bin" / "python"
@@ -70,7 +70,7 @@ def environment(folder: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     venv.create(target, with_pip=True)
     install = [str(python), "-m", "pip", "install", "-q", "-c", str(pins)]
-    # torch alone first: its wheel may come from another index than the rest.
+    # torch alone first: its wheel may come from a different index than the others.
     subprocess.run([*install, "torch"], check=True)
     subprocess.run([*install, "-r", str(pins)], check=True)
     stamp.write_text(pins.read_text())
@@ -78,7 +78,7 @@ def environment(folder: Path) -> Path:
 
 
 def run_trl(case: Case, files: Prepared, *, python: Path, folder: Path) -> Run:
-    """One run of TRL in a process of its own."""
+    """Runs TRL once in a separate process."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     job = {
@@ -115,7 +115,7 @@ def run_trl(case: Case, files: Prepared, *, python: Path, folder: Path) -> Run:
 
 
 LEARNING_RATE = 1e-6
-"""So small that the policy, and with it the lengths, stay what they are at the start."""
+"""So small that the policy and the answer lengths do not change."""
 
 JOB_KEYS = (
     "num_prompts",
@@ -130,10 +130,10 @@ JOB_KEYS = (
 
 
 def overrides(case: Case, files: Prepared, *, folder: Path) -> list[str]:
-    """Rlscale's words for a case."""
+    """Overrides of rlscale for a case."""
     reward = "reward.type=exact_match" if case.reward == "exact" else f"reward.custom_path=trl_rewards:{case.reward}"
     return [
-        # What these leave open is the quickstart's.
+        # All other keys are those of the quickstart.
         *("model=hf", "model.warmup_experiment=null", "optim=constant", "rollout.shuffle=false"),
         *("eval.interval=null", "eval.stop_reward=null", "eval.prompt_data=null"),
         f"model.hf_checkpoint={files.model}",
@@ -151,7 +151,7 @@ def overrides(case: Case, files: Prepared, *, folder: Path) -> list[str]:
         f"optim.lr={LEARNING_RATE}",
         f"train.dtype={case.dtype}",
         "train.weight_channel=shared_memory",
-        "cluster.spin_threads=true",  # nothing else runs here; TRL's threads spin by themselves
+        "cluster.spin_threads=true",  # nothing else runs here; TRL's threads spin by default
         reward,
         f"run.dir={folder}",
         "checkpoint.save_final=false",
@@ -160,7 +160,7 @@ def overrides(case: Case, files: Prepared, *, folder: Path) -> list[str]:
 
 
 def run_rlscale(case: Case, files: Prepared, *, side: str, folder: Path) -> Run:
-    """One run of `rlscale-train`."""
+    """Runs `rlscale-train` once."""
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "rlscale.cli.train", *overrides(case, files, folder=folder), *OURS[side]]
     load, began = os.getloadavg()[0], time.perf_counter()
@@ -182,8 +182,8 @@ def run_rlscale(case: Case, files: Prepared, *, side: str, folder: Path) -> Run:
 
 
 def counted_steps(ends: Sequence[float], *, num_warmup: int) -> list[float]:
-    """Seconds of every step after the first `num_warmup`, from the moments at which steps ended."""
-    assert len(ends) > num_warmup > 0, "a run needs steps that count, and one before them"
+    """Seconds of every step after the first `num_warmup`, from the end times of the steps."""
+    assert len(ends) > num_warmup > 0, "a run needs at least one warm-up step and one counted step"
     return [end - start for start, end in zip(ends[num_warmup - 1 : -1], ends[num_warmup:], strict=True)]
 
 
@@ -210,7 +210,7 @@ def summarise(case: Case, runs: Sequence[Run]) -> dict[str, object]:
 
 
 def table(summary: dict[str, object]) -> str:
-    """The rows of one case."""
+    """Rows of one case."""
     lines = []
     for side, row in summary["sides"].items():
         ratio = summary["ratios"].get(side)
@@ -223,16 +223,16 @@ def table(summary: dict[str, object]) -> str:
 
 
 def write(summaries: Sequence[dict[str, object]], runs: Sequence[Run], *, pins: dict[str, str]) -> None:
-    """Puts down what has been run so far."""
+    """Writes the results so far."""
     peers = ", ".join(f"{name} {number}" for name, number in pins.items())
     where = sentence([run.load for run in runs])
     about = DESCRIPTION + (ABOUT_AHEAD if any(run.side == AHEAD for run in runs) else "")
-    parts = [f"# A GRPO step beside TRL\n\n{where} TRL's side: {peers}.\n", about, TIMES]
+    parts = [f"# A GRPO step compared with TRL\n\n{where} TRL runs with {peers}.\n", about, TIMES]
     for summary in summaries:
         case = summary["case"]
         parts.append(
-            f"## {case['title']}\n\n{case['dtype']}; at least {case['min_ratio']:g} times TRL's samples/s is asked for."
-            "\n\n| side | s a step | runs' medians | of it generation | samples/s | mean length | longest | ratio |"
+            f"## {case['title']}\n\n{case['dtype']}; at least {case['min_ratio']:g} times TRL's samples/s is required."
+            "\n\n| side | step, s | medians of the runs, s | generation, s | samples/s | mean length | max length | ratio |"
             f"\n|---|---|---|---|---|---|---|---|\n{table(summary)}\n"
         )
     RESULTS.mkdir(exist_ok=True)
@@ -242,32 +242,34 @@ def write(summaries: Sequence[dict[str, object]], runs: Sequence[Run], *, pins: 
 
 
 DESCRIPTION = """\
-Whole runs in turn, medians over all steps after the warm-up ones, from the end of one step to the end of the next.
+Runs of both sides alternate. Step times are medians over all steps after the warm-up steps, from the end of one step to
+the end of the next.
 
-- The same on both sides: model folder, prompts (their ids are compared), samples, longest answer, GRPO loss without a
-  reference model, one optimiser step a rollout, learning rate 1e-6, fused AdamW on float32 weights, threads. In
-  bfloat16 TRL runs under autocast, rlscale casts its weights for the forward and backward pass.
-- Lengths are nobody's rule: answers end when the model draws its end token. The first model is the quickstart's after
-  its warm-up; of the others one hidden channel is prepared so that the end token has about the same chance everywhere
-  (1/24, or none at all). Both sides get the same distribution of lengths, and it costs neither anything.
-- TRL: float32 weights, gradient checkpointing off, the micro-batch that was fastest, no logging or saving. With
+- Equal on both sides: model folder, prompts (their ids are compared), samples, maximum answer length, GRPO loss without
+  a reference model, one optimiser step per rollout, learning rate 1e-6, fused AdamW on float32 weights, threads. In
+  bfloat16 TRL runs under autocast; rlscale casts its weights for the forward and backward pass.
+- No rule fixes the lengths: an answer ends when the model samples its end token. The first model is the quickstart's
+  after its warm-up. In the other models one hidden channel is prepared so that the end token has about the same
+  probability at every position (1/24, or 0). Both sides get the same length distribution at no extra cost.
+- TRL: float32 weights, no gradient checkpointing, the fastest micro-batch size, no logging or saving. With
   `--compiled` it also runs under torch.compile; ratios are to the faster of the two.
-- rlscale: `rlscale-train` with one trainer rank and one engine process, in turn on all cores, whose threads spin for a
-  moment before they sleep (`cluster.spin_threads`; those of TRL do so for longer). The ratio is that of
-  `rollout.deterministic=false`; TRL's generation gives no such promise either. Metrics, comparison of logprobs and
-  verified weight syncs are on, as always.
+- rlscale: `rlscale-train` with one trainer rank and one engine process, which run alternately on all cores. Their
+  threads spin briefly before they block (`cluster.spin_threads`; TRL's threads spin longer). The ratio is that of
+  `rollout.deterministic=false`, because TRL's generation is not reproducible either. Metrics, comparison of logprobs
+  and verified weight syncs are on, as by default.
 """
 
 ABOUT_AHEAD = """\
-- `a rollout ahead` is another algorithm in one point, and not what is asked for: the next samples are drawn while the
-  trainer works (`rollout.max_staleness=1`), by weights that are one update old; the ratio of the loss is to their
-  logprobs. TRL's trainer has no such way. Trainer and engine compute at once, the trainer on one core.
+- `a rollout ahead` differs in one point of the algorithm, so the required ratio does not apply to it: the engine
+  generates the next samples during training (`rollout.max_staleness=1`) with weights that are one update old, and the
+  loss computes its ratio to their logprobs. TRL's trainer has no such mode. Trainer and engine run concurrently, the
+  trainer on one core.
 """
 
 TIMES = """\
-Where rlscale's time goes, by the phases of its own metrics: at 0.8M parameters a little less than half of a step is the
-trainer, more than a third generation and an eighth the weight sync; at 3M half is the trainer and two fifths are
-generation; at 50M two thirds are the trainer and the rest generation.
+Shares of rlscale's step, from its metrics: at 0.8M parameters training takes a little less than half, generation more
+than a third and the weight sync an eighth; at 3M training takes half and generation two fifths; at 50M training takes
+two thirds and generation the remainder.
 
 Made by `python benchmarks/trl_step.py`.
 """
@@ -278,8 +280,10 @@ def main() -> None:
     parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     parser.add_argument("--repeats", type=int, default=2, help="runs of each side")
     parser.add_argument("--compiled", action="store_true", help="run TRL with torch.compile too")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of both sides, instead of the cases' own")
-    parser.add_argument("--sides", nargs="+", choices=list(OURS), default=list(OURS), help="of rlscale")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], help="number format of both sides, instead of that of the cases"
+    )
+    parser.add_argument("--sides", nargs="+", choices=list(OURS), default=list(OURS), help="variants of rlscale")
     options = parser.parse_args()
     folder = Path(os.environ.get("RLSCALE_BENCH_FOLDER", "~/.cache/rlscale/benchmarks")).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -292,8 +296,8 @@ def main() -> None:
     for case in cases:
         for _ in range(options.repeats):
             for compiled in (False, True) if options.compiled else (False,):
-                told = replace(case, compile=compiled)
-                runs.append(run_trl(told, files[case.name], python=python, folder=folder / "runs" / "trl"))
+                variant = replace(case, compile=compiled)
+                runs.append(run_trl(variant, files[case.name], python=python, folder=folder / "runs" / "trl"))
             for side in options.sides:
                 target = folder / "runs" / f"{case.name}-{list(OURS).index(side)}"
                 runs.append(run_rlscale(case, files[case.name], side=side, folder=target))

@@ -10,7 +10,7 @@ from rlscale.cli.report import main
 def test_a_missing_run_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere")]) == 2
     message = capsys.readouterr().err
-    assert message.startswith("rlscale-report: run must be the folder of a run, got ")
+    assert message.startswith("rlscale-report: run must be a run folder, got ")
     assert message.count("\n") == 1
 
 

@@ -108,7 +108,7 @@ def _enabled(config: LoggingConfig, run: TrackedRun) -> list[tuple[str, Tracker]
         folder = event_folder(config.tensorboard, run.folder)
         trackers.append(("tensorboard", TensorboardSink(folder, run)))
     if config.wandb.enabled and wandb_mode(config.wandb) != WandbMode.disabled:
-        from rlscale.observe.trackers.wandb_run import WandbSink
+        from rlscale.observe.trackers.wandb_run import WandbSink  # optional too
 
         trackers.append(("wandb", WandbSink(config.wandb, run)))
     return trackers
