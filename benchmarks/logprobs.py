@@ -199,7 +199,8 @@ def measure(hidden: int, dtype: torch.dtype, rounds: int, ways: Sequence[str]) -
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| hidden | dtype | implementation | extra MB | of full logits | rounds | forward s | backward s | both s | of plain |",
+        "| hidden | dtype | implementation | extra MB | of full logits | rounds | forward s | backward s "
+        "| both s | of plain |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

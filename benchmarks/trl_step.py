@@ -232,7 +232,7 @@ def write(summaries: Sequence[dict[str, object]], runs: Sequence[Run], *, pins: 
         case = summary["case"]
         parts.append(
             f"## {case['title']}\n\n{case['dtype']}; at least {case['min_ratio']:g} times TRL's samples/s is required."
-            "\n\n| side | step, s | medians of the runs, s | generation, s | samples/s | mean length | max length | ratio |"
+            "\n\n| side | step, s | run medians, s | generation, s | samples/s | mean length | max length | ratio |"
             f"\n|---|---|---|---|---|---|---|---|\n{table(summary)}\n"
         )
     RESULTS.mkdir(exist_ok=True)
