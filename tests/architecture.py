@@ -58,7 +58,7 @@ EXCEPTIONS: dict[str, str] = {
     "rollout/group.py: generate_group: parameters": "the seven facts of one group; a record of them would be made and "
     "taken apart once per call",
 }
-"""`rollout/group.py: generate_group: parameters` -> why that one is right as it is. An unused exception is a breach."""
+"""`rollout/group.py: generate_group: parameters` -> the reason for the exception. An unused exception is a breach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class Module:
 def find_violations(
     folder: Path, *, exceptions: dict[str, str] = EXCEPTIONS, distributions: frozenset[str] | None = None
 ) -> list[str]:
-    """Every breach in the package that lies in `folder`.
+    """Every breach in the package in `folder`.
 
     Args:
         distributions: names that may be imported from outside; None: do not check.
@@ -213,7 +213,7 @@ def _hidden_imports(module: Module) -> Iterator[str]:
 
 
 def _has_comment(lines: list[str], node: ast.Import | ast.ImportFrom) -> bool:
-    """Whether a comment stands beside an import, or above the block of imports it is in."""
+    """Whether an import has a comment, on its line or above its block of imports."""
     first = node.lineno - 1  # 0-based
     while lines[first - 1].lstrip().startswith(("import ", "from ")):
         first -= 1

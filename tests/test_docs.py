@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type does what they say."""
+"""Commands and code of README and docs work as documented."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(name: str = "rlscale-train") -> list[list[str]]:
-    """Arguments of every use of a command in a shell block, be it typed or what a job runs."""
+    """Arguments of every use of a command in a shell block, typed or run by a job."""
     lines = [
         line for page in PAGES for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()
     ]
@@ -66,15 +66,15 @@ def test_every_plan_is_made(argv: list[str], capsys: pytest.CaptureFixture[str])
     assert "memory budgets" in capsys.readouterr().out
 
 
-def looks() -> list[list[str]]:
-    """What the pages have a reader ask `rlscale-config`, as far as it needs no run."""
+def config_commands() -> list[list[str]]:
+    """Arguments of every `rlscale-config` on the pages that needs no run folder."""
     lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
     words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "$ rlscale-config" in line]
     return [line[1:] for line in words if not any(word.startswith(("runs/", "mine")) for word in line)]
 
 
-@pytest.mark.parametrize("argv", looks(), ids=" ".join)
-def test_every_look_at_a_config_answers(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("argv", config_commands(), ids=" ".join)
+def test_every_config_command_prints_a_result(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main_config(argv) == 0
     assert capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     load_reward(RewardConfig(custom_path="remote_reward:score"))
 
 
-def test_the_program_that_talks_to_an_engine_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_client_program_of_the_docs_works(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = blocks(ROOT / "docs" / "how-to" / "talk-to-an-engine.md", "python")
     with FakeServer(token_s=0.005) as fake:
         exec(program.replace("http://127.0.0.1:30000", fake.url), {})
@@ -108,7 +108,7 @@ def test_the_reward_of_the_readme_is_that_of_the_tutorial() -> None:
     assert blocks(TUTORIAL, "python")[0] in blocks(ROOT / "README.md", "python")
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+def test_the_readme_is_short_and_its_links_exist() -> None:
     text = (ROOT / "README.md").read_text()
     assert text.count("\n") <= MAX_README_LINES
     links = re.findall(r"\]\(([^)#:]+)\)", text)

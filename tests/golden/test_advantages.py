@@ -1,4 +1,4 @@
-"""Group normalisation and whitening against numbers worked by hand and loops over samples."""
+"""Group normalisation and whitening, compared with hand-computed values and loops over samples."""
 
 from statistics import fmean, stdev
 
@@ -51,7 +51,7 @@ def test_equal_rewards_and_a_group_of_one_give_exactly_zero(rewards: list[float]
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
-def test_every_trainable_token_has_the_number_of_its_sample(name: str) -> None:
+def test_every_trainable_token_has_the_advantage_of_its_sample(name: str) -> None:
     layout = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([2, 0, 2]))
     inputs = AdvantageInputs(
         rewards_S=torch.tensor([3.0, 1.0, 2.0]),
@@ -77,7 +77,7 @@ def test_whitening_by_hand() -> None:
     torch.testing.assert_close(whitened, torch.tensor([-1.0, 0.0, 0.0, 1.0]))
 
 
-def test_whitening_leaves_fewer_than_two_tokens_alone() -> None:
+def test_whitening_does_not_change_fewer_than_two_tokens() -> None:
     mask = torch.tensor([False, True])
     assert whiten(torch.tensor([9.0, 5.0]), mask_T=mask).tolist() == [0.0, 5.0]
     assert whiten(torch.tensor([9.0, 5.0]), mask_T=torch.zeros(2, dtype=torch.bool)).tolist() == [0.0, 0.0]

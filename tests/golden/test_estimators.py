@@ -1,4 +1,4 @@
-"""Advantage estimators, penalties and the value loss: by hand, and by loops over single tokens written here."""
+"""Advantage estimators, penalties and the value loss, compared with hand-computed values and loops over tokens."""
 
 import pytest
 import torch
@@ -23,14 +23,14 @@ def build_layout(mask: list[int], lengths: list[int]) -> TokenLayout:
     return TokenLayout.from_lengths(torch.tensor(mask, dtype=torch.bool), lengths_S=torch.tensor(lengths))
 
 
-# Two turns of sample 0 with a tool's answer between them, a sample without tokens, and one cut off at once.
+# Sample 0 has two turns with a tool's answer between them, sample 1 no tokens, and sample 2 a single token.
 LAYOUT = build_layout([1, 0, 1, 1, 0, 1], [5, 0, 1])
 KL = vector(0.1, NAN, 0.2, 0.3, NAN, -0.4)
 
 
 def inputs(**changes: object) -> AdvantageInputs:
     values = {"rewards_S": vector(8.0, 5.0, 2.0), "group_ids_S": torch.tensor([3, 3, 3]), "layout": LAYOUT}
-    return AdvantageInputs(**{**values, **changes})  # type: ignore[arg-type]  # the tests give the right types
+    return AdvantageInputs(**{**values, **changes})  # type: ignore[arg-type]  # the tests pass the right types
 
 
 def advantages(name: str, **changes: object) -> Tensor:
@@ -46,7 +46,7 @@ def reference_leave_one_out(scores: list[float], groups: list[int]) -> list[floa
 
 
 def reference_sums(values: list[float], mask: list[bool], lengths: list[int], decay: float) -> list[float]:
-    """The recursion, one token after the other from the end."""
+    """The recursion over tokens, from the last to the first."""
     out, end = [0.0] * len(values), len(values)
     for length in reversed(lengths):
         after = 0.0
@@ -211,7 +211,7 @@ def test_overlong_penalty_by_hand() -> None:
 
 
 def test_value_loss_by_hand() -> None:
-    # 1.5 is held at 1.2, and (1.2 - 2)^2 counts, not (1.5 - 2)^2; (3 - 2)^2 against (1.2 - 2)^2; inside (1.1 - 1)^2.
+    # 1.5 is clipped to 1.2, and (1.2 - 2)^2 counts, not (1.5 - 2)^2; (3 - 2)^2 against (1.2 - 2)^2; inside (1.1 - 1)^2.
     values = vector(1.5, 3.0, 1.1, NAN).requires_grad_()
     loss, sums = value_loss(
         values,

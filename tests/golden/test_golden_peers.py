@@ -1,4 +1,4 @@
-"""Numbers of slime's and verl's own functions (`golden.json`), reproduced."""
+"""Results of functions of slime and verl (`golden.json`), reproduced."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""KL estimators against numbers worked by hand."""
+"""KL estimators, compared with hand-computed values."""
 
 import pytest
 import torch

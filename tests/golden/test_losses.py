@@ -1,4 +1,4 @@
-"""Losses against numbers worked by hand and a loop over single tokens."""
+"""Losses, compared with hand-computed values and a loop over tokens."""
 
 from math import exp, log
 

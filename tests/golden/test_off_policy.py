@@ -1,4 +1,4 @@
-"""Masked importance sampling, IcePop and off-policy sequence masking: by hand, and by a loop written here."""
+"""Masked importance sampling, IcePop and off-policy sequence masking, compared with hand-computed values and a loop."""
 
 from math import exp, log
 from typing import Any
@@ -23,7 +23,7 @@ def vector(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def weigh(correction: Correction) -> tuple[Tensor, dict[str, tuple[float, float]]]:
+def compute_weights(correction: Correction) -> tuple[Tensor, dict[str, tuple[float, float]]]:
     old = vector(*(log(r) if r == r else NAN for r in RATIOS))
     weights, sums = importance_weights(
         old, rollout_logprobs_T=torch.zeros(6).double(), layout=LAYOUT, correction=correction
@@ -58,8 +58,8 @@ def reference_weights(correction: Correction) -> list[float]:
 
 
 def test_icepop_by_hand() -> None:
-    # Band [0.5, 2]: 4 and 0.125 are outside and count nothing, their tokens stay in the denominators.
-    weights, sums = weigh(Correction(band=Band(low=0.5, high=2.0), mode="mask"))
+    # Band [0.5, 2]: 4 and 0.125 are outside and get weight 0; their tokens stay in the denominators.
+    weights, sums = compute_weights(Correction(band=Band(low=0.5, high=2.0), mode="mask"))
     torch.testing.assert_close(weights, vector(0.5, 0, 0, 2, 0, 0))
     assert sums["mis_ratio"] == (pytest.approx(6.625), 4.0)
     assert sums["mis_clipfrac"] == (2.0, 4.0)
@@ -74,25 +74,27 @@ def test_icepop_by_hand() -> None:
     ],
 )
 def test_truncated_levels_by_hand(level: str, expected: list[float]) -> None:
-    weights, _ = weigh(Correction(band=Band(level=level, high=2.0)))
+    weights, _ = compute_weights(Correction(band=Band(level=level, high=2.0)))
     torch.testing.assert_close(weights, vector(*expected))
 
 
 def test_the_lower_bound_is_one_over_the_upper_one() -> None:
     assert Band(high=4.0).bounds == (0.25, 4.0)
-    weights, _ = weigh(Correction(band=Band(high=4.0), mode="clip"))
+    weights, _ = compute_weights(Correction(band=Band(high=4.0), mode="clip"))
     torch.testing.assert_close(weights, vector(0.5, 0, 4, 2, 0.25, 0))
 
 
 def test_a_veto_drops_the_response() -> None:
-    weights, sums = weigh(Correction(band=Band(high=10.0), veto=0.2))
+    weights, sums = compute_weights(Correction(band=Band(high=10.0), veto=0.2))
     torch.testing.assert_close(weights, vector(0.5, 0, 4, 0, 0, 0))
     assert sums["mis_vetofrac"] == (2.0, 4.0)
 
 
 def test_rejection_by_hand() -> None:
-    # Geometric means are 1.414 and 0.5; only the first lies in [0.7, 1.43].
-    weights, sums = weigh(Correction(band=Band(high=10.0), reject=Band(level="geometric", low=0.7, high=1.43)))
+    # Geometric means are 1.414 and 0.5; only the first is in [0.7, 1.43].
+    weights, sums = compute_weights(
+        Correction(band=Band(high=10.0), reject=Band(level="geometric", low=0.7, high=1.43))
+    )
     torch.testing.assert_close(weights, vector(0.5, 0, 4, 0, 0, 0))
     assert sums["mis_rejectfrac"] == (2.0, 4.0)
 
@@ -108,13 +110,16 @@ def test_every_level_and_mode_equals_the_loop(level: str, mode: str, reject: str
         reject=None if reject is None else Band(level=reject, high=3.0),
         veto=veto,
     )
-    torch.testing.assert_close(weigh(correction)[0], vector(*reference_weights(correction)))
+    torch.testing.assert_close(compute_weights(correction)[0], vector(*reference_weights(correction)))
 
 
 def test_divisor_of_the_normalisation() -> None:
     # Tokens: 0.5 + 2 + 2 + 0.125 over 4. Sequences: 2 + 0.25 over 2 samples that have tokens.
-    assert weigh(Correction(band=Band(high=2.0)))[1]["mis_weight"] == (pytest.approx(4.625), 4.0)
-    assert weigh(Correction(band=Band(level="sequence", high=2.0)))[1]["mis_weight"] == (pytest.approx(2.25), 2.0)
+    assert compute_weights(Correction(band=Band(high=2.0)))[1]["mis_weight"] == (pytest.approx(4.625), 4.0)
+    assert compute_weights(Correction(band=Band(level="sequence", high=2.0)))[1]["mis_weight"] == (
+        pytest.approx(2.25),
+        2.0,
+    )
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])

@@ -1,4 +1,4 @@
-"""pass@k: 1 - C(n - c, k) / C(n, k) [Chen et al., 2107.03374, equation 1], with numbers from the paper's own program.
+"""pass@k: 1 - C(n - c, k) / C(n, k) [Chen et al., 2107.03374, equation 1], with values from the paper's program.
 
 The program is the one of its figure 3: 1 - prod(1 - k / arange(n - c + 1, n + 1)).
 """

@@ -1,4 +1,4 @@
-"""Reductions, corrections and health metrics against numbers worked by hand and literal numbers."""
+"""Reductions, corrections and health metrics, compared with hand-computed values."""
 
 from math import exp, log
 
@@ -52,7 +52,7 @@ def test_without_trainable_tokens_the_share_is_zero_and_has_a_gradient() -> None
 
 
 def test_tis() -> None:
-    # Ratios 0.5, 1.5, 4 and a masked one; held in [0.6, 2].
+    # Ratios 0.5, 1.5, 4 and a masked one; clamped to [0.6, 2].
     layout = TokenLayout.from_lengths(torch.tensor([True, True, True, False]), lengths_S=torch.tensor([4]))
     old = torch.tensor([log(0.5), log(1.5), log(4.0), float("nan")])
     weights, sums = truncated_importance_weights(

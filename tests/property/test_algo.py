@@ -1,4 +1,4 @@
-"""Invariants for any data: splits change nothing, masked tokens never matter, gradients match the formula."""
+"""Invariants for any data: splits and masked tokens change no result, and gradients match the formula."""
 
 from dataclasses import dataclass
 
@@ -123,7 +123,7 @@ def test_masked_tokens_never_matter(name: str, rollout: Rollout, garbage: float)
 @settings(max_examples=25, deadline=None)
 @given(rollout=rollouts())
 def test_gradient_equals_finite_differences(name: str, rollout: Rollout) -> None:
-    # Kept away from the corners of max and clip, where there is no derivative. CISPO's loss has none on purpose.
+    # The ratios avoid the kinks of max and clip. CISPO's weight is detached by definition, so it is excluded.
     rollout.lp = rollout.old + 0.1 * torch.tanh(rollout.lp - rollout.old)
     parts = [list(range(len(rollout.lengths)))]
     _, gradient, _ = loss_and_gradient(rollout, name, parts=parts)

@@ -20,7 +20,7 @@ NUM_GROUPS = 3
 
 @st.composite
 def rollouts(draw: st.DrawFn) -> AdvantageInputs:
-    """Multi-turn responses; empty ones, groups of one and rollouts without a trainable token are among them."""
+    """Multi-turn responses, including empty ones, groups of one and rollouts without a trainable token."""
     lengths = torch.tensor(draw(st.lists(st.integers(0, 9), min_size=1, max_size=8)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     total = int(lengths.sum())
@@ -103,7 +103,7 @@ def test_a_group_of_one_and_equal_rewards_have_advantage_zero(name: str) -> None
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_sample_without_a_trainable_token_counts_in_its_group_only(name: str) -> None:
-    # Its reward is part of the baseline; it has no token that could carry an advantage.
+    # Its reward is part of the baseline, but no token gets its advantage.
     mask = torch.tensor([True, True, False, False, True])
     inputs = AdvantageInputs(
         rewards_S=torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64),

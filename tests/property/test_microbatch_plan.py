@@ -14,7 +14,7 @@ from rlscale.types import TrainBatch
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 
 
-def batch_of(lengths: list[int], executions: list[int], seed: int) -> TrainBatch:
+def batch_of(lengths: list[int], trajectories: list[int], seed: int) -> TrainBatch:
     num_tokens, num_samples = sum(lengths), len(lengths)
     return TrainBatch(
         tokens=np.zeros(num_tokens, np.int32),
@@ -25,7 +25,7 @@ def batch_of(lengths: list[int], executions: list[int], seed: int) -> TrainBatch
         prompt_lens=np.ones(num_samples, np.int32),
         rewards=np.zeros(num_samples, np.float32),
         group_ids=np.arange(num_samples),
-        trajectory_ids=np.asarray(executions, np.int64),
+        trajectory_ids=np.asarray(trajectories, np.int64),
         version=0,
     )
 
@@ -69,9 +69,9 @@ def test_schedule(
     assert sum(step.num_tokens for step in steps) == batch.loss_mask.sum()
     seen: set[int] = set()
     for step in steps:
-        executions = {i // fan_out for i in step.sample_indices}
-        assert not executions & seen and len(executions) <= global_batch_size
-        seen |= executions
+        trajectories = {i // fan_out for i in step.sample_indices}
+        assert not trajectories & seen and len(trajectories) <= global_batch_size
+        seen |= trajectories
         trainable = {
             i // fan_out for i in step.sample_indices if batch.loss_mask[batch.offsets[i] : batch.offsets[i + 1]].any()
         }
@@ -93,16 +93,16 @@ def test_schedule(
 @given(sizes=st.lists(st.integers(1, 50), max_size=80), capacity=st.integers(1, 80))
 def test_first_fit_decreasing_equals_the_plain_loop(sizes: list[int], capacity: int) -> None:
     expected: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         size = min(sizes[item], capacity)
-        place = next((b for b in range(len(expected)) if room[b] >= size), None)
+        place = next((b for b in range(len(expected)) if free[b] >= size), None)
         if place is None:
             expected.append([])
-            room.append(capacity)
+            free.append(capacity)
             place = len(expected) - 1
         expected[place].append(item)
-        room[place] -= size
+        free[place] -= size
     assert first_fit_decreasing(sizes, capacity=capacity) == expected
 
 

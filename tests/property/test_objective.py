@@ -184,7 +184,7 @@ def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) ->
 def test_ranks_and_micro_batches_in_any_order_do_not_change_the_loss(
     name: str, rollout: Rollout, data: st.DataObject
 ) -> None:
-    # Shares add up over micro-batches and over ranks, so any partition in any order stands for a division into ranks.
+    # Shares add up over micro-batches and ranks, so a partition in any order is equivalent to a split over ranks.
     # Some parts are empty: a rank without samples.
     samples = list(range(len(rollout.lengths)))
     order = data.draw(st.permutations(samples))

@@ -1,4 +1,4 @@
-"""What is taken for a secret, and that nothing else is left out."""
+"""Secrets are recognised and redacted; all other text is kept."""
 
 import pytest
 import yaml
@@ -82,7 +82,7 @@ def test_yaml_with_secrets_loses_only_them() -> None:
     }
 
 
-def test_secrets_inside_of_command_lines_are_left_out() -> None:
+def test_secrets_inside_of_command_lines_are_redacted() -> None:
     text = "run: {name: key=abc123, overrides: [algo.eps_clip=0.1, logging.wandb.key=abc123]}\n"
     assert yaml.safe_load(redact_yaml(text))["run"] == {
         "name": "key=abc123",

@@ -102,7 +102,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "family"), CASES)
-def test_every_family_comes_back_byte_by_byte(converted: dict[str, bool], mode: str, family: str) -> None:
+def test_every_family_is_restored_byte_by_byte(converted: dict[str, bool], mode: str, family: str) -> None:
     assert converted[f"{mode} {family}"]
 
 

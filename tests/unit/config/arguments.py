@@ -25,7 +25,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def differences(row: Mapping[str, str]) -> list[str]:
-    """How a key, or the value of a preset, is not what a row of the table says; empty when it is."""
+    """Differences between a row of the table and its key, or its value in a preset; empty when they agree."""
     key = keys().get(row["key"])
     if key is None:
         return ["there is no such key"]
@@ -80,7 +80,7 @@ def _preset(name: str) -> Mapping[str, Any]:
 
 @dataclass(kw_only=True)
 class Progress:
-    """How many rows of the table there are of each kind."""
+    """Numbers of rows of the table, by kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     waiting: Counter[str] = field(default_factory=Counter)  # rows by the part they wait for

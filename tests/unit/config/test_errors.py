@@ -17,7 +17,7 @@ GROUPS = ConfigFolders.find().groups()
 
 
 def typos(word: str, number: int) -> list[str]:
-    """Some of all words that are one deletion, replacement, insertion or transposition away."""
+    """A sample of the words that differ by one deletion, replacement, insertion or transposition."""
     found = set()
     for i in range(len(word)):
         found.add(word[:i] + word[i + 1 :])
@@ -27,9 +27,9 @@ def typos(word: str, number: int) -> list[str]:
     return random.Random(word).sample(sorted(found - {word}), number)
 
 
-def advice(word: str) -> str | None:
-    """What a command line with this word is message that it might mean; an empty text when the word is right."""
-    problems = parse_command_line([word], GROUPS).problems
+def suggestion(override: str) -> str | None:
+    """The name that the error of this override suggests, None without one; an empty text when the override is valid."""
+    problems = parse_command_line([override], GROUPS).problems
     if not problems:
         return ""
     found = re.search("did you mean ([^?=]+)", problems[0].fix)
@@ -37,10 +37,10 @@ def advice(word: str) -> str | None:
 
 
 def share_right(pairs: Iterable[tuple[str, str]]) -> float:
-    """The share of words whose advice is what was meant; words that are right by chance do not count."""
-    message = [(advice(word), meant) for word, meant in pairs]
-    message = [(given, meant) for given, meant in message if given != ""]
-    return sum(given == meant for given, meant in message) / len(message)
+    """The share of overrides whose error suggests the meant name, without overrides that are valid by chance."""
+    suggestions = [(suggestion(override), meant) for override, meant in pairs]
+    of_errors = [(given, meant) for given, meant in suggestions if given != ""]
+    return sum(given == meant for given, meant in of_errors) / len(of_errors)
 
 
 def test_typos_of_keys_are_recognised() -> None:
@@ -48,29 +48,29 @@ def test_typos_of_keys_are_recognised() -> None:
 
 
 def test_typos_of_groups_are_recognised() -> None:
-    words = ((f"{typo}={GROUPS[group][0]}", group) for group in GROUPS for typo in typos(group, 60))
-    assert share_right(words) >= 0.95
+    pairs = ((f"{typo}={GROUPS[group][0]}", group) for group in GROUPS for typo in typos(group, 60))
+    assert share_right(pairs) >= 0.95
 
 
 def test_typos_of_options_are_recognised() -> None:
-    words = [(f"{group}={typo}", name) for group in GROUPS for name in GROUPS[group] for typo in typos(name, 10)]
-    assert share_right(words) >= 0.95
+    pairs = [(f"{group}={typo}", name) for group in GROUPS for name in GROUPS[group] for typo in typos(name, 10)]
+    assert share_right(pairs) >= 0.95
 
 
 def test_typos_of_choices_are_recognised() -> None:
-    words = [(f"{key.path}={typo}", one) for key in keys().values() for one in key.choices for typo in typos(one, 10)]
-    assert share_right(words) >= 0.95
+    pairs = [(f"{key.path}={typo}", one) for key in keys().values() for one in key.choices for typo in typos(one, 10)]
+    assert share_right(pairs) >= 0.95
 
 
 def test_typos_of_flags_are_recognised() -> None:
-    message = [
+    fixes = [
         (arguments.problems[0].fix, flag)
         for flag in FLAGS
         for typo in typos(flag[2:], 20)
         if (arguments := parse_arguments([f"--{typo}", "job"])).problems
     ]
-    right = sum(fix == f"did you mean {flag}?" for fix, flag in message)
-    assert len(message) > 10 * len(FLAGS) and right / len(message) >= 0.95
+    right = sum(fix == f"did you mean {flag}?" for fix, flag in fixes)
+    assert len(fixes) > 10 * len(FLAGS) and right / len(fixes) >= 0.95
 
 
 @pytest.mark.parametrize(

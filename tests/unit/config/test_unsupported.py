@@ -63,7 +63,7 @@ def test_a_value_that_would_be_derived_is_accepted() -> None:
     )
 
 
-ASKED_OF_MEGATRON = {
+WITH_MEGATRON = {
     "optim.name": "optim.name=muon",
     "optim.matrix_lr": "optim.matrix_lr=0.1",
     "optim.embedding_lr": "optim.embedding_lr=0.1",
@@ -75,7 +75,7 @@ ASKED_OF_MEGATRON = {
 
 @pytest.mark.parametrize("lack", MEGATRON_GAPS, ids=lambda lack: str(lack.path))
 def test_gaps_of_megatron_are_rejected_with_megatron_only(lack: BackendGap) -> None:
-    words = ["experiment=quickstart", *ASKED_OF_MEGATRON[lack.path].split()]
+    words = ["experiment=quickstart", *WITH_MEGATRON[lack.path].split()]
     message = f"{lack.path} must {lack.rule}"
     assert any(
         text.startswith(message) and "(not supported yet)" in text for text in config_errors(*words, "train=megatron")

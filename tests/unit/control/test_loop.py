@@ -206,7 +206,7 @@ async def test_stops_at_the_stop_reward_and_saves(tmp_path: Path) -> None:
     assert journal.events[-1] == "save"
 
 
-async def test_checkpoints_carry_progress_and_data_position(tmp_path: Path) -> None:
+async def test_checkpoints_contain_progress_and_data_position(tmp_path: Path) -> None:
     await build_loop(Journal(), tmp_path, num_rollouts=3, save_interval=1).run()
     newest = CheckpointStore(tmp_path, keep_last=2).latest()
     assert newest is not None

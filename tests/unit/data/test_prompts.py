@@ -83,7 +83,7 @@ def test_long_prompts_are_dropped_and_counted(
     assert "2 of 3 prompts of" in caplog.text and "max_prompt_len (4 tokens)" in caplog.text
 
 
-def test_prompts_that_leave_no_room_for_a_response_are_dropped_and_counted(
+def test_prompts_too_long_for_a_response_are_dropped_and_counted(
     write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_jsonl({"input": "1234"}, {"input": "12345"})

@@ -89,7 +89,7 @@ def test_a_custom_source_serves_the_prompts(module: str, tokenizer: PreTrainedTo
     assert check_hooks(config(module, "Counting")) == []
 
 
-def test_without_a_custom_source_prompts_come_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_without_a_custom_source_prompts_are_read_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
     assert isinstance(build_prompt_source(load_config([]), tokenizer), FilePromptSource)
     assert check_hooks(load_config([])) == []
 

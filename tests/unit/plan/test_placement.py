@@ -10,7 +10,7 @@ def cluster(**values: object) -> ClusterConfig:
     return ClusterConfig(**{"actor_num_gpus_per_node": 2, "rollout_num_gpus": 4, **values})  # type: ignore[arg-type]
 
 
-def test_separate_engines_come_after_the_trainers() -> None:
+def test_separate_engines_follow_the_trainers() -> None:
     layout = build_cluster_layout(cluster(rollout_num_gpus_per_engine=2), needs_engines=True)
     assert layout.num_bundles == 6
     assert layout.engine_bundles == (2, 4)
@@ -29,7 +29,7 @@ def test_a_run_that_generates_nothing_places_no_engines() -> None:
     assert (layout.num_engines, layout.num_bundles) == (0, 2)
 
 
-def test_a_dedicated_critic_comes_after_trainers_and_engines() -> None:
+def test_a_dedicated_critic_follows_trainers_and_engines() -> None:
     apart = replace(build_cluster_layout(cluster(rollout_num_gpus_per_engine=2), needs_engines=True), num_critics=2)
     assert (apart.first_critic, apart.num_bundles, apart.engine_bundles) == (6, 8, (2, 4))
     shared = replace(build_cluster_layout(cluster(colocate=True), needs_engines=True), num_critics=1)

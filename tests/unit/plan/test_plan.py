@@ -1,6 +1,7 @@
 """Plans compared with hand-computed values and with the parts of the program that they describe."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rlscale.types import RouteShape
 H100 = HARDWARE["h100"]
 
 
+@cache
 def config(*overrides: str, experiment: str = "qwen3_4b_grpo") -> RunConfig:
     return load_config_with_notes([f"experiment={experiment}", "cluster.device=cuda", *overrides], to_run=False).config
 
@@ -95,7 +97,7 @@ def test_context_parallel_ranks_have_twice_the_tokens_and_more_keys() -> None:
     assert apart.trainer.step < shared.trainer.step < 1.3 * apart.trainer.step
 
 
-def test_a_wider_engine_has_more_room_for_its_cache() -> None:
+def test_a_wider_engine_has_a_larger_cache() -> None:
     narrow, wide = (
         plan("rollout=sglang", f"cluster.rollout_num_gpus_per_engine={n}", "sglang.mem_fraction_static=0.8")
         for n in (1, 4)

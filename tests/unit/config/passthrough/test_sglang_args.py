@@ -135,8 +135,8 @@ def test_several_engines_of_sglang_get_a_router() -> None:
     assert two.router.timeout_s == two.rollout.timeout_s and two.router.max_connections == 1024
     off = load_config([SGLANG, "cluster.rollout_num_gpus=2", "router.enabled=false"])
     assert off.router.enabled is False
-    asked = load_config(["router.enabled=true", "router.max_connections=7", "router.timeout_s=5"])
-    assert asked.router.enabled is True and asked.router.max_connections == 7 and asked.router.timeout_s == 5
+    enabled = load_config(["router.enabled=true", "router.max_connections=7", "router.timeout_s=5"])
+    assert enabled.router.enabled is True and enabled.router.max_connections == 7 and enabled.router.timeout_s == 5
 
 
 @pytest.mark.parametrize(
