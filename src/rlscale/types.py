@@ -199,7 +199,7 @@ class Sample:
             routes: of all tokens so far except the last, [tokens - 1, layers, chosen]. A token keeps the first route
                 it gets, which it was generated with; the route of the others stays unknown until a later call.
         """
-        assert len(token_ids) == len(logprobs) == len(weight_versions), "columns of a sample must grow together"
+        assert len(token_ids) == len(logprobs) == len(weight_versions), "columns of a sample must have equal length"
         self.tokens.extend(token_ids)
         self.loss_mask.extend([int(trainable)] * len(token_ids))
         self.rollout_logprobs.extend(logprobs)

@@ -313,7 +313,7 @@ def test_changes_in_place_are_applied() -> None:
     [
         ("without_old", "old_logprobs of the columns of other_hooks_for_test:without_old must stay a tensor, got None"),
         ("invented", "ref_logprobs of the columns of other_hooks_for_test:invented must stay None, got a tensor"),
-        ("unmasked", "the columns of other_hooks_for_test:unmasked must keep mask and sample_ids"),
+        ("unmasked", "the columns of other_hooks_for_test:unmasked must have the given mask and sample_ids"),
         ("cut_off", "rollout_logprobs of the columns of other_hooks_for_test:cut_off must have shape (3,), got (2,)"),
     ],
 )

@@ -102,7 +102,7 @@ LOSS, WEIGHTS, COLUMNS = (f"the {what} of {HERE}:" for what in ("loss", "weights
         ),
         ("of_three", "must return (loss, metrics), got a tuple of 3"),
         ("listed", f"{LOSS}listed must be a tensor, got list"),
-        ("complex_numbers", f"{LOSS}complex_numbers must be of a real type, got torch.complex64"),
+        ("complex_numbers", f"{LOSS}complex_numbers must have a real dtype, got torch.complex64"),
         ("elsewhere", f"{LOSS}elsewhere must be on cpu, got meta"),
         ("detached", f"{LOSS}detached must depend on logprobs, got one without gradient"),
         (

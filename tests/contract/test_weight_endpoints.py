@@ -100,9 +100,9 @@ async def test_a_payload_our_servers_cannot_read_is_400(wire: Wire) -> None:
     unknown_ring = encode_payload({"ring": "rlscale-unknown", "timeout_s": 1}, describe_bucket([]))
     for payloads, message in (
         (["!"], "base64"),
-        ([PICKLE], "base64 of JSON"),
+        ([PICKLE], "base64-encoded JSON"),
         ([], "hold one string"),
-        ([encode_payload({}, describe_bucket([]))], "must name its ring"),
+        ([encode_payload({}, describe_bucket([]))], "must contain the name of its shared-memory ring"),
         ([unknown_ring], "could not be opened"),
     ):
         body = {"serialized_named_tensors": payloads, "load_format": "shared_memory"}

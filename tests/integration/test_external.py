@@ -71,4 +71,4 @@ def test_a_run_uses_external_servers_and_leaves_them_alive(
 def test_a_server_that_does_not_answer_is_refused_before_anything_starts(command: Command) -> None:
     done = command.run("rollout=external", 'rollout.external_engine_addrs=["127.0.0.1:9"]')
     assert done.code == 2
-    assert "rollout.external_engine_addrs must name servers that answer, got http://127.0.0.1:9 (" in done.err
+    assert "rollout.external_engine_addrs must name servers that respond, got http://127.0.0.1:9 (" in done.err

@@ -155,7 +155,7 @@ def _check_bridge(family: str, fields: Mapping[str, Any], keys: MegatronKeys) ->
         return []
     model = "a model with both dense and expert layers" if is_mixed else f"a {family} model"
     rule = f"be raw for {model}; mbridge converts {', '.join(names_with('bridge'))}"
-    return [Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix="leave it out")]
+    return [Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix="remove it")]
 
 
 def _check_positions(config_json: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
@@ -168,7 +168,7 @@ def _check_positions(config_json: Mapping[str, Any], keys: MegatronKeys) -> list
 
 
 def _contradiction(path: str, *, given: object, found: object) -> Problem:
-    return Problem(path=path, rule=f"be {show(found)}, as in config.json", value=show(given), fix="leave it out")
+    return Problem(path=path, rule=f"be {show(found)}, as in config.json", value=show(given), fix="remove it")
 
 
 def _check_layers(config_json: Mapping[str, Any]) -> list[Problem]:

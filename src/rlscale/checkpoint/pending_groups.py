@@ -86,7 +86,7 @@ def load_groups(folder: Path) -> list[Group]:
     except (OSError, ValueError, KeyError, TypeError, StopIteration, SafetensorError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{folder / GROUPS_FILE} and {COLUMNS_FILE} must hold the finished groups of the checkpoint, got {cause}; "
+            f"{folder / GROUPS_FILE} and {COLUMNS_FILE} must contain the checkpoint's finished groups, got {cause}; "
             f"delete {folder} to resume from the previous checkpoint"
         ) from error
 

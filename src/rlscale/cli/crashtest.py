@@ -1,4 +1,4 @@
-"""The command `rlscale-crashtest`: kills processes of a run and compares its results with an undisturbed run."""
+"""The command `rlscale-crashtest`: kills processes of a run and compares its results with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Stage:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlscale-crashtest",
-        description="Runs an experiment undisturbed, then again while killing driver, trainers, engines and router at "
-        "random times, and compares the two runs. With the embedded engine and staleness 0 every metric must be equal "
-        "to the last bit. No sample may be lost or used twice, and no process may outlive its driver by 30 s.",
+        description="Runs an experiment without interruption, then again while killing driver, trainers, engines and "
+        "router at random times, and compares the two runs. With the embedded engine and staleness 0 every metric must "
+        "be equal to the last bit. No sample may be lost or used twice, and no process may outlive its driver by 30 s.",
         epilog="exit code: 0 passed, 1 failed, 2 the input is wrong",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -109,9 +109,9 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(overrides)
     args.folder.mkdir(parents=True, exist_ok=True)
     stage = Stage(folder=args.folder.absolute(), overrides=overrides)
-    _log("undisturbed run")
+    _log("uninterrupted run")
     unbroken_s = _run_unbroken(stage)
-    _log(f"undisturbed run done in {unbroken_s:.0f} s; next: {args.kills} kills")
+    _log(f"uninterrupted run finished in {unbroken_s:.0f} s; next: {args.kills} kills")
     outcome = _play(args, stage, config)
     verdict = _judge(args, stage, config, outcome, unbroken_s)
     report = write_report(verdict, args.report or args.folder, f"crashtest_{args.experiment}")
@@ -137,7 +137,7 @@ def _run_unbroken(stage: Stage) -> float:
         code = subprocess.run(stage.command("unbroken"), stdout=log, stderr=log, check=False).returncode
     if code != 0:
         tail = (stage.folder / "unbroken.log").read_text(errors="replace")[-2000:]
-        raise ValueError(f"the undisturbed run must succeed, got exit code {code}:\n{tail}")
+        raise ValueError(f"the uninterrupted run must succeed, got exit code {code}:\n{tail}")
     return time.monotonic() - began
 
 

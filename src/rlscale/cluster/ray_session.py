@@ -123,12 +123,12 @@ def _start_local(options: Mapping[str, Any]) -> None:
         except Exception as error:
             if _TOO_SLOW not in str(error):
                 raise
-            _logger.warning("Ray did not start within its 30 s (attempt %d of %d)", attempt, LOCAL_STARTS)
+            _logger.warning("Ray did not start within 30 s (attempt %d of %d)", attempt, LOCAL_STARTS)
         else:
             return
     raise WorkerError(
         "Ray",
-        f"did not start on this machine, {LOCAL_STARTS} times in 30 s each; run again when it is less busy, or "
+        f"did not start on this machine in {LOCAL_STARTS} attempts of 30 s; run again when it is less busy, or "
         "start Ray yourself (`ray start --head`) and set cluster.ray_address=auto",
     )
 
@@ -189,7 +189,7 @@ def _check_capacity(config: ClusterConfig, layout: Layout) -> None:
             Problem(
                 path="cluster",
                 rule=f"fit on the {'GPUs' if on_gpus else resource + 's'} that Ray has",
-                value=f"a need of {layout.num_bundles} ({split}{shared}) and {available} available",
+                value=f"{layout.num_bundles} required ({split}{shared}) and {available} available",
                 fix=fix,
             )
         ]
@@ -209,7 +209,7 @@ def placement_group_for(config: ClusterConfig, layout: Layout) -> Iterator["Bund
         if not group.wait(timeout_seconds=PLACEMENT_TIMEOUT_S):
             raise RuntimeError(
                 f"Ray did not place {layout.num_bundles} bundles of 1 {resource} within {PLACEMENT_TIMEOUT_S:.0f} s; "
-                "another run on this cluster may hold them (see `ray status`)"
+                "another run on this cluster may use them (see `ray status`)"
             )
         yield Bundles(group, resource)
     finally:

@@ -1,1 +1,1 @@
-"""Crash test: kills processes of a run at random times and compares it with an unbroken run."""
+"""Crash test: kills processes of a run at random times and compares it with an uninterrupted run."""

@@ -137,7 +137,7 @@ class KillRunner:
         began = time.monotonic()
         while remaining := processes(mark):
             if time.monotonic() - began > GONE_TIMEOUT_S:
-                self.outcome.failure = f"{GONE_TIMEOUT_S:.0f} s after the driver's end these remained: {remaining}"
+                self.outcome.failure = f"still running {GONE_TIMEOUT_S:.0f} s after the driver ended: {remaining}"
                 for pid in remaining:
                     kill(pid)
                 return

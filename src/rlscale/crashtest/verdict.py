@@ -47,7 +47,7 @@ def to_markdown(verdict: Verdict) -> str:
         f"`{verdict.command}`",
         "",
         f"{verdict.machine}. {len(outcome.kills)} of {verdict.num_planned} planned kills (SIGKILL), "
-        f"{outcome.num_starts} starts of the driver; {outcome.seconds:.0f} s, the unbroken run "
+        f"{outcome.num_starts} starts of the driver; {outcome.seconds:.0f} s, the uninterrupted run "
         f"{verdict.unbroken_s:.0f} s.",
         "",
         *_findings(verdict),
@@ -56,8 +56,8 @@ def to_markdown(verdict: Verdict) -> str:
         "|---|---|---|---|---|",
         *(_row(victim, [k for k in outcome.kills if k.victim == victim]) for victim in Victim if _has(outcome, victim)),
         "",
-        '"Recovered" is the first metrics record after the kill; a kill that another kill follows before that is not '
-        "counted.",
+        '"Recovered" is the time from the kill to the next metrics record. A kill that is followed by another kill '
+        "before that record is not counted.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -67,13 +67,13 @@ def _findings(verdict: Verdict) -> list[str]:
     if verdict.outcome.failure is not None:
         found.append(f"- The run did not finish: {verdict.outcome.failure}")
     elif len(verdict.outcome.kills) < verdict.num_planned:
-        found.append("- The run finished before all kills were made: set more rollouts, or a smaller --gap.")
+        found.append("- The run finished before all kills: use more rollouts or a smaller --gap.")
     if verdict.differences is None:
-        found.append("- Metrics were not compared: with staleness or this engine runs are not equal bit for bit.")
+        found.append("- Metrics were not compared: runs with staleness, or with this engine, are not bit-identical.")
     elif verdict.differences:
         found += [f"- {line}" for line in verdict.differences]
     else:
-        found.append(f"- All {verdict.num_records} metrics records equal those of the unbroken run to the last bit.")
+        found.append(f"- All {verdict.num_records} metrics records equal those of the uninterrupted run bit for bit.")
     found += [f"- {line}" for line in verdict.sample_faults]
     if not verdict.sample_faults:
         found.append("- Every group was trained on once; none was lost or older than allowed.")

@@ -180,7 +180,10 @@ def _render(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBase) ->
             f"{config.input_key!r}, got {type(value).__name__}; correct data.input_key or the file"
         )
     if not config.apply_chat_template:
-        raise DataError(f"{row.place} must hold a string, got a list of messages; set data.apply_chat_template=true")
+        raise DataError(
+            f"{row.place} must have a string under {config.input_key!r}, got a list of messages; set "
+            "data.apply_chat_template=true"
+        )
     try:
         return _templated(messages, config, tokenizer)
     except Exception as error:  # a template can raise any type; re-raised as DataError with the row
@@ -252,7 +255,9 @@ def _prompt(row: Row, text: str, token_ids: list[int], *, config: DataConfig) ->
     metadata = row.fields.get(config.metadata_key) or {}
     if not isinstance(metadata, dict):
         found = f"{type(metadata).__name__} under {config.metadata_key!r}"
-        raise DataError(f"{row.place} must hold an object, got {found}; correct data.metadata_key or the file")
+        raise DataError(
+            f"{row.place} must have an object as metadata, got {found}; correct data.metadata_key or the file"
+        )
     return Prompt(index=row.index, text=text, token_ids=tuple(token_ids), label=_label(row, config), metadata=metadata)
 
 

@@ -77,12 +77,12 @@ async def _check(addresses: Sequence[EngineAddress], *, mixes_caches: bool) -> l
     for address, info in zip(addresses, infos, strict=True):
         if isinstance(info, EngineError):
             fix = "start it, e.g. with rlscale-serve, or remove it"
-            rule, value = "name servers that answer", f"{address.url} ({info})"
+            rule, value = "name servers that respond", f"{address.url} ({info})"
         elif isinstance(info, BaseException):
             raise info
         elif mixes_caches and info.get("disable_radix_cache") is False:
             fix = "start it with --disable-radix-cache, or set rollout.pause_mode=retract"
-            rule = "name servers without a shared prefix cache where rollout.pause_mode=in_place"
+            rule = "name servers without a shared prefix cache with rollout.pause_mode=in_place"
             value = f"{address.url} (disable_radix_cache=False)"
         else:
             continue

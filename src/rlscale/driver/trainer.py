@@ -170,7 +170,7 @@ def _open_store(config: RunConfig, folder: RunFolder) -> CheckpointStore:
 def _find_resume_point(config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console) -> ResumePoint:
     """The checkpoint of an unfinished run in the folder, else `checkpoint.load`, else the model."""
     if folder.skipped is not None:
-        console.message(f"{folder.skipped} holds a finished run; this run uses {folder.path}")
+        console.message(f"{folder.skipped} contains a finished run; this run uses {folder.path}")
     if folder.changed:
         console.message(f"{folder.path} resumes with a changed config: {'; '.join(folder.changed)}")
     checkpoint = store.latest() if folder.resumed else None
@@ -182,7 +182,7 @@ def _find_resume_point(config: RunConfig, folder: RunFolder, store: CheckpointSt
     elif starting_weights(config) is not None:
         console.message(f"starting from the weights in {load}")
     elif folder.resumed:
-        console.message(f"{folder.path} holds a run without a checkpoint; it starts from the beginning")
+        console.message(f"{folder.path} contains a run without a checkpoint; it starts from the beginning")
     start, first = ResumePoint.from_checkpoint(checkpoint), config.data.start_rollout_id
     is_resumed = folder.resumed and checkpoint is not None
     return start if first is None or is_resumed else start.renumbered(first)

@@ -112,7 +112,7 @@ def _build_channel_spec(prepared: PreparedRun, bundles: Bundles, *, run_folder: 
     assert name is not None, "set by the resolve step"
     # Bundles from `first_critic` on are a critic's: it sends no weights, so that it may be on another node.
     if name == WeightChannelName.shared_memory and bundles.count_nodes(prepared.layout.first_critic) > 1:
-        rule = "be another channel, because Ray placed trainer and engines on several machines"
+        rule = "not be shared_memory, because Ray placed trainer and engines on several machines"
         fix = "use train.weight_channel=process_group"
         raise ConfigError([Problem(path="train.weight_channel", rule=rule, value=name, fix=fix)])
     return ChannelSpec(

@@ -62,13 +62,13 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
         raise ConfigError([_problem("be a checkpoint that transformers can load", path, error)]) from error
     except ImportError as error:
         fix = f"{' '.join(str(error).split())}; or use sdpa, with the flash attention that comes with torch"
-        rule, value = "be one whose package is installed", attn_implementation
+        rule, value = "be an attention implementation whose package is installed", attn_implementation
         raise ConfigError([Problem(path="fsdp.attn_implementation", rule=rule, value=value, fix=fix)]) from error
     if info["missing_keys"]:
         # transformers would continue with random weights.
         missing = sorted(info["missing_keys"])
         text = f"{len(missing)} weights are missing, the first is {missing[0]}"
-        raise ConfigError([_problem("hold every weight of its architecture", path, text)])
+        raise ConfigError([_problem("contain every weight of its architecture", path, text)])
     return model
 
 

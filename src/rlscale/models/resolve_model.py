@@ -98,8 +98,8 @@ def _architecture_problems(folder: Path, fields: dict[str, Any]) -> list[Problem
     if any(name in known and name.endswith("ForCausalLM") for name in architectures):
         return []
     got = f"{', '.join(map(str, architectures)) or 'no architecture'} in {str(folder)!r}"
-    fix = f"transformers {transformers.__version__} must have a class of this name ending in ForCausalLM"
-    return [_problem("be a causal language model that transformers knows", got, fix)]
+    fix = f"choose one whose architecture is a class of transformers {transformers.__version__} ending in ForCausalLM"
+    return [_problem("be a causal language model that transformers supports", got, fix)]
 
 
 def _field_problems(checkpoint: str, fields: Mapping[str, Any], config: ModelConfig) -> list[Problem]:

@@ -106,7 +106,7 @@ class RewardRunner:
 def _select_key(value: Any, key: str | None, sample: Sample, *, where: str) -> Any:
     """Returns the number to train on from a reward that returns several."""
     if not isinstance(value, Mapping):
-        raise RewardError(f"{where} must be several numbers by name, got {value!r}; unset reward.key")
+        raise RewardError(f"{where} must be a mapping with reward.key={key}, got {value!r}; remove reward.key")
     names = ", ".join(map(str, value))
     if key is None:
         raise RewardError(f"{where} must be a finite number, got a mapping; set reward.key to one of {names}")

@@ -200,6 +200,6 @@ def _check_versions(answer: Generation, *, oldest: WeightVersion, newest: Weight
         upper = "" if newest is None else f" to {newest}"
         expected = f"version {newest}" if oldest == newest else f"versions from {oldest}{upper}"
         raise WeightSyncError(
-            f"{answer.engine} must answer with weight {expected}, got {sorted(wrong)}; its weights were not updated, "
-            "and its samples would be trained on as if they came from the current ones"
+            f"{answer.engine} must generate with weight {expected}, got {sorted(wrong)}; its weights were not updated, "
+            "so its samples cannot be trained on"
         )

@@ -36,25 +36,25 @@ class ReplayedRollouts:
             records = read_dump(path)
         except OSError as error:
             raise DataError(
-                f"{path} must hold rollout {rollout_id} for debug.load_rollout_data, got {error}; set data.num_rollout "
-                "to the number of saved rollouts"
+                f"{path} must contain rollout {rollout_id} for debug.load_rollout_data, got {error}; set "
+                "data.num_rollout to the number of saved rollouts"
             ) from error
         # One rollout at a time: `group` finds those of the last call.
         self._groups = {}
         routes = read_routes(path) if self._has_routes else {}
         if self._has_routes and not routes:
             raise DataError(
-                f"{path} must have a file of routes next to it with algo.use_rollout_routing_replay, got none; dump it "
-                "again in a run with that key"
+                f"{path} must have a file of routes next to it with algo.use_rollout_routing_replay, got none; write "
+                "the dump again in a run with that key"
             )
         for row, record in enumerate(records, start=1):
             try:
                 self._add(record, routes.get(row - 1))
             except (KeyError, TypeError, ValueError) as error:
                 cause = f"{type(error).__name__}: {error}"
-                raise DataError(f"{path}, row {row} must be a sample, got {cause}; dump it again") from error
+                raise DataError(f"{path}, row {row} must be a sample, got {cause}; write the dump again") from error
         if not self._groups:
-            raise DataError(f"{path} must hold at least one sample, got none; dump it again")
+            raise DataError(f"{path} must contain at least one sample, got none; write the dump again")
         return [(index, group.prompt) for index, group in self._groups.items()]
 
     async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:

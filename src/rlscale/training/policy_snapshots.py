@@ -73,7 +73,7 @@ class PolicySnapshots(Generic[Weights]):
         version_of_row = np.where(batch.loss_mask > 0, batch.weight_versions, batch.version)
         for version in sorted(set(np.unique(version_of_row).tolist()) - {batch.version}):
             if version not in self._kept:
-                log.warning("the weights of version %d are not kept; the current ones score its tokens", version)
+                log.warning("the weights of version %d are not kept; the current weights score its tokens", version)
                 continue
             column = self._source.score(rollout, self._kept[version])
             logprobs = torch.where(torch.from_numpy(version_of_row == version), column, logprobs)

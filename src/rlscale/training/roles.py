@@ -149,7 +149,7 @@ class TrainerRank(TrainBackend, Protocol):
 def check_reference_update(interval: int | None, *, is_same_model: bool) -> None:
     """Raises ConfigError for `algo.ref_update_interval` with a reference of another architecture than the policy."""
     if interval is not None and not is_same_model:
-        rule = "be null with a reference model of another shape than the policy's"
+        rule = "be null with a reference model whose shape differs from the policy"
         fix = "set model.ref_load to a checkpoint of the same model"
         raise ConfigError([Problem(path="algo.ref_update_interval", rule=rule, value=str(interval), fix=fix)])
 
@@ -157,6 +157,6 @@ def check_reference_update(interval: int | None, *, is_same_model: bool) -> None
 def check_teacher_vocabulary(path: str, *, num_tokens: int, num_needed: int) -> None:
     """Raises ConfigError for a teacher at `path` whose vocabulary is smaller than the policy's."""
     if num_tokens < num_needed:
-        rule, value = f"name a model with the policy's {num_needed} tokens", f"{path} with {num_tokens}"
-        fix = "use a teacher of the same family, whose token ids are the same"
+        rule, value = f"name a model with at least the {num_needed} tokens of the policy", f"{path} with {num_tokens}"
+        fix = "use a teacher of the same model family, which has the same token ids"
         raise ConfigError([Problem(path="model.teacher_load", rule=rule, value=value, fix=fix)])

@@ -144,10 +144,10 @@ class DeltaReader:
             size = int.from_bytes(bytes(self._data[8:16]), "little")
             header = bytes(self._data[_FIXED_BYTES : _FIXED_BYTES + size])
             if bytes(self._data[:8]) != MAGIC or xxhash.xxh3_64_digest(header) != bytes(self._data[16:24]):
-                raise ValueError("its header is not what was written")
+                raise ValueError("its header is corrupt")
             content = json.loads(header)
         except (OSError, ValueError) as e:
-            raise WeightSyncError(f"{path} must be a delta of the weights, got one that cannot be read: {e}") from e
+            raise WeightSyncError(f"{path} must be a readable delta of the weights, got an error: {e}") from e
         self.payload_start = _FIXED_BYTES + size
         self.before, self.after = int(content["before"]), int(content["after"])
         self.tensors = [DeltaTensor(**tensor) for tensor in content["tensors"]]
@@ -155,7 +155,7 @@ class DeltaReader:
     def apply(self, tensor: DeltaTensor, data: Bytes) -> None:
         """Changes the bytes of one tensor from the old to the new version.
 
-        Raises WeightSyncError naming the tensor when a piece is broken; `data` may then be a mixture.
+        Raises WeightSyncError naming the tensor when a piece is corrupt; `data` may then be a mixture.
         """
         decompressor = zstandard.ZstdDecompressor()
         itemsize = parse_dtype(tensor.dtype).itemsize
@@ -165,9 +165,7 @@ class DeltaReader:
             try:
                 difference = decompressor.decompress(packed.data, max_output_size=into.size)
             except zstandard.ZstdError as e:
-                raise WeightSyncError(
-                    f"{tensor.name} must arrive as it was sent, but {self.path} is broken: {e}"
-                ) from e
+                raise WeightSyncError(f"{tensor.name} must arrive unchanged, but {self.path} is corrupt: {e}") from e
             if len(difference) != into.size:
                 raise WeightSyncError(
                     f"{tensor.name} must have {into.size} bytes in block {block} of {self.path}, got {len(difference)}"
@@ -204,7 +202,7 @@ class DeltaWeights:
         # Each delta must start from the version that the delta before it ends with.
         for before, delta in zip([start, *self._index.after(start)], self._deltas, strict=False):
             if delta.before != before:
-                raise WeightSyncError(f"{delta.path} must begin at weight version {before}, got {delta.before}")
+                raise WeightSyncError(f"{delta.path} must start from weight version {before}, got {delta.before}")
         self.layout = self._read_layout(root)
         for name, got in zip(self.layout.names, self.layout.checksums, strict=True):
             if announced and announced.get(name) != got:
@@ -237,7 +235,7 @@ class DeltaWeights:
         newest = self._deltas[-1] if self._deltas else DeltaReader(delta_path(root, self._index.newest))
         last = {tensor.name: tensor for tensor in newest.tensors}
         if last.keys() != set(base.layout.names):
-            raise WeightSyncError(f"{newest.path} must be of the weights of version {self._index.base}")
+            raise WeightSyncError(f"{newest.path} must contain the same tensors as weight version {self._index.base}")
         return replace(base.layout, checksums=[last[name].checksum for name in base.layout.names])
 
 
@@ -275,7 +273,7 @@ def _read_mirror_version(state: Path, index: DeltaIndex) -> WeightVersion | None
 def _apply_to_target(delta: DeltaReader, tensor: DeltaTensor, target: Tensor) -> None:
     if target.dtype != parse_dtype(tensor.dtype):
         raise WeightSyncError(
-            f"{tensor.name} must be kept as {tensor.dtype} to be changed by a delta, got {target.dtype}; "
+            f"{tensor.name} must have dtype {tensor.dtype} on the engine to apply a delta, got {target.dtype}; "
             "use train.weight_channel=disk"
         )
     buffer, finish = open_target(target, tensor.dtype, tensor.shape)

@@ -81,7 +81,7 @@ class EngineGroups:
 
     @property
     def _open_link(self) -> "_Link":
-        assert self._link is not None, "open comes before the use of groups"
+        assert self._link is not None, "groups are opened before they are used"
         return self._link
 
     def open(self, rpc: EngineRpc) -> None:

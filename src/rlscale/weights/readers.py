@@ -41,7 +41,7 @@ def open_target(target: Tensor | None, dtype: str, shape: Sequence[int]) -> tupl
 
 def checksum_error(name: str, sent: str, got: str) -> WeightSyncError:
     """Returns the error for a tensor that is not the one that was sent."""
-    return WeightSyncError(f"{name} must arrive with checksum {sent}, got {got}; its bytes were changed")
+    return WeightSyncError(f"{name} must arrive with checksum {sent}, got {got}; its bytes changed in transfer")
 
 
 def copy_verified(name: str, source: Bytes, target: Bytes, sent: str) -> str:
@@ -101,13 +101,13 @@ def decode_payload(payload: str) -> tuple[dict[str, Any], WeightBucket]:
     try:
         content = json.loads(base64.b64decode(payload, validate=True))
     except (binascii.Error, ValueError) as e:
-        raise ValueError(f"a payload must be base64 of JSON, got something else ({e})") from e
+        raise ValueError(f"a payload must be base64-encoded JSON, got an error: {e}") from e
     if not isinstance(content, dict):
-        raise ValueError(f"a payload must hold a JSON object, got {type(content).__name__}")
+        raise ValueError(f"a payload must be a JSON object, got {type(content).__name__}")
     lists = [content.pop(key, None) for key in ("names", "dtypes", "shapes", "checksums")]
     names, dtypes, shapes, checksums = lists
     if not all(isinstance(each, list) for each in lists) or not len(names) == len(dtypes) == len(shapes):
-        raise ValueError("a payload must have names, dtypes and shapes of one length, and checksums")
+        raise ValueError("a payload must have names, dtypes and shapes of equal length, and checksums")
     if checksums and len(checksums) != len(names):
         raise ValueError(f"a payload must have {len(names)} checksums or none, got {len(checksums)}")
     layout = WeightBucket(names=names, dtypes=dtypes, shapes=shapes, checksums=checksums)

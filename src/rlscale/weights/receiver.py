@@ -99,7 +99,7 @@ class EngineReceiver(ProcessGroupReceiver):
             return CudaIpcWeights(content.get("ipc", {}), layout, device=self._device)
         name = content.get("ring")
         if not isinstance(name, str):
-            raise ValueError(f"a payload must name its ring of shared memory, got {name!r}")
+            raise ValueError(f"a payload must contain the name of its shared-memory ring, got {name!r}")
         return RingWeights(self._open_ring(name, float(content.get("timeout_s", DEFAULT_TIMEOUT_S))), layout)
 
     def open_folder(
@@ -111,7 +111,7 @@ class EngineReceiver(ProcessGroupReceiver):
             return FolderWeights(folder, checksums)
         index = DeltaIndex.read(folder)
         if version is not None and version != index.newest:
-            raise WeightSyncError(f"{folder} must lead to weight version {version}, got {index.newest}")
+            raise WeightSyncError(f"the deltas in {folder} must end at weight version {version}, got {index.newest}")
         applied = previous[1] if previous is not None and previous[0] == index.id else None
 
         def remember(newest: WeightVersion) -> None:

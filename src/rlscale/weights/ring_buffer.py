@@ -136,18 +136,19 @@ class RingReader:
         try:
             self._socket.connect("\0" + name)
             if _peer_uid(self._socket) != os.getuid():
-                raise WeightSyncError(f"the socket {name!r} must be of this user, got another's")
+                raise WeightSyncError(f"the socket {name!r} must belong to this user, got one of another user")
             geometry, fds, _, _ = socket.recv_fds(self._socket, _GEOMETRY.size, 1)
         except OSError as e:
             raise WeightSyncError(f"shared memory {name!r} could not be opened: {e}") from e
         if len(fds) != 1 or len(geometry) != _GEOMETRY.size:
-            raise WeightSyncError(f"shared memory {name!r} must come with its descriptor, got {len(fds)} of them")
+            raise WeightSyncError(f"shared memory {name!r} must be sent with one file descriptor, got {len(fds)}")
         num_blocks, block_bytes = _GEOMETRY.unpack(geometry)
         self._blocks = _map(fds[0], num_blocks, block_bytes)
         os.close(fds[0])
         if block_bytes != BLOCK_BYTES:
             raise WeightSyncError(
-                f"blocks must be of {BLOCK_BYTES} bytes, got {block_bytes}; is the trainer of this version?"
+                f"blocks must have {BLOCK_BYTES} bytes, got {block_bytes}; use the same version of rlscale for trainer "
+                "and engine"
             )
         self._digests = b""
         self._num_read = 0
@@ -208,7 +209,7 @@ def _receive(source: socket.socket, max_bytes: int, peer: str) -> bytes:
     except OSError as e:
         raise _connection_error(peer, e) from e
     if not data:
-        raise WeightSyncError(f"{peer} must stay until all weights have arrived, but has closed the shared memory")
+        raise WeightSyncError(f"{peer} must keep the shared memory open until all weights have arrived, but closed it")
     return data
 
 

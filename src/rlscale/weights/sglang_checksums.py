@@ -95,14 +95,14 @@ class SglangChecksums:
         common = [name for name in held if name in expected]
         if not common:
             raise WeightSyncError(
-                f"{engine} must hold weights under known names, got {list(held)[:3]}; "
-                f"none of them can be compared with {list(expected)[:3]}"
+                f"{engine} must have parameters with expected names such as {list(expected)[:3]}, got "
+                f"{list(held)[:3]}; no checksum can be compared"
             )
         for name in common:
             if held[name] != expected[name]:
                 raise WeightSyncError(
                     f"{engine} must hold {name} with checksum {expected[name]} after the sync, got {held[name]}; "
-                    "its bytes are not those that were sent"
+                    "its bytes differ from those that were sent"
                 )
         unknown = [name for name in held if name not in expected]
         if unknown:

@@ -194,7 +194,7 @@ class WeightSync:
             if got != version:
                 raise WeightSyncError(
                     f"{engine.address.name} must hold weight version {version} after the sync, "
-                    f"got {got}; it still answers from other weights"
+                    f"got {got}; it still generates with other weights"
                 )
         if self._expected is not None:
             self._compare_checksums(self._expected)

@@ -64,7 +64,7 @@ def test_out_of_a_trainers_checkpoint(tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=120, cwd=ROOT)
     saved, back = str(tmp_path / "saved"), tmp_path / "back"
     unnamed = run(saved, str(back))
-    assert unnamed.returncode == 2 and "must hold hf/config.json, got no such file; name the model" in unnamed.stderr
+    assert unnamed.returncode == 2 and "must contain hf/config.json, got no such file; name the model" in unnamed.stderr
     assert run(saved, str(back), "--model", model).returncode == 0
     found, expected = load_file(back / "model.safetensors"), load_file(tmp_path / "weights.safetensors")
     assert found.keys() == expected.keys()

@@ -39,10 +39,10 @@ def test_keys_that_agree_are_accepted() -> None:
 def test_every_contradiction_is_reported_at_once() -> None:
     megatron = MegatronConfig(core_args={"layernorm_epsilon": 1e-5, "qk_layernorm": False}, rope_type=RopeType.yarn)
     assert problems_of(QWEN3, megatron=megatron, hidden_size=64, tie_word_embeddings=False) == [
-        "model.hidden_size must be 32, as in config.json, got 64; leave it out",
-        "model.tie_word_embeddings must be true, as in config.json, got false; leave it out",
-        "megatron.layernorm_epsilon must be 1e-06, as in config.json, got 1e-05; leave it out",
-        "megatron.qk_layernorm must be true, as in config.json, got false; leave it out",
+        "model.hidden_size must be 32, as in config.json, got 64; remove it",
+        "model.tie_word_embeddings must be true, as in config.json, got false; remove it",
+        "megatron.layernorm_epsilon must be 1e-06, as in config.json, got 1e-05; remove it",
+        "megatron.qk_layernorm must be true, as in config.json, got false; remove it",
         "megatron.rope_type must be rope, as in config.json, got yarn; set it to rope",
     ]
 

@@ -62,7 +62,9 @@ def test_no_file_is_written_without_groups(tmp_path: Path) -> None:
 def test_the_error_for_a_broken_file_names_it(tmp_path: Path, broken: str) -> None:
     save_groups(tmp_path, make_groups())
     (tmp_path / broken).write_bytes(b"[{")
-    with pytest.raises(DataError, match=r"groups\.json and groups\.safetensors must hold the finished groups"):
+    with pytest.raises(
+        DataError, match=r"groups\.json and groups\.safetensors must contain the checkpoint's finished groups"
+    ):
         load_groups(tmp_path)
 
 

@@ -61,7 +61,9 @@ def test_a_start_that_is_too_slow_is_repeated(monkeypatch: pytest.MonkeyPatch) -
 def test_a_failed_start_of_ray_ends_the_run_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowRay(99)
     monkeypatch.setattr(ray, "init", slow.init)
-    with pytest.raises(WorkerError, match=r"Ray: did not start on this machine, 3 times .* cluster.ray_address=auto"):
+    with pytest.raises(
+        WorkerError, match=r"Ray: did not start on this machine in 3 attempts .* cluster.ray_address=auto"
+    ):
         session._start_local({})
     assert len(slow.addresses) == session.LOCAL_STARTS
 

@@ -189,4 +189,4 @@ async def test_an_engine_that_keeps_old_weights_ends_the_run_with_its_name(tmp_p
             await run.loop.run()
     errors = caught.value.subgroup(WeightSyncError)
     assert errors is not None
-    assert "engine 0 must answer with weight versions from 1, got [0]" in str(errors.exceptions[0].exceptions[0])  # type: ignore[attr-defined]
+    assert "engine 0 must generate with weight versions from 1, got [0]" in str(errors.exceptions[0].exceptions[0])  # type: ignore[attr-defined]

@@ -108,7 +108,7 @@ def test_prompts_too_long_for_a_response_are_dropped_and_counted(
         (['{"input": [{"role": "user", "content": 7}]}'], {"apply_chat_template": True}, "must fit the chat template"),
         (['{"input": "a"}', '{"input": "b"}'], {"label_key": "label"}, "correct data.label_key"),
         (['{"input": "a", "label": [1]}'], {"label_key": "label"}, "must have a string or number as label, got list"),
-        (['{"input": "a", "metadata": [1]}'], {}, "row 1 must hold an object, got list under 'metadata'"),
+        (['{"input": "a", "metadata": [1]}'], {}, "row 1 must have an object as metadata, got list under 'metadata'"),
         (['{"input": "a"}', '{"input": "\\u00e9"}'], {}, "row 2 must fit the tokenizer"),
         (['{"input": ""}'], {}, "must have a prompt of at least one token"),
         ([], {}, "must have at least one usable prompt, got none; it has no rows"),

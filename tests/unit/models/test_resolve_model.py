@@ -181,7 +181,7 @@ def test_a_folder_without_weights(copy: Path) -> None:
     [
         ("{", "its config.json is not JSON"),
         ("[]", "its config.json is not an object"),
-        ("{}", "must be a causal language model that transformers knows, got no architecture"),
+        ("{}", "must be a causal language model that transformers supports, got no architecture"),
         ('{"architectures": ["BertModel"]}', "got BertModel in"),
         ('{"architectures": ["WonderForCausalLM"]}', "got WonderForCausalLM in"),
     ],

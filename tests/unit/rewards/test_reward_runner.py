@@ -135,7 +135,7 @@ def test_reward_key_selects_a_number_and_all_are_stored(make_group: MakeGroup) -
     [
         ({"a": 1, "b": 2}, None, "must be a finite number, got a mapping; set reward.key to one of a, b"),
         ({"a": 1, "b": 2}, "c", "must have an entry 'c', got a, b; set reward.key, or eval.reward_key"),
-        (1.0, "a", "must be several numbers by name, got 1.0; unset reward.key"),
+        (1.0, "a", "must be a mapping with reward.key=a, got 1.0; remove reward.key"),
         ({"a": "x"}, "a", "must be a finite number, got 'x'"),
     ],
 )

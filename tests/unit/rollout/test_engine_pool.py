@@ -63,7 +63,7 @@ async def test_a_request_goes_to_the_engine_with_the_fewest_in_flight() -> None:
 async def test_names_the_engine_whose_weights_are_stale() -> None:
     stale = SlowEngine("engine 1", version=3)
     stale.release.set()
-    with pytest.raises(WeightSyncError, match=r"engine 1 must answer with weight version 4, got \[3\]"):
+    with pytest.raises(WeightSyncError, match=r"engine 1 must generate with weight version 4, got \[3\]"):
         await pool_of(stale).generate(PROMPT, PARAMS, n=1, rid="r", oldest=4, newest=4)
 
 

@@ -86,8 +86,8 @@ def broken(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "must hold rollout 0 for debug.load_rollout_data, got .*; set data.num_rollout"),
-        ("", "must hold at least one sample, got none"),
+        (None, "must contain rollout 0 for debug.load_rollout_data, got .*; set data.num_rollout"),
+        ("", "must contain at least one sample, got none"),
         ("x\n", "row 1 must be a JSON object, got 'x'"),
         (broken(), "row 1 must be a sample, got KeyError: 'prompt_index'"),
     ],

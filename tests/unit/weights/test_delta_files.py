@@ -123,12 +123,12 @@ def test_the_error_for_a_missing_link_names_it(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_chain(root, base=3, newest=6)
     delta_path(root, 5).unlink()
-    with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must be a delta"):
+    with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must be a readable delta"):
         DeltaWeights(root, applied=None)
     # A file of another link under the expected name.
     delta_path(root, 6).replace(delta_path(root, 5))
     DeltaIndex(id="one", base=3, deltas=[4, 5]).write(root)
-    with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must begin at weight version 4, got 5"):
+    with pytest.raises(WeightSyncError, match=r"delta_00000005\.rlsd must start from weight version 4, got 5"):
         DeltaWeights(root, applied=None)
 
 
@@ -181,7 +181,7 @@ def test_a_receiver_remembers_its_version_until_other_weights_are_written(tmp_pa
     receiver.open_folder(base, load_format=None, version=None, checksums={})
     with pytest.raises(WeightSyncError, match="must arrive"):
         receiver.open_folder(root, **arguments).write(targets_of(root, live))  # type: ignore[arg-type]
-    with pytest.raises(WeightSyncError, match="must lead to weight version 9, got 4"):
+    with pytest.raises(WeightSyncError, match="must end at weight version 9, got 4"):
         receiver.open_folder(root, load_format="delta", version=9, checksums={})
 
 

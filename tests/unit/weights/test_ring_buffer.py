@@ -77,7 +77,7 @@ def test_each_side_notices_at_once_that_the_other_closed(ring: tuple[RingWriter,
         opened = pool.submit(lambda: RingReader(other.names[0], timeout_s=TIMEOUT_S))
         other.accept(lambda: True)
     other.close()
-    with pytest.raises(WeightSyncError, match="the trainer must stay"):
+    with pytest.raises(WeightSyncError, match="the trainer must keep the shared memory open"):
         opened.result().read(np.zeros(1, dtype=np.uint8))
     opened.result().close()
 

@@ -24,7 +24,7 @@ class FaultToleranceConfig(ConfigGroup):
     """Interval between two health checks of an engine, in seconds."""
 
     health_check_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Timeout of a health check, in seconds; an engine that does not answer is restarted."""
+    """Timeout of a health check, in seconds; an engine that does not respond is restarted."""
 
     health_check_first_wait_s: Annotated[float, Field(ge=0)] = 300.0
     """Time without health checks after each start of an engine, in seconds."""

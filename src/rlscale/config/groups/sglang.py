@@ -21,7 +21,7 @@ class SglangConfig(ConfigGroup):
 
     server_concurrency: Annotated[int, Field(gt=0)] = 512
     """Maximum number of samples in flight per engine; further requests wait in order in the client. A request counts as
-    the number of samples it asks for.
+    the number of samples it requests.
     """
 
     mem_fraction_static: Annotated[float | None, Field(gt=0, lt=1)] = None

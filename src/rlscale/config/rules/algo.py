@@ -204,7 +204,7 @@ def warn_algo(config: RunConfig) -> list[str]:
         ]
     if algo.opsm_delta is not None and _has_one_step(config) and config.rollout.max_staleness == 0:
         warnings.append(
-            "algo.opsm_delta can hardly mask a sample: with one optimiser step per rollout and rollout.max_staleness=0 "
+            "algo.opsm_delta hardly masks any sample: with one optimiser step per rollout and rollout.max_staleness=0 "
             "the trained policy is the one that generated the samples"
         )
     return warnings

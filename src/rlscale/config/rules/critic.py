@@ -35,7 +35,7 @@ def parallel_sizes_divide_critic_ranks(config: RunConfig) -> list[Problem]:
     shared, ranks = ranks_per_model(config), num_critic_ranks(config)
     if not has_critic_ranks(config) or ranks % shared == 0:
         return []
-    rule = f"give a multiple of the {shared} ranks that share a sample"
+    rule = f"make the number of critic ranks a multiple of {shared}, the ranks that share a sample"
     # -(-a // b) * b rounds a up to a multiple of b.
     fix = f"set it and cluster.critic_num_nodes for {-(-ranks // shared) * shared} ranks, or remove both"
     return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=f"{ranks} ranks", fix=fix)]
@@ -50,7 +50,7 @@ def batch_divides_among_critic_ranks(config: RunConfig) -> list[Problem]:
     parts = ranks // shared
     # The largest number of parts that divides the samples and is not above the present one.
     fewer = max(number for number in range(1, parts + 1) if size % number == 0)
-    rule = f"give a divisor of the {size} samples of an optimiser step"
+    rule = f"make the number of data-parallel critic ranks a divisor of {size}, the samples of an optimiser step"
     fix = f"set it and cluster.critic_num_nodes for {fewer * shared} ranks, or change batch.global_batch_size"
     value = f"{parts} data-parallel ranks"
     return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=value, fix=fix)]

@@ -69,7 +69,7 @@ def old_policy_is_kept_in_host_memory(config: RunConfig) -> list[Problem]:
 
 @rule
 def old_logprobs_have_one_source(config: RunConfig) -> list[Problem]:
-    """`train.keep_old_actor` computes old logprobs with the weights that generated, other options with others."""
+    """`train.keep_old_actor` computes old logprobs with the weights that generated each token, other options do not."""
     algo = config.algo
     if not config.train.keep_old_actor or not compares_policies(algo):
         return []

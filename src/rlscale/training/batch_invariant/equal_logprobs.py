@@ -19,8 +19,8 @@ def check_equal_logprobs(metrics: Mapping[str, float], *, rank: int, num_rollout
     largest = metrics.get("logprob_diff/max", 0.0)
     if largest == 0.0:
         return
-    cause = f"the logprobs of rollout {num_rollouts} must be the engine's bit for bit with train.true_on_policy_mode"
-    advice = "trainer and engines need the same torch, the same kind of processor and deterministic engines"
+    cause = f"the logprobs of rollout {num_rollouts} must equal the engine's bit for bit with train.true_on_policy_mode"
+    advice = "use the same torch version and processor type for trainer and engines, and deterministic engines"
     raise WorkerError(
         f"actor rank {rank}", f"{cause}, got a difference of {largest:g}; {advice}", failed_at_s=time.time()
     )

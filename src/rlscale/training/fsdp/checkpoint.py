@@ -98,7 +98,7 @@ def _check_names(folder: Path, *, found: dict[str, Any], wanted: dict[str, Any])
     missing, surplus = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or surplus:
         name = (missing or surplus)[0]
-        lack = f"{len(missing)} tensors are missing and {len(surplus)} too many, first {name}"
+        lack = f"{len(missing)} tensors are missing and {len(surplus)} are unexpected, first {name}"
         raise DataError(f"{folder} must be a checkpoint of this model, got another: {lack}; check model.* and the path")
     for name, tensor in wanted.items():
         if found[name].size != tensor.shape:
@@ -126,7 +126,7 @@ def load_weights(folder: Path, *, model: nn.Module, skip: tuple[str, ...] = ()) 
     for name, weight in wanted.items():
         size = getattr(found.get(name), "size", None)
         if size != weight.shape:
-            had = "no such weight" if size is None else f"the shape {tuple(size)}"
-            rule = f"hold {name} of the shape {tuple(weight.shape)}"
+            had = "no such weight" if size is None else f"shape {tuple(size)}"
+            rule = f"contain {name} with shape {tuple(weight.shape)}"
             raise DataError(f"{folder} must {rule}, got {had}; name a checkpoint of the same architecture")
     load(wanted, storage_reader=reader)

@@ -31,7 +31,7 @@ def check_tensor(returned: object, *, name: str, like: Tensor) -> Tensor:
         raise ValueError(f"{name} must be a tensor, got {_kind(returned)}")
     check_shape(name, returned, tuple(like.shape))
     if returned.is_complex():
-        raise ValueError(f"{name} must be of a real type, got {returned.dtype}")
+        raise ValueError(f"{name} must have a real dtype, got {returned.dtype}")
     if returned.device != like.device:
         raise ValueError(f"{name} must be on {like.device}, got {returned.device}; compute it from the given tensors")
     return returned

@@ -86,7 +86,8 @@ def _check_tokens(path: str, tokens: object, *, given: TokenColumns) -> TokenCol
         )
     if not (torch.equal(tokens.mask, given.mask) and torch.equal(tokens.sample_ids, given.sample_ids)):
         raise ValueError(
-            f"the columns of {path} must keep mask and sample_ids, got others; set advantages to 0 instead"
+            f"the columns of {path} must have the given mask and sample_ids, got others; to exclude tokens, set their "
+            "advantages to 0"
         )
     for name in COLUMN_NAMES:
         before, after = getattr(given, name), getattr(tokens, name)

@@ -221,8 +221,8 @@ class EngineRoutingReplay(RoutingReplay):
         if shapes and shapes != {routes.shape[1:]}:
             layers, chosen = next(iter(shapes))
             raise DataError(
-                f"routes of a rollout must be [tokens, {layers}, {chosen}], got {list(routes.shape)}; they belong to "
-                "another model: generate the rollout with this one"
+                f"routes of a rollout must have shape [tokens, {layers}, {chosen}], got {list(routes.shape)}; generate "
+                "the rollout with the model that is trained"
             )
 
 

@@ -21,12 +21,12 @@ def freeze_parameters(model: nn.Module, train: TrainConfig) -> None:
     patterns = train.only_train_params or train.freeze_params or []
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
-            raise _error(key, "have patterns that are found in a parameter's name", pattern, names)
+            raise _error(key, "have patterns that match a parameter name", pattern, names)
     for name, parameter in model.named_parameters():
         is_found = any(re.search(pattern, name) for pattern in patterns)
         parameter.requires_grad_(is_found if train.only_train_params is not None else not is_found)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise _error(key, "leave something to train", ", ".join(patterns), names)
+        raise _error(key, "leave at least one parameter to train", ", ".join(patterns), names)
 
 
 def _error(key: str, rule: str, value: str, names: list[str]) -> ConfigError:

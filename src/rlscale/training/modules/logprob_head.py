@@ -94,7 +94,7 @@ def replace_with_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1)
     if not plain or not find_family(model.config.model_type).chunked_logits:
         if is_set:
             rule = f"be -1 with a model of the type {model.config.model_type}"
-            fix = "its logits are more than the product of its output layer; lower batch.max_tokens_per_gpu instead"
+            fix = "its logits are changed after the output layer; lower batch.max_tokens_per_gpu instead"
             problem = Problem(path="train.log_probs_chunk_size", rule=rule, value=str(chunk_tokens), fix=fix)
             raise ConfigError([problem])
         return False

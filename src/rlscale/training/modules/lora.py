@@ -148,9 +148,13 @@ def _check_fit(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, T
     unexpected += [name for name in found if name in wanted and found[name].shape != wanted[name].shape]
     if unexpected:
         name = unexpected[0]
-        shapes = [tuple(each[name].shape) if name in each else "nothing" for each in (found, wanted)]
-        fix = f"{name} is {shapes[0]} there and {shapes[1]} here; check train.lora.rank and train.lora.target_modules"
-        raise _problem("load", "hold adapters of this model and rank", str(folder), fix)
+
+        shapes = [tuple(each[name].shape) if name in each else "no tensor" for each in (found, wanted)]
+        fix = (
+            f"{name}: {shapes[0]} in the folder, {shapes[1]} in the model; check train.lora.rank and "
+            "train.lora.target_modules"
+        )
+        raise _problem("load", "contain adapters of this model and rank", str(folder), fix)
 
 
 def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> PeftConfig:

@@ -181,16 +181,16 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "parallel_sizes_divide_critic_ranks",
         {**PPO, **EIGHT_GPUS, **CONTEXT_PARALLEL, "cluster.critic_num_gpus_per_node": 1},
-        "cluster.critic_num_gpus_per_node must give a multiple of the 2 ranks that share a sample, got 1 "
-        "ranks; set it and cluster.critic_num_nodes for 2 ranks, or remove both",
+        "cluster.critic_num_gpus_per_node must make the number of critic ranks a multiple of 2, the ranks "
+        "that share a sample, got 1 ranks; set it and cluster.critic_num_nodes for 2 ranks, or remove both",
         {**PPO, **EIGHT_GPUS, **CONTEXT_PARALLEL, "cluster.critic_num_gpus_per_node": 2},
     ),
     (
         "batch_divides_among_critic_ranks",
         {**PPO, "cluster.critic_num_nodes": 3, "batch.global_batch_size": 64},
-        "cluster.critic_num_gpus_per_node must give a divisor of the 64 samples of an optimiser step, got 3 "
-        "data-parallel ranks; set it and cluster.critic_num_nodes for 2 ranks, or change "
-        "batch.global_batch_size",
+        "cluster.critic_num_gpus_per_node must make the number of data-parallel critic ranks a divisor of "
+        "64, the samples of an optimiser step, got 3 data-parallel ranks; set it and "
+        "cluster.critic_num_nodes for 2 ranks, or change batch.global_batch_size",
         {**PPO, "cluster.critic_num_nodes": 4, "batch.global_batch_size": 64},
     ),
     (

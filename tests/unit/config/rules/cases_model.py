@@ -100,7 +100,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "megatron_supports_the_architecture",
         {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 3},
-        "model.num_layers must be 2, as in config.json, got 3; leave it out",
+        "model.num_layers must be 2, as in config.json, got 3; remove it",
         {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 2},
     ),
     (

@@ -35,7 +35,7 @@ KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
         ),
         (
             {"algo.opsm_delta": 0.1},
-            "algo.opsm_delta can hardly mask a sample",
+            "algo.opsm_delta hardly masks any sample",
             {"algo.opsm_delta": 0.1, "rollout.max_staleness": 1},
         ),
         (

@@ -51,7 +51,7 @@ def test_loading_another_model_or_no_checkpoint_raises(model_path: str, cache: P
         trainer.load(tmp_path)
     other = backend(tiny_model(cache, tied=False))
     other.save(tmp_path)
-    with pytest.raises(DataError, match=r"1 too many, first model\.lm_head\.weight"):
+    with pytest.raises(DataError, match=r"1 are unexpected, first model\.lm_head\.weight"):
         trainer.load(tmp_path)
 
 

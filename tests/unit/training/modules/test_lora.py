@@ -78,8 +78,8 @@ def test_training_can_start_from_saved_adapters(alone: Any, model_path: str, tmp
     lora = LoraConfig(rank=4, alpha=8, load=str(tmp_path / "adapter"))
     begun = trained(model_path, lora=lora)
     assert all(torch.equal(weight, weights(trainer)[name]) for name, weight in begun.weights())
-    message = "train.lora.load must hold adapters of this model and rank, got"
-    with pytest.raises(ConfigError, match=re.escape(message) + r".*is \(4, 48\) there and \(2, 48\) here"):
+    message = "train.lora.load must contain adapters of this model and rank, got"
+    with pytest.raises(ConfigError, match=re.escape(message) + r".*: \(4, 48\) in the folder, \(2, 48\) in the model"):
         trained(model_path, lora=LoraConfig(rank=2, load=str(tmp_path / "adapter")))
     with pytest.raises(ConfigError, match=r"train\.lora\.load must be a folder of adapters in peft's format, got /no"):
         trained(model_path, lora=LoraConfig(rank=2, load="/no/such"))

@@ -58,7 +58,7 @@ def _interval_problems(override: Override) -> list[Problem]:
         return []
     low, high = interval_ends(override)
     if low > high:
-        rule, fix = "have an interval from its lower to its upper end", f"write {path}=interval({high:g},{low:g})"
+        rule, fix = "have an interval with the lower end first", f"write {path}=interval({high:g},{low:g})"
         return [Problem(path=path, rule=rule, value=text, fix=fix, origin=COMMAND_LINE)]
     if "log" in value.tags and low <= 0:
         rule, fix = "have an interval above 0 with the tag log", f"remove the tag: {path}=interval({low:g},{high:g})"

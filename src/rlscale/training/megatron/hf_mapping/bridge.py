@@ -60,13 +60,13 @@ def make_bridge(model: MegatronModel) -> Any:
         import mbridge  # noqa: F401  # its import fills the registry
         from mbridge.core.bridge import _MODEL_REGISTRY
     except ModuleNotFoundError as error:
-        rule, fix = f"be raw without {error.name}", "pip install 'rlscale[bridge]', or leave it out"
+        rule, fix = f"be raw without {error.name}", "pip install 'rlscale[bridge]', or remove it"
         raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix=fix)]) from error
     architecture = model.architecture
     kind = _MODEL_REGISTRY.get(architecture.hf_config.model_type)
     if kind is None:
-        rule = f"be raw for a model of type {architecture.hf_config.model_type}, which mbridge does not know"
-        raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix="leave it out")])
+        rule = f"be raw for a model of type {architecture.hf_config.model_type}, which mbridge does not support"
+        raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix="remove it")])
     # mbridge changes the mappings of its class for a model with tied weights; a copy keeps the next model correct.
     own = {name: deepcopy(getattr(kind, name)) for name in dir(kind) if name.endswith("_MAPPING")}
     # With any divisor set, mbridge pads the vocabulary to the size assigned below, and removes the padding on export.

@@ -122,7 +122,7 @@ def copy_model_files(source: str, target: Path) -> None:
         if found is not None and found.is_file():
             shutil.copyfile(found, target / name)
     if not (target / "config.json").is_file():
-        raise DataError(f"{source} must hold config.json, got no such file; name a Hugging Face folder or hub id")
+        raise DataError(f"{source} must contain config.json, got no such file; name a Hugging Face folder or hub id")
 
 
 def _from_hub(source: str, name: str) -> Path | None:

@@ -62,7 +62,7 @@ def load_hf(model: MegatronModel, path: str) -> None:
         found = shard_from_hf(mapped.weight.layout, sources, shard=shard_of_rank(mapped), sizes=sizes)
         if found.shape != weight.shape:
             shapes = f"{tuple(found.shape)} instead of {tuple(weight.shape)} for {name}"
-            raise DataError(f"{path} must hold {mapped.weight.hf[0]} of this model, got {shapes}; check config.json")
+            raise DataError(f"{path} must contain {mapped.weight.hf[0]} of this model, got {shapes}; check config.json")
         weight.copy_(found)
 
 
@@ -85,7 +85,7 @@ class HfCheckpoint:
             return {name: str(folder / file) for name, file in names.items()}
         if not (folder / _SINGLE).is_file():
             raise DataError(
-                f"{folder} must hold {_INDEX} or {_SINGLE}, got neither; convert its weights to safetensors"
+                f"{folder} must contain {_INDEX} or {_SINGLE}, got neither; convert its weights to safetensors"
             )
         return dict.fromkeys(self._open(str(folder / _SINGLE)).keys(), str(folder / _SINGLE))
 
@@ -104,7 +104,7 @@ class HfCheckpoint:
         fused = expert and f"{expert['experts']}.{'down' if expert['matrix'] == 'down' else 'gate_up'}_proj"
         if not expert or fused not in self.files:
             raise DataError(
-                f"{self.path} must hold {name}, got no such tensor; check that config.json belongs to this model"
+                f"{self.path} must contain {name}, got no such tensor; check that config.json belongs to this model"
             )
         return _one_expert(self._open(self.files[fused]).get_slice(fused), j=int(expert["j"]), matrix=expert["matrix"])
 

@@ -139,7 +139,7 @@ def _verify(plan: TransferPlan, bucket: Bucket, received: Mapping[int, Tensor]) 
             first = plan.weights[buffer.slices[0].weight_index].name
             return WeightSyncError(
                 f"bucket {bucket.number} from trainer rank {buffer.sender} ({len(buffer.slices)} shards, the first of "
-                f"{first}) must arrive at rank {bucket.receiver} as it was sent, got another checksum; the weights "
+                f"{first}) must arrive at rank {bucket.receiver} unchanged, got another checksum; the weights "
                 "were discarded"
             )
     return None

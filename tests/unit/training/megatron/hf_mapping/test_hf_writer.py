@@ -42,14 +42,14 @@ def test_a_tensor_is_copied_when_it_is_added(tmp_path: Path) -> None:
 
 def test_errors_name_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"must hold config.json, got no such file"):
+    with pytest.raises(DataError, match=r"must contain config.json, got no such file"):
         copy_model_files(str(tmp_path / "empty"), tmp_path)
-    with pytest.raises(DataError, match=r"must hold model.safetensors.index.json or model.safetensors, got neither"):
+    with pytest.raises(DataError, match=r"must contain model.safetensors.index.json or model.safetensors, got neither"):
         HfCheckpoint(str(tmp_path)).source("a")
     writer = HfWriter(folder=tmp_path)
     writer.add("a", torch.ones(3))
     writer.close()
-    with pytest.raises(DataError, match=r"must hold b, got no such tensor"):
+    with pytest.raises(DataError, match=r"must contain b, got no such tensor"):
         HfCheckpoint(str(tmp_path)).source("b")
 
 
