@@ -180,7 +180,8 @@ def test_a_difference_raises(model_path: str) -> None:
     # The smallest possible difference, in one token.
     other[-1] = np.nextafter(other[-1], np.float32(-np.inf))
     trainer = backend(model_path)
-    message = "actor rank 0: the logprobs of rollout 0 must equal the engine's bit for bit with train.true_on_policy_mode, got"
+    message = "actor rank 0: the logprobs of rollout 0 must equal the engine's bit for bit with "
+    message += "train.true_on_policy_mode, got"
     with pytest.raises(WorkerError, match=re.escape(message)):
         trainer.train(replace(batch, rollout_logprobs=other), [plan(batch, cut(batch))])
 
