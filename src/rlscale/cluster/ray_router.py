@@ -168,7 +168,8 @@ class RayRouter:
                 # `watch` may have replaced the dead actor during the call above.
                 self._is_down = self._actor is actor
                 return True
-            if time.monotonic() > end:
+            # On a busy machine the call above may outlast `end`, while `watch` has found the router dead.
+            if time.monotonic() > end and not self._is_down:
                 return False
             await asyncio.sleep(DEATH_POLL_S)
         return True
