@@ -101,7 +101,7 @@ async def test_a_payload_our_servers_cannot_read_is_400(wire: Wire) -> None:
     for payloads, message in (
         (["!"], "base64"),
         ([PICKLE], "base64-encoded JSON"),
-        ([], "hold one string"),
+        ([], "contain one string"),
         ([encode_payload({}, describe_bucket([]))], "must contain the name of its shared-memory ring"),
         ([unknown_ring], "could not be opened"),
     ):
