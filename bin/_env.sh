@@ -1,9 +1,9 @@
-# Sourced by the scripts in bin/: makes the environment in .venv and installs rlscale from this checkout into it.
+# Sourced by the scripts in bin/: creates the environment in .venv and installs rlscale from this checkout.
 #
-# Variables a user may set:
-#   PYTHON           interpreter to make the environment with; default: the first of python3, python3.13, ... that fits
-#   TORCH_INDEX_URL  package index to take torch from, e.g. that of PyTorch's CPU wheels, a fifth of the size;
-#                    default: the index that pip is configured for. To change it later, remove .venv first.
+# Environment variables:
+#   PYTHON           interpreter of the new environment; default: the first supported one of python3, python3.13, ...
+#   TORCH_INDEX_URL  package index of torch, e.g. PyTorch's index of CPU wheels, which have a fifth of the size;
+#                    default: the index of pip's configuration. To change it later, remove .venv first.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
@@ -34,12 +34,12 @@ make_venv() {
   local python
   if [[ -x "$VENV/bin/python" ]] && "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
   python="$(find_python)"
-  say "Making the environment ${VENV#"$ROOT/"} with $("$python" --version)"
+  say "Creating the environment ${VENV#"$ROOT/"} with $("$python" --version)"
   "$python" -m venv --clear "$VENV" >&2 ||
     fail "'$python -m venv' must work; on Debian and Ubuntu install the package python3-venv"
 }
 
-# What an installation depends on; the checkout's path because scripts of the environment carry it.
+# Hash of everything an installation depends on. Scripts of the environment contain the path of the checkout.
 fingerprint() {
   { echo "$ROOT ${TORCH_INDEX_URL:-}"; cat "$ROOT/pyproject.toml" "$CONSTRAINTS"; "$VENV/bin/python" --version; } |
     "$VENV/bin/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
@@ -47,30 +47,30 @@ fingerprint() {
 
 pip_install() {
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >&2 ||
-    fail "pip could not install ($*); its message stands above"
+    fail "pip could not install ($*); its message is above"
 }
 
-# First and alone, because only torch comes from an index of its own.
+# torch first, in a separate call, because only torch may come from a different index.
 install_torch() {
   local torch index=()
   torch="$(grep -E '^torch==' "$CONSTRAINTS")"
   if "$VENV/bin/python" -m pip freeze | grep -qE "^$torch(\+|$)"; then return; fi
   [[ -z "${TORCH_INDEX_URL:-}" ]] || index=(--index-url "$TORCH_INDEX_URL")
-  say "Installing $torch from ${TORCH_INDEX_URL:-the index pip is configured for} (the largest download)"
+  say "Installing $torch from ${TORCH_INDEX_URL:-the index of the pip configuration} (the largest download)"
   if [[ -z "${TORCH_INDEX_URL:-}" && "$(uname -s)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-    say "  no GPU here: TORCH_INDEX_URL set to the index of PyTorch's CPU wheels would take the smaller build"
+    say "  no GPU found: set TORCH_INDEX_URL to the index of PyTorch's CPU wheels for a smaller build"
   fi
   pip_install ${index[@]+"${index[@]}"} "$torch"
 }
 
-# install_rlscale [extra]: installs when the last installation was another one. The `dev` extra includes the plain one.
+# install_rlscale [extra]: installs if the last installation differs. The `dev` extra includes the plain installation.
 install_rlscale() {
   local extra="${1:-}" wanted started=$SECONDS stamp="$VENV/.rlscale-installed"
   make_venv
   wanted="$(fingerprint)"
   if [[ -f "$stamp" ]] && grep -qxE "$wanted (${extra:-|dev})" "$stamp"; then return; fi
   install_torch
-  say "Installing rlscale${extra:+ with what its tests need} from this checkout"
+  say "Installing rlscale${extra:+ with the packages of its tests} from this checkout"
   pip_install --constraint "$CONSTRAINTS" --editable "$ROOT${extra:+[$extra]}"
   echo "$wanted $extra" >"$stamp"
   say "Installed in $((SECONDS - started)) s"

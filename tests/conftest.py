@@ -1,4 +1,4 @@
-"""Settings of every test: no network, one thread per process, markers by folder, and which worker gets what when."""
+"""Settings of all tests: no network, one thread per process, a guard against processes, order for several workers."""
 
 import os
 import signal
@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-# Before anything imports transformers or torch; child processes inherit them.
+# Set before anything imports transformers or torch. Child processes inherit these variables.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A process that crashes leaves a traceback in its log.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
-SLOW_S = 1800  # after which a slow test has hung
+SLOW_S = 1800  # timeout of a slow test
 TESTS = Path(__file__).parent
 ARGUMENTS = TESTS / "unit" / "config" / "test_arguments_csv.py"
 
-# Their tests look at one run, which is a fixture of the module.
-OF_ONE_RUN = ("tests/integration/test_parts.py", "tests/integration/test_trackers.py")
+# All tests of such a file check one run, which is a fixture of the module.
+ONE_RUN_FILES = ("tests/integration/test_parts.py", "tests/integration/test_trackers.py")
 RUNS = "tests/integration/test_"
 
-# What is started first, the longest before the others: a worker that begins a long test at the end leaves the others
-# waiting. Only the order matters; all else comes afterwards, files of many tests first.
+# Tests that start first, the longest ones at the top: a long test that starts last keeps one worker busy alone. Only the
+# order matters. All other tests follow, files with many tests first.
 LONGEST_FIRST = (
     "tests/packaging/test_quickstart.py",
     "contract",
@@ -71,7 +71,7 @@ sys.addaudithook(_refuse_processes)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Fails a unit test that starts a process, be it in a fixture."""
+    """Raises an error if a unit test or one of its fixtures starts a process."""
     if any(folder in item.path.parents for folder in IN_PROCESS):
         _guarded.append(item.nodeid)
     try:
@@ -82,41 +82,42 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would every run of the tests."""
+    """Restores SIGINT, which background processes of a shell ignore. Runs that tests start inherit it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def together(nodeid: str) -> str:
-    """What stays on one worker: a file; all contracts, which share servers; of whole runs each test for itself."""
+def worker_scope(nodeid: str) -> str:
+    """Tests of one scope run on one worker: a file, all contracts (they share servers), or one test of whole runs."""
     if nodeid.startswith("tests/contract/"):
         return "contract"
     file = nodeid.partition("::")[0]
-    return nodeid if file.startswith(RUNS) and file not in OF_ONE_RUN else file
+    return nodeid if file.startswith(RUNS) and file not in ONE_RUN_FILES else file
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
-    """With several workers, what `together` says, in the order in which it was collected."""
+    """Distributes tests to several workers by `worker_scope`, in the order of collection."""
     if config.getoption("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False
 
-    class Together(LoadFileScheduling):
+    class ScopeScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return together(nodeid)
+            return worker_scope(nodeid)
 
-    return Together(config, log)
+    return ScopeScheduling(config, log)
 
 
-@pytest.hookimpl(trylast=True)  # when the tests that were not asked for are gone
+# Last, after pytest has removed the deselected tests.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        numbers = Counter(together(item.nodeid) for item in items)
-        items.sort(key=lambda item: (_place(together(item.nodeid)), -numbers[together(item.nodeid)]))
+        numbers = Counter(worker_scope(item.nodeid) for item in items)
+        items.sort(key=lambda item: (_priority(worker_scope(item.nodeid)), -numbers[worker_scope(item.nodeid)]))
 
 
-def _place(scope: str) -> int:
+def _priority(scope: str) -> int:
     return next((i for i, start in enumerate(LONGEST_FIRST) if scope.startswith(start)), len(LONGEST_FIRST))
 
 
@@ -126,11 +127,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much of the table of arguments is built, after the tests that compare it."""
+    """Prints the progress of the argument table after the tests that compare it."""
     ran = (report for reports in terminalreporter.stats.values() for report in reports)
     if not any(ARGUMENTS.name in getattr(report, "nodeid", "") for report in ran):
         return
-    # Only now: it imports the configuration, which most sessions of chosen tests need not.
+    # Imports the configuration, which most sessions with selected tests do not need.
     from tests.unit.config.arguments import progress
 
     for line in progress().lines():

@@ -1,4 +1,4 @@
-"""Random Qwen3 models of a few thousand parameters, as Hugging Face folders."""
+"""Writes random Qwen3 models with a few thousand parameters as Hugging Face folders."""
 
 import string
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 MAX_CONTEXT_LEN = 512
 EOS_ID = 1
-# Two special tokens, one for each character, and two that only the model writes: text never encodes to them.
+# Two special tokens, one token per character, and two that only a model generates: no text encodes to them.
 TOKENS = ("<|pad|>", "<|eos|>", *sorted(set(string.printable) - set(string.whitespace)), " ", "\n", "qu", "th")
 VOCAB_SIZE = len(TOKENS)
 FIGURES: dict[str, Any] = {
@@ -24,7 +24,7 @@ FIGURES: dict[str, Any] = {
 
 
 def write_tiny_qwen3(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
-    """Writes model and tokenizer into `folder`. The weights are large enough for logits that are far from uniform."""
+    """Writes model and tokenizer into `folder`. The weights are scaled up, so that the logits are far from uniform."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(intermediate_size=160, tie_word_embeddings=tied, **FIGURES)
@@ -32,7 +32,7 @@ def write_tiny_qwen3(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
 
 
 def write_tiny_qwen3_moe(folder: Path, *, seed: int = 0) -> Path:
-    """Like `write_tiny_qwen3`, with 4 experts in a layer, of which a token chooses 2."""
+    """Like `write_tiny_qwen3`, with 4 experts per layer and 2 experts per token."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(

@@ -1,4 +1,4 @@
-"""A copy of the checkout as somebody else would get it."""
+"""Copies the checkout without private files. Contains no tests."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ _PRIVATE = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH")
 
 
 def copy_checkout(target: Path) -> Path:
-    """The files that git would commit, as they stand now, without any environment or build folder."""
+    """Copies the files that git would commit, in their current state, without environments and build folders."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         check=True,
@@ -26,5 +26,5 @@ def copy_checkout(target: Path) -> Path:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The variables of a shell in which no Python environment is active."""
+    """Environment variables of a shell without an active Python environment."""
     return {name: value for name, value in os.environ.items() if name not in _PRIVATE} | more

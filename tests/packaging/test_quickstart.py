@@ -1,4 +1,4 @@
-"""`bin/quickstart` in a fresh copy: makes its environment, trains, and says what came of it."""
+"""`bin/quickstart` in a fresh copy: creates its environment, trains, and prints the result."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The scripts in bin/ explain what is wrong, and sum up what ran."""
+"""Scripts in bin/: error messages, and the summary of test sessions."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ BASH = "/bin/bash"
 
 
 @pytest.mark.parametrize("script", ["quickstart", "test", "install-sglang-cpu"])
-def test_an_unfit_python_is_named_with_what_to_do(tmp_path: Path, script: str) -> None:
+def test_an_unsupported_python_is_reported_with_advice(tmp_path: Path, script: str) -> None:
     old = tmp_path / "old-python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.1"\nexit 1\n')
     old.chmod(0o755)
@@ -30,7 +30,7 @@ def test_an_unfit_python_is_named_with_what_to_do(tmp_path: Path, script: str) -
     assert not list(checkout.glob(".venv*"))
 
 
-def test_an_unknown_option_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_an_unknown_option_is_an_error_before_anything_is_created(tmp_path: Path) -> None:
     checkout = copy_checkout(tmp_path / "checkout")
     done = subprocess.run(
         [BASH, str(checkout / "bin" / "test"), "--al"],
@@ -84,7 +84,7 @@ nox > Session unit failed
         ),
     ],
 )
-def test_the_pytest_runs_are_added_up(tmp_path: Path, log: str, status: int, line: str) -> None:
+def test_the_results_of_pytest_runs_are_summed(tmp_path: Path, log: str, status: int, line: str) -> None:
     (tmp_path / "log").write_text(log)
     command = [sys.executable, str(ROOT / "bin" / "_summary.py"), str(tmp_path / "log"), str(status)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == line

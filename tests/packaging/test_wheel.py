@@ -1,4 +1,4 @@
-"""The wheel carries its config and data, and works where there is no checkout."""
+"""Wheel: it contains config and data, and works without a checkout."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a source distribution, so that this is complete too."""
+    """Builds the wheel from a source distribution, which checks that this is complete too."""
     checkout = copy_checkout(tmp_path_factory.mktemp("checkout"))
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "."]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
@@ -27,20 +27,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment that holds the wheel, and borrows its dependencies from this one."""
+    """Interpreter of a new environment with the wheel and the dependencies of the current environment."""
     folder = tmp_path_factory.mktemp("elsewhere") / "env"
     venv.create(folder, with_pip=False, symlinks=True)
     interpreter = folder / "bin" / "python"
     install = ["-m", "pip", "--python", str(interpreter), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, *install], check=True, env=clean_environment())
-    # Python does not read .pth files of folders named in a .pth, so an editable rlscale of this environment stays out.
+    # Python does not read .pth files of folders that a .pth file adds, so an editable rlscale here is not visible.
     (site_packages,) = folder.glob("lib/python*/site-packages")
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site_packages / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
     return interpreter
 
 
-def test_config_and_data_are_in_the_wheel(wheel: Path) -> None:
+def test_the_wheel_contains_config_and_data(wheel: Path) -> None:
     names, checkout = set(zipfile.ZipFile(wheel).namelist()), wheel.parents[1]
     for source, packaged in (("conf", "rlscale/_conf"), ("data", "rlscale/_data"), ("src/rlscale", "rlscale")):
         files = [file for file in (checkout / source).rglob("*") if file.is_file()]

@@ -1,4 +1,4 @@
-"""The plan's memory beside torch's profiler, for some of the benchmark's cases."""
+"""Memory of the plan compared with torch's profiler, for some cases of the benchmark."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,11 +27,13 @@ def test_the_memory_of_a_step_is_predicted(name: str, tmp_path: Path, monkeypatc
     (case,) = (case for case in memory_model.CASES if case.name == name)
     predicted, measured = memory_model.predict(case), memory_probe.measure(case)
     assert predicted.weights == measured.weights
-    assert predicted.optimizer == pytest.approx(measured.optimizer, rel=0.001)  # it also counts its steps
+    assert predicted.optimizer == pytest.approx(
+        measured.optimizer, rel=0.001
+    )  # the optimizer also stores its step counts
     assert predicted.step == pytest.approx(measured.step, rel=memory_model.LIMIT)
 
 
-def test_a_peak_is_the_most_that_is_held_at_a_moment() -> None:
+def test_the_peak_is_the_maximum_of_allocated_memory() -> None:
     import memory_probe
     import torch
 

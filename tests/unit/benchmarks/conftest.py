@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside each other, not a package."""
+"""Makes the benchmark scripts importable: they are not a package."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The parts of the comparison with TRL that compute something."""
+"""Computations of the comparison with TRL and of the start-up benchmark."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from rlscale.models.hf_models import load_causal_lm, load_tokenizer
 
 
-def a_case(**changes: Any) -> Any:
+def make_case(**changes: Any) -> Any:
     from trl_cases import Case
 
     given = {
@@ -30,7 +30,7 @@ def a_case(**changes: Any) -> Any:
     return Case(**given | changes)
 
 
-def a_run(side: str, step_s: list[float]) -> Any:
+def make_run(side: str, step_s: list[float]) -> Any:
     from trl_step import Run
 
     return Run(
@@ -53,18 +53,18 @@ def test_steps_are_counted_from_the_end_of_the_last_warmup_step() -> None:
         counted_steps([10.0, 20.0], num_warmup=2)
 
 
-def test_ratios_are_of_medians_to_the_faster_way_of_trl() -> None:
+def test_ratios_are_relative_to_the_faster_variant_of_trl() -> None:
     from trl_step import OURS, TRL, TRL_COMPILED, summarise, table
 
     fast, slow, _ = OURS
     runs = [
-        a_run(TRL, [4.0, 4.0, 90.0]),
-        a_run(TRL_COMPILED, [2.0]),
-        a_run(fast, [0.5, 0.5]),
-        a_run(slow, [1.0]),
-        a_run(fast, [0.4]),
+        make_run(TRL, [4.0, 4.0, 90.0]),
+        make_run(TRL_COMPILED, [2.0]),
+        make_run(fast, [0.5, 0.5]),
+        make_run(slow, [1.0]),
+        make_run(fast, [0.4]),
     ]
-    summary = summarise(a_case(), runs)
+    summary = summarise(make_case(), runs)
     assert summary["ratios"] == {fast: 4.0, slow: 2.0}
     assert summary["sides"][TRL]["samples_per_s"] == 1.0
     assert summary["sides"][fast]["fastest_run_s"] == 0.4
@@ -72,13 +72,13 @@ def test_ratios_are_of_medians_to_the_faster_way_of_trl() -> None:
 
 
 @pytest.mark.parametrize(("end_rate", "least", "most"), [(0, 0.0, 1e-6), (0.25, 0.05, 0.5), (0.9, 0.4, 1.0)])
-def test_a_prepared_model_ends_its_answers_about_as_often_as_asked_for(
+def test_a_prepared_model_ends_its_answers_at_the_configured_rate(
     tmp_path: Path, end_rate: float, least: float, most: float
 ) -> None:
     from trl_cases import prepare
 
     figures = {"num_layers": 2, "hidden_size": 64, "intermediate_size": 64, "tie_word_embeddings": end_rate == 0}
-    files = prepare(a_case(figures=figures, prompt_len=8, end_rate=end_rate), tmp_path)
+    files = prepare(make_case(figures=figures, prompt_len=8, end_rate=end_rate), tmp_path)
     model, tokenizer = load_causal_lm(str(files.model), dtype=torch.float32), load_tokenizer(str(files.model))
     with torch.no_grad():
         probabilities = model(torch.tensor(files.prompt_ids[:64])).logits.softmax(dim=-1)[..., tokenizer.eos_token_id]
@@ -86,20 +86,20 @@ def test_a_prepared_model_ends_its_answers_about_as_often_as_asked_for(
     assert json.loads(files.prompts.read_text().splitlines()[0])["prompt"] == files.texts[0]
 
 
-def test_rlscale_is_told_the_sizes_of_the_case(tmp_path: Path) -> None:
+def test_overrides_have_the_sizes_of_the_case(tmp_path: Path) -> None:
     from trl_cases import Prepared
     from trl_step import overrides
 
     import rlscale
 
     files = Prepared(model=tmp_path, prompts=tmp_path / "p.jsonl", texts=[], labels=[], prompt_ids=[], num_parameters=1)
-    config = rlscale.load_config(overrides(a_case(), files, folder=tmp_path / "run"))
+    config = rlscale.load_config(overrides(make_case(), files, folder=tmp_path / "run"))
     assert (config.batch.rollout_batch_size, config.batch.n_samples_per_prompt) == (2, 2)
     assert (config.rollout.max_response_len, config.data.num_rollout, config.rollout.shuffle) == (4, 3, False)
     assert config.eval.interval is None and config.model.warmup_experiment is None
 
 
-def test_parity_is_the_same_on_both_sides() -> None:
+def test_parity_is_one_for_an_even_sum() -> None:
     from types import SimpleNamespace
 
     from trl_rewards import parity
