@@ -25,8 +25,8 @@ ARGUMENTS = TESTS / "unit" / "config" / "test_arguments_csv.py"
 ONE_RUN_FILES = ("tests/integration/test_parts.py", "tests/integration/test_trackers.py")
 RUNS = "tests/integration/test_"
 
-# Tests that start first, the longest ones at the top: a long test that starts last keeps one worker busy alone. Only the
-# order matters. All other tests follow, files with many tests first.
+# Tests that start first, the longest ones at the top: a long test that starts last keeps one worker busy alone. Only
+# the order matters. All other tests follow, files with many tests first.
 LONGEST_FIRST = (
     "tests/packaging/test_quickstart.py",
     "contract",
