@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import operator
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -37,6 +38,29 @@ _VALUES: Mapping[Any, tuple[Any, ...]] = {
     dict[str, Any]: ({"image": "a"},),
 }
 """Values to try for a key of each type; keys with choices have those instead."""
+
+
+_SPELLINGS: Mapping[str, str] = {
+    "ci": "CI",
+    "dapo": "DAPO",
+    "gpus": "GPUs",
+    "kl": "KL",
+    "kv": "KV",
+    "lora": "LoRA",
+    "megatron": "Megatron",
+    "micro batch": "micro-batch",
+    "micro batches": "micro-batches",
+    "min p": "`min_p`",
+    "off policy": "off-policy",
+    "reinforce plus plus": "REINFORCE++",
+    "sft": "SFT",
+    "sglang": "SGLang",
+    "tis": "TIS",
+    "top k": "`top_k`",
+    "url": "URL",
+    "wsd": "WSD",
+}
+"""Proper names and compounds in the names of rules, and how the page spells them."""
 
 
 def make_rules_page() -> str:
@@ -125,7 +149,10 @@ def _write_config_json(folder: Path) -> None:
 
 def _row(rule: Rule) -> str:
     """The name in words, the docstring, and the keys."""
-    words = rule.name.replace("_", " ").capitalize()
+    words = rule.name.replace("_", " ")
+    for plain, spelled in _SPELLINGS.items():
+        words = re.sub(rf"\b{plain}\b", spelled, words)
+    words = words[0].upper() + words[1:]
     more = " ".join((inspect.getdoc(rule.check) or "").split())
     listed = ", ".join(f"`{path}`" for path in keys_read(rule))
     return f"| {words}. {more} | {listed} |".replace(".  |", ". |")
