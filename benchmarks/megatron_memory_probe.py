@@ -78,7 +78,7 @@ def measure(case: Case, *, rank: int, num_ranks: int) -> MegatronMeasured:
 
 
 def _copies(backend: MegatronBackend) -> Iterable[Tensor]:
-    """Of the reference, on the host."""
+    """Tensors of the reference in host memory."""
     assert backend.reference is not None and backend.reference.frozen.weights is not None, "it borrows the policy's"
     return backend.reference.frozen.weights.tensors
 
