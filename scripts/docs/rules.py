@@ -147,12 +147,16 @@ def _write_config_json(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**fields, "model_type": "deepseek_v3"}), encoding="utf-8")
 
 
-def _row(rule: Rule) -> str:
-    """The name in words, the docstring, and the keys."""
-    words = rule.name.replace("_", " ")
+def spell_name(name: str) -> str:
+    """Spells the name of a rule as the page does: `one_kl_penalty` is "One KL penalty"."""
+    words = name.replace("_", " ")
     for plain, spelled in _SPELLINGS.items():
         words = re.sub(rf"\b{plain}\b", spelled, words)
-    words = words[0].upper() + words[1:]
+    return words[0].upper() + words[1:]
+
+
+def _row(rule: Rule) -> str:
+    """The name in words, the docstring, and the keys."""
     more = " ".join((inspect.getdoc(rule.check) or "").split())
     listed = ", ".join(f"`{path}`" for path in keys_read(rule))
-    return f"| {words}. {more} | {listed} |".replace(".  |", ". |")
+    return f"| {spell_name(rule.name)}. {more} | {listed} |".replace(".  |", ". |")

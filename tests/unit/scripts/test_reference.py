@@ -9,7 +9,7 @@ from rlscale.config.keys import keys
 from rlscale.config.rules import RULES
 from scripts.docs.algorithms import ADDITIONS, GOLDEN, read_options
 from scripts.docs.reference import make_pages, write_pages
-from scripts.docs.rules import keys_read
+from scripts.docs.rules import keys_read, spell_name
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 
@@ -37,10 +37,10 @@ def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:
 def test_the_page_of_rules_names_every_rule_and_what_it_reads() -> None:
     page = make_pages()["rules.md"]
     for rule in RULES:
-        (row,) = [
-            line for line in page.splitlines() if line.startswith(f"| {rule.name.replace('_', ' ').capitalize()}. ")
-        ]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {spell_name(rule.name)}. ")]
         assert all(f"`{path}`" in row for path in keys_read(rule))
+    assert spell_name("deterministic_sglang_excludes_min_p") == "Deterministic SGLang excludes `min_p`"
+    assert spell_name("run_has_a_length") == "Run has a length"
 
 
 def test_the_tests_and_pictures_that_the_page_names_exist() -> None:
