@@ -20,6 +20,7 @@ PLAIN = (
     "tests/test_architecture.py",
     "tests/test_words.py",
     "tests/test_docs.py",
+    "tests/test_architecture_page.py",
 )
 PROCESSES = ("tests/ranks", "tests/contract", "tests/integration", "tests/packaging", "tests/browser")
 NO_TESTS = 5  # pytest's exit status where nothing was selected, e.g. while no test is marked nightly

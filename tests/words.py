@@ -30,7 +30,7 @@ BANNED_PHRASES = re.compile(
 """Phrases with a plainer form: report, again, no one, continue, next to, share, separate, inspect, pass."""
 
 SHARED_BASENAMES = frozenset(
-    {"__init__", "backend", "policy", "critic", "rank", "checkpoint", "config", "model", "step"}
+    {"__init__", "backend", "policy", "critic", "rank", "checkpoint", "config", "model", "step", "errors"}
 )
 """Basenames that several packages may use, because each has the same role there."""
 

@@ -73,12 +73,12 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns 0, or 2 when the input is wrong."""
     parser = make_parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and (arguments.command != "explain" or any(argument.startswith("-") for argument in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown and (arguments.command != "explain" or any(argument.startswith("-") for argument in unknown)):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if unknown:
         # argparse does not add arguments after a flag to a list that started before the flag.
-        arguments.overrides += rest
+        arguments.overrides += unknown
     try:
         sys.stdout.write(_COMMANDS[arguments.command](arguments))
     except ConfigError as error:

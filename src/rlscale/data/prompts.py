@@ -85,8 +85,8 @@ def _with_short_prompts(
     if rollout.max_prompt_len is not None:
         limit = Limit(tokens=rollout.max_prompt_len, name="rollout.max_prompt_len")
     elif positions is not None:
-        room = f"the model's {positions} positions minus rollout.max_response_len={rollout.max_response_len}"
-        limit = Limit(tokens=positions - rollout.max_response_len, name=room)
+        limit_name = f"the model's {positions} positions minus rollout.max_response_len={rollout.max_response_len}"
+        limit = Limit(tokens=positions - rollout.max_response_len, name=limit_name)
     else:
         return prompts
     return drop_too_long(prompts, [len(prompt.token_ids) for prompt in prompts], limit=limit, path=path)

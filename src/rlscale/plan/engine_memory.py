@@ -78,7 +78,7 @@ def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hard
     """SGLang fills its fraction of the memory: weights, and a cache in the remaining part.
 
     With `sglang.enable_dp_attention` the GPUs of an engine are `sglang.dp_size` groups. Each group holds all weights of
-    attention, and a cache for its own samples.
+    attention, and a cache for its samples.
     """
     gpus, arguments = config.cluster.rollout_num_gpus_per_engine, config.sglang.server_args
     stages = int(arguments.get("pp_size") or 1)

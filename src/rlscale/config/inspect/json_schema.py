@@ -100,10 +100,10 @@ def _node(path: str, types: Types) -> Schema:
     for key in keys().values():
         if not key.path.startswith(f"{path}."):
             continue
-        # `rest` is set for a key of a nested group, which becomes a nested object.
-        name, _, rest = key.path.removeprefix(f"{path}.").partition(".")
+        # `suffix` is set for a key of a nested group, which becomes a nested object.
+        name, _, suffix = key.path.removeprefix(f"{path}.").partition(".")
         if name not in properties:
-            properties[name] = _node(f"{path}.{name}", types) if rest else _key_schema(key)
+            properties[name] = _node(f"{path}.{name}", types) if suffix else _key_schema(key)
     for name, text in types.get(path, {}).items():
         properties.setdefault(name, _or_interpolation(_type_text_schema(text)))
     description = group_summary(path)

@@ -147,10 +147,10 @@ class HttpConnection:
 
 async def _read_events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
     """The JSON of server-sent events until `[DONE]`. An event may exceed the line limit of the stream reader."""
-    rest = b""
+    remainder = b""
     async for chunk in content.iter_any():
         # A chunk may end inside an event; its beginning is kept for the next chunk.
-        *complete, rest = (rest + chunk).split(b"\n\n")
+        *complete, remainder = (remainder + chunk).split(b"\n\n")
         for event in complete:
             data = event.removeprefix(b"data: ")
             if data == b"[DONE]":
