@@ -79,7 +79,7 @@ def test_gspo_has_one_ratio_per_response() -> None:
     assert float(sums["ratio_mean"][0]) == pytest.approx(2 * exp(0.3) + exp(-0.1))
 
 
-def test_gspo_gradient_flows_through_the_mean() -> None:
+def test_gspo_with_one_advantage_has_the_gradient_of_the_mean() -> None:
     # L = -A exp(mean) at both tokens, so d(sum L) / d lp_t = 2 * (-A exp(mean)) / 2.
     lp = vector(0.1, -0.3).requires_grad_()
     loss, _ = gspo_policy_loss(
@@ -92,6 +92,35 @@ def test_gspo_gradient_flows_through_the_mean() -> None:
     loss.sum().backward()
     assert lp.grad is not None
     torch.testing.assert_close(lp.grad, vector(-exp(-0.1), -exp(-0.1)))
+
+
+def test_gspo_keeps_the_credit_of_each_token() -> None:
+    # On policy, s = 1: the mean over 4 tokens of -A_t p_t / sg[p_t] has the gradient -A_t / 4 at each token.
+    lp = vector(-0.1, -2.0, -0.7, -1.5).requires_grad_()
+    advantages = vector(1.0, -1.0, 2.0, -2.0)
+    loss, _ = gspo_policy_loss(
+        lp, old_logprobs_T=lp.detach(), advantages_T=advantages, layout=one_sample(4), clip=ClipRange(low=0.2)
+    )
+    loss.mean().backward()
+    assert lp.grad is not None
+    torch.testing.assert_close(lp.grad, -advantages / 4)
+
+
+def test_gspo_clips_by_the_value_of_the_ratio() -> None:
+    # s = exp(0.3) = 1.35 is above 1.2: tokens with A > 0 are clipped and have no gradient, those with A < 0 have -s A.
+    lp = vector(0.1, 0.5).requires_grad_()
+    loss, sums = gspo_policy_loss(
+        lp,
+        old_logprobs_T=torch.zeros(2).double(),
+        advantages_T=vector(1.0, -1.0),
+        layout=one_sample(2),
+        clip=ClipRange(low=0.2),
+    )
+    torch.testing.assert_close(loss.detach(), vector(-1.2, exp(0.3)))
+    assert float(sums["pg_clipfrac"][0]) == 1.0
+    loss.sum().backward()
+    assert lp.grad is not None
+    torch.testing.assert_close(lp.grad, vector(0.0, exp(0.3)))
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
@@ -130,7 +159,7 @@ def test_sft() -> None:
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
     lp = vector(-0.1, -2.0, -0.7).requires_grad_()
-    advantages = vector(1.0, 1.0, 1.0)
+    advantages = vector(1.0, -2.0, 0.5)
     loss, sums = POLICY_LOSSES[name](
         lp, old_logprobs_T=lp.detach(), advantages_T=advantages, layout=one_sample(3), clip=ClipRange(low=0.2)
     )

@@ -67,17 +67,22 @@ def clipped_policy_loss(
 def gspo_policy_loss(
     logprobs_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
 ) -> tuple[Tensor, Sums]:
-    """Clipped surrogate with one ratio for the whole response (GSPO, arXiv:2507.18071).
+    """Clipped surrogate with one ratio for the whole response (GSPO-token, arXiv:2507.18071, section 4.3).
 
-    ratio = exp(mean of (logprob - old) over the response's trainable tokens), the same at each of them; the gradient
-    flows through the mean. Under the default reduction this is the paper's loss. verl: `compute_policy_loss_gspo`.
-    slime: `compute_gspo_kl`. TRL: `importance_sampling_level="sequence"`. Arguments as `clipped_policy_loss`.
+    s = exp(mean of (logprob - old) over the response's trainable tokens); ratio_t = sg[s] p_t / sg[p_t], with sg the
+    stop-gradient: its value is s at every token, its gradient that of the token alone. So advantages and weights that
+    differ within a response (distillation, KL in rewards) keep their credit per token. With one advantage per response
+    and the default reduction, value and gradient equal GSPO. verl: `compute_policy_loss_gspo`. TRL:
+    `importance_sampling_level="sequence"`, slime: `compute_gspo_kl`: both plain GSPO, whose gradient flows through the
+    mean. Arguments as `clipped_policy_loss`.
     """
     log_ratio_T, advantages_T = _log_ratio(
         logprobs_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T, layout=layout
     )
-    sequence_T = layout.spread(layout.mean_per_sample(log_ratio_T))
-    return _clipped(sequence_T, log_ratio_T=log_ratio_T, advantages_T=advantages_T, layout=layout, clip=clip)
+    sequence_T = layout.spread(layout.mean_per_sample(log_ratio_T.detach()))
+    # The difference is exactly 0 and has gradient 1: it passes the token's gradient to the ratio of the response.
+    exponent_T = sequence_T + (log_ratio_T - log_ratio_T.detach())
+    return _clipped(exponent_T, log_ratio_T=log_ratio_T, advantages_T=advantages_T, layout=layout, clip=clip)
 
 
 def cispo_policy_loss(
