@@ -1,5 +1,7 @@
 """KL estimators, compared with hand-computed values."""
 
+import math
+
 import pytest
 import torch
 
@@ -43,6 +45,20 @@ def test_gradients_are_finite_for_huge_differences(kind: str, unbiased: bool) ->
     kl.sum().backward()
     assert lp.grad is not None
     assert torch.isfinite(kl).all() and torch.isfinite(lp.grad).all()
+
+
+@pytest.mark.parametrize("kind", ["k3", "low_var_kl"])
+def test_k3_has_no_gradient_below_a_log_ratio_of_minus_twenty(kind: str) -> None:
+    # r = -19: d k3 / dr = 1 - e^19; r = -25 is clamped to -20 in both terms: e^20 - 21, gradient 0.
+    lp = torch.tensor([-19.0, -25.0, -1e4], dtype=torch.float64, requires_grad=True)
+    kl = kl_estimate(lp, ref_logprobs_T=torch.zeros(3).double(), kind=kind)
+    kl.sum().backward()
+    assert lp.grad is not None and lp.grad[1:].tolist() == [0.0, 0.0]
+    if kind == "k3":
+        assert kl[0].item() == pytest.approx(math.exp(19) - 20) and lp.grad[0].item() == pytest.approx(1 - math.exp(19))
+        assert kl[1:].tolist() == pytest.approx([math.exp(20) - 21] * 2)
+    else:
+        assert kl.tolist() == [10.0] * 3
 
 
 def test_k1_and_k3_agree_on_average() -> None:
