@@ -13,16 +13,18 @@ nox.options.error_on_missing_interpreters = False
 
 CODE = ("src", "tests", "plugins", "bin", "scripts", "benchmarks", "noxfile.py")
 
-PLAIN = (
-    "tests/unit",
-    "tests/golden",
-    "tests/property",
+PLAIN = ("tests/unit", "tests/golden", "tests/property")
+PROCESSES = (
+    "tests/ranks",
+    "tests/contract",
+    "tests/integration",
+    "tests/packaging",
+    "tests/browser",
     "tests/test_architecture.py",
-    "tests/test_words.py",
-    "tests/test_docs.py",
     "tests/test_architecture_page.py",
+    "tests/test_docs.py",
+    "tests/test_words.py",
 )
-PROCESSES = ("tests/ranks", "tests/contract", "tests/integration", "tests/packaging", "tests/browser")
 NO_TESTS = 5  # pytest's exit status where nothing was selected, e.g. while no test is marked nightly
 
 # One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together, and which
@@ -72,13 +74,14 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """Slow tests, and tests that need a second environment: SGLang, the wheel, the quickstart, long runs."""
-    _pytest(session, PROCESSES, "slow and not (nightly or gpu)", "--durations=15", *SIDE_BY_SIDE)
+    _pytest(session, (*PLAIN, *PROCESSES), "slow and not (nightly or gpu)", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session
 def runs(session: nox.Session) -> None:
     """Integration and slow in one, so that no worker waits for the other in between. Part of `bin/test --all`."""
     _pytest(session, PROCESSES, "not (nightly or gpu)", "--durations=30", *SIDE_BY_SIDE)
+    _pytest(session, PLAIN, "slow and not (nightly or gpu)", *SIDE_BY_SIDE)
 
 
 @nox.session

@@ -43,7 +43,7 @@ def group(messages: Any, path: str, tokenizer: PreTrainedTokenizerBase, *words: 
     words = ("algo=sft", "data.label_key=null", "data.apply_chat_template=true", "data.input_key=messages", *words)
     config = load_config(["experiment=quickstart_warmup", *words, f'data.prompt_data="{path}"'])
     sft = SftSource(build_prompt_source(config, tokenizer), tokenizer, rollout_batch_size=1)
-    ((index, prompt),) = sft.take(0)
+    ((index, prompt),) = sft.next_prompts(0)
     return asyncio.run(sft.group(index, prompt, oldest=3, newest=3))
 
 

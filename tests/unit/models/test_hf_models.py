@@ -66,6 +66,9 @@ def test_load_errors(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("flash_attn") is not None, reason="the package flash-attn is installed")
 def test_attention_of_a_missing_package_is_an_error(folder: str) -> None:
-    expected = "fsdp.attn_implementation must be one whose package is installed, got flash_attention_2; "
+    expected = (
+        "fsdp.attn_implementation must be an attention implementation whose package is installed, "
+        "got flash_attention_2; "
+    )
     with pytest.raises(ConfigError, match=f"{re.escape(expected)}.*or use sdpa"):
         load_causal_lm(folder, dtype=torch.float32, attn_implementation="flash_attention_2")

@@ -266,6 +266,7 @@ WORDS = [
 NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", ".", "data.apply_chat_template_kwargs.a"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from(["", "+", "++", "~", "--"]), st.sampled_from(NAMES), st.sampled_from(WORDS)),

@@ -126,6 +126,7 @@ def test_a_result_has_the_swept_keys_and_the_best_job() -> None:
     assert replace(result, direction=Direction.minimize).best == result.jobs[0]
 
 
+@pytest.mark.slow
 def test_optuna_searches_for_the_best_objective() -> None:
     result, ran = sweep(
         "hydra/sweeper=optuna", "hydra.sweeper.n_trials=25", "algo.eps_clip=interval(0.1,0.9)", "algo=gspo,cispo"

@@ -22,7 +22,9 @@ def source(path: str, tokenizer: PreTrainedTokenizerBase, *, label_key: str | No
 
 def rollout(sft: SftSource, rollout_id: int, *, version: int) -> list[Group]:
     async def groups() -> list[Group]:
-        return [await sft.group(i, prompt, oldest=version, newest=version) for i, prompt in sft.take(rollout_id)]
+        return [
+            await sft.group(i, prompt, oldest=version, newest=version) for i, prompt in sft.next_prompts(rollout_id)
+        ]
 
     return asyncio.run(groups())
 
