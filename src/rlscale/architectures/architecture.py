@@ -24,6 +24,15 @@ REQUIRED_FIELDS = ("num_layers", "hidden_size", "num_attention_heads", "vocab_si
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardCost:
+    """Floating-point operations of a forward pass, by what they grow with; a multiply-add counts as two."""
+
+    per_token: int  # linear layers; of experts only those that a token uses
+    per_pair: int  # attention of a token to one token, in all layers
+    per_logit_row: int  # output layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """A decoder: dense or with experts (`num_experts` > 0), with grouped-query or latent attention (`kv_rank` > 0).
 
@@ -193,18 +202,26 @@ class Architecture:
 
     # -- operations and cache
 
+    @property
+    def forward_cost(self) -> ForwardCost:
+        """Floating-point operations of a forward pass."""
+        widths = self.query_width + self.value_width  # products with keys, and with values
+        return ForwardCost(
+            per_token=2 * (self.active_parameters - self.root_parameters),
+            per_pair=2 * self.num_layers * self.num_heads * widths,
+            per_logit_row=2 * self.vocab_size * self.hidden_size,
+        )
+
     def forward_flops(self, *, tokens: float, context: float, logit_rows: float) -> float:
-        """Floating-point operations of a forward pass; a multiply-add counts as two.
+        """Floating-point operations of a forward pass.
 
         Args:
             tokens: tokens to compute.
             context: tokens that each of them attends to, on average.
             logit_rows: tokens whose logits are computed.
         """
-        table = self.vocab_size * self.hidden_size
-        in_layers = self.active_parameters - self.root_parameters
-        attention = 2 * self.num_layers * self.num_heads * (self.query_width + self.value_width) * context
-        return tokens * (2 * in_layers + attention) + logit_rows * 2 * table
+        cost = self.forward_cost
+        return tokens * (cost.per_token + cost.per_pair * context) + logit_rows * cost.per_logit_row
 
     def cache_bytes_per_token(self, *, dtype_bytes: int, ranks: int = 1) -> float:
         """Bytes of keys and values of one token on each of `ranks` tensor-parallel ranks."""

@@ -120,6 +120,19 @@ def tiny_model_fields(build: str) -> dict[str, Any]:
     return {"model_type": family.name, "attention_bias": False, **family.implied, **TINY_MODELS[build]}
 
 
+def tiny_config_json(build: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the `config.json` of a model built by `model.build` that describes its architecture.
+
+    Args:
+        given: values of the config group `model`. None: the default of the tiny model.
+    """
+    shape = {name: default if given.get(name) is None else given[name] for name, default in TINY_MODELS[build].items()}
+    named = {CONFIG_NAMES[name][0]: value for name, value in shape.items()}
+    rope = {"rope_type": "default", "rope_theta": float(named.pop("rope_theta"))}
+    model_type = tiny_model_fields(build)["model_type"]
+    return {"model_type": model_type, "hidden_act": "silu", "rope_parameters": rope, **named}
+
+
 def architecture_fields(given: Mapping[str, Any], *, build: str | None, hf_checkpoint: str | None) -> dict[str, Any]:
     """The architecture fields of a run: those of the config, else those of the tiny model or of the checkpoint.
 
@@ -149,10 +162,17 @@ def read_config_json(checkpoint: str | None) -> dict[str, Any]:
     return {}
 
 
+def local_model_folder(checkpoint: str | None) -> Path | None:
+    """The folder with the `config.json` of a folder, or of a hub id in the local cache. None: it is not here."""
+    return next((file.parent for file in _config_files(checkpoint) if file.is_file()), None)
+
+
 def _config_files(checkpoint: str | None) -> list[Path]:
     if checkpoint is None:
         return []
     # The same places as in huggingface_hub, which takes too long to import here.
-    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
-    cached = Path(hub).expanduser() / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
+    get = os.environ.get
+    home = get("HF_HOME") or Path(get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    hub = get("HF_HUB_CACHE") or get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
+    cached = Path(os.path.expandvars(hub)).expanduser() / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
     return [Path(checkpoint).expanduser() / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]

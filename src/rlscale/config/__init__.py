@@ -8,8 +8,11 @@ from rlscale.config.groups.algo import (
     MisConfig,
     MisLevel,
     MisMode,
+    PolicyLossName,
+    RewardScale,
     TisType,
     compares_policies,
+    policy_loss_of,
     uses_critic,
     uses_reference,
     uses_teacher,
@@ -35,7 +38,7 @@ from rlscale.config.groups.reward import RewardConfig, RewardType
 from rlscale.config.groups.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode, mixes_caches
 from rlscale.config.groups.router import RouterConfig, RouterPolicy
 from rlscale.config.groups.run import IdentityConfig
-from rlscale.config.groups.sampling import SamplingConfig
+from rlscale.config.groups.sampling import SamplingConfig, ScheduleName
 from rlscale.config.groups.sglang import SglangConfig
 from rlscale.config.groups.train import (
     ComputeDtype,
@@ -91,14 +94,17 @@ __all__ = [
     "OptimConfig",
     "OptimizerName",
     "PauseMode",
+    "PolicyLossName",
     "QkvFormat",
     "RewardConfig",
+    "RewardScale",
     "RewardType",
     "RolloutConfig",
     "RouterConfig",
     "RouterPolicy",
     "RunConfig",
     "SamplingConfig",
+    "ScheduleName",
     "SglangConfig",
     "TensorboardConfig",
     "TisType",
@@ -115,6 +121,7 @@ __all__ = [
     "load_config",
     "load_config_with_notes",
     "mixes_caches",
+    "policy_loss_of",
     "to_dict",
     "to_yaml",
     "uses_critic",

@@ -70,7 +70,7 @@ def nearest_key(path: str) -> str | None:
 
 def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     """`path` is not a key of the configuration."""
-    if path in ConfigFolders.find().groups() and path not in nodes():
+    if "." not in path and path not in nodes() and path in ConfigFolders.find().groups():
         fix = f"write {path}={show(value)} on a command line, or add the entry `{show(value)}` to `defaults` in a file"
         rule = "be selected as an option, not set as a key"
         return Problem(path=path, rule=rule, value=show(value), fix=fix, origin=origin)

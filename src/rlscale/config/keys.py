@@ -23,9 +23,11 @@ _TYPE_NAMES: Mapping[Any, str] = MappingProxyType(
         float: "a number",
         str: "a string",
         list[int]: "a list of integers",
+        list[float]: "a list of numbers",
         list[str]: "a list of strings",
         dict[str, Any]: "a mapping",
         dict[str, str]: "a mapping of strings",
+        dict[str, float]: "a mapping of numbers",
     }
 )
 
@@ -107,7 +109,12 @@ def find_key(path: str) -> Key | None:
     """The key at `path`, or the mapping key that `path` is an entry of; None when there is none."""
     if path in keys():
         return keys()[path]
-    return next((key for key in keys().values() if key.is_mapping and path.startswith(f"{key.path}.")), None)
+    return next((key for key in _mapping_keys() if path.startswith(f"{key.path}.")), None)
+
+
+@cache
+def _mapping_keys() -> tuple[Key, ...]:
+    return tuple(key for key in keys().values() if key.is_mapping)
 
 
 def field_docstring(owner: type[Any], name: str) -> str:

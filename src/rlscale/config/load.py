@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -23,6 +23,9 @@ from rlscale.config.run_config import RunConfig
 from rlscale.config.unsupported import check_supported
 from rlscale.errors import ConfigError, Problem
 
+CheckConfig = Callable[[RunConfig, Collection[str]], Sequence[Problem]]
+"""Problems of a resolved config and the machine; the second argument are keys that are wrong and have a default."""
+
 _KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
@@ -35,6 +38,11 @@ class LoadedConfig:
     warnings: tuple[str, ...]
     overrides: tuple[str, ...]  # as the user typed them
     composed: Composed = field(repr=False)  # knows the origin of each value
+
+
+def check_nothing(config: RunConfig, broken: Collection[str]) -> Sequence[Problem]:
+    """Reports no problem."""
+    return ()
 
 
 def load_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> RunConfig:
@@ -51,22 +59,32 @@ def load_config(overrides: Sequence[str] = (), *, config_dir: Path | None = None
 
 
 def load_config_with_notes(
-    overrides: Sequence[str] = (), *, config_dir: Path | None = None, to_run: bool = True
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    to_run: bool = True,
+    check: CheckConfig = check_nothing,
 ) -> LoadedConfig:
     """Like `load_config`, with the derived values and the warnings.
 
     Args:
         to_run: False to inspect the config only: values that are not supported yet are then allowed.
+        check: finds further problems of the resolved config, which are raised together with the others.
     """
     folders = ConfigFolders.find(config_dir)
     line = parse_command_line(overrides, folders.groups())
-    return load_parsed(line, overrides, folders, to_run=to_run)
+    return load_parsed(line, overrides, folders, to_run=to_run, check=check)
 
 
 def load_parsed(
-    line: CommandLine, overrides: Sequence[str], folders: ConfigFolders, *, to_run: bool = True
+    line: CommandLine,
+    overrides: Sequence[str],
+    folders: ConfigFolders,
+    *,
+    to_run: bool = True,
+    check: CheckConfig = check_nothing,
 ) -> LoadedConfig:
-    """Composes, checks and resolves a parsed command line."""
+    """Composes, checks and resolves a parsed command line. The arguments are those of `load_config_with_notes`."""
     composed = compose(line.overrides, command_line_keys=line.keys, folders=folders)
     problems = line.problems + composed.problems
     problems += [with_origin(problem, composed) for problem in merge_custom_file(composed.values, line.overrides)]
@@ -80,15 +98,21 @@ def load_parsed(
     found += check_rules(checked.config, broken=broken)
     found += check_given_rope_type(checked.config, checked.keys - broken)
     problems += [with_origin(problem, composed) for problem in found]
-    if problems:
+    if problems and (check is check_nothing or ALL_KEYS in broken):
         raise ConfigError(problems)
     # The record of the command line is part of the config, so that it is saved with the run.
     given = checked.config
     given.run.experiment = line.experiment
     given.run.overrides = list(overrides)
     given.run.config_dir = None if folders.extra is None else str(folders.extra)
+    # Resolved in spite of problems, because what it names can be checked all the same.
     config, derived = resolve(given)
     config.freeze()
+    # A second problem of a path that breaks a rule could only be a consequence.
+    known = {problem.path for problem in problems}
+    problems += [with_origin(problem, composed) for problem in check(config, broken) if problem.path not in known]
+    if problems:
+        raise ConfigError(problems)
     return LoadedConfig(
         config=config,
         derived=tuple(derived),

@@ -1,25 +1,24 @@
-"""The list of settings that the configuration accepts by name and that this version does not support yet.
+"""Settings that the configuration accepts by name and that this version does not support yet.
 
 Whoever implements a feature deletes its entry here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+from rlscale.architectures.family import find_family
 from rlscale.config.errors import show
 from rlscale.config.groups.optim import OptimizerName
-from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.keys import keys
-from rlscale.config.resolve.derived import DERIVATIONS
-from rlscale.config.resolve.draft import Draft
 from rlscale.config.rules import warn_ignored
+from rlscale.config.rules.model import architecture_field
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
@@ -47,45 +46,8 @@ class SupportedValues:
 
 UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
     UnsupportedFeature(
-        name="user code in the generation loop",
-        keys=(
-            "rollout.function_path",
-            "eval.function_path",
-            "sampling.custom_generate_function_path",
-            "sampling.custom_rollout_log_function_path",
-            "reward.post_process_path",
-        ),
-    ),
-    UnsupportedFeature(
-        name="over-sampling and filters",
-        keys=("sampling.over_sampling_batch_size", "sampling.dynamic_filter_path"),
-    ),
-    UnsupportedFeature(
-        name="partial rollouts",
-        keys=(
-            "sampling.partial_rollout",
-            "sampling.mask_offpolicy_in_partial_rollout",
-            "sampling.buffer_filter_path",
-        ),
-    ),
-    UnsupportedFeature(
         name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")
     ),
-    UnsupportedFeature(
-        name="this reward",
-        fix="choose reward=exact_match or reward=math, or set reward.custom_path",
-        values={
-            "reward.type": (
-                None,
-                RewardType.exact_match,
-                RewardType.math,
-                RewardType.random,
-                RewardType.boxed_exact_match,
-                RewardType.boxed_math,
-            )
-        },
-    ),
-    UnsupportedFeature(name="rewards of whole groups and from servers", keys=("reward.group", "reward.url")),
     UnsupportedFeature(
         name="rlscale's own router",
         fix="remove it; router.enabled=true starts sglang-router",
@@ -105,6 +67,58 @@ UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
         keys=("network.http_proxy", "network.use_distributed_post"),
     ),
 )
+
+
+UNSUPPORTED_ARGUMENTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "LoRA adapters in SGLang": {"sglang.enable_lora": False, "sglang.lora_paths": None},
+        "prefill and decode on separate servers": {
+            "sglang.disaggregation_mode": "null",
+            "sglang.enable_pd_role_switch": False,
+        },
+        # SGLang also loads the weights of a sync into the draft model.
+        "speculative decoding with a draft model": {"sglang.speculative_draft_model_path": None},
+        "media encoders on separate servers": {"sglang.encoder_only": False, "sglang.language_only": False},
+        "multi-token prediction": {"megatron.mtp_num_layers": None, "megatron.mtp_standalone": False},
+        "training in FP8 or FP4": {
+            "megatron.fp8": None,
+            "megatron.fp8_param": False,
+            "megatron.fp4": None,
+            "megatron.fp4_param": False,
+        },
+        "hybrid or hierarchical context parallelism": {
+            "megatron.hybrid_context_parallel": False,
+            "megatron.hierarchical_context_parallel_sizes": None,
+        },
+        "CUDA graphs of training steps": {
+            "megatron.cuda_graph_impl": "none",
+            "megatron.enable_cuda_graph": False,
+            "megatron.external_cuda_graph": False,
+        },
+        "overlap of expert communication and computation": {
+            "megatron.delay_wgrad_compute": False,
+            "megatron.overlap_moe_expert_parallel_comm": False,
+        },
+        "recomputation of some micro-batches": {"megatron.num_microbatches_with_partial_activation_checkpoints": None},
+        "user buffers of Transformer Engine": {"megatron.tp_comm_overlap": False},
+        "a separate gradient pass of the output layer": {"megatron.defer_embedding_wgrad_compute": False},
+        "QK clipping": {"megatron.qk_clip": False},
+    }
+)
+"""Feature -> arguments of SGLang and Megatron-core that request it, with the supported value of each."""
+
+
+def _argument_problems(config: RunConfig) -> list[Problem]:
+    """One problem for each argument of a library that requests a feature which is not implemented."""
+    given = {f"sglang.{name}": value for name, value in config.sglang.server_args.items()}
+    given |= {f"megatron.{name}": value for name, value in config.megatron.core_args.items()}
+    return [
+        Problem(path=path, rule=f"be {show(right)} (not supported yet: {name})", value=show(given[path]), fix=_REMOVE)
+        for name, arguments in UNSUPPORTED_ARGUMENTS.items()
+        for path, right in arguments.items()
+        # null is the default of every argument. The warning about an ignored group gives the better reason.
+        if given.get(path) not in (None, right) and not warn_ignored(config, [path])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +163,15 @@ def _gap_problems(config: RunConfig) -> list[Problem]:
     ]
 
 
+def _family_problems(config: RunConfig) -> list[Problem]:
+    """A problem if the model is of a family whose weights Megatron-core does not have yet."""
+    family = architecture_field(config.model, "model_type")
+    if config.train.backend != TrainBackendName.megatron or family is None or find_family(family).megatron:
+        return []
+    rule = f"be fsdp with model.model_type={family} (not supported yet: this family with Megatron-core)"
+    return [Problem(path="train.backend", rule=rule, value=show(config.train.backend), fix="choose train=fsdp")]
+
+
 @cache
 def supported_values() -> Mapping[str, SupportedValues]:
     """The supported values of each key for which some value is not supported."""
@@ -164,31 +187,15 @@ def supported_values() -> Mapping[str, SupportedValues]:
 def check_supported(config: RunConfig) -> list[Problem]:
     """One problem for each key whose value needs a feature that is not implemented.
 
-    A key without effect in this run is skipped: its warning gives the better reason. So is a value that would be
-    derived anyway, so that a resolved config can be loaded again.
+    A key without effect in this run is skipped: its warning gives the better reason.
     """
-    found = [path for path, known in supported_values().items() if attrgetter(path)(config) not in known.values]
-    derived = _derived_values(config, found) if found else {}
     problems = []
-    for path in found:
-        value, known = attrgetter(path)(config), supported_values()[path]
-        # `known` stands for "not derived": it equals no value.
-        if derived.get(path, known) == value or warn_ignored(config, [path]):
+    for path, known in supported_values().items():
+        value = attrgetter(path)(config)
+        if value in known.values or warn_ignored(config, [path]):
             continue
         listed = ", ".join(show(item) for item in known.values)
         rule = f"be {listed}" if len(known.values) == 1 else f"be one of {listed}"
         rule += f" (not supported yet: {known.feature})"
         problems.append(Problem(path=path, rule=rule, value=show(value), fix=known.fix))
-    return problems + _gap_problems(config)
-
-
-def _derived_values(config: RunConfig, paths: Sequence[str]) -> dict[str, Any]:
-    """The values that would be derived if none of the keys were set."""
-    # Reset the keys to their defaults, then derive: the result is what a user gets without setting them.
-    draft = Draft(config=config.writable_copy())
-    for path in paths:
-        group, _, name = path.rpartition(".")
-        setattr(attrgetter(group)(draft.config) if group else draft.config, name, keys()[path].default)
-    for step in DERIVATIONS:
-        step(draft)
-    return {each.key: each.value for each in draft.derived}
+    return problems + _argument_problems(config) + _gap_problems(config) + _family_problems(config)

@@ -15,6 +15,8 @@ class AdvantageEstimator(StrEnum):
     grpo = "grpo"
     gspo = "gspo"
     cispo = "cispo"
+    gpg = "gpg"
+    gdpo = "gdpo"
     rloo = "rloo"
     reinforce_plus_plus = "reinforce_plus_plus"
     reinforce_plus_plus_baseline = "reinforce_plus_plus_baseline"
@@ -26,16 +28,50 @@ GROUP_CENTRED = frozenset(
         AdvantageEstimator.grpo,
         AdvantageEstimator.gspo,
         AdvantageEstimator.cispo,
+        AdvantageEstimator.gpg,
         AdvantageEstimator.reinforce_plus_plus_baseline,
     }
 )
 """Estimators that subtract the mean reward of the group with `algo.rewards_normalization`."""
 
-WITHOUT_KL = frozenset({AdvantageEstimator.grpo, AdvantageEstimator.gspo, AdvantageEstimator.cispo})
+WITHOUT_KL = frozenset(
+    {
+        AdvantageEstimator.grpo,
+        AdvantageEstimator.gspo,
+        AdvantageEstimator.cispo,
+        AdvantageEstimator.gpg,
+        AdvantageEstimator.gdpo,
+    }
+)
 """Estimators without a KL penalty, which can divide by the standard deviation of the group."""
 
 WITH_RETURNS = frozenset({AdvantageEstimator.reinforce_plus_plus, AdvantageEstimator.ppo})
 """Estimators that compute returns per token."""
+
+
+class PolicyLossName(StrEnum):
+    """Losses of `algo.loss_type=policy_loss`: the keys of `rlscale.algo.losses.POLICY_LOSSES`."""
+
+    clip = "clip"
+    gspo = "gspo"
+    cispo = "cispo"
+    sapo = "sapo"
+    reinforce = "reinforce"
+
+
+LOSS_OF_ESTIMATOR = {
+    AdvantageEstimator.gspo: PolicyLossName.gspo,
+    AdvantageEstimator.cispo: PolicyLossName.cispo,
+    AdvantageEstimator.gpg: PolicyLossName.reinforce,
+}
+"""Default losses of the estimators whose default is not `clip`."""
+
+
+class RewardScale(StrEnum):
+    """Rewards whose standard deviation divides the centred rewards."""
+
+    group = "group"
+    batch = "batch"
 
 
 class LossType(StrEnum):
@@ -123,8 +159,13 @@ class AlgoConfig(ConfigGroup):
     """Advantage estimator and loss."""
 
     advantage_estimator: AdvantageEstimator = AdvantageEstimator.grpo
-    """Advantage estimator. It also selects the policy loss: `gspo` clips the ratio of the whole response, `cispo` clips
-    the importance weight, the others clip the ratio per token.
+    """Advantage estimator. It also selects the default of `algo.policy_loss`."""
+
+    policy_loss: PolicyLossName | None = None
+    """Loss of the policy. `clip`: clipped ratio per token (PPO). `gspo`: clipped ratio of the whole response. `cispo`:
+    clipped importance weight. `sapo`: a soft gate of the ratio instead of a clip. `reinforce`: -advantage * logprob,
+    without ratio; importance weights by `algo.use_tis` or `algo.decoupled_loss`. None: the loss of
+    `algo.advantage_estimator`: `gspo` and `cispo` have their own, `gpg` has `reinforce`, the others `clip`.
     """
 
     loss_type: LossType = LossType.policy_loss
@@ -133,12 +174,13 @@ class AlgoConfig(ConfigGroup):
     """
 
     custom_loss_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own loss per token, `package.module:name`, a `LossFunction` of `rlscale.protocols`. KL loss and entropy
-    bonus are added to it. None: only allowed without `algo.loss_type=custom_loss`. No effect with other losses.
+    """Your own loss per token, `package.module:name`, a `LossFunction` of `rlscale.hook_protocols`, or a
+    `LogitsLossFunction`, which has a parameter `logits`. KL loss and entropy bonus are added to it. None: only allowed
+    without `algo.loss_type=custom_loss`. No effect with other losses.
     """
 
     custom_advantage_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own advantages, `package.module:name`, an `AdvantageFunction` of `rlscale.protocols`.
+    """Your own advantages, `package.module:name`, an `AdvantageFunction` of `rlscale.hook_protocols`.
     `algo.advantage_estimator` then only selects the policy loss. None: advantages of `algo.advantage_estimator`.
     """
 
@@ -161,10 +203,19 @@ class AlgoConfig(ConfigGroup):
     clip. No effect with `algo.advantage_estimator=cispo`.
     """
 
+    sapo_temperature_pos: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of SAPO's gate for tokens with positive advantage: the larger, the faster the gradient decreases as
+    the ratio leaves 1. No effect without `algo.policy_loss=sapo`.
+    """
+
+    sapo_temperature_neg: Annotated[float, Field(gt=0)] = 1.05
+    """The same for tokens with negative advantage. No effect without `algo.policy_loss=sapo`."""
+
     # KL to a reference model.
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of the KL penalty in the rewards: -`algo.kl_coef` * KL(old policy || reference) at each token. Above
-    0 a reference model is loaded. Cannot be combined with `algo.kl_loss_coef`, nor with grpo, gspo and cispo.
+    0 a reference model is loaded. Cannot be combined with `algo.kl_loss_coef`, nor with grpo, gspo, cispo, gpg and
+    gdpo.
     """
 
     kl_loss_type: KlType = KlType.k1
@@ -194,12 +245,17 @@ class AlgoConfig(ConfigGroup):
     """Coefficient of the entropy bonus, which is subtracted from the loss. 0: the entropy is only logged."""
 
     grpo_std_normalization: bool = True
-    """Divide the centred rewards of a group by their standard deviation. false: keep their scale, as Dr.GRPO does. Only
-    for grpo, gspo and cispo, with `algo.rewards_normalization`.
+    """Divide the centred rewards of a group by a standard deviation. false: keep their scale, as Dr.GRPO does. Only for
+    grpo, gspo, cispo and gpg, with `algo.rewards_normalization`, and for gdpo.
+    """
+
+    scale_rewards: RewardScale = RewardScale.group
+    """Rewards whose standard deviation `algo.grpo_std_normalization` divides by. `group`: those of the group. `batch`:
+    all rewards of the rollout. Only for grpo, gspo, cispo and gpg.
     """
 
     rewards_normalization: bool = True
-    """Subtract the mean reward of the group. false: use raw rewards. Only for grpo, gspo, cispo and
+    """Subtract the mean reward of the group. false: use raw rewards. Only for grpo, gspo, cispo, gpg and
     reinforce_plus_plus_baseline.
     """
 
@@ -211,6 +267,14 @@ class AlgoConfig(ConfigGroup):
 
     lambd: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Lambda of generalised advantage estimation (GAE). Only for ppo."""
+
+    lambd_critic: Annotated[float | None, Field(ge=0, le=1)] = None
+    """Lambda of the returns that the critic learns; VAPO uses 1.0. None: `algo.lambd`. Only for ppo."""
+
+    lambd_alpha: Annotated[float | None, Field(gt=0)] = None
+    """Lambda of the advantages by length, as in VAPO: 1 - 1 / (`algo.lambd_alpha` * trainable tokens of the response),
+    at least 0. None: `algo.lambd` for every length. Only for ppo.
+    """
 
     opd_kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """On-policy distillation: adds -`algo.opd_kl_coef` * (logprob of the policy - logprob of the teacher) to the
@@ -230,6 +294,17 @@ class AlgoConfig(ConfigGroup):
     overlong_filter: bool = False
     """Exclude samples that were truncated at `rollout.max_response_len` from the loss."""
 
+    dynamic_sampling: bool = False
+    """Replace groups whose rewards are all equal by further prompts (DAPO). Sets an unset
+    `sampling.dynamic_filter_path`.
+    """
+
+    # Passes over a rollout.
+    ppo_epochs: Annotated[int, Field(gt=0)] = 1
+    """Passes of policy and critic over each rollout (`num_iterations` in TRL). Old logprobs and advantages are those
+    before the first pass. The optimiser steps of a later pass have the same samples in another, seeded order.
+    """
+
     # Averages over tokens and samples.
     normalize_advantages: bool = False
     """Whiten the advantages over all trainable tokens of the rollout."""
@@ -243,9 +318,9 @@ class AlgoConfig(ConfigGroup):
     """
 
     custom_reducer_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own loss reduction, `package.module:name`, a `ReducerFunction` of `rlscale.protocols`: it returns the weight
-    of each sample in the loss of a step. None: the mean over samples, or as set by `algo.calculate_per_token_loss` and
-    `algo.divide_by_max_response_len`.
+    """Your own loss reduction, `package.module:name`, a `ReducerFunction` of `rlscale.hook_protocols`: it returns the
+    weight of each sample in the loss of a step. None: the mean over samples, or as set by
+    `algo.calculate_per_token_loss` and `algo.divide_by_max_response_len`.
     """
 
     # Old logprobs and off-policy corrections.
@@ -282,8 +357,8 @@ class AlgoConfig(ConfigGroup):
     """
 
     custom_tis_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own weights, `package.module:name`, a `WeightFunction` of `rlscale.protocols`. Replaces `algo.tis_type`. No
-    effect without `algo.use_tis`. None: `algo.tis_type`.
+    """Your own weights, `package.module:name`, a `WeightFunction` of `rlscale.hook_protocols`. Replaces
+    `algo.tis_type`. No effect without `algo.use_tis`. None: `algo.tis_type`.
     """
 
     tis_clip: Annotated[float, Field(gt=0)] = 2.0
@@ -303,6 +378,11 @@ class AlgoConfig(ConfigGroup):
     """Route tokens in training, and for the old logprobs, to the experts that the engine selected during generation.
     Engines return the routes with every sample. Replaces `algo.use_routing_replay`. Needs `train.backend=megatron`.
     """
+
+
+def policy_loss_of(algo: AlgoConfig) -> PolicyLossName:
+    """Loss of `algo.loss_type=policy_loss`: `algo.policy_loss`, or the default of the estimator."""
+    return algo.policy_loss or LOSS_OF_ESTIMATOR.get(algo.advantage_estimator, PolicyLossName.clip)
 
 
 def compares_policies(algo: AlgoConfig) -> bool:

@@ -34,7 +34,7 @@ class BatchConfig(ConfigGroup):
     """Samples per micro-batch of a rank. No effect with `batch.use_dynamic_batch_size`."""
 
     balance_data: bool = False
-    """Balance the ranks by estimated FLOPs. Moves whole micro-batches of `batch.micro_batch_size`; with
+    """Balance the ranks by the model's estimated FLOPs. Moves whole micro-batches of `batch.micro_batch_size`; with
     `batch.use_dynamic_batch_size`, moves samples before packing and then balances tokens as well. false: samples are
     assigned in order.
     """

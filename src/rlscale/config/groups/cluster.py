@@ -31,6 +31,10 @@ class OffloadMode(StrEnum):
     move = "move"
 
 
+LOCAL_RAY = "local"
+"""Value of `cluster.ray_address` for the Ray that the run starts, whatever the environment names. Ray has it, too."""
+
+
 @dataclass(kw_only=True)
 class ClusterConfig(ConfigGroup):
     """Nodes and GPUs. On a CPU, a GPU is one unit of a Ray resource of the run, so the same numbers apply."""
@@ -47,11 +51,21 @@ class ClusterConfig(ConfigGroup):
     otherwise.
     """
 
+    rollout_max_num_gpus: Annotated[int | None, Field(gt=0)] = None
+    """Maximum total number of GPUs of all engines. While the Ray cluster has free GPUs, e.g. of nodes that join,
+    further engines are started there and get requests once they hold the current weights; they leave when their node
+    drains or dies. None: `cluster.rollout_num_gpus`, so that the number of engines is fixed.
+    """
+
     rollout_num_gpus_per_engine: Annotated[int, Field(gt=0)] = 1
-    """Number of GPUs per engine."""
+    """Number of GPUs per engine: a divisor of `cluster.num_gpus_per_node`, or a multiple of it. An engine has a server
+    process on each of its nodes.
+    """
 
     num_gpus_per_node: Annotated[int, Field(gt=0)] = 8
-    """Number of GPUs that a node has."""
+    """Number of GPUs that a node has. With `cluster.colocate` on fewer GPUs of each node, the default follows
+    `cluster.actor_num_gpus_per_node`: shared GPUs are assigned node by node.
+    """
 
     colocate: bool = False
     """Trainer and engines share the same GPUs and are offloaded alternately. false: each has its own GPUs."""
@@ -70,12 +84,14 @@ class ClusterConfig(ConfigGroup):
 
     spin_threads: bool = False
     """On a CPU: let the threads of an operator spin for up to 0.2 ms before they sleep. Makes steps of small models
-    faster on an idle machine, and several times slower on a busy one. No effect with CUDA.
+    faster on an idle machine, and several times slower on a busy one. No effect with CUDA, or with
+    `rollout.max_staleness` above 0: trainer and engines then share the cores.
     """
 
     ray_address: Annotated[str | None, Field(min_length=1)] = None
-    """Address of the Ray cluster to connect to, e.g. `10.0.0.1:6379`. None: `RAY_ADDRESS`, else a local cluster is
-    started.
+    """Address of the Ray cluster to connect to, e.g. `10.0.0.1:6379`; `auto`: the one that `ray start` started on this
+    machine. None: the environment variable `RAY_ADDRESS`, else the run starts Ray on this machine. `local`: the run
+    starts Ray even if `RAY_ADDRESS` is set.
     """
 
     # Critic.

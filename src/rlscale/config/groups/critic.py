@@ -13,7 +13,9 @@ class CriticConfig(ConfigGroup):
     """The value model of ppo. No effect with other `algo.advantage_estimator`."""
 
     num_critic_only_steps: Annotated[int, Field(ge=0)] = 0
-    """Number of initial rollouts that train only the critic."""
+    """Number of initial rollouts that train only the critic, with samples of the unchanged policy. At least
+    `data.num_rollout`: the whole run, e.g. to train a critic that other runs start from by `critic.load`.
+    """
 
     load: Annotated[str | None, Field(min_length=1)] = None
     """Checkpoint or Hugging Face folder that the critic starts from: the critic of the checkpoint, or other weights

@@ -69,8 +69,8 @@ class DataConfig(ConfigGroup):
     """
 
     data_source_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own prompt source, `package.module:name`, a `PromptSource` of `rlscale.protocols`. None: the built-in
-    source.
+    """Your own prompt source, `package.module:name`: a class created with the config and the tokenizer, a
+    `PromptSource` of `rlscale.protocols`; or a class of slime's form, created with `args`. None: the built-in source.
     """
 
     multimodal_keys: dict[str, Any] | None = None

@@ -49,7 +49,9 @@ class EvalConfig(ConfigGroup):
     """Maximum response length, in tokens. None: `rollout.max_response_len`."""
 
     min_new_tokens: Annotated[int | None, Field(ge=0)] = None
-    """Minimum number of tokens before a token that ends the response can be sampled. None: no minimum."""
+    """Minimum number of tokens before a token that ends the response can be sampled. None: `min_new_tokens` of
+    `rollout.sampling_params`, else no minimum.
+    """
 
     # Limits and other sources.
     max_examples: Annotated[int | None, Field(gt=0)] = None
@@ -72,6 +74,11 @@ class EvalConfig(ConfigGroup):
     function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
     """Your own function, `package.module:name`, that runs an evaluation. None: `rollout.function_path`, else the
     built-in loop.
+    """
+
+    custom_log_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own function, `package.module:name`, that logs metrics of an evaluation. If it returns true, only
+    `eval/reward_mean` of the built-in metrics is logged. None: built-in metrics only.
     """
 
     num_batches: Annotated[int | None, Field(gt=0)] = None

@@ -14,11 +14,17 @@ class FaultToleranceConfig(ConfigGroup):
 
     enabled: bool = False
     """Restart processes that die: an engine alone, with the current weights; the trainers from the last checkpoint.
-    Engines are also health-checked. false: the first death ends the run.
+    Engines are also health-checked. Processes of a node that dies restart on others. false: the first death ends
+    the run.
     """
 
     max_restarts: Annotated[int, Field(ge=0)] = 8
     """Maximum number of restarts of engines and trainers together; the next death ends the run."""
+
+    wait_for_nodes_s: Annotated[float, Field(ge=0)] = 600.0
+    """Time after the death of a node in which others must provide its GPUs, free ones or those of a node that joins, in
+    seconds; then the run ends. Ten minutes are enough to replace a machine of a cloud or a pod.
+    """
 
     health_check_interval_s: Annotated[float, Field(gt=0)] = 30.0
     """Interval between two health checks of an engine, in seconds."""

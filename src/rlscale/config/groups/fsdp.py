@@ -25,7 +25,7 @@ class FsdpConfig(ConfigGroup):
     """Recompute activations in the backward pass. Saves memory and takes about a third more time."""
 
     attn_implementation: AttnImplementation = AttnImplementation.flash_attention_2
-    """Attention kernel. `flash_attention_2` falls back to `sdpa` without CUDA."""
+    """Attention kernel. `flash_attention_2` falls back to `sdpa` without CUDA and in float32."""
 
     num_threads: Annotated[int | None, Field(gt=0)] = None
     """Number of torch threads per rank on a CPU. None: cores of the node / ranks on the node."""

@@ -27,7 +27,7 @@ class RopeType(StrEnum):
 class MegatronConfig(ConfigGroup):
     """Megatron-core. Any field of its TransformerConfig or OptimizerConfig is also a key.
 
-    No effect with other `train.backend`.
+    No effect with other `train.backend`. Fields that rlscale sets, or that cannot work in a run, are refused.
     """
 
     passthrough_field = "core_args"

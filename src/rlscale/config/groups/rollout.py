@@ -1,12 +1,16 @@
 """Group `rollout`: inference engine and sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
+
+SGLANG_SPARE_TOKENS = 6
+"""Tokens of its context length that an SGLang server reserves: the longest prompt it accepts leaves 1 more than these.
+"""
 
 
 class EngineKind(StrEnum):
@@ -59,9 +63,19 @@ class RolloutConfig(ConfigGroup):
     the full distribution, as in the trainer.
     """
 
+    sampling_params: dict[str, Any] = field(default_factory=dict)
+    """Further sampling parameters of SGLang by name, e.g. `{repetition_penalty: 1.05}`. Also used for evaluation. The
+    embedded engine supports `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `min_new_tokens`,
+    `ignore_eos`, `no_stop_trim` and `spaces_between_special_tokens`. Penalties change the distribution that is sampled,
+    not the trained one: engines report logprobs after penalties.
+    """
+
     # Lengths and ends of responses.
-    max_context_len: Annotated[int | None, Field(gt=0)] = None
-    """Maximum length of prompt plus response, in tokens. None: the limit of the model."""
+    max_context_len: Annotated[int | None, Field(gt=1)] = None
+    """Maximum length of prompt plus response, in tokens: prompts that leave no token for a response are dropped, and
+    the response of a longer prompt ends earlier. Also used for evaluation. None: the limit of the model, and only
+    prompts that leave `rollout.max_response_len` tokens are kept.
+    """
 
     max_prompt_len: Annotated[int | None, Field(gt=0)] = None
     """Maximum prompt length, in tokens; longer prompts are dropped when the data is loaded. None:
@@ -69,7 +83,9 @@ class RolloutConfig(ConfigGroup):
     """
 
     max_response_len: Annotated[int, Field(gt=0)] = 1024
-    """Maximum response length, in tokens."""
+    """Maximum response length, in tokens: of all turns that the policy generates in a trajectory. A response is shorter
+    where its prompt leaves fewer tokens of `rollout.max_context_len`.
+    """
 
     stop_token_ids: list[int] | None = None
     """Token ids that end a response, in addition to the end-of-sequence token of the model. None: no additional ids."""
@@ -125,6 +141,11 @@ class RolloutConfig(ConfigGroup):
     # User code and external engines.
     function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
     """Your own function, `package.module:name`, that generates whole rollouts. None: the built-in loop."""
+
+    function_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 7200.0
+    """Maximum time of one call of `rollout.function_path` or `eval.function_path`, in seconds; a longer one ends the
+    run.
+    """
 
     external: bool = False
     """Same as `rollout.engine=external`: use the servers of `rollout.external_engine_addrs`."""

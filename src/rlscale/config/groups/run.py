@@ -26,6 +26,16 @@ class IdentityConfig(ConfigGroup):
     and exit.
     """
 
+    rehearsal: bool = False
+    """Rehearse the run on the CPU of this machine: the same nodes, processes, parallel sizes, weight transfer and
+    checkpoint, with a tiny random model of the same family and two rollouts. `on=rehearsal` sets it.
+    """
+
+    slime_modules: bool = False
+    """Let your functions import `Sample`, `post`, `GenerateState` and more from the module paths of slime, which must
+    not be installed. Functions that import no `slime` module need no such key.
+    """
+
     experiment: str | None = None
     """Experiment that this config was composed from. Set by the command; a value given here has no effect."""
 

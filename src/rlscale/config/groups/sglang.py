@@ -10,7 +10,10 @@ from rlscale.config.groups.base import ConfigGroup
 
 @dataclass(kw_only=True)
 class SglangConfig(ConfigGroup):
-    """SGLang servers started by the run. Any SGLang server argument is also a key, e.g. `sglang.page_size`."""
+    """SGLang servers started by the run. Any SGLang server argument is also a key, e.g. `sglang.page_size`.
+
+    Arguments that rlscale sets, or that cannot work in a run, are refused with the reason.
+    """
 
     passthrough_field = "server_args"
 

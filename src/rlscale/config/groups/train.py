@@ -54,8 +54,8 @@ class LoraConfig(ConfigGroup):
     """Scaling of the adapters: their output is multiplied by alpha / rank. No effect with rank 0."""
 
     target_modules: Annotated[list[str] | None, Field(min_length=1)] = None
-    """Last name component of the linear layers that get adapters, e.g. `[q_proj, v_proj]`. None: all linear layers
-    except the output layer. No effect with rank 0.
+    """Last name component of the linear layers that get adapters, e.g. `[q_proj, v_proj]`. In a model with experts
+    only layers of attention may. None: all that may, except the output layer. No effect with rank 0.
     """
 
     load: Annotated[str | None, Field(min_length=1)] = None
@@ -87,9 +87,9 @@ class TrainConfig(ConfigGroup):
 
     weight_channel: WeightChannelName | None = None
     """Transport of the weights to the engines. `process_group`: collectives of torch.distributed. `shared_memory`:
-    shared memory, or CUDA IPC on shared GPUs, for engines on the machine of the trainer. `disk`: files in a folder that
-    both can read. `delta`: like `disk`, with only the changed values. None: `shared_memory` with `cluster.colocate` on
-    one node, else `process_group`.
+    shared memory for engines on the machine of the trainer, or CUDA IPC for engines on its GPUs. `disk`: files in a
+    folder that both can read. `delta`: like `disk`, with only the changed values. None: `shared_memory` with
+    `cluster.colocate` (on a CPU on one node), `disk` where neither other channel is possible, else `process_group`.
     """
 
     weight_folder: Annotated[str | None, Field(min_length=1)] = None
@@ -105,7 +105,7 @@ class TrainConfig(ConfigGroup):
 
     share_prompts: bool = True
     """Compute a prompt once for all samples of a micro-batch that start with it. Results are equal up to rounding. Only
-    with packed sequences (`train.qkv_format=thd`) and `sdpa` attention.
+    with `train.backend=fsdp`, packed sequences (`train.qkv_format=thd`) and `sdpa` attention.
     """
 
     true_on_policy_mode: bool = False
@@ -136,7 +136,7 @@ class TrainConfig(ConfigGroup):
     recompute_loss_function: bool = False
     """Recompute the loss function in the backward pass instead of keeping its activations; of the tensors with a
     vocabulary dimension only the logits are kept. No effect where logits are computed in chunks
-    (`train.log_probs_chunk_size`), which keeps none of them.
+    (`train.log_probs_chunk_size`), which keeps none of them, and with `train.backend=megatron`.
     """
 
     log_probs_chunk_size: Annotated[int, Field(ge=-1)] = -1
@@ -157,10 +157,15 @@ class TrainConfig(ConfigGroup):
     # Old policies and user code.
     keep_old_actor: bool = False
     """Keep the last `rollout.max_staleness` versions of the weights in host memory, and compute the old logprobs of
-    each token with the version that generated it.
+    each token with the version that generated it. No effect with `rollout.max_staleness=0`.
+    """
+
+    convert_samples_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
+    """Your own function, `package.module:name`, that changes the batch which a rollout is trained as: tokens, masks,
+    logprobs and rewards. None: the batch of its samples.
     """
 
     rollout_data_postprocess_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own function, `package.module:name`, a `PostprocessFunction` of `rlscale.protocols`, called on each rank
-    with its part of the batch after advantages are computed. It can change them. None: no function.
+    """Your own function, `package.module:name`, a `PostprocessFunction` of `rlscale.hook_protocols`, called on each
+    rank with its part of the batch after advantages are computed. It can change them. None: no function.
     """

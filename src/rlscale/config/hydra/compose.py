@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,62 @@ def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: C
     """Composes the overrides of `parse_command_line`; without Hydra, file by file, when Hydra fails."""
     kept, problems = list(overrides), list[Problem]()
     try:
-        config = _load(kept, problems, folders)
+        nested = _compose_options_once(kept, folders) or _plain(_load(kept, problems, folders))
     except _FAILURES as error:
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems, error=error)
-    values = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(values, dict)
-    nested = {str(name): value for name, value in values.items() if name != "hydra"}
     # A file that sets its own group lacks the package line; a dotted name would override the command line.
     if any(group in nested for group in GLOBAL_GROUPS) or _has_dotted(nested, ""):
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems)
     return Composed(
         values=nested, overrides=kept, command_line_keys=command_line_keys, folders=folders, problems=problems
     )
+
+
+def _compose_options_once(overrides: Sequence[str], folders: ConfigFolders) -> dict[str, Any] | None:
+    """Sets the keys of `overrides` in the values of their options, which Hydra composes once per process.
+
+    Makes the configs of a sweep, which differ in keys only, several times as fast. None when only Hydra can do it.
+    """
+    options = tuple(override for override in overrides if not override.startswith("++"))
+    if any(override.lstrip("+~").startswith("hydra") for override in overrides):
+        return None
+    values = copy.deepcopy(_compose_options(options, folders, folders.state()))
+    parser = OverridesParser.create()
+    for override in parser.parse_overrides([text for text in overrides if text.startswith("++")]):
+        path, value = override.key_or_group, override.value()
+        # Hydra merges mappings, and OmegaConf rejects what is not an interpolation.
+        if not _is_literal(value) or not _is_free(values, path):
+            return None
+        set_nested(values, path, value)
+    return values
+
+
+@lru_cache(maxsize=256)
+def _compose_options(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> dict[str, Any]:
+    """The values of the YAML files that `options` select; `state` changes when one of the files does."""
+    return _plain(make_loader(folders).load_configuration(PRIMARY, list(options), RunMode.RUN))
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    values = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(values, dict)
+    return {str(name): value for name, value in values.items() if name != "hydra"}
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether OmegaConf keeps a value as it is."""
+    if isinstance(value, list):
+        return all(_is_literal(each) for each in value)
+    return value is None or (isinstance(value, bool | int | float | str) and "${" not in str(value))
+
+
+def _is_free(values: Mapping[str, Any], path: str) -> bool:
+    """Whether a value can be set at `path` without replacing a mapping, or a value on the way to it."""
+    for name in path.split("."):
+        if not isinstance(values, dict) or not name.isidentifier():
+            return False
+        values = values.get(name, {})
+    return not (isinstance(values, dict) and values)
 
 
 def _has_dotted(values: Mapping[str, Any], prefix: str) -> bool:

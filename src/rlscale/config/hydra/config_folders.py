@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,13 @@ class ConfigFolders:
     @property
     def paths(self) -> tuple[Path, ...]:
         return (self.main,) if self.extra is None else (self.main, self.extra)
+
+    def state(self) -> tuple[tuple[str, int, int], ...]:
+        """Path, time of the last change (ns) and size of every YAML file; equal while no file changes."""
+        files = (
+            file for root in self.paths for file in glob.iglob(f"{glob.escape(str(root))}/**/*.yaml", recursive=True)
+        )
+        return tuple((file, (stat := os.stat(file)).st_mtime_ns, stat.st_size) for file in sorted(files))
 
     def groups(self) -> dict[str, list[str]]:
         """The options of every group, sorted."""

@@ -15,11 +15,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 
-from rlscale.config.check_fields import type_problem
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, nearest, nearest_key, not_a_group, show, unknown_key
 from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
+from rlscale.config.schema import type_problem
 from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"

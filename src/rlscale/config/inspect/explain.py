@@ -16,6 +16,7 @@ from rlscale.config.load import LoadedConfig
 from rlscale.config.passthrough import is_passthrough, passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.passthrough.field_types import type_in_words
+from rlscale.config.rules.library_args import REFUSED
 from rlscale.errors import ConfigError, Problem
 
 DEFAULT = "default"
@@ -102,6 +103,9 @@ def _explain_passthrough(path: str, loaded: LoadedConfig) -> Explanation:
     description = f"This is {kind}, passed through unchanged. When it is not set, the library's default applies."
     if name in library.reserved:
         description = f"This is {kind}, which rlscale sets; {library.reserved[name]}."
+    elif refused := REFUSED[group].get(name):
+        description = f"This is {kind}. Only {show(refused[0])} is allowed: {refused[1]}."
+    derived = next((f"derived: {each.why}" for each in loaded.derived if each.key == path), None)
     return Explanation(
         key=path,
         type=type_in_words(arguments.types[name]),
@@ -110,7 +114,8 @@ def _explain_passthrough(path: str, loaded: LoadedConfig) -> Explanation:
         required=False,
         description=description,
         value=passed.get(name),
-        set_by=_set_by(path, loaded) if name in passed else DEFAULT,
+        set_by=derived or (_set_by(path, loaded) if name in passed else DEFAULT),
+        not_built=unsupported_text(path),
     )
 
 

@@ -10,7 +10,7 @@ from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import Key, keys
 from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
-from rlscale.config.unsupported import supported_values
+from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from rlscale.errors import ConfigError, Problem
 
 WIDTH = 100
@@ -61,6 +61,9 @@ def key_lines(key: Key) -> list[str]:
 
 def unsupported_text(path: str) -> str:
     """The missing feature and the supported values of a key; empty when all values are supported."""
+    for feature, arguments in UNSUPPORTED_ARGUMENTS.items():
+        if path in arguments:
+            return f"Not supported yet: {feature}; supported value: {show(arguments[path])}."
     if path not in supported_values():
         return ""
     known = supported_values()[path]

@@ -170,6 +170,7 @@ class _ResolvedTarget:
         return self._resolve(config) == self._wanted
 
     def _resolve(self, config: RunConfig) -> Values:
+        config.run.name = "compared"  # else it is named by a hash of all values, computed each time
         resolved, _ = resolve(config, has_cuda=lambda: self._has_cuda)
         return {
             path: value for path, value in flatten(to_dict(resolved)) if path not in RUN_NAMES and value != REDACTED

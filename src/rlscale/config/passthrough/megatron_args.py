@@ -20,6 +20,15 @@ CLASSES = (
 
 _NUMBERS = "set train.dtype"
 _RATES = "set optim.lr and the other keys of optim"
+_ROTARY = (
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "rotary_percent",
+    "rotary_scaling_factor",
+)
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
         "num_layers": "set model.num_layers",
@@ -37,6 +46,8 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "qk_head_dim": "set model.qk_nope_head_dim",
         "qk_pos_emb_head_dim": "set model.qk_rope_head_dim",
         "v_head_dim": "set model.v_head_dim",
+        "moe_enable_routing_replay": "set algo.use_routing_replay or algo.use_rollout_routing_replay",
+        **dict.fromkeys(_ROTARY, "remove it: the model's config.json has it"),
         "fp16": _NUMBERS,
         "params_dtype": _NUMBERS,
         "pipeline_dtype": _NUMBERS,

@@ -31,7 +31,7 @@ def read_recorded(file: Path) -> LibraryArguments:
 
 
 def query_interpreter(
-    interpreter: Path, *, version: str, distribution: str, classes: Sequence[str]
+    interpreter: Path, *, version: str, distribution: str, classes: Sequence[str], kind: str = "arguments"
 ) -> LibraryArguments:
     """The arguments of the installed version, cached in a file: the query takes as long as importing the library.
 
@@ -40,12 +40,13 @@ def query_interpreter(
         version: version of the library, for the name of the cached file.
         distribution: name of the installed distribution.
         classes: the classes whose fields are the arguments, each `module:name`.
+        kind: of the arguments, for the name of the cached file.
 
     Raises: OSError, subprocess.SubprocessError or ValueError when the interpreter fails or prints anything else.
     """
     root = os.environ.get("RLSCALE_CACHE")
     folder = Path(root) if root else Path.home() / ".cache" / "rlscale"
-    cached = folder / f"{distribution}_arguments-{version}.json"
+    cached = folder / f"{distribution}_{kind}-{version}.json"
     if not cached.exists():
         done = subprocess.run(
             [str(interpreter), str(DESCRIBE), distribution, *classes],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,12 +24,13 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "random_seed": "set rollout.seed",
         "context_length": "set rollout.max_context_len",
         "tp_size": "set cluster.rollout_num_gpus_per_engine, the GPUs of one engine",
-        "enable_memory_saver": "set cluster.colocate",
+        "enable_memory_saver": "set cluster.offload_rollout",
         "enable_return_routed_experts": "set algo.use_rollout_routing_replay",
         "host": _EACH_SERVER,
         "port": _EACH_SERVER,
         "nccl_port": _EACH_SERVER,
         "api_key": _EACH_SERVER,
+        "admin_api_key": "remove it: SGLang would refuse weight updates with the key that rlscale sets",
         "weight_version": "remove it: the trainer counts its updates",
         "skip_server_warmup": "remove it: the first rollout is the warm-up",
         "nnodes": _PLACED,
@@ -44,15 +45,24 @@ RESERVED: Mapping[str, str] = MappingProxyType(
 """Arguments that rlscale sets, with the advice for each."""
 
 
-def load_arguments(python: str | None) -> LibraryArguments:
-    """The arguments of the SGLang in `sglang.python`; those of the tested version when none is installed."""
-    known = read_recorded(RECORDED)
+def load_arguments(
+    python: str | None, *, recorded: Path = RECORDED, classes: Sequence[str] = CLASSES, kind: str = "arguments"
+) -> LibraryArguments:
+    """The arguments of the SGLang in `sglang.python`; those of the tested version when none is installed.
+
+    Args:
+        python: interpreter; None: the default one.
+        recorded: file with the arguments of the tested version.
+        classes: classes whose fields are the arguments.
+        kind: of the arguments, for the name of the cached file.
+    """
+    known = read_recorded(recorded)
     # SGLang may be installed in another interpreter, so importlib.metadata cannot find it here.
     interpreter = find_python(python)
     try:
         version = installed_packages(interpreter).sglang
         if version is None or version == known.version:
             return known
-        return query_interpreter(interpreter, version=version, distribution=DISTRIBUTION, classes=CLASSES)
+        return query_interpreter(interpreter, version=version, distribution=DISTRIBUTION, classes=classes, kind=kind)
     except (OSError, subprocess.SubprocessError, ValueError):
         return known  # check_python reports an unusable interpreter

@@ -62,10 +62,18 @@ def find_python(given: str | None) -> Path:
     return Path(sys.executable)
 
 
+FIRST_VARIABLE = "RLSCALE_STARTED"
+
+
 def foreign_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for another interpreter, without the variables that make it import packages of this one."""
+    """`environment` for another interpreter, without the variables that make it import packages of this one.
+
+    Its first variable is one that no process changes. SGLang's processes name themselves ("sglang::router") with
+    setproctitle, which silently does nothing once the first variable was changed or removed: it finds the arguments
+    of the process in the memory before it.
+    """
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    return {name: value for name, value in environment.items() if name not in ours}
+    return {FIRST_VARIABLE: "1"} | {name: value for name, value in environment.items() if name not in ours}
 
 
 @cache

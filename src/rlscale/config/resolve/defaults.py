@@ -23,9 +23,18 @@ from rlscale.config.resolve.derived import (
     derive_sources,
 )
 from rlscale.config.resolve.draft import Derived, Draft
-from rlscale.config.rules import resolve_decoupled_loss, uses_engines, uses_router
+from rlscale.config.rules import (
+    attaches,
+    num_gpus_per_node,
+    opens_gpu_memory,
+    pipeline_stages,
+    resolve_decoupled_loss,
+    uses_engines,
+    uses_router,
+)
 from rlscale.config.run_config import RunConfig
 from rlscale.config.to_yaml import config_hash
+from rlscale.errors import count_noun
 
 
 def resolve(config: RunConfig, *, has_cuda: Callable[[], bool] | None = None) -> tuple[RunConfig, list[Derived]]:
@@ -50,7 +59,7 @@ def has_nvidia_driver() -> bool:
 def _set_device(draft: Draft, has_cuda: Callable[[], bool]) -> None:
     cluster = draft.config.cluster
     if cluster.device == Device.auto:
-        if cluster.ray_address is not None:
+        if attaches(draft.config):
             # The GPUs are in the cluster; this machine may have none.
             why = "a Ray cluster is given; set cluster.device=cpu if it has no GPUs"
             draft.replace("cluster.device", Device.cuda, why)
@@ -89,10 +98,11 @@ def _set_batch(draft: Draft) -> None:
         draft.fill("batch.num_steps_per_rollout", 1, "one optimiser step per rollout")
     # One of the two sizes determines the other.
     steps = batch.num_steps_per_rollout
-    draft.fill("batch.global_batch_size", samples // (steps or 1), f"{samples} samples per rollout / {steps} steps")
+    total = f"{count_noun(samples, 'sample')} per rollout"
+    draft.fill("batch.global_batch_size", samples // (steps or 1), f"{total} / {count_noun(steps or 1, 'step')}")
     size = batch.global_batch_size
     assert size is not None, "the line above sets it"
-    draft.fill("batch.num_steps_per_rollout", samples // size, f"{samples} samples per rollout / {size} per step")
+    draft.fill("batch.num_steps_per_rollout", samples // size, f"{total} / {size} per step")
     draft.fill("batch.log_probs_max_tokens_per_gpu", batch.max_tokens_per_gpu, "batch.max_tokens_per_gpu")
 
 
@@ -118,6 +128,8 @@ def _set_optim(draft: Draft) -> None:
 
 def _set_placement(draft: Draft) -> None:
     cluster = draft.config.cluster
+    why = "cluster.colocate: the nodes of shared GPUs are those of cluster.actor_num_gpus_per_node"
+    draft.replace("cluster.num_gpus_per_node", num_gpus_per_node(draft.config), why)
     if draft.config.rollout.external:
         draft.replace("rollout.engine", EngineKind.external, "rollout.external is set")
     if draft.config.rollout.engine == EngineKind.external:
@@ -132,10 +144,18 @@ def _set_placement(draft: Draft) -> None:
 
 
 def _set_weight_channel(draft: Draft) -> None:
-    cluster = draft.config.cluster
-    is_external = draft.config.rollout.engine == EngineKind.external
-    if cluster.colocate and cluster.actor_num_nodes == 1 and not is_external:
+    config = draft.config
+    cluster, is_external = config.cluster, config.rollout.engine == EngineKind.external
+    if opens_gpu_memory(config) and cluster.device == Device.cuda:
+        draft.fill("train.weight_channel", WeightChannelName.shared_memory, "engines share the GPUs of the trainer")
+    elif cluster.device == Device.cpu and cluster.colocate and cluster.actor_num_nodes == 1 and not is_external:
         draft.fill("train.weight_channel", WeightChannelName.shared_memory, "engines are colocated on one node")
+    elif pipeline_stages(config) > 1:
+        why = "the pipeline stages of an SGLang engine form no common process group"
+        draft.fill("train.weight_channel", WeightChannelName.disk, why)
+    elif cluster.colocate and cluster.distributed_backend == DistributedBackend.nccl and not is_external:
+        why = "NCCL accepts no group with two ranks on one GPU"
+        draft.fill("train.weight_channel", WeightChannelName.disk, why)
     else:
         why = "engines may run on other machines"
         draft.fill("train.weight_channel", WeightChannelName.process_group, why)
@@ -144,13 +164,13 @@ def _set_weight_channel(draft: Draft) -> None:
 def _set_router(draft: Draft) -> None:
     cluster, sglang = draft.config.cluster, draft.config.sglang
     draft.fill("router.enabled", uses_router(draft.config), "several SGLang engines need a router")
-    if not draft.config.router.enabled:
-        return
-    assert cluster.rollout_num_gpus is not None, "set above, or by a rule"
+    if not draft.config.router.enabled or cluster.rollout_num_gpus is None:
+        return  # a rule reports the missing number
     num_engines = cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine
     draft.fill("router.timeout_s", draft.config.rollout.timeout_s, "rollout.timeout_s")
     max_connections = sglang.server_concurrency * num_engines
-    draft.fill("router.max_connections", max_connections, f"sglang.server_concurrency x {num_engines} engines")
+    why = f"sglang.server_concurrency x {count_noun(num_engines, 'engine')}"
+    draft.fill("router.max_connections", max_connections, why)
 
 
 def _set_evaluation(draft: Draft) -> None:
@@ -179,9 +199,11 @@ def _set_debug(draft: Draft) -> None:
 
 def _set_run(draft: Draft) -> None:
     run = draft.config.run
-    # The hash includes every value derived above.
-    name = f"{run.experiment or 'run'}-{config_hash(draft.config)}"
-    draft.fill("run.name", name, "experiment and hash of this config without run, logging and debug")
+    if run.name is None:
+        # The hash includes every value derived above.
+        name = f"{run.experiment or 'run'}-{config_hash(draft.config)}"
+        name += "-rehearsal" if run.rehearsal else ""
+        draft.fill("run.name", name, "experiment and hash of this config without run, logging and debug")
     draft.fill("run.dir", str(Path("runs") / str(run.name)), "runs/<run.name>")
     draft.fill("checkpoint.save", str(Path(str(run.dir)) / "checkpoints"), "<run.dir>/checkpoints")
 

@@ -10,7 +10,9 @@ from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import ComputeDtype, TrainBackendName
 from rlscale.config.resolve.draft import Draft
-from rlscale.config.rules import has_critic_ranks, uses_engines
+from rlscale.config.rules import has_critic_ranks, keeps_old_policies, uses_engines
+
+REWARD_STD = "rlscale.rollout.group_filters:reward_std"
 
 
 def derive_offloading(draft: Draft) -> None:
@@ -61,6 +63,8 @@ def derive_megatron(draft: Draft) -> None:
     draft.replace("megatron.bf16", dtype == ComputeDtype.bfloat16, f"train.dtype={dtype}")
     if draft.config.model.build is not None:
         draft.replace("model.use_hf_config_for_megatron", True, "model.build creates the model from that config")
+    if draft.get("megatron.optimizer_cpu_offload"):
+        draft.fill("megatron.optimizer_offload_fraction", 1.0, "megatron.optimizer_cpu_offload, without a fraction")
     config_json = read_config_json(draft.config.model.hf_checkpoint)
     if config_json:
         draft.replace("megatron.rope_type", RopeType(read_rope_type(config_json)), "the checkpoint's config.json")
@@ -78,6 +82,8 @@ def derive_sources(draft: Draft) -> None:
     config = draft.config
     batch_size = config.batch.rollout_batch_size
     draft.fill("sampling.over_sampling_batch_size", batch_size, "batch.rollout_batch_size")
+    if config.algo.dynamic_sampling:
+        draft.fill("sampling.dynamic_filter_path", REWARD_STD, "algo.dynamic_sampling")
     # rollout.external and rollout.engine=external mean the same: set both.
     if config.rollout.external:
         draft.replace("rollout.engine", EngineKind.external, "rollout.external")
@@ -91,7 +97,7 @@ def derive_passes(draft: Draft) -> None:
     """Turns off passes over the samples that this run does not need or cannot use."""
     if draft.config.algo.loss_type == LossType.sft_loss:
         draft.replace("train.true_on_policy_mode", False, "algo.loss_type is sft_loss: no engine generates the samples")
-    if draft.config.train.keep_old_actor:
+    if keeps_old_policies(draft.config):
         draft.replace("train.reuse_logprobs", False, "train.keep_old_actor provides the old policy's logprobs")
 
 

@@ -53,7 +53,9 @@ class Draft:
 
     def get(self, key: str) -> Any:
         group, name = key.split(".")
-        return getattr(getattr(self.config, group), name)
+        owner = getattr(self.config, group)
+        # A key that the group passes to its library.
+        return getattr(owner, name) if key in keys() else getattr(owner, owner.passthrough_field).get(name)
 
     def replace(self, key: str, value: Any, why: str) -> None:
         """Sets a key and records it; does nothing when it has the value."""
@@ -61,7 +63,11 @@ class Draft:
         if was == value:
             return
         group, name = key.split(".")
-        setattr(getattr(self.config, group), name, value)
+        owner = getattr(self.config, group)
+        if key in keys():
+            setattr(owner, name, value)
+        else:
+            getattr(owner, owner.passthrough_field)[name] = value
         self.derived.append(Derived(key=key, value=value, why=why, was=was))
 
     def fill(self, key: str, value: Any, why: str) -> None:

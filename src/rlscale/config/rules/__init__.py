@@ -7,6 +7,7 @@ the rule is ignored: it could only be a consequence. Bounds of a single key are 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from rlscale.config.rules import (
     algo,
@@ -14,29 +15,44 @@ from rlscale.config.rules import (
     critic,
     data,
     debug,
+    engine_parallel,
     engines,
+    judge,
+    library_args,
     megatron,
     model,
     optim,
     parallel,
     placement,
+    reward_functions,
     rewards,
     sampling,
+    sampling_params,
     training,
     weights,
 )
 from rlscale.config.rules.algo import warn_algo
 from rlscale.config.rules.conditions import (
+    attaches,
+    attention_groups,
+    builtin_rewards,
     has_critic_ranks,
+    has_reward_engines,
+    keeps_old_policies,
     learns_conversations,
     num_critic_ranks,
+    num_gpus_per_node,
+    opens_gpu_memory,
+    pipeline_stages,
     ranks_per_model,
     resolve_decoupled_loss,
+    reward_engine_kind,
     uses_engines,
     uses_router,
 )
 from rlscale.config.rules.model import check_given_rope_type
 from rlscale.config.rules.rule import IgnoredKey, Rule
+from rlscale.config.rules.sampling_params import warn_sampling_params
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
@@ -46,14 +62,23 @@ __all__ = [
     "RULES",
     "IgnoredKey",
     "Rule",
+    "attaches",
+    "attention_groups",
+    "builtin_rewards",
     "check_given_rope_type",
     "check_rules",
     "find_warnings",
     "has_critic_ranks",
+    "has_reward_engines",
+    "keeps_old_policies",
     "learns_conversations",
     "num_critic_ranks",
+    "num_gpus_per_node",
+    "opens_gpu_memory",
+    "pipeline_stages",
     "ranks_per_model",
     "resolve_decoupled_loss",
+    "reward_engine_kind",
     "uses_engines",
     "uses_router",
     "warn_algo",
@@ -64,8 +89,10 @@ MODULES = (
     model,
     data,
     sampling,
+    sampling_params,
     batch,
     parallel,
+    engine_parallel,
     megatron,
     algo,
     critic,
@@ -74,7 +101,10 @@ MODULES = (
     weights,
     placement,
     engines,
+    library_args,
     rewards,
+    reward_functions,
+    judge,
     debug,
 )
 """Modules with rules, in the order in which their problems are reported."""
@@ -90,6 +120,7 @@ RULES: tuple[Rule, ...] = tuple(
 IGNORED: tuple[IgnoredKey, ...] = (
     *batch.IGNORED,
     *sampling.IGNORED,
+    *sampling_params.IGNORED,
     *engines.IGNORED,
     *weights.IGNORED,
     *training.IGNORED,
@@ -101,11 +132,19 @@ IGNORED: tuple[IgnoredKey, ...] = (
     *placement.IGNORED,
     # Entries about partial runs come after those of a single group, except for the optimiser.
     *rewards.IGNORED,
+    *judge.IGNORED,
     *debug.IGNORED,
     *debug.PARTIAL_RUN,
     *optim.IGNORED,
 )
 """All entries. The first one that applies to a key gives the reason."""
+
+_IGNORED_BY_NAME = {
+    name: [number for number, entry in enumerate(IGNORED) if name in entry.names]
+    for each in IGNORED
+    for name in each.names
+}
+"""Indices of the entries that name a key or a group."""
 
 MAX_LINES = 3
 """Limit of warning lines per group and reason; an overlay can leave dozens of keys of an experiment without effect."""
@@ -145,16 +184,19 @@ def find_warnings(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
         config: as given, before it is resolved.
         set_keys: keys that the command line or a YAML file sets to a value other than the default.
     """
-    return warn_algo(config) + warn_ignored(config, set_keys)
+    return warn_algo(config) + warn_sampling_params(config) + warn_ignored(config, set_keys)
 
 
 def warn_ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:
     """Warnings about keys that are set and have no effect; many keys of a group with one reason share a line."""
     reasons: dict[str, str] = {}
     for path in sorted(set_keys):
-        for entry in IGNORED:
-            if any(path == name or path.startswith(f"{name}.") for name in entry.names) and entry.when(config):
-                reasons.setdefault(path, entry.why)
+        # An entry names the key or a group that contains it: for `algo.mis.low` also `algo` and `algo.mis`.
+        names = accumulate(path.split("."), "{}.{}".format)
+        numbers = sorted({number for name in names for number in _IGNORED_BY_NAME.get(name, ())})
+        applying = (IGNORED[number].why for number in numbers if IGNORED[number].when(config))
+        if (why := next(applying, None)) is not None:
+            reasons[path] = why
     # Keys of one group with one reason share a line.
     alike: dict[tuple[str, str], list[str]] = {}
     for path, why in reasons.items():

@@ -13,14 +13,22 @@ from rlscale.config.groups.algo import (
     AlgoConfig,
     KlType,
     LossType,
+    PolicyLossName,
     TisType,
     compares_policies,
+    policy_loss_of,
     uses_reference,
 )
 from rlscale.config.rules.conditions import is_sft, learns_conversations, resolve_decoupled_loss
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
+
+ALWAYS_CENTRED = (AdvantageEstimator.rloo, AdvantageEstimator.gdpo)
+"""Estimators that compare rewards within a group, whatever `algo.rewards_normalization` is."""
+
+CLIPPED = (PolicyLossName.clip, PolicyLossName.gspo, PolicyLossName.cispo)
+"""Losses with a clip range."""
 
 
 def _uses_estimator(algo: AlgoConfig) -> bool:
@@ -31,14 +39,12 @@ def _uses_estimator(algo: AlgoConfig) -> bool:
 @rule
 def group_baseline_needs_two_samples(config: RunConfig) -> list[Problem]:
     """In a group of one sample, a reward minus the mean of its group is 0, and rloo has no other sample."""
-    algo = config.algo
-    name, is_rloo = algo.advantage_estimator, algo.advantage_estimator == AdvantageEstimator.rloo
-    centred = is_rloo or (name in GROUP_CENTRED and algo.rewards_normalization)
-    if not centred or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
+    algo, name = config.algo, config.algo.advantage_estimator
+    if not _centres_rewards(config) or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
         return []
     fix = "all advantages would be 0; set e.g. batch.n_samples_per_prompt=8"
-    # rloo has no baseline without other samples, whatever the normalisation.
-    fix += "" if is_rloo else ", or algo.rewards_normalization=false"
+    # rloo and gdpo have no baseline without other samples, whatever the normalisation.
+    fix += "" if name in ALWAYS_CENTRED else ", or algo.rewards_normalization=false"
     rule = f"be at least 2 with algo.advantage_estimator={name}"
     return [Problem(path="batch.n_samples_per_prompt", rule=rule, value="1", fix=fix)]
 
@@ -80,6 +86,15 @@ def custom_loss_is_set(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be set with algo.loss_type=custom_loss", "set it to <package.module:name>"
     return [Problem(path="algo.custom_loss_function_path", rule=rule, value="null", fix=fix)]
+
+
+@rule
+def supervised_training_has_one_pass(config: RunConfig) -> list[Problem]:
+    epochs = config.algo.ppo_epochs
+    if not is_sft(config) or epochs == 1:
+        return []
+    rule, fix = "be 1 with algo.loss_type=sft_loss", f"remove it, and set data.num_epoch={epochs}"
+    return [Problem(path="algo.ppo_epochs", rule=rule, value=show(epochs), fix=fix)]
 
 
 @rule
@@ -189,14 +204,15 @@ def warn_algo(config: RunConfig) -> list[str]:
         warnings.append("algo.kl_loss_type=k1 has an expected gradient of 0 as a loss; use k2 or low_var_kl")
     if algo.loss_type != LossType.policy_loss:
         return warnings
-    is_cispo = algo.advantage_estimator == AdvantageEstimator.cispo
+    loss = policy_loss_of(algo)
+    is_cispo = loss == PolicyLossName.cispo
     # cispo clips the importance weight, usually with a larger upper bound.
     high = algo.eps_clip_high
-    if high is not None and high < algo.eps_clip and not is_cispo:
+    if high is not None and high < algo.eps_clip and loss in CLIPPED and not is_cispo:
         warnings.append(f"algo.eps_clip_high={high:g} is below algo.eps_clip={algo.eps_clip:g}; it is usually above")
     if is_cispo and algo.eps_clip < 1:
         warnings.append(f"algo.eps_clip={algo.eps_clip:g} is a lower bound of the cispo weight; use 1.0 for no bound")
-    if algo.advantage_estimator == AdvantageEstimator.gspo:
+    if loss == PolicyLossName.gspo:
         warnings += [
             f"algo.{name} changes gspo from its paper, which averages over samples"
             for name in ("calculate_per_token_loss", "divide_by_max_response_len")
@@ -212,6 +228,8 @@ def warn_algo(config: RunConfig) -> list[str]:
 
 def _has_one_step(config: RunConfig) -> bool:
     batch = config.batch
+    if config.algo.ppo_epochs > 1:
+        return False
     if batch.num_steps_per_rollout is not None:
         return batch.num_steps_per_rollout == 1
     # Rules run before the resolve step, so the sizes may be unset.
@@ -229,11 +247,14 @@ def _estimator_not_in(*names: AdvantageEstimator) -> Callable[[RunConfig], bool]
 
 def _centres_rewards(config: RunConfig) -> bool:
     algo = config.algo
-    is_rloo = algo.advantage_estimator == AdvantageEstimator.rloo
-    return is_rloo or (algo.advantage_estimator in GROUP_CENTRED and algo.rewards_normalization)
+    is_optional = algo.advantage_estimator in GROUP_CENTRED
+    return algo.advantage_estimator in ALWAYS_CENTRED or (is_optional and algo.rewards_normalization)
 
 
 POLICY_LOSS_KEYS = _algo(
+    "policy_loss",
+    "sapo_temperature_pos",
+    "sapo_temperature_neg",
     "eps_clip",
     "eps_clip_high",
     "eps_clip_c",
@@ -251,10 +272,13 @@ ADVANTAGE_KEYS = _algo(
     "custom_advantage_function_path",
     "rewards_normalization",
     "grpo_std_normalization",
+    "scale_rewards",
     "normalize_advantages",
     "baseline",
     "gamma",
     "lambd",
+    "lambd_critic",
+    "lambd_alpha",
     "overlong_buffer_len",
     "overlong_penalty",
     "kl_coef",
@@ -285,7 +309,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="algo.loss_type is not policy_loss",
     ),
     IgnoredKey(
-        names=(*ADVANTAGE_KEYS, "train.rollout_data_postprocess_path"),
+        names=(*ADVANTAGE_KEYS, "train.rollout_data_postprocess_path", "train.convert_samples_path"),
         when=lambda config: not compares_policies(config.algo),
         why="no advantages are computed: algo.loss_type is sft_loss, or algo.compute_advantages_and_returns is false",
     ),
@@ -330,7 +354,16 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="algo.mis.reject_level is not set",
     ),
     IgnoredKey(
-        names=_algo("rewards_normalization", "grpo_std_normalization", "gamma", "lambd", "kl_coef"),
+        names=_algo(
+            "rewards_normalization",
+            "grpo_std_normalization",
+            "scale_rewards",
+            "gamma",
+            "lambd",
+            "lambd_critic",
+            "lambd_alpha",
+            "kl_coef",
+        ),
         when=lambda config: config.algo.custom_advantage_function_path is not None,
         why="algo.custom_advantage_function_path is set and takes precedence",
     ),
@@ -340,9 +373,21 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="algo.custom_reducer_function_path is set and takes precedence",
     ),
     IgnoredKey(
-        names=_algo("grpo_std_normalization"),
-        when=lambda config: not config.algo.rewards_normalization,
+        names=_algo("grpo_std_normalization", "scale_rewards"),
+        when=lambda config: (
+            not config.algo.rewards_normalization and config.algo.advantage_estimator not in ALWAYS_CENTRED
+        ),
         why="algo.rewards_normalization is false",
+    ),
+    IgnoredKey(
+        names=_algo("scale_rewards"),
+        when=lambda config: not config.algo.grpo_std_normalization,
+        why="algo.grpo_std_normalization is false",
+    ),
+    IgnoredKey(
+        names=_algo("scale_rewards"),
+        when=_estimator_not_in(*WITHOUT_KL - {AdvantageEstimator.gdpo}),
+        why="algo.advantage_estimator does not choose between standard deviations",
     ),
     IgnoredKey(
         names=_algo("grpo_std_normalization"),
@@ -365,14 +410,29 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="algo.advantage_estimator does not compute returns",
     ),
     IgnoredKey(
-        names=_algo("lambd"),
+        names=_algo("lambd", "lambd_critic", "lambd_alpha"),
         when=_estimator_not_in(AdvantageEstimator.ppo),
         why="only ppo uses GAE",
     ),
     IgnoredKey(
+        names=_algo("lambd"),
+        when=lambda config: config.algo.lambd_alpha is not None and config.algo.lambd_critic is not None,
+        why="algo.lambd_alpha and algo.lambd_critic replace it",
+    ),
+    IgnoredKey(
         names=_algo("eps_clip_c"),
-        when=lambda config: config.algo.advantage_estimator == AdvantageEstimator.cispo,
+        when=lambda config: policy_loss_of(config.algo) == PolicyLossName.cispo,
         why="cispo has no dual clip",
+    ),
+    IgnoredKey(
+        names=_algo("eps_clip", "eps_clip_high", "eps_clip_c"),
+        when=lambda config: policy_loss_of(config.algo) not in CLIPPED,
+        why="the policy loss has no clip range",
+    ),
+    IgnoredKey(
+        names=_algo("sapo_temperature_pos", "sapo_temperature_neg"),
+        when=lambda config: policy_loss_of(config.algo) != PolicyLossName.sapo,
+        why="algo.policy_loss is not sapo",
     ),
     IgnoredKey(
         names=_algo("overlong_penalty"),
@@ -385,7 +445,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="no advantages are computed, so no policies are compared",
     ),
     IgnoredKey(
-        names=_algo("rewards_normalization", "grpo_std_normalization"),
+        names=_algo("rewards_normalization", "grpo_std_normalization", "scale_rewards"),
         when=lambda config: config.reward.post_process_path is not None,
         why="reward.post_process_path is set and takes precedence",
     ),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from rlscale.config.groups.algo import LossType, uses_critic
+from rlscale.config.groups.cluster import LOCAL_RAY, Device
+from rlscale.config.groups.judge import RewardEngineKind
+from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
+from rlscale.config.keys import keys
 from rlscale.config.run_config import RunConfig
 
 
@@ -18,11 +22,38 @@ def uses_megatron(config: RunConfig) -> bool:
     return config.train.backend == TrainBackendName.megatron
 
 
+def keeps_old_policies(config: RunConfig) -> bool:
+    """Whether earlier weights are kept: tokens are older than the current ones only with `rollout.max_staleness`."""
+    return config.train.keep_old_actor and config.rollout.max_staleness > 0
+
+
 def uses_engines(config: RunConfig) -> bool:
     """Whether the run generates: supervised training only for evaluation, a train-only run never."""
     if config.debug.train_only or config.debug.load_rollout_data is not None:
         return False
     return not is_sft(config) or config.eval.interval is not None
+
+
+def builtin_rewards(config: RunConfig) -> dict[str, str]:
+    """The built-in rewards that score samples, by the key that names each."""
+    reward = config.reward
+    if reward.functions:
+        return {f"reward.functions.{key}": name for key, name in reward.functions.items() if name in list(RewardType)}
+    return {} if reward.type is None or reward.custom_path is not None else {"reward.type": reward.type}
+
+
+def has_reward_engines(config: RunConfig) -> bool:
+    """Whether the run starts engines of a judge or reward model."""
+    return config.reward.engine.num_gpus > 0 and uses_engines(config)
+
+
+def reward_engine_kind(config: RunConfig) -> RewardEngineKind:
+    """The kind of these engines, set or that of the rollout engines."""
+    given = config.reward.engine.kind
+    if given is not None:
+        return given
+    is_embedded = config.rollout.engine == EngineKind.embedded
+    return RewardEngineKind.embedded if is_embedded else RewardEngineKind.sglang
 
 
 def uses_external_engines(config: RunConfig) -> bool:
@@ -34,14 +65,53 @@ def uses_router(config: RunConfig) -> bool:
     """Whether generation requests go through sglang-router."""
     if not uses_engines(config) or config.router.enabled is False or uses_external_engines(config):
         return False
-    cluster = config.cluster
-    # Without a value the engines get as many GPUs as the trainer.
-    number = cluster.rollout_num_gpus
-    if number is None:
-        number = num_trainer_ranks(config)
     # sglang-router drops the request field that asks for expert routes.
-    several = number > cluster.rollout_num_gpus_per_engine and not config.algo.use_rollout_routing_replay
+    several = num_engine_gpus(config) > config.cluster.rollout_num_gpus_per_engine
+    several = several and not config.algo.use_rollout_routing_replay
     return config.router.enabled is True or (several and config.rollout.engine == EngineKind.sglang)
+
+
+def num_engine_gpus(config: RunConfig) -> int:
+    """Number of GPUs of all engines that the run starts, set or derived; without a value those of the trainer."""
+    number = config.cluster.rollout_num_gpus
+    return num_trainer_ranks(config) if number is None else number
+
+
+def nodes_per_engine(config: RunConfig) -> int:
+    """Number of nodes of an engine, each with one process of SGLang."""
+    return -(-config.cluster.rollout_num_gpus_per_engine // num_gpus_per_node(config))
+
+
+def pipeline_stages(config: RunConfig) -> int:
+    """Number of pipeline stages of an SGLang engine; 1 with other engines, or if the value is invalid."""
+    stages = config.sglang.server_args.get("pp_size") if config.rollout.engine == EngineKind.sglang else 1
+    return stages if isinstance(stages, int) and stages > 0 else 1
+
+
+def attention_groups(config: RunConfig) -> int:
+    """Number of groups of data-parallel attention of an SGLang engine; 1 with other engines, or if it is invalid."""
+    given = config.sglang.server_args if config.rollout.engine == EngineKind.sglang else {}
+    groups = given.get("attn_dp_size") or 1
+    if groups == 1 and given.get("enable_dp_attention"):
+        groups = given.get("dp_size") or 1  # SGLang's old name
+    return groups if isinstance(groups, int) and groups > 0 else 1
+
+
+def opens_gpu_memory(config: RunConfig) -> bool:
+    """Whether every rank of an engine can open the memory of a trainer rank that is on the same GPU.
+
+    True also while `cluster.device` is unknown. With pipeline stages SGLang opens the memory of the ranks of the first
+    stage on all stages, and torch would never free that of the others.
+    """
+    cluster = config.cluster
+    if not cluster.colocate or cluster.device == Device.cpu or uses_external_engines(config):
+        return False
+    return pipeline_stages(config) == 1 and num_engine_gpus(config) <= num_trainer_ranks(config)
+
+
+def attaches(config: RunConfig) -> bool:
+    """Whether `cluster.ray_address` names a running Ray cluster; `local` is the one that the run starts."""
+    return config.cluster.ray_address not in (None, LOCAL_RAY)
 
 
 def learns_conversations(config: RunConfig) -> bool:
@@ -85,6 +155,17 @@ def offloads_trainer(config: RunConfig) -> bool:
     # Policy and critic on the same GPUs are offloaded alternately.
     shares = uses_critic(config.algo) and not has_critic_ranks(config)
     return given if given is not None else cluster.offload or cluster.colocate or shares
+
+
+def num_gpus_per_node(config: RunConfig) -> int:
+    """Number of GPUs of a node, set or derived.
+
+    Shared GPUs are assigned node by node. So nodes of which the trainer uses a part, colocated, count with that part.
+    """
+    cluster, default = config.cluster, keys()["cluster.num_gpus_per_node"].default
+    used = cluster.actor_num_gpus_per_node
+    is_derived = cluster.colocate and cluster.num_gpus_per_node == default and used < default and uses_engines(config)
+    return used if is_derived else cluster.num_gpus_per_node
 
 
 def num_trainer_ranks(config: RunConfig) -> int:

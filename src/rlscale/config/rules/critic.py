@@ -11,15 +11,6 @@ from rlscale.errors import Problem
 
 
 @rule
-def critic_only_steps_end_before_the_run(config: RunConfig) -> list[Problem]:
-    steps, rollouts = config.critic.num_critic_only_steps, config.data.num_rollout
-    if config.algo.advantage_estimator != AdvantageEstimator.ppo or not steps or not rollouts or steps < rollouts:
-        return []
-    rule, fix = f"be less than data.num_rollout={rollouts}", "lower it; the policy would never be trained"
-    return [Problem(path="critic.num_critic_only_steps", rule=rule, value=show(steps), fix=fix)]
-
-
-@rule
 def critic_fits_a_node(config: RunConfig) -> list[Problem]:
     cluster = config.cluster
     given, node = cluster.critic_num_gpus_per_node, cluster.num_gpus_per_node

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from rlscale.architectures.family import find_family
+from rlscale.config.addresses import EXAMPLE, advise_address
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.passthrough.sglang_python import check_python
-from rlscale.config.rules.conditions import uses_engines, uses_external_engines, uses_router
+from rlscale.config.rules.conditions import attaches, uses_engines, uses_external_engines, uses_router
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
-
-# A host name, an IPv4 address or an IPv6 address in brackets, and a port.
-_ADDRESS = re.compile(r"^(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+):\d{1,5}/?$")
 
 
 @rule
@@ -24,7 +20,7 @@ def interpreter_has_sglang(config: RunConfig) -> list[Problem]:
 
     Not checked for a Ray cluster, whose machines may have other files.
     """
-    if config.sglang.python is None or config.cluster.ray_address is not None or not uses_engines(config):
+    if config.sglang.python is None or attaches(config) or not uses_engines(config):
         return []
     serves = config.rollout.engine == EngineKind.sglang
     routes = uses_router(config)
@@ -69,12 +65,12 @@ def external_engines_have_addresses(config: RunConfig) -> list[Problem]:
     if not uses_external_engines(config) or not uses_engines(config):
         return []
     if addresses is None:
-        fix = 'set it, e.g. rollout.external_engine_addrs=["10.0.0.1:30000"]'
+        fix = f'set it, e.g. rollout.external_engine_addrs=["{EXAMPLE}"]'
         return [Problem(path=path, rule=f"be set with {_external_key(config)}", value="null", fix=fix)]
     # Whether servers answer at these addresses is checked when the run starts.
-    wrong = [address for address in addresses if not _ADDRESS.match(address)]
-    rule, fix = "contain addresses as host:port", "write e.g. 10.0.0.1:30000"
-    return [Problem(path=path, rule=rule, value=show(address), fix=fix) for address in wrong]
+    advice = {address: advise_address(address) for address in addresses}
+    rule = "contain addresses as host:port"
+    return [Problem(path=path, rule=rule, value=show(each), fix=fix) for each, fix in advice.items() if fix is not None]
 
 
 @rule
@@ -129,6 +125,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
             "fault_tolerance.health_check_interval_s",
             "fault_tolerance.health_check_timeout_s",
             "fault_tolerance.max_restarts",
+            "fault_tolerance.wait_for_nodes_s",
         ),
         when=lambda config: not config.fault_tolerance.enabled,
         why="fault_tolerance.enabled is false",

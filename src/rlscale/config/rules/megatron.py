@@ -69,9 +69,10 @@ def weights_are_complete_between_steps(config: RunConfig) -> list[Problem]:
 
 @rule
 def offloaded_optimizer_has_a_fraction(config: RunConfig) -> list[Problem]:
-    """The default fraction of Megatron-core is 0."""
+    """The fraction that is offloaded; 1 if it is not set."""
     given, path = config.megatron.core_args, "megatron.optimizer_offload_fraction"
-    fraction = given.get("optimizer_offload_fraction", 0.0)
+    fraction = given.get("optimizer_offload_fraction")
+    fraction = 1.0 if fraction is None else fraction
     is_on = uses_megatron(config) and given.get("optimizer_cpu_offload", False)
     if not is_on or 0 < fraction <= 1:
         return []

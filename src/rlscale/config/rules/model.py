@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from rlscale.architectures.family import find_family, names_with
-from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS, architecture_fields, read_config_json
+from rlscale.architectures.hf_config import (
+    CONFIG_NAMES,
+    TINY_MODELS,
+    architecture_fields,
+    read_config_json,
+    tiny_config_json,
+)
 from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture, check_rope_type
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import uses_reference, uses_teacher
@@ -16,7 +23,7 @@ from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.rules.conditions import uses_engines, uses_megatron
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
-from rlscale.errors import Problem
+from rlscale.errors import Problem, count_noun
 
 _FROM_CHECKPOINT = "use the values of the checkpoint's config.json, or choose the matching model=<option>"
 
@@ -100,32 +107,46 @@ def expert_counts_are_consistent(config: RunConfig) -> list[Problem]:
 
 @rule
 def lengths_fit(config: RunConfig) -> list[Problem]:
-    """The longest prompt plus the longest response fits the context, and the context fits the model."""
+    """The longest prompt plus the longest response fits the context, and the context fits the model.
+
+    With `rollout.max_context_len` each response is cut to what its prompt leaves, so it only needs to fit alone.
+    """
     rollout, positions = config.rollout, architecture_field(config.model, "max_position_embeddings")
-    limits = {"rollout.max_context_len": rollout.max_context_len, "model.max_position_embeddings": positions}
+    context = rollout.max_context_len
     responses = {
         "rollout.max_response_len": rollout.max_response_len,
         "eval.max_response_len": config.eval.max_response_len,
     }
-    # Without a limit a prompt has at least one token.
-    prompt = rollout.max_prompt_len or 1
+    # A prompt has at least one token.
+    name, limit, prompt = "model.max_position_embeddings", positions, rollout.max_prompt_len or 1
+    if context is not None:
+        name, limit, prompt = "rollout.max_context_len", context, 1
     problems = [
         Problem(
             path=path,
-            rule=f"be at most {name}={limit} minus a prompt of {prompt} tokens",
+            rule=f"be at most {name}={limit} minus a prompt of {count_noun(prompt, 'token')}",
             value=show(length),
             fix=f"set {path}={limit - prompt} or less" if limit > prompt else "lower rollout.max_prompt_len",
         )
-        for name, limit in limits.items()
         for path, length in responses.items()
         if limit is not None and length is not None and prompt + length > limit
     ]
-    context = rollout.max_context_len
     if context is not None and positions is not None and context > positions:
         rule = f"be at most model.max_position_embeddings={positions}"
         fix = f"set it to {positions} or less, or remove it"
         problems.append(Problem(path="rollout.max_context_len", rule=rule, value=show(context), fix=fix))
     return problems
+
+
+@rule
+def prompts_leave_a_token(config: RunConfig) -> list[Problem]:
+    """The longest prompt leaves at least one token of the context."""
+    context, longest = config.rollout.max_context_len, config.rollout.max_prompt_len
+    if context is None or longest is None or longest < context:
+        return []
+    rule = f"be below rollout.max_context_len={context}"
+    fix = f"set it to {context - 1} or less, or remove it"
+    return [Problem(path="rollout.max_prompt_len", rule=rule, value=show(longest), fix=fix)]
 
 
 @rule
@@ -142,12 +163,16 @@ def top_k_is_off_or_positive(config: RunConfig) -> list[Problem]:
 def megatron_supports_the_architecture(config: RunConfig) -> list[Problem]:
     """Megatron-core supports the architecture in the checkpoint's config.json, and no key contradicts it."""
     model = config.model
-    if not uses_megatron(config) or model.build is not None:
+    if not uses_megatron(config):
         return []
+    keys = megatron_keys(model, config.megatron)
+    if model.build is not None:
+        # The resolve step, which follows, sets `model.use_hf_config_for_megatron` for these models.
+        return check_architecture(tiny_config_json(model.build, keys.fields), replace(keys, uses_hf_config=True))
     config_json = read_config_json(model.hf_checkpoint)
     if not config_json:
         return []  # checked again by the trainer, which has the checkpoint
-    return check_architecture(config_json, megatron_keys(model, config.megatron))
+    return check_architecture(config_json, keys)
 
 
 def check_given_rope_type(config: RunConfig, given: Collection[str]) -> list[Problem]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
 
 from rlscale.config.errors import show
 from rlscale.config.groups.fsdp import AttnImplementation
-from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
-from rlscale.config.rules.conditions import num_trainer_ranks, ranks_per_model, samples_per_step, uses_megatron
+from rlscale.config.rules.conditions import (
+    num_trainer_ranks,
+    ranks_per_model,
+    samples_per_step,
+    uses_megatron,
+)
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -33,7 +36,7 @@ def parallel_sizes_divide_trainer_ranks(config: RunConfig) -> list[Problem]:
     cluster = config.cluster
     trainer = f"the trainer's {cluster.actor_num_nodes} * {cluster.actor_num_gpus_per_node} = {ranks} ranks"
     if config.train.backend == TrainBackendName.fsdp:
-        path, fix = "fsdp.context_parallel_size", f"set it to {_nearest_divisor(ranks, shared)}"
+        path, fix = "fsdp.context_parallel_size", f"set it to {nearest_divisor(ranks, shared)}"
         return [Problem(path=path, rule=f"divide {trainer}", value=show(shared), fix=fix)]
     megatron = config.megatron
     sizes = {
@@ -76,7 +79,7 @@ def batch_divides_among_ranks(config: RunConfig) -> list[Problem]:
     # The multiples of the number of ranks around the batch size.
     near = [number for number in (size // parts * parts, size // parts * parts + parts) if number]
     sizes = " or ".join(f"batch.global_batch_size={number}" for number in near)
-    fix = f"nearest are {sizes}, or {_nearest_divisor(size, parts)} data-parallel ranks"
+    fix = f"nearest are {sizes}, or {nearest_divisor(size, parts)} data-parallel ranks"
     rule = f"be a multiple of the number of data-parallel ranks, {product}"
     return [Problem(path="batch.global_batch_size", rule=rule, value=show(size), fix=fix)]
 
@@ -94,7 +97,7 @@ def micro_batch_size_divides_samples_per_rank(config: RunConfig) -> list[Problem
     share = size // parts
     rule, fix = (
         f"divide the {share} samples per rank and step",
-        f"set it to {_nearest_divisor(share, batch.micro_batch_size)}",
+        f"set it to {nearest_divisor(share, batch.micro_batch_size)}",
     )
     return [Problem(path="batch.micro_batch_size", rule=rule, value=show(batch.micro_batch_size), fix=fix)]
 
@@ -104,7 +107,7 @@ def tensor_parallel_divides_heads(config: RunConfig) -> list[Problem]:
     if not uses_megatron(config):
         return []
     path, size = "megatron.tensor_model_parallel_size", config.megatron.tensor_model_parallel_size
-    return _check_head_division(config, path, size)
+    return check_head_division(config, path, size)
 
 
 @rule
@@ -114,7 +117,7 @@ def pipeline_parallel_divides_layers(config: RunConfig) -> list[Problem]:
     if not uses_megatron(config) or layers is None or uneven or layers % size == 0:
         return []
     rule = f"divide model.num_layers={layers}"
-    fix = f"set it to {_nearest_divisor(layers, size)}, or set megatron.{UNEVEN_STAGES[1]}=<number> for an uneven stage"
+    fix = f"set it to {nearest_divisor(layers, size)}, or set megatron.{UNEVEN_STAGES[1]}=<number> for an uneven stage"
     return [Problem(path="megatron.pipeline_model_parallel_size", rule=rule, value=show(size), fix=fix)]
 
 
@@ -130,7 +133,7 @@ def expert_parallel_divides_experts_and_ranks(config: RunConfig) -> list[Problem
         rule, fix = "be 1 for a model without experts", "remove it"
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
     if model.num_experts is not None and model.num_experts % size:
-        fix = f"set it to {_nearest_divisor(model.num_experts, size)}"
+        fix = f"set it to {nearest_divisor(model.num_experts, size)}"
         rule = f"divide model.num_experts={model.num_experts}"
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
     # Expert parallelism divides the ranks of one pipeline stage.
@@ -139,7 +142,7 @@ def expert_parallel_divides_experts_and_ranks(config: RunConfig) -> list[Problem
     if not odd and stage % (size * within):
         rule = f"divide the {stage} ranks of a pipeline stage"
         rule += f", times megatron.expert_tensor_parallel_size={within}" if within > 1 else ""
-        fix = f"set it to {_nearest_divisor(stage, size)}"
+        fix = f"set it to {nearest_divisor(stage, size)}"
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
     return problems
 
@@ -163,56 +166,32 @@ def padded_layout_has_fixed_micro_batches(config: RunConfig) -> list[Problem]:
     return problems
 
 
-@rule
-def engine_tensor_parallel_divides_heads(config: RunConfig) -> list[Problem]:
-    """The tensor-parallel size of SGLang is the number of GPUs per pipeline stage of an engine."""
-    arguments, gpus = config.sglang.server_args, config.cluster.rollout_num_gpus_per_engine
-    # tp_size of SGLang is the number of GPUs per pipeline stage.
-    stages = _positive_size(arguments.get("pp_size"))
-    if config.rollout.engine != EngineKind.sglang or gpus % stages or arguments.get("enable_dp_attention"):
-        return []
-    return _check_head_division(config, "cluster.rollout_num_gpus_per_engine", gpus // stages)
+def check_head_division(config: RunConfig, path: str, size: int, *, units: int = 1) -> list[Problem]:
+    """Checks that the ranks divide the query heads, and divide the key/value heads or are a multiple of them.
 
-
-@rule
-def engine_parallel_sizes_divide(config: RunConfig) -> list[Problem]:
-    """SGLang distributes experts and data-parallel attention over its tensor-parallel ranks."""
-    arguments, gpus = config.sglang.server_args, config.cluster.rollout_num_gpus_per_engine
-    stages = _positive_size(arguments.get("pp_size"))
-    if config.rollout.engine != EngineKind.sglang or gpus % stages:
-        return []
-    problems = []
-    for name in ("ep_size", "dp_size"):
-        size = _positive_size(arguments.get(name))
-        if (gpus // stages) % size:
-            rule = f"divide the {gpus // stages} GPUs of a pipeline stage of an engine"
-            fix = f"set it to {_nearest_divisor(gpus // stages, size)}, or raise cluster.rollout_num_gpus_per_engine"
-            problems.append(Problem(path=f"sglang.{name}", rule=rule, value=show(size), fix=fix))
-    experts, size = config.model.num_experts, _positive_size(arguments.get("ep_size"))
-    if experts is not None and experts % size:
-        rule, fix = f"divide model.num_experts={experts}", f"set it to {_nearest_divisor(experts, size)}"
-        problems.append(Problem(path="sglang.ep_size", rule=rule, value=show(size), fix=fix))
-    return problems
-
-
-def _check_head_division(config: RunConfig, path: str, size: int) -> list[Problem]:
-    """Checks that the ranks divide the query heads, and divide the key/value heads or are a multiple of them."""
+    Args:
+        path: the key whose value is `units` times the number of ranks.
+    """
     heads, kv_heads = config.model.num_attention_heads, config.model.num_key_value_heads
-    if heads is not None and heads % size:
-        fix = f"set it to {_nearest_divisor(heads, size)}"
-        return [Problem(path=path, rule=f"divide model.num_attention_heads={heads}", value=show(size), fix=fix)]
+    divides_heads = heads is None or heads % size == 0
     # With more ranks than key/value heads, several ranks hold a copy of each head.
-    if kv_heads is None or kv_heads % size == 0 or size % kv_heads == 0:
+    if divides_heads and (kv_heads is None or kv_heads % size == 0 or size % kv_heads == 0):
         return []
-    rule = f"divide model.num_key_value_heads={kv_heads}, or be a multiple of it"
-    return [Problem(path=path, rule=rule, value=show(size), fix=f"set it to {_nearest_divisor(kv_heads, size)}")]
+    if divides_heads:
+        rule = f"divide model.num_key_value_heads={kv_heads}, or be a multiple of it"
+        times = f"a divisor or a multiple of model.num_key_value_heads={kv_heads}"
+    else:
+        rule, times = (f"{word} model.num_attention_heads={heads}" for word in ("divide", "a divisor of"))
+    rule = rule if units == 1 else f"be {units} times {times}"
+    allowed = [
+        n
+        for n in range(1, (heads or kv_heads or 1) + 1)
+        if (heads or n) % n == 0 and (kv_heads is None or kv_heads % n == 0 or n % kv_heads == 0)
+    ]
+    nearest = min(allowed, key=lambda n: (abs(n - size), n))
+    return [Problem(path=path, rule=rule, value=show(size * units), fix=f"set it to {nearest * units}")]
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
+def nearest_divisor(number: int, wanted: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
     return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
-
-
-def _positive_size(value: Any) -> int:
-    """A parallel size; any other value counts as 1, and its own rule reports it."""
-    return value if isinstance(value, int) and value > 0 else 1

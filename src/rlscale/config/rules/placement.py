@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import re
+
+from rlscale.config.addresses import advise_address
 from rlscale.config.errors import show
 from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
-from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import (
     is_sft,
+    num_gpus_per_node,
     num_trainer_ranks,
     offloads_engines,
     offloads_trainer,
     uses_engines,
     uses_external_engines,
+    uses_router,
 )
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
+
+_RAY_NAMES = ("auto", "local")
+_RAY_CLIENT = re.compile(r"ray://[^\s/]+")
+_RAY_EXAMPLE = "10.0.0.1:6379"
+
+
+@rule
+def ray_address_has_a_port(config: RunConfig) -> list[Problem]:
+    address = config.cluster.ray_address
+    if address is None or address in _RAY_NAMES or _RAY_CLIENT.fullmatch(address):
+        return []
+    # A URL of Ray names its dashboard or its clients' server, which have other ports.
+    advice = f"write e.g. {_RAY_EXAMPLE}" if "://" in address else advise_address(address, example=_RAY_EXAMPLE)
+    if advice is None:
+        return []
+    rule, fix = "be auto, local or <host>:<port>", f"{advice}, or remove it to start Ray here"
+    return [Problem(path="cluster.ray_address", rule=rule, value=address, fix=fix)]
 
 
 @rule
@@ -32,15 +53,33 @@ def trainer_fits_a_node(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def small_nodes_are_declared(config: RunConfig) -> list[Problem]:
-    """Shared GPUs are assigned node by node, so nodes with fewer GPUs than the default must be declared."""
-    cluster, default = config.cluster, keys()["cluster.num_gpus_per_node"].default
-    used = cluster.actor_num_gpus_per_node
-    if not cluster.colocate or cluster.num_gpus_per_node != default or used >= default:
+def further_engines_can_join(config: RunConfig) -> list[Problem]:
+    """Engines that join and leave are restarted by the recovery, and reached over the network."""
+    cluster, path = config.cluster, "cluster.rollout_max_num_gpus"
+    number, size = cluster.rollout_max_num_gpus, cluster.rollout_num_gpus_per_engine
+    if number is None or uses_external_engines(config) or not uses_engines(config):
         return []
-    rule = f"be {used} with cluster.colocate and cluster.actor_num_gpus_per_node={used}"
-    fix = f"set cluster.num_gpus_per_node={used}, or use all {default} GPUs of a node"
-    return [Problem(path="cluster.num_gpus_per_node", rule=rule, value=show(default), fix=fix)]
+    value, found = show(number), list[Problem]()
+    fixed = cluster.rollout_num_gpus or 0
+    if number < fixed or number % size:
+        rule = (
+            f"be at least cluster.rollout_num_gpus={fixed} and a multiple of cluster.rollout_num_gpus_per_engine={size}"
+        )
+        fix = f"set it to {max(fixed, number - number % size) or size}"
+        found.append(Problem(path=path, rule=rule, value=value, fix=fix))
+    if not config.fault_tolerance.enabled:
+        fix = "set fault_tolerance.enabled=true"
+        found.append(Problem(path=path, rule="be null without fault_tolerance.enabled", value=value, fix=fix))
+    if cluster.colocate:
+        fix = "remove it, or set cluster.colocate=false"
+        found.append(Problem(path=path, rule="be null with cluster.colocate", value=value, fix=fix))
+    if config.router.enabled or uses_router(config):
+        fix = "set router.enabled=false"
+        found.append(Problem(path=path, rule="be null with a router, whose engines are fixed", value=value, fix=fix))
+    if config.train.weight_channel == WeightChannelName.shared_memory:
+        fix = "use train.weight_channel=process_group"
+        found.append(Problem(path=path, rule="be null with train.weight_channel=shared_memory", value=value, fix=fix))
+    return found
 
 
 @rule
@@ -59,7 +98,7 @@ def offload_covers_both(config: RunConfig) -> list[Problem]:
 def engines_fit_nodes(config: RunConfig) -> list[Problem]:
     """An engine uses a part of one node, or several whole nodes."""
     cluster = config.cluster
-    size, node = cluster.rollout_num_gpus_per_engine, cluster.num_gpus_per_node
+    size, node = cluster.rollout_num_gpus_per_engine, num_gpus_per_node(config)
     total = cluster.rollout_num_gpus or size
     # An engine above the size of a node needs whole nodes. A smaller one must divide a node, unless one node is enough.
     fits = size % node == 0 if size > node else total <= node or node % size == 0
@@ -171,6 +210,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="cluster.device is cuda",
     ),
     IgnoredKey(
+        names=("cluster.spin_threads",),
+        when=lambda config: config.rollout.max_staleness > 0,
+        why="rollout.max_staleness is above 0, so trainer and engines work at the same time and share the cores",
+    ),
+    IgnoredKey(
         names=("cluster.offload_train_mode", "train.memory_margin_bytes", "train.weights_backuper"),
         when=lambda config: not offloads_trainer(config),
         why="the trainer is not offloaded",
@@ -186,7 +230,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="cluster.offload_train_mode is not tms, or there is no CUDA",
     ),
     IgnoredKey(
-        names=("cluster.rollout_num_gpus", "cluster.rollout_num_gpus_per_engine"),
+        names=(
+            "cluster.rollout_max_num_gpus",
+            "cluster.rollout_num_gpus",
+            "cluster.rollout_num_gpus_per_engine",
+        ),
         when=uses_external_engines,
         why="the run does not place or restart external engines",
     ),

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 from rlscale.config.errors import show
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.keys import keys
 from rlscale.config.resolve.eval_sets import read_eval_file
-from rlscale.config.rules.conditions import is_sft, uses_engines
+from rlscale.config.rules.conditions import builtin_rewards, is_sft, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
+
+DAPO_REWARDS = (RewardType.dapo, RewardType.boxed_dapo)
+REMOTE_REWARDS = (RewardType.remote_rm, RewardType.boxed_remote_rm)
+WITHOUT_LABELS = (RewardType.random, RewardType.judge, RewardType.ifbench, RewardType.boxed_ifbench, *REMOTE_REWARDS)
+
+
+def is_single(config: RunConfig) -> bool:
+    """Whether `reward.type` scores the samples, or must be set for that."""
+    reward = config.reward
+    return reward.custom_path is None and not reward.functions and uses_engines(config)
 
 
 @rule
@@ -22,34 +34,45 @@ def group_rewards_exclude_evaluation(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def group_reward_is_custom(config: RunConfig) -> list[Problem]:
+    """Built-in rewards score single samples."""
+    reward = config.reward
+    if not reward.group or not is_single(config):
+        return []
+    rule, fix = "be false with a built-in reward", "remove it, or set reward.custom_path=<package.module:name>"
+    return [Problem(path="reward.group", rule=rule, value="true", fix=fix)]
+
+
+@rule
 def remote_reward_has_a_url(config: RunConfig) -> list[Problem]:
     reward = config.reward
-    is_remote = reward.type == RewardType.remote_rm and reward.custom_path is None and uses_engines(config)
-    if not is_remote or reward.url is not None:
+    remote = {key: name for key, name in builtin_rewards(config).items() if name in REMOTE_REWARDS}
+    if not remote or reward.url is not None or not uses_engines(config):
         return []
+    key, name = next(iter(remote.items()))
     fix = "set it to the URL of the server, e.g. reward.url=http://10.0.0.1:8000"
-    return [Problem(path="reward.url", rule="be set with reward.type=remote_rm", value="null", fix=fix)]
+    return [Problem(path="reward.url", rule=f"be set with {key}={name}", value="null", fix=fix)]
 
 
 @rule
 def dapo_reward_has_a_key(config: RunConfig) -> list[Problem]:
     """`dapo` returns several named values, and training uses one of them."""
     reward = config.reward
-    several = reward.type == RewardType.dapo and reward.custom_path is None and uses_engines(config)
+    several = reward.type in DAPO_REWARDS and is_single(config)
     if not several or reward.key is not None:
         return []
-    return [Problem(path="reward.key", rule="be set with reward.type=dapo", value="null", fix="set reward.key=score")]
+    rule = f"be set with reward.type={reward.type}"
+    return [Problem(path="reward.key", rule=rule, value="null", fix="set reward.key=score")]
 
 
 @rule
 def reward_url_has_a_scheme(config: RunConfig) -> list[Problem]:
-    reward, url = config.reward, config.reward.url
-    is_used = reward.type == RewardType.remote_rm or reward.custom_path is not None
-    if url is None or not is_used or url.startswith(("http://", "https://")):
+    url = config.reward.url
+    if url is None or url.startswith(("http://", "https://")):
         return []
-    return [
-        Problem(path="reward.url", rule="begin with http:// or https://", value=show(url), fix=f"write http://{url}")
-    ]
+    # Without what may be secret.
+    shown = url.rpartition("@")[2].partition("?")[0]
+    return [Problem(path="reward.url", rule="begin with http:// or https://", value=shown, fix=f"write http://{shown}")]
 
 
 @rule
@@ -57,8 +80,8 @@ def single_rewards_have_no_key(config: RunConfig) -> list[Problem]:
     """A reward that returns a single number has no named values."""
     reward = config.reward
     # These rewards can return several named values.
-    several = (None, RewardType.dapo, RewardType.remote_rm)
-    if reward.custom_path is not None or reward.type in several or not uses_engines(config):
+    several = (None, *DAPO_REWARDS, *REMOTE_REWARDS)
+    if reward.type in several or not is_single(config):
         return []
     rule, fix = f"be null with reward.type={reward.type}", "remove it; this reward returns a single number"
     named = {"reward.key": reward.key}
@@ -69,9 +92,38 @@ def single_rewards_have_no_key(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def reward_key_excludes_weights(config: RunConfig) -> list[Problem]:
+    """One named value is trained on, or the weighted sum of several."""
+    reward = config.reward
+    if not reward.weights or reward.key is None or not uses_engines(config):
+        return []
+    return [Problem(path="reward.key", rule="be null with reward.weights", value=reward.key, fix="set one of the two")]
+
+
+@rule
+def reward_weights_are_finite(config: RunConfig) -> list[Problem]:
+    weights = config.reward.weights
+    if not uses_engines(config) or all(math.isfinite(weight) for weight in weights.values()):
+        return []
+    rule, fix = "contain finite numbers", "correct it"
+    return [Problem(path="reward.weights", rule=rule, value=show(weights), fix=fix)]
+
+
+@rule
+def weighted_rewards_are_named(config: RunConfig) -> list[Problem]:
+    """Built-in rewards return one number; a reward server or user code may return several."""
+    reward = config.reward
+    single = is_single(config) and reward.type not in (None, *REMOTE_REWARDS)
+    if not reward.weights or not single:
+        return []
+    rule, fix = f"be empty with reward.type={reward.type}", "remove it, or set reward.custom_path=<package.module:name>"
+    return [Problem(path="reward.weights", rule=rule, value=show(reward.weights), fix=fix)]
+
+
+@rule
 def reward_is_set(config: RunConfig) -> list[Problem]:
     reward = config.reward
-    if reward.type is not None or reward.custom_path is not None or not uses_engines(config):
+    if reward.type is not None or not is_single(config):
         return []
     fix = "choose reward=exact_match or reward=math, or set reward.custom_path=<package.module:name>"
     return [Problem(path="reward.type", rule="be set with reward.custom_path=null", value="null", fix=fix)]
@@ -79,14 +131,15 @@ def reward_is_set(config: RunConfig) -> list[Problem]:
 
 @rule
 def reward_has_labels(config: RunConfig) -> list[Problem]:
-    """Every built-in reward except `random` compares with a label."""
-    reward, labels = config.reward, config.data.label_key
+    """Most built-in rewards compare with a label."""
+    labels = config.data.label_key
     if is_sft(config):
         labels = config.eval.label_key or labels  # only evaluations are scored
-    needs_no_label = reward.custom_path is not None or reward.type in (None, RewardType.random)
-    if needs_no_label or labels is not None or not uses_engines(config):
+    comparing = {key: name for key, name in builtin_rewards(config).items() if name not in WITHOUT_LABELS}
+    if not comparing or labels is not None or not uses_engines(config):
         return []
-    rule, fix = f"be set with reward.type={reward.type}", "set it to the field with the answer"
+    key, name = next(iter(comparing.items()))
+    rule, fix = f"be set with {key}={name}", "set it to the field with the answer"
     return [Problem(path="data.label_key", rule=rule, value="null", fix=fix)]
 
 
@@ -174,9 +227,9 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="there are no engines, by debug.train_only or debug.load_rollout_data",
     ),
     IgnoredKey(
-        names=("reward.url",),
-        when=lambda config: config.reward.type != RewardType.remote_rm and config.reward.custom_path is None,
-        why="reward.type is not remote_rm",
+        names=("reward.batch_size",),
+        when=lambda config: config.reward.custom_path is not None or config.reward.url is None,
+        why="there is no reward server: reward.url is not set, or reward.custom_path is",
     ),
     IgnoredKey(
         names=("reward",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
 from rlscale.config.rules.conditions import is_sft, uses_engines
@@ -44,6 +46,16 @@ def eval_min_new_tokens_fits(config: RunConfig) -> list[Problem]:
         return []
     rule = f"be at most the maximum response length of {longest} tokens"
     return [Problem(path="eval.min_new_tokens", rule=rule, value=show(least), fix=f"set it to {longest} or less")]
+
+
+@rule
+def some_difficulty_is_drawn(config: RunConfig) -> list[Problem]:
+    weights = config.sampling.difficulty_weights
+    if weights is None or (all(math.isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
+        return []
+    fix = "change the weights, or remove them to draw all prompts equally often"
+    rule = "be numbers from 0, at least one above 0"
+    return [Problem(path="sampling.difficulty_weights", rule=rule, value=show(weights), fix=fix)]
 
 
 @rule
@@ -93,6 +105,26 @@ IGNORED: tuple[IgnoredKey, ...] = (
         names=("rollout.pause_mode",),
         when=lambda config: config.rollout.update_mode == UpdateMode.boundary,
         why="with rollout.update_mode=boundary no request is running during a weight update",
+    ),
+    IgnoredKey(
+        names=("sampling.max_weight_versions", "sampling.round_tokens"),
+        when=lambda config: not config.sampling.partial_rollout,
+        why="no trajectory is continued without sampling.partial_rollout",
+    ),
+    IgnoredKey(
+        names=("sampling.generate_timeout_s",),
+        when=lambda config: config.sampling.custom_generate_function_path is None,
+        why="sampling.custom_generate_function_path is not set",
+    ),
+    IgnoredKey(
+        names=("eval.custom_log_function_path",),
+        when=lambda config: config.eval.function_path is not None,
+        why="eval.function_path returns rewards and metrics, not samples",
+    ),
+    IgnoredKey(
+        names=("sampling", "algo.dynamic_sampling"),
+        when=lambda config: not uses_engines(config) or is_sft(config),
+        why="the run does not generate",
     ),
     IgnoredKey(
         names=(

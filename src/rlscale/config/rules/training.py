@@ -6,10 +6,11 @@ import re
 
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
+from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
-from rlscale.config.rules.conditions import is_sft, uses_external_engines
+from rlscale.config.rules.conditions import is_sft, keeps_old_policies, uses_external_engines, uses_megatron
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -209,7 +210,28 @@ def environment_variable_names_are_valid(config: RunConfig) -> list[Problem]:
     return [Problem(path="train.env_vars", rule=rule, value=show(name), fix=fix) for name in wrong]
 
 
+def _has_flash_attention(config: RunConfig) -> bool:
+    """Whether FSDP surely computes flash attention: there is CUDA, and context parallelism has its own attention."""
+    is_chosen = config.fsdp.attn_implementation == AttnImplementation.flash_attention_2
+    return is_chosen and config.cluster.device == Device.cuda and config.fsdp.context_parallel_size == 1
+
+
 IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("train.share_prompts",),
+        when=uses_megatron,
+        why="train.backend=megatron computes every sample separately",
+    ),
+    IgnoredKey(
+        names=("train.recompute_loss_function",),
+        when=uses_megatron,
+        why="train.backend=megatron keeps the activations of the loss",
+    ),
+    IgnoredKey(
+        names=("train.share_prompts",),
+        when=_has_flash_attention,
+        why="fsdp.attn_implementation=flash_attention_2 computes every sample separately",
+    ),
     IgnoredKey(
         names=("train.share_prompts",),
         when=lambda config: config.fsdp.attn_implementation == AttnImplementation.eager,
@@ -241,6 +263,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="algo.loss_type does not use old logprobs",
     ),
     IgnoredKey(
+        names=("train.keep_old_actor",),
+        when=lambda config: config.rollout.max_staleness == 0,
+        why="rollout.max_staleness is 0, so the current weights generate every token",
+    ),
+    IgnoredKey(
         names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules"),
         when=lambda config: config.train.lora.rank == 0,
         why="train.lora.rank is 0, so there are no adapters",
@@ -257,7 +284,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=("train.reuse_logprobs",),
-        when=lambda config: config.train.keep_old_actor,
+        when=keeps_old_policies,
         why="train.keep_old_actor provides the old logprobs",
     ),
 )

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlscale.config.errors import show
+from rlscale.config.groups.cluster import Device, DistributedBackend
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
-from rlscale.config.rules.conditions import is_sft, uses_engines
+from rlscale.config.rules.conditions import (
+    is_sft,
+    opens_gpu_memory,
+    pipeline_stages,
+    uses_engines,
+    uses_external_engines,
+)
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -24,19 +33,53 @@ def sync_interval_keeps_the_staleness_bound(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def shared_memory_needs_one_machine(config: RunConfig) -> list[Problem]:
-    if config.train.weight_channel != WeightChannelName.shared_memory:
+def shared_memory_reaches_the_engines(config: RunConfig) -> list[Problem]:
+    """On a CPU trainer and engines share a machine. On GPUs each rank of an engine shares the GPU of a trainer rank."""
+    cluster, problem = config.cluster, partial(_wrong_channel, WeightChannelName.shared_memory)
+    if config.train.weight_channel != WeightChannelName.shared_memory or opens_gpu_memory(config):
         return []
-    path, others = "train.weight_channel", "process_group, disk or delta"
     if config.rollout.engine == EngineKind.external:
-        rule = f"be {others} with rollout.engine=external"
         fix = "use train.weight_channel=process_group; the servers may be on other machines"
-        return [Problem(path=path, rule=rule, value="shared_memory", fix=fix)]
-    if config.cluster.actor_num_nodes > 1:
-        rule = f"be {others} with cluster.actor_num_nodes={config.cluster.actor_num_nodes}"
+        return problem("process_group, disk or delta with rollout.engine=external", fix)
+    if cluster.device == Device.cuda and cluster.colocate:
+        # The other channel between processes, NCCL, cannot be used either: see the rule below.
+        fix = "use train.weight_channel=disk; some ranks of the engines cannot open the memory of a trainer rank"
+        return problem("disk with these engines", fix)
+    if cluster.device == Device.cuda and uses_engines(config):
+        fix = "use train.weight_channel=process_group; engines on other GPUs cannot open the memory of the trainer"
+        return problem("process_group, disk or delta without cluster.colocate on GPUs", fix)
+    if cluster.actor_num_nodes > 1:
         fix = "use train.weight_channel=process_group"
-        return [Problem(path=path, rule=rule, value="shared_memory", fix=fix)]
+        return problem(f"process_group, disk or delta with cluster.actor_num_nodes={cluster.actor_num_nodes}", fix)
     return []
+
+
+@rule
+def ranks_of_a_group_have_separate_gpus(config: RunConfig) -> list[Problem]:
+    """NCCL refuses a group in which two ranks, here of trainer and engine, use the same GPU."""
+    cluster = config.cluster
+    uses_nccl = cluster.device == Device.cuda and cluster.distributed_backend == DistributedBackend.nccl
+    if config.train.weight_channel != WeightChannelName.process_group or not uses_nccl or not uses_engines(config):
+        return []
+    if not cluster.colocate or uses_external_engines(config):
+        return []
+    channel = WeightChannelName.shared_memory if opens_gpu_memory(config) else WeightChannelName.disk
+    fix = f"use train.weight_channel={channel}; NCCL accepts no group with two ranks on one GPU"
+    return _wrong_channel(WeightChannelName.process_group, f"{channel} with cluster.colocate on GPUs", fix)
+
+
+@rule
+def pipeline_stages_read_a_folder(config: RunConfig) -> list[Problem]:
+    """SGLang numbers the ranks of a weight group within a pipeline stage, and its first stage waits for the others."""
+    stages, channel, has_engines = pipeline_stages(config), config.train.weight_channel, uses_engines(config)
+    if not has_engines or stages == 1 or channel != WeightChannelName.process_group:
+        return []
+    fix = "use train.weight_channel=disk; SGLang forms a weight group of one pipeline stage only"
+    return _wrong_channel(WeightChannelName.process_group, f"disk with sglang.pp_size={stages}", fix)
+
+
+def _wrong_channel(channel: WeightChannelName, allowed: str, fix: str) -> list[Problem]:
+    return [Problem(path="train.weight_channel", rule=f"be {allowed}", value=channel, fix=fix)]
 
 
 IGNORED: tuple[IgnoredKey, ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,11 @@ from omegaconf import DictConfig
 from rlscale.config.hydra.grammar import is_parsable
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.hydra.sweep.records import JobOutcome, JobRecord, RecordFolder
-from rlscale.config.load import load_config_with_notes, with_origin
-from rlscale.config.run_config import RunConfig
+from rlscale.config.load import CheckConfig, check_nothing, load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 
 Groups = Mapping[str, Sequence[str]]
 """The options of every group."""
-
-CheckConfig = Callable[[RunConfig], Sequence[Problem]]
 
 DIED = "its process died; see the log of the machine (out of memory?)"
 
@@ -35,8 +32,8 @@ _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
 class JobChecker:
     """Loads jobs to find their problems before any of them runs; checks each job once."""
 
-    def __init__(self, config_dir: Path | None, check_config: CheckConfig | None = None) -> None:
-        """Args: check_config: further problems of a config that loads."""
+    def __init__(self, config_dir: Path | None, check_config: CheckConfig = check_nothing) -> None:
+        """Args: check_config: as in `load_config_with_notes`."""
         self._config_dir, self._check_config = config_dir, check_config
         self.folders: dict[frozenset[str], str] = {}  # run folder by the overrides of a job, in any order
 
@@ -62,13 +59,10 @@ class JobChecker:
         if frozenset(overrides) in self.folders:
             return ()
         try:
-            loaded = load_config_with_notes(overrides, config_dir=self._config_dir)
+            loaded = load_config_with_notes(overrides, config_dir=self._config_dir, check=self._check_config)
         except ConfigError as error:
             return error.problems
-        config = loaded.config
-        if self._check_config is not None and (problems := self._check_config(config)):
-            return tuple(with_origin(problem, loaded.composed) for problem in problems)
-        folder = str(config.run.dir)
+        folder = str(loaded.config.run.dir)
         is_taken = folder in self.folders.values()
         self.folders[frozenset(overrides)] = folder
         if not is_taken:

@@ -24,10 +24,10 @@ from rlscale.config.hydra.compose import make_loader
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
 from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, interval_problems, some_jobs, value_problems
-from rlscale.config.hydra.sweep.job_launcher import CheckConfig, CheckedLauncher, JobChecker, user_overrides
+from rlscale.config.hydra.sweep.job_launcher import CheckedLauncher, JobChecker, user_overrides
 from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, count_problems, register_sweeper
 from rlscale.config.hydra.sweep.records import Direction, JobOutcome, JobRecord, RecordFolder, SweepResult
-from rlscale.config.load import LoadedConfig, load_config_with_notes
+from rlscale.config.load import CheckConfig, LoadedConfig, check_nothing, load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 
 SWEEPS_FOLDER = "runs/sweeps"
@@ -41,7 +41,7 @@ def run_sweep(
     *,
     run_loaded: RunSweepJob,
     config_dir: Path | None = None,
-    check_config: CheckConfig | None = None,
+    check_config: CheckConfig = check_nothing,
 ) -> SweepResult:
     """Runs all jobs of `overrides`; the sweep continues when a job raises or its process dies.
 
@@ -50,7 +50,7 @@ def run_sweep(
             which may select `hydra/launcher` and `hydra/sweeper`.
         run_loaded: runs one job; called when all jobs that are known in advance are valid.
         config_dir: as in `load_config`.
-        check_config: further problems of a config that loads, e.g. of the user code it names. None: no check.
+        check_config: finds further problems of what a config names, e.g. files and packages.
 
     Raises: ConfigError with the problems of all jobs, before the first one starts.
     """

@@ -1,0 +1,55 @@
+"""The form of addresses in the config: `host:port`, with an IPv6 address in brackets."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+EXAMPLE = "10.0.0.1:30000"
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+_NUMERIC = re.compile(r"[0-9.]+")
+MAX_PORT = 65535
+
+
+def advise_address(text: str, *, example: str = EXAMPLE) -> str | None:
+    """Advice to correct an address that is not `host:port`; None: it is one.
+
+    Args:
+        example: an address that fits the key.
+    """
+    if is_address(text):
+        return None
+    host, _, port = text.rpartition(":")
+    candidates = [_without_url(text)]
+    if _is_ip(host.strip("[]")):
+        candidates.append(f"[{host.strip('[]')}]:{port}")
+    meant = next((candidate for candidate in candidates if is_address(candidate)), None)
+    return f"write {meant}" if meant is not None else f"write e.g. {example}"
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is `host:port`: a name, an IPv4 address or an IPv6 address in brackets, and a port above 0."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal()) or not 0 < int(port) <= MAX_PORT or len(port) > len(str(MAX_PORT)):
+        return False
+    if host.startswith("[") and host.endswith("]"):
+        return _is_ip(host[1:-1]) and ":" in host
+    # Digits and dots alone are an IPv4 address, whose numbers have a range.
+    return _is_ip(host) and ":" not in host if _NUMERIC.fullmatch(host) else _NAME.fullmatch(host) is not None
+
+
+def _without_url(text: str) -> str:
+    """The host and port of a URL."""
+    try:
+        return urlsplit(text).netloc if "://" in text else text.rstrip("/")
+    except ValueError:
+        return ""
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""The schema of the config in OmegaConf: checks types, converts values and resolves interpolations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlscale.config.errors import default_fix, show, wrong_type
+from rlscale.config.hydra.interpolation import explain_interpolation, is_complete, is_interpolated
+from rlscale.config.keys import Key, keys
+from rlscale.config.run_config import RunConfig
+from rlscale.errors import Problem
+
+Origin = Callable[[str], str]
+"""The origin of the value of a path."""
+
+MAX_INT = 2**63 - 1
+"""The largest integer of torch and numpy."""
+
+
+def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
+    """The type error of `value`; None when it fits, or is an interpolation, which is resolved later."""
+    if is_interpolated(value):
+        if is_complete(value):
+            return None
+        fix = "write ${<key>}, or ${oc.env:<VARIABLE>}"
+        return Problem(path=key.path, rule="close every ${ with a }", value=value, fix=fix, origin=origin)
+    try:
+        _assign(_scratch_schema(), key, value)
+    except OmegaConfBaseException:
+        return wrong_type(key, value, origin=origin)
+    if any(isinstance(each, int) and abs(each) > MAX_INT for each in (value if isinstance(value, list) else [value])):
+        fix = default_fix(key)
+        return Problem(path=key.path, rule="fit into 64 bits", value=show(value), fix=fix, origin=origin)
+    return None
+
+
+def nested_values(
+    given: Mapping[str, Any], entries: Mapping[str, Any], origin: Origin, broken: set[str]
+) -> tuple[Any, list[Problem]]:
+    """Nested values of all keys, those that are not given with their defaults, and problems of interpolations.
+
+    Args:
+        given: values of keys by path, which `type_problem` has checked.
+        entries: arguments of libraries, by the path of the field that contains them.
+        origin: the origin of the value of a path.
+        broken: receives the keys whose interpolation cannot be resolved; they get a placeholder.
+    """
+    texts = map(str, (*given.values(), *entries.values()))
+    if any("${" in text or MISSING in text for text in texts):
+        return _resolve(given, entries, origin, broken)
+    # No value refers to another, so convert each alone: a copy of the schema takes longer than all the rest.
+    nested = copy.deepcopy(_blank_values())
+    for path in given:
+        set_value(nested, path, _read_scratch(keys()[path]))
+    for path, value in entries.items():
+        set_value(nested, path, copy.deepcopy(value))
+    return nested, []
+
+
+def get_value(values: Any, path: str) -> Any:
+    """The value at a path of nested values."""
+    for name in path.split("."):
+        values = values[name]
+    return values
+
+
+def set_value(values: Any, path: str, value: Any) -> None:
+    """Sets the value at a path of nested values."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        values = values[parent]
+    values[name] = value
+
+
+@cache
+def _blank_schema() -> DictConfig:
+    blank: DictConfig = OmegaConf.structured(RunConfig)
+    # OmegaConf marks a group that has a required key as missing as a whole. Expand it, so that its keys can be set one
+    # at a time.
+    for name in sorted(OmegaConf.missing_keys(blank)):
+        owner = next(key.owner for key in keys().values() if key.path.startswith(f"{name}."))
+        OmegaConf.update(blank, name, OmegaConf.structured(owner))
+    return blank
+
+
+@cache
+def _blank_values() -> Any:
+    return OmegaConf.to_container(_blank_schema(), throw_on_missing=False)
+
+
+def _new_schema() -> DictConfig:
+    return _blank_schema().copy()
+
+
+@cache
+def _scratch_schema() -> DictConfig:
+    """A schema that values are assigned to, to check and convert them; a copy per config would take milliseconds."""
+    return _new_schema()
+
+
+def _assign(typed: DictConfig, key: Key, value: Any) -> None:
+    OmegaConf.update(typed, key.path, value, merge=False)
+
+
+@cache
+def _scratch_group(path: str) -> DictConfig:
+    group = OmegaConf.select(_scratch_schema(), path) if path else _scratch_schema()
+    assert isinstance(group, DictConfig)
+    return group
+
+
+def _read_scratch(key: Key) -> Any:
+    """The value that `type_problem` checked last, converted to the type of the key."""
+    group = _scratch_group(key.path.rpartition(".")[0])
+    if OmegaConf.is_missing(group, key.name):
+        return MISSING
+    value = group[key.name]
+    return OmegaConf.to_container(value, throw_on_missing=False) if OmegaConf.is_config(value) else value
+
+
+def _resolve(
+    given: Mapping[str, Any], entries: Mapping[str, Any], origin: Origin, broken: set[str]
+) -> tuple[Any, list[Problem]]:
+    typed = _new_schema()
+    for path, value in given.items():
+        _assign(typed, keys()[path], value)
+    for path, value in entries.items():
+        OmegaConf.update(typed, path, value, merge=False)
+    problems = _resolve_interpolations(typed, given, origin, broken)
+    return OmegaConf.to_container(typed, resolve=True, throw_on_missing=False), problems
+
+
+def _resolve_interpolations(
+    typed: DictConfig, given: Mapping[str, Any], origin: Origin, broken: set[str]
+) -> list[Problem]:
+    """Reports the given keys whose interpolation cannot be resolved, and sets them to a placeholder."""
+    problems = []
+    # No default is an interpolation.
+    for key in (key for key in keys().values() if key.path in given):
+        names: list[str] = []
+        try:
+            _read_all(OmegaConf.select(typed, key.path, throw_on_missing=False), names)
+        except OmegaConfBaseException as error:
+            raw = OmegaConf.to_container(typed, resolve=False)
+            assert isinstance(raw, dict)
+            path, value = key.path, get_value(raw, key.path)
+            # Of a mapping, show the failed entry only: other entries may be secrets. `value` stops being a mapping
+            # when the entry refers to another key that holds the mapping.
+            for name in names:
+                if isinstance(value, dict):
+                    path, value = f"{path}.{name}", value[name]
+            rule, fix = explain_interpolation(key, str(value), error)
+            problems.append(Problem(path=path, rule=rule, value=str(value), fix=fix, origin=origin(key.path)))
+            broken.add(key.path)
+            _assign(typed, key, 1 if key.required else None if key.optional else key.default)
+    return problems
+
+
+def _read_all(found: Any, names: list[str]) -> None:
+    """Reads every value in `found`; on an error `names` is the path of the entry that caused it."""
+    if isinstance(found, DictConfig):
+        for name in found:
+            names.append(str(name))
+            _read_all(found[name], names)
+            names.pop()
+    elif OmegaConf.is_config(found):
+        OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
