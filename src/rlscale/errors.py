@@ -9,6 +9,8 @@ Exception
     ├── RewardError      a reward raised or returned no finite number; names the sample
     ├── EngineError      an engine rejected a request or did not respond
     ├── WeightSyncError  weights on an engine differ from those of the trainer; names tensor or engine
+    ├── FailureShareError  too many trajectories failed; carries the commonest cause
+    ├── EmptyRolloutError  filters dropped every group for long
     ├── StalenessError   a sample is older than `rollout.max_staleness` allows; names the sample
     └── CheckError       an assertion of `ci.*` does not hold; names the assertion and the value found
 """
@@ -22,6 +24,11 @@ from typing import Any
 def show(value: Any) -> str:
     """A value as it is written in YAML."""
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
+
+
+def count_noun(number: int, noun: str) -> str:
+    """A number with its noun: `1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +48,18 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be run. `problems` holds all problems found, not only the first."""
+    """The configuration cannot be run. `problems` holds all problems found, not only the first.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    `after_start` is true for problems that were found when processes of the run had already been started.
+    """
+
+    def __init__(self, problems: Sequence[Problem], *, after_start: bool = False) -> None:
         assert problems, "a ConfigError needs at least one problem"
-        self.problems = tuple(problems)
+        self.problems, self.after_start = tuple(problems), after_start
         super().__init__("\n".join(str(p) for p in self.problems))
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...]], dict[str, Any]]:
+        return type(self), (self.problems,), {"after_start": self.after_start}
 
 
 class DataError(ValueError):
@@ -76,12 +89,24 @@ class RewardError(RuntimeError):
     """
 
 
+class HookError(RuntimeError):
+    """A user function between generation and training failed; the message names its key, file and line."""
+
+
 class EngineError(RuntimeError):
     """An engine rejected a request or could not be reached; the message names engine, endpoint and status."""
 
 
 class WeightSyncError(RuntimeError):
     """The weights on an engine differ from those that the trainer sent; the message names the tensor or the engine."""
+
+
+class FailureShareError(RuntimeError):
+    """More trajectories failed than `sampling.max_failed_share` allows; the message has the commonest cause."""
+
+
+class EmptyRolloutError(RuntimeError):
+    """Filters or failures dropped so many groups in a row that a rollout cannot be completed."""
 
 
 class StalenessError(RuntimeError):

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -19,12 +20,10 @@ from rlscale.types import (
     Generation,
     Group,
     Prompt,
-    RolloutColumns,
+    RankChecksums,
     Sample,
     SamplingParams,
     StepPlan,
-    StepSamples,
-    TokenColumns,
     TrainBatch,
     TrainResult,
     WeightBucket,
@@ -35,8 +34,6 @@ from rlscale.types import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlscale.config import MegatronConfig
 
 Metrics = Mapping[str, float]
 
@@ -63,143 +60,15 @@ class PromptSource(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores one finished sample. A plain or an async function; runs off the event loop.
+    """Scores one finished sample. A plain or an async function; runs in a process that imports it.
 
     With `reward.key` it returns several numbers by name: that one is trained on, the others are metrics. A parameter
     `custom` receives the config's node of that name.
 
-    Raises: anything; the run then stops and names the sample (a failure never becomes a zero reward).
+    Raises: anything; after `reward.max_retries` further calls the sample has failed (it never gets a zero for that).
     """
 
     def __call__(self, sample: Sample) -> float | Mapping[str, float]: ...
-
-
-class LossFunction(Protocol):
-    """`algo.custom_loss_function_path`: a loss that replaces `policy_loss`. Called by position.
-
-    A parameter `custom`, here and in the four functions below, receives the config's node of that name.
-
-    Returns the loss at every token; the trainer reduces it to the loss of the step, so that the result does not depend
-    on micro-batches and ranks. Values where the mask is false are ignored.
-
-    Args:
-        logprobs: of the policy, with gradient. [T]
-        tokens: the other columns of the tokens.
-
-    Returns:
-        The loss at each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
-    """
-
-    def __call__(
-        self, logprobs: Tensor, tokens: TokenColumns, /
-    ) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
-
-
-class AdvantageFunction(Protocol):
-    """`algo.custom_advantage_function_path`: rewards to advantages. Runs on every rank, on the whole rollout.
-
-    `tokens.old_logprobs` and `tokens.ref_logprobs` are set if the run makes those passes (`train.reuse_logprobs=false`,
-    `algo.use_kl_loss`). Must be deterministic, since every rank computes it separately.
-
-    Returns:
-        The advantage at each token. [T]
-    """
-
-    def __call__(self, rollout: RolloutColumns, /) -> Tensor: ...
-
-
-class WeightFunction(Protocol):
-    """`algo.custom_tis_function_path`: weights of the policy loss, from `tokens.old_logprobs` and `rollout_logprobs`.
-
-    A weight of 0 masks a token: the denominators of the loss stay. No gradient flows through the weights.
-
-    Returns:
-        The weight of each token [T], and {metric: (sum, count)}: the same names in every micro-batch.
-    """
-
-    def __call__(self, tokens: TokenColumns, /) -> tuple[Tensor, Mapping[str, tuple[Tensor, Tensor]]]: ...
-
-
-class ReducerFunction(Protocol):
-    """`algo.custom_reducer_function_path`: weight of each sample's tokens in the loss of an optimiser step.
-
-    The loss of the step is the sum over its samples of weight * (sum of the sample's losses by token), KL loss and
-    entropy bonus included. So the weights contain the denominators, and the result does not depend on micro-batches and
-    ranks. Must be deterministic, since every rank computes it separately. It does not apply to the loss of a critic.
-
-    Returns:
-        The weight of each sample, finite. [S]
-    """
-
-    def __call__(self, step: StepSamples, /) -> Tensor: ...
-
-
-class PostprocessFunction(Protocol):
-    """`train.rollout_data_postprocess_path`: changes the columns of a rollout right before training.
-
-    Called once per rollout on every rank, after advantages, with the samples that this rank trains on (maybe none). The
-    result replaces `old_logprobs`, `rollout_logprobs`, `ref_logprobs` and `advantages`. Mask and sample ids must stay,
-    since the denominators depend on them, and None must stay None: to remove a token from the policy loss, set its
-    advantage to 0.
-
-    Returns:
-        The columns to train with, and {metric: (sum, count)}: the same names on every rank.
-    """
-
-    def __call__(self, rollout: RolloutColumns, /) -> tuple[TokenColumns, Mapping[str, tuple[Tensor, Tensor]]]: ...
-
-
-class MegatronInit(Protocol):
-    """`megatron.init_hook_path`: called once on each rank, after Megatron-core's groups and before any model is built.
-
-    Args:
-        megatron: the config group, resolved.
-    """
-
-    def __call__(self, megatron: MegatronConfig, /) -> None: ...
-
-
-class BeforeLogprobs(Protocol):
-    """`megatron.before_log_prob_hook_path`: called on each rank before each forward pass without gradient.
-
-    Args:
-        model: the pipeline chunks of this rank, with the weights of the pass.
-        role: owner of these weights: `policy`, `old_policy`, `reference`, `teacher` or `critic`.
-    """
-
-    def __call__(self, model: Sequence[Any], role: str, /) -> None: ...
-
-
-class BeforeTrainStep(Protocol):
-    """`megatron.before_train_step_hook_path`: called on each rank before each optimiser step, gradients still unset.
-
-    Args:
-        rollout_id: the rollout that is trained on.
-        step_id: optimiser steps done so far.
-        model: the pipeline chunks of this rank, wrapped in their gradient buffers; of the policy or of the critic.
-        optimizer: Megatron-core's, of these chunks.
-    """
-
-    def __call__(self, rollout_id: int, step_id: int, model: Sequence[Any], optimizer: Any, /) -> None: ...
-
-
-class ModelProvider(Protocol):
-    """`model.custom_model_provider_path`: builds one pipeline chunk of a model of Megatron-core.
-
-    Called for policy and critic. Weights are loaded afterwards, by their names.
-
-    Args:
-        build: builds the default chunk; keyword arguments override those that it passes (`build.arguments`) to its
-            class, a subclass of GPTModel (`build.kind`).
-        pre_process: the chunk has the embedding.
-        post_process: the chunk has the final norm, and the output layer or value head.
-        vp_stage: index of the chunk on this rank, with an interleaved pipeline.
-
-    Returns:
-        An object of `build.kind` or of a subclass of it.
-    """
-
-    def __call__(self, build: Any, pre_process: bool, post_process: bool, vp_stage: int | None, /) -> Any: ...
 
 
 class Engine(Protocol):
@@ -290,8 +159,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def checksums(self) -> dict[str, str]:
-        """Checksum of every weight of the engine, by Hugging Face name."""
+    async def checksums(self) -> list[RankChecksums]:
+        """Checksums of the weights of every rank that reports them: of the first pipeline stage."""
         ...
 
     async def close(self) -> None: ...
@@ -428,6 +297,21 @@ class Trainers(Protocol):
     async def export_hf(self, folder: Path) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectSettings:
+    """Size of a rollout.
+
+    With `num_groups=None` the rollout is the groups of the first draw, and none of them may be dropped.
+    """
+
+    num_groups: int | None = None
+    wave: int = 1  # groups in flight at the beginning, and drawn at once when some are missing
+    takes_first_finished: bool = False  # partial rollouts
+    in_rounds: bool = False  # partial rollouts: groups are finished, or return unfinished, together
+    is_filled: bool = False  # with dropped groups, before further prompts are drawn
+    keeps_dropped: bool = False  # until the rollout is trained, for a hook of all samples
+
+
 class RolloutSource(Protocol):
     """Source of prompts by rollout and of finished groups: generated and rewarded, or read from data (SFT)."""
 
@@ -436,11 +320,41 @@ class RolloutSource(Protocol):
         """True if the samples have rewards."""
         ...
 
-    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
-        """Returns the prompts of the next rollout, each with the index of its group, and advances the position."""
+    @property
+    def settings(self) -> CollectSettings:
+        """Size of a rollout."""
         ...
 
-    async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
+    @property
+    def max_lag(self) -> int:
+        """Weight updates by which a token may be older than `rollout.max_staleness` allows: partial rollouts."""
+        ...
+
+    def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
+        """Returns the next prompts, each with the index of its group, and advances the position.
+
+        Args:
+            number: of prompts; None: a whole rollout.
+        """
+        ...
+
+    async def draw(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
+        """As `next_prompts`; a prompt source of the user runs outside of the event loop."""
+        ...
+
+    def trajectory_ids(self, index: int) -> Sequence[int]:
+        """The ids of a group's trajectories."""
+        ...
+
+    async def group(
+        self,
+        index: int,
+        prompt: Prompt,
+        *,
+        oldest: WeightVersion,
+        newest: WeightVersion | None,
+        before: Group | None = None,
+    ) -> Group:
         """Generates one group. Samples that an engine aborted are included, without reward.
 
         Args:
@@ -448,7 +362,24 @@ class RolloutSource(Protocol):
             prompt: its prompt, from `next_prompts`.
             oldest: oldest version that the engines may have; a token of an older one is an error of the engine.
             newest: newest version that they may have; None: weights may be updated during generation.
+            before: the group with the samples that it has so far, to be continued.
         """
+        ...
+
+    def reason_to_drop(self, group: Group) -> str | Awaitable[str | None] | None:
+        """Name of the filter that drops a finished group; None: it is kept. Awaited where the filter takes time."""
+        ...
+
+    async def choose_buffered(self, groups: Sequence[Group], number: int) -> list[int]:
+        """The indices of at most `number` groups of the buffer that come next."""
+        ...
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Notes that groups were trained on; later draws may depend on their lengths and rewards."""
+        ...
+
+    async def stop(self, indices: Sequence[int]) -> None:
+        """Aborts the requests of groups: `group` returns them unfinished."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

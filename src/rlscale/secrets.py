@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -20,6 +21,7 @@ _INNER_VALUE = re.compile(
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 
 
+@lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
     """Returns True if a setting of this dotted name holds a secret: a key, a token or a password.
 

@@ -4,8 +4,8 @@ Shape legend: S samples, T packed tokens of all samples, R response tokens of on
 Columns are numpy arrays, which Ray's object store passes to every rank without a copy.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WeightVersion: TypeAlias = int
 """Number of weight updates that the trainer has made; 0 is the initial checkpoint."""
 
+UInt8 = npt.NDArray[np.uint8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -31,10 +32,41 @@ class SampleStatus(StrEnum):
     pending = "pending"
     completed = "completed"
     truncated = "truncated"
-    aborted = "aborted"
+    aborted = "aborted"  # by a weight update or the end of a rollout; it may be continued
+    failed = "failed"  # see `Sample.failure`
 
 
-class Turn(NamedTuple):
+class FailureCause(StrEnum):
+    """Causes of a trajectory's failure. `policy` and `budget` are ends of an attempt, which is graded."""
+
+    policy = "policy"  # e.g. an answer that cannot be parsed
+    budget = "budget"  # tokens or turns ran out
+    tool = "tool"
+    environment = "environment"
+    sandbox = "sandbox"
+    grader = "grader"
+    model_server = "model_server"
+    controller = "controller"  # user code or rlscale around the trajectory
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether an attempt that ends this way gets a reward. The others are infrastructure: they are retried."""
+        return self in (FailureCause.policy, FailureCause.budget)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Reason why a trajectory has no result. It is a value: it never becomes a reward.
+
+    Example:
+        Failure(cause=FailureCause.grader, message="reward of sample 3 must be finite, got nan")
+    """
+
+    cause: FailureCause
+    message: str  # one line for the user; names file and row where there are some
+
+
+class ConversationPart(NamedTuple):
     """A part of a conversation for supervised training."""
 
     text: str
@@ -54,7 +86,9 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    turns: tuple[Turn, ...] = ()  # the rest of the conversation, for supervised training on whole conversations
+    turns: tuple[
+        ConversationPart, ...
+    ] = ()  # the rest of the conversation, for supervised training on whole conversations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +118,10 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1  # -1 is off
     min_p: float = 0.0  # minimum probability of a token relative to the most likely one; 0 is off
+    # Of tokens that the response already contains, a penalty reduces the logit: logprobs are those after penalties.
+    repetition_penalty: float = 1.0  # divides a positive logit and multiplies a negative one; 1 is off
+    frequency_penalty: float = 0.0  # subtracted for each occurrence; 0 is off
+    presence_penalty: float = 0.0  # subtracted once; 0 is off
     stop: tuple[str, ...] = ()  # strings that end a response; its text ends before the string
     stop_token_ids: tuple[int, ...] = ()
     min_new_tokens: int = 0  # tokens that end a response are not sampled before this many others
@@ -92,7 +130,24 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True  # in the text, for tokenizers that support it
     no_stop_trim: bool = False  # the text keeps the string or token that ended it
     sampling_seed: int | None = None  # None: the engine chooses one
-    routes: RouteShape | None = None  # routes to return; None: no routes. Not part of `sampling_params`
+    others: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further parameters, only for SGLang
+    # Not part of `sampling_params`:
+    routes: RouteShape | None = None  # routes to return; None: no routes
+    max_context_len: int | None = None  # maximum tokens of prompt and response; None: the caller has checked them
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    def with_values(self, values: Mapping[str, Any]) -> "SamplingParams":
+        """A copy with these parameters, by SGLang's names; None leaves one unchanged.
+
+        Example:
+            params.with_values({"repetition_penalty": 1.05, "logit_bias": {"7": -1.0}})
+        """
+        given = {name: value for name, value in values.items() if value is not None}
+        own = {name: given.pop(name) for name in list(given) if name in self.__slots__}
+        return replace(self, **own, others={**self.others, **given})
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of `/generate`."""
@@ -111,17 +166,35 @@ class SamplingParams:
         for key, neutral in _WIRE_DEFAULTS.items():
             if getattr(self, key) != neutral:
                 wire[key] = getattr(self, key)
-        return wire
+        return {**wire, **self.others}
 
 
 _WIRE_DEFAULTS: dict[str, Any] = {
     "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
     "min_new_tokens": 0,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "no_stop_trim": False,
     "sampling_seed": None,
 }
+
+
+def fit_context(params: SamplingParams, num_input_tokens: int) -> SamplingParams:
+    """Parameters whose response fits into `max_context_len` after this number of input tokens.
+
+    An engine refuses a request that could become longer than its context, so `max_new_tokens` is shortened, and
+    `min_new_tokens` with it.
+    """
+    available = params.max_new_tokens
+    if params.max_context_len is not None:
+        available = min(available, params.max_context_len - num_input_tokens)
+        assert available > 0, f"{num_input_tokens} input tokens must be fewer than {params.max_context_len}"
+    if available == params.max_new_tokens and params.min_new_tokens <= available:
+        return params
+    return replace(params, max_new_tokens=available, min_new_tokens=min(params.min_new_tokens, available))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +211,11 @@ class Generation:
     routes: RouteIds | None = field(default=None, compare=False)
 
 
-@dataclass(kw_only=True, slots=True)
+REWARDS, REWARD_WEIGHTS = "rewards", "reward_weights"
+"""Entries of a sample's metadata: rewards by name, and the weights of those that are summed."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
 class Sample:
     """A root-to-leaf path of a trajectory, as trained: a prompt and its response.
 
@@ -150,23 +227,34 @@ class Sample:
         sample.append([2, 5], logprobs=[-0.1, -0.3], weight_versions=[7, 7])
     """
 
-    index: int  # unique in the run
+    index: int  # of the trajectory, unique in the run
     group_index: int  # unique in the run
     prompt: Prompt
     seed: int
-    tokens: list[int] = field(default_factory=list)  # prompt and response
-    loss_mask: list[int] = field(default_factory=list)  # [R] 1: trainable
-    rollout_logprobs: list[float] = field(default_factory=list)  # [R]
-    weight_versions: list[WeightVersion] = field(default_factory=list)  # [R]
+    path: int = 0  # number of this path among those of its trajectory
+    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # prompt and response
+    loss_mask: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))  # [R] 1: trainable
+    rollout_logprobs: Float32 = field(default_factory=lambda: np.empty(0, np.float32))  # [R]
+    weight_versions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # [R]
     response: str = ""
     status: SampleStatus = SampleStatus.pending
     reward: float | None = None
+    failure: Failure | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    routes: RouteIds | None = field(default=None, compare=False)  # [tokens, layers, chosen] by the engine
+    routes: RouteIds | None = None  # [tokens, layers, chosen] by the engine
 
     def __post_init__(self) -> None:
-        if not self.tokens:
-            self.tokens = list(self.prompt.token_ids)
+        if not len(self.tokens):
+            self.tokens = np.asarray(self.prompt.token_ids, np.int32)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal values of every field; routes are not compared."""
+        if not isinstance(other, Sample):
+            return NotImplemented
+        pairs = [
+            (getattr(self, each.name), getattr(other, each.name)) for each in fields(self) if each.name != "routes"
+        ]
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
     @property
     def prompt_len(self) -> int:
@@ -178,18 +266,18 @@ class Sample:
 
     @property
     def response_ids(self) -> list[int]:
-        return self.tokens[self.prompt_len :]
+        return self.tokens[self.prompt_len :].tolist()  # type: ignore[no-any-return]
 
     def append(
         self,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | Int32,
         *,
-        logprobs: Sequence[float],
-        weight_versions: Sequence[WeightVersion],
+        logprobs: Sequence[float] | Float32,
+        weight_versions: Sequence[WeightVersion] | Int32,
         trainable: bool = True,
         routes: RouteIds | None = None,
     ) -> None:
-        """Extends the response.
+        """Extends the response. Copies all columns: appending token by token takes quadratic time.
 
         Args:
             token_ids: [N]
@@ -199,16 +287,17 @@ class Sample:
             routes: of all tokens so far except the last, [tokens - 1, layers, chosen]. A token keeps the first route
                 it gets, which it was generated with; the route of the others stays unknown until a later call.
         """
-        assert len(token_ids) == len(logprobs) == len(weight_versions), "columns of a sample must have equal length"
-        self.tokens.extend(token_ids)
-        self.loss_mask.extend([int(trainable)] * len(token_ids))
-        self.rollout_logprobs.extend(logprobs)
-        self.weight_versions.extend(weight_versions)
+        num = len(token_ids)
+        assert num == len(logprobs) == len(weight_versions), "columns of a sample must have equal length"
+        self.tokens = np.concatenate([self.tokens, np.asarray(token_ids, np.int32)])
+        self.loss_mask = np.concatenate([self.loss_mask, np.full(num, trainable, np.uint8)])
+        self.rollout_logprobs = np.concatenate([self.rollout_logprobs, np.asarray(logprobs, np.float32)])
+        self.weight_versions = np.concatenate([self.weight_versions, np.asarray(weight_versions, np.int32)])
         if routes is not None or self.routes is not None:
-            self.routes = _merge_routes(self.routes, routes, num_tokens=len(self.tokens))
+            self.routes = merge_routes(self.routes, routes, num_tokens=len(self.tokens))
 
 
-def _merge_routes(known: RouteIds | None, new: RouteIds | None, *, num_tokens: int) -> RouteIds:
+def merge_routes(known: RouteIds | None, new: RouteIds | None, *, num_tokens: int) -> RouteIds:
     """Routes of `num_tokens` tokens: the known ones, else the new ones, else the mark of an unknown one."""
     like = new if new is not None else known
     assert like is not None, "at least one of known and new is given"
@@ -231,6 +320,18 @@ class Group:
     index: int  # unique in the run
     prompt: Prompt
     samples: list[Sample]
+    failed: list[Sample] = field(default_factory=list)  # neither trained on nor part of the baseline
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sample has ended; False for a prompt without samples, too."""
+        unfinished = (SampleStatus.pending, SampleStatus.aborted)
+        return bool(self.samples or self.failed) and all(sample.status not in unfinished for sample in self.samples)
+
+    def trajectory_rewards(self) -> list[float]:
+        """One reward for each trajectory, however many samples it has; without the failed ones."""
+        rewards = {sample.index: sample.reward for sample in self.samples}
+        return [reward for reward in rewards.values() if reward is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,8 +352,13 @@ class TrainBatch:
     group_ids: Int64  # [S]
     trajectory_ids: Int64  # [S] samples of one trajectory (a fan-out) share one and count once in the loss
     version: WeightVersion  # current weights when the rollout was passed to the trainer
+    rollout_id: int = 0
     logprob_samples: tuple[int, ...] = ()  # samples whose logprobs the trainer returns
     routes: RouteIds | None = field(default=None, compare=False)  # [T, layers, chosen] by engines; None: not requested
+    # [S, K] rewards by name, the same for all samples of a trajectory; None: `rewards` is the only one
+    named_rewards: Float32 | None = None
+    reward_names: tuple[str, ...] = ()  # [K]
+    reward_weights: tuple[float, ...] = ()  # [K] in the sum over names; empty: 1 each
 
     @property
     def num_samples(self) -> int:
@@ -285,10 +391,15 @@ class TokenColumns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutColumns:
-    """Samples of a rollout as passed to a user's function: all of them on every rank, or those of a rank. S samples."""
+    """Part of a rollout as passed to a user's function.
+
+    For advantages, all trajectories on every rank: a trajectory of several samples is one row here, whose tokens are
+    those of its samples in order. For postprocessing, the samples of a rank. S trajectories or samples.
+    """
 
     rewards: "Tensor"  # [S]
     group_ids: "Tensor"  # [S] int64; samples of one prompt share one
+    trajectory_ids: "Tensor"  # [S] int64; samples of one trajectory (a fan-out) share one
     tokens: TokenColumns
 
 
@@ -328,6 +439,7 @@ class TrainResult:
     steps: list[dict[str, float]]  # metrics of each optimiser step, e.g. "loss", "grad_norm", "lr"
     metrics: dict[str, float]  # metrics of the whole rollout, e.g. "logprob_diff/mean"
     seconds: dict[str, float] = field(default_factory=dict)  # duration by phase
+    num_epochs: int = 1  # passes over the rollout; `steps` has those of the first one, of the second one, ...
     # Of the samples in `TrainBatch.logprob_samples`, by the weights before this rollout's steps. [R]; NaN: not computed
     logprobs: dict[int, Float32] = field(default_factory=dict)
 
@@ -364,6 +476,15 @@ class WeightBucket:
     shapes: list[list[int]]
     checksums: list[str]  # empty if they are sent with the bytes
     load_format: str = "flattened_bucket"  # | "tensor_blocks"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankChecksums:
+    """Checksums of the weights that one tensor-parallel rank of an engine holds, by the engine's names."""
+
+    checksums: Mapping[str, str]
+    rank: int = 0
+    size: int = 1  # number of tensor-parallel ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,15 +30,23 @@ class AdvantageInputs:
     layout: TokenLayout
     normalize_rewards: bool = True  # False: the raw reward replaces the group-centred one
     divide_by_std: bool = True  # False: Dr.GRPO (arXiv:2503.20783)
+    batch_std: bool = False  # divide by the standard deviation of all rewards instead of the group's
+    named_rewards_SK: Tensor | None = None  # [S, K] the rewards by kind, for gdpo; None: `rewards_S` alone
+    reward_weights_K: Tensor | None = None  # [K] weight of each kind; None: 1
     kl_T: Tensor | None = None  # [T] KL(old policy, reference) at each token, no gradient; None: 0
     kl_coef: float = 0.0  # weight of the KL in the rewards
     values_T: Tensor | None = None  # [T] critic's estimate before each token; None: no critic
     gamma: float = 1.0  # discount per trainable token
     lambd: float = 1.0  # lambda of GAE
+    lambd_critic: float | None = None  # lambda of the returns, the targets of the critic; None: `lambd`
+    lambd_alpha: float | None = None  # lambda of the advantages is 1 - 1 / (alpha * length); None: `lambd`
 
     def __post_init__(self) -> None:
         check_shape("rewards_S", self.rewards_S, (self.layout.num_samples,))
         check_shape("group_ids_S", self.group_ids_S, (self.layout.num_samples,))
+        if self.named_rewards_SK is not None and self.named_rewards_SK.shape[:-1] != self.rewards_S.shape:
+            shape = tuple(self.named_rewards_SK.shape)
+            raise ValueError(f"named_rewards_SK must have one row per sample, got shape {shape}")
         for name in ("kl_T", "values_T"):
             column = getattr(self, name)
             if column is not None:
@@ -55,7 +63,7 @@ class Advantages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimator:
-    """Entry of `ESTIMATORS`: the function, its paper, and the policy loss that goes with it."""
+    """Entry of `ESTIMATORS`: the function, its paper, and the policy loss that goes with it by default."""
 
     compute: Callable[[AdvantageInputs], Advantages]
     paper: str
@@ -96,6 +104,23 @@ def normalize_by_group(rewards_S: Tensor, *, group_ids_S: Tensor, divide_by_std:
     return centred_S / (variance_G.sqrt()[groups_S] + STD_EPSILON)
 
 
+def batch_std(rewards_S: Tensor) -> Tensor:
+    """Unbiased standard deviation of all rewards of the rollout, a scalar; 0 for fewer than two.
+
+    Divided by it instead of the group's deviation, prompts keep their relative weights: one with nearly equal rewards
+    does not get as large advantages as one with mixed ones (Lite PPO, arXiv:2508.08221). TRL: `scale_rewards="batch"`,
+    with 1e-4 in place of 1e-6.
+
+    Args:
+        rewards_S: one reward per sample. [S]
+    """
+    check_vectors(rewards_S=rewards_S)
+    rewards_S = at_least_float32(rewards_S)
+    # One group of all samples: its rewards are centred without rounding where they are equal.
+    centred_S = normalize_by_group(rewards_S, group_ids_S=torch.zeros_like(rewards_S), divide_by_std=False)
+    return (centred_S.square().sum() / max(len(rewards_S) - 1, 1)).sqrt()
+
+
 def leave_one_out(scores_S: Tensor, *, group_ids_S: Tensor) -> Tensor:
     """s_i minus the mean of the other scores of its group; 0 in a group of one. [S]
 
@@ -116,7 +141,7 @@ def leave_one_out(scores_S: Tensor, *, group_ids_S: Tensor) -> Tensor:
 
 
 def gae(
-    rewards_T: Tensor, *, values_T: Tensor, layout: TokenLayout, gamma: float, lambd: float
+    rewards_T: Tensor, *, values_T: Tensor, layout: TokenLayout, gamma: float, lambd: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation: advantages and returns (GAE, arXiv:1506.02438).
 
@@ -129,7 +154,8 @@ def gae(
         rewards_T: token rewards. [T]
         values_T: V before each token. [T]
         layout: samples and trainable tokens.
-        gamma, lambd: within [0, 1].
+        gamma: within [0, 1].
+        lambd: within [0, 1], the same for all samples, or one of each sample. [S]
 
     Returns:
         A and R without gradient, 0 where not trainable. [T], [T]
@@ -144,6 +170,24 @@ def gae(
     deltas_T = rewards_T + gamma * next_T - values_T
     advantages_T = discounted_sums(deltas_T, layout=layout, decay=gamma * lambd)
     return advantages_T, advantages_T + values_T
+
+
+def length_adaptive_lambda(layout: TokenLayout, *, alpha: float) -> Tensor:
+    """Lambda of each sample: 1 - 1 / (alpha * l) for l trainable tokens, at least 0 (VAPO, arXiv:2504.05118).
+
+    With a constant lambda the reward at the end of a long response reaches its first tokens with weight lambda^l, close
+    to 0; here the weights of all terms of GAE add up to about alpha * l, a fixed share of the response.
+
+    Args:
+        layout: samples and trainable tokens.
+        alpha: above 0; 0.05 in the paper.
+
+    Returns:
+        Within [0, 1), float32. [S]
+    """
+    if alpha <= 0:
+        raise ValueError(f"alpha must be above 0, got {alpha}")
+    return (1 - 1 / (alpha * layout.counts_per_sample().clamp(min=1))).clamp(min=0.0)
 
 
 def kl_penalty(inputs: AdvantageInputs) -> Tensor:
@@ -174,9 +218,66 @@ def group_relative(inputs: AdvantageInputs) -> Advantages:
     verl: `algorithm.adv_estimator=grpo`. slime: `--advantage-estimator grpo`, `gspo` or `cispo`. TRL: `GRPOTrainer`.
     """
     layout = inputs.layout
-    scores_S = at_least_float32(inputs.rewards_S)
-    if inputs.normalize_rewards:
-        scores_S = normalize_by_group(scores_S, group_ids_S=inputs.group_ids_S, divide_by_std=inputs.divide_by_std)
+    return Advantages(advantages_T=zero_masked(layout.spread(_group_scores(inputs)), mask_T=layout.mask_T))
+
+
+def _group_scores(inputs: AdvantageInputs) -> Tensor:
+    """Rewards relative to their group, scaled as the inputs say. [S]"""
+    rewards_S = at_least_float32(inputs.rewards_S)
+    if not inputs.normalize_rewards:
+        return rewards_S
+    by_group = inputs.divide_by_std and not inputs.batch_std
+    scores_S = normalize_by_group(rewards_S, group_ids_S=inputs.group_ids_S, divide_by_std=by_group)
+    if inputs.divide_by_std and inputs.batch_std:
+        scores_S = scores_S / (batch_std(rewards_S) + STD_EPSILON)
+    return scores_S
+
+
+def gpg(inputs: AdvantageInputs) -> Advantages:
+    """A_t = a (r - mean of the group), with a = S / number of samples in groups of unequal rewards (arXiv:2504.02546).
+
+    Group Policy Gradient: the factor makes up for groups whose rewards are all equal, which add no gradient but count
+    in the mean of the loss; 1 if all groups are such. With `divide_by_std` also / (std + 1e-6). Its loss is REINFORCE.
+    verl: `algorithm.adv_estimator=gpg`, which counts the rewards that are not 0 instead.
+    """
+    layout, scores_S = inputs.layout, _group_scores(inputs)
+    groups_S: Tensor
+    sizes_G: Tensor
+    _, groups_S, sizes_G = torch.unique(inputs.group_ids_S, return_inverse=True, return_counts=True)
+    low_G = torch.zeros_like(sizes_G, dtype=scores_S.dtype)
+    high_G = low_G.scatter_reduce(0, groups_S, scores_S, reduce="amax", include_self=False)
+    low_G = low_G.scatter_reduce(0, groups_S, scores_S, reduce="amin", include_self=False)
+    num_unequal = int(sizes_G[high_G > low_G].sum())
+    factor = len(scores_S) / num_unequal if num_unequal else 1.0
+    return Advantages(advantages_T=zero_masked(layout.spread(factor * scores_S), mask_T=layout.mask_T))
+
+
+def gdpo(inputs: AdvantageInputs) -> Advantages:
+    """A_t = normalised over the batch: sum over k of w_k (r_k - mean(group)) / (std(group) + 1e-6) (arXiv:2601.05242).
+
+    Group reward-Decoupled normalisation Policy Optimization: each kind of reward is normalised within the group before
+    the sum, so that none of them drowns in the scale of another, and the sum once over all samples of the rollout:
+    (x - mean) / (std + 1e-6). Without named rewards k is the one reward. TRL:
+    `multi_objective_aggregation="normalize_then_sum"`. verl: `algorithm.adv_estimator=gdpo`, which normalises the sum
+    over tokens.
+    """
+    layout, rewards_SK = inputs.layout, inputs.named_rewards_SK
+    if rewards_SK is None:
+        rewards_SK = inputs.rewards_S[:, None]
+    scores_SK = torch.stack(
+        [
+            normalize_by_group(rewards_S, group_ids_S=inputs.group_ids_S, divide_by_std=inputs.divide_by_std)
+            for rewards_S in rewards_SK.unbind(dim=1)
+        ],
+        dim=1,
+    )
+    if inputs.reward_weights_K is not None:
+        check_shape("reward_weights_K", inputs.reward_weights_K, tuple(rewards_SK.shape[1:]))
+        scores_SK = scores_SK * inputs.reward_weights_K.to(scores_SK.dtype)
+    scores_S = scores_SK.sum(dim=1)
+    # One group of all samples.
+    one_S = torch.zeros_like(inputs.group_ids_S)
+    scores_S = normalize_by_group(scores_S, group_ids_S=one_S, divide_by_std=True)
     return Advantages(advantages_T=zero_masked(layout.spread(scores_S), mask_T=layout.mask_T))
 
 
@@ -220,13 +321,20 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> Advantages:
 def ppo(inputs: AdvantageInputs) -> Advantages:
     """GAE of r_t = -kl_coef kl_t, plus the reward at the last trainable token (PPO, arXiv:1707.06347).
 
-    verl: `algorithm.adv_estimator=gae`. slime: `--advantage-estimator ppo`. TRL: `PPOTrainer`.
+    VAPO (arXiv:2504.05118) has two lambdas: `lambd_critic` for the returns R = A + V that the critic learns, and
+    `lambd_alpha` for a lambda of the advantages that depends on the length (`length_adaptive_lambda`). verl:
+    `algorithm.adv_estimator=gae`. slime: `--advantage-estimator ppo`. TRL: `PPOTrainer`.
     """
     if inputs.values_T is None:
         raise ValueError("values_T must be given for ppo, got None")
-    advantages_T, returns_T = gae(
-        token_rewards(inputs), values_T=inputs.values_T, layout=inputs.layout, gamma=inputs.gamma, lambd=inputs.lambd
-    )
+    layout, gamma, rewards_T = inputs.layout, inputs.gamma, token_rewards(inputs)
+    lambd: float | Tensor = inputs.lambd
+    if inputs.lambd_alpha is not None:
+        lambd = length_adaptive_lambda(layout, alpha=inputs.lambd_alpha)
+    advantages_T, returns_T = gae(rewards_T, values_T=inputs.values_T, layout=layout, gamma=gamma, lambd=lambd)
+    of_critic = inputs.lambd if inputs.lambd_critic is None else inputs.lambd_critic
+    if isinstance(lambd, Tensor) or of_critic != lambd:
+        _, returns_T = gae(rewards_T, values_T=inputs.values_T, layout=layout, gamma=gamma, lambd=of_critic)
     return Advantages(advantages_T=advantages_T, returns_T=returns_T)
 
 
@@ -234,6 +342,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo": Estimator(compute=group_relative, paper="arXiv:2402.03300"),
     "gspo": Estimator(compute=group_relative, paper="arXiv:2507.18071", policy_loss="gspo"),
     "cispo": Estimator(compute=group_relative, paper="arXiv:2506.13585", policy_loss="cispo"),
+    "gpg": Estimator(compute=gpg, paper="arXiv:2504.02546", policy_loss="reinforce"),
+    "gdpo": Estimator(compute=gdpo, paper="arXiv:2601.05242"),
     "rloo": Estimator(compute=rloo, paper="arXiv:2402.14740"),
     "reinforce_plus_plus": Estimator(compute=reinforce_plus_plus, paper="arXiv:2501.03262"),
     "reinforce_plus_plus_baseline": Estimator(compute=reinforce_plus_plus_baseline, paper="arXiv:2501.03262"),

@@ -16,20 +16,24 @@ from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_vecto
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipRange:
-    """Range [1 - low, 1 + high] of the ratio; `high` None means `low`.
+    """Bounds of the ratio: the range [1 - low, 1 + high], `high` None means `low`; and the soft gate of SAPO.
 
     `dual` > 1 bounds the loss of a token with a negative advantage by -dual * A (arXiv:1912.09729); None: off. verl:
     `clip_ratio_low`, `clip_ratio_high`, `clip_ratio_c`. TRL: `epsilon`, `epsilon_high`, `delta`. slime: `--eps-clip`,
-    `--eps-clip-high`, `--eps-clip-c`.
+    `--eps-clip-high`, `--eps-clip-c`. `gate_pos` and `gate_neg` are read by `sapo_policy_loss` alone.
     """
 
     low: float
     high: float | None = None
     dual: float | None = None
+    gate_pos: float = 1.0  # temperature of SAPO's gate for tokens with a positive advantage
+    gate_neg: float = 1.05  # and for all others
 
     def __post_init__(self) -> None:
         if self.dual is not None and self.dual <= 1:
             raise ValueError(f"dual must be greater than 1, got {self.dual}")
+        if self.gate_pos <= 0 or self.gate_neg <= 0:
+            raise ValueError(f"gate_pos and gate_neg must be above 0, got {self.gate_pos} and {self.gate_neg}")
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -107,6 +111,47 @@ def cispo_policy_loss(
     return zero_masked(-weight_T * advantages_T * logprobs_T, mask_T=layout.mask_T), sums
 
 
+def sapo_policy_loss(
+    logprobs_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
+) -> tuple[Tensor, Sums]:
+    """Surrogate with a soft gate instead of a clip (SAPO, arXiv:2511.20347).
+
+    L = -f(ratio) A, f(x) = 4 / tau sigmoid(tau (x - 1)), with tau = `clip.gate_pos` where A > 0 and `clip.gate_neg`
+    elsewhere. The gradient's weight 4 p (1 - p), p = sigmoid(tau (ratio - 1)), is 1 on the old policy and falls
+    smoothly on both sides: no token loses its gradient at once. A larger tau makes it fall faster. verl:
+    `compute_policy_loss_sapo`, `tau_pos`, `tau_neg`. TRL: `loss_type="sapo"`, `sapo_temperature_pos`,
+    `sapo_temperature_neg`. slime has none. Arguments as `clipped_policy_loss`; low, high and dual have no effect.
+    """
+    log_ratio_T, advantages_T = _log_ratio(
+        logprobs_T, old_logprobs_T=old_logprobs_T, advantages_T=advantages_T, layout=layout
+    )
+    ratio_T = _exp(log_ratio_T)
+    tau_T = torch.where(advantages_T > 0, clip.gate_pos, clip.gate_neg)
+    gate_T = torch.sigmoid(tau_T * (ratio_T - 1))
+    sums = _ratio_sums(log_ratio_T, ratio_T=ratio_T, layout=layout)
+    # The factor of the gradient, relative to an open gate.
+    sums["gate_mean"] = layout.sum_and_count(4 * gate_T * (1 - gate_T))
+    return zero_masked(-4 / tau_T * gate_T * advantages_T, mask_T=layout.mask_T), sums
+
+
+def reinforce_policy_loss(
+    logprobs_T: Tensor, *, old_logprobs_T: Tensor, advantages_T: Tensor, layout: TokenLayout, clip: ClipRange
+) -> tuple[Tensor, Sums]:
+    """Plain policy gradient: L = -A logprob (REINFORCE, Williams 1992; the loss of GPG, arXiv:2504.02546).
+
+    No ratio and no clip: before the first step of a rollout its gradient is that of the clipped loss. Importance
+    weights of the policy that generated the tokens multiply it as they do every loss (TIS, decoupled PPO). verl:
+    `compute_policy_loss_gpg`, `compute_policy_loss_reinforce`. Arguments as `clipped_policy_loss`; the old logprobs
+    are for the metrics, and `clip` has no effect.
+    """
+    log_ratio_T, advantages_T = _log_ratio(
+        logprobs_T.detach(), old_logprobs_T=old_logprobs_T, advantages_T=advantages_T, layout=layout
+    )
+    logprobs_T = zero_masked(at_least_float32(logprobs_T), mask_T=layout.mask_T)
+    sums = _ratio_sums(log_ratio_T, ratio_T=_exp(log_ratio_T), layout=layout)
+    return zero_masked(-advantages_T * logprobs_T, mask_T=layout.mask_T), sums
+
+
 def sft_loss(logprobs_T: Tensor, *, layout: TokenLayout) -> Tensor:
     """Negative logprob of each trainable token, 0 elsewhere: cross-entropy of the labels. [T]
 
@@ -160,6 +205,8 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "clip": clipped_policy_loss,
     "gspo": gspo_policy_loss,
     "cispo": cispo_policy_loss,
+    "sapo": sapo_policy_loss,
+    "reinforce": reinforce_policy_loss,
 }
 
 

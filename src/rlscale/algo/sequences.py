@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlscale.algo.ragged import TokenLayout, check_vectors, zero_masked
+from rlscale.algo.ragged import TokenLayout, check_shape, check_vectors, zero_masked
 
 CHUNK = 64
 
@@ -51,7 +51,7 @@ class TrainableTokens:
         return has_tokens_S.nonzero().squeeze(1), self.counts_S.cumsum(0)[has_tokens_S] - 1
 
 
-def discounted_sums(values_T: Tensor, *, layout: TokenLayout, decay: float) -> Tensor:
+def discounted_sums(values_T: Tensor, *, layout: TokenLayout, decay: float | Tensor) -> Tensor:
     """y_t = x_t + decay * y_next, with `next` the next trainable token of the same sample and y = 0 after the last.
 
     Equal to the serial recursion up to rounding, in about log(T) steps: a chunk is one product with a triangular matrix
@@ -61,21 +61,30 @@ def discounted_sums(values_T: Tensor, *, layout: TokenLayout, decay: float) -> T
     Args:
         values_T: x. Values where a token is not trainable are not read. [T]
         layout: samples and trainable tokens.
-        decay: within [0, 1].
+        decay: within [0, 1], the same for all samples, or one of each sample. [S]
 
     Returns:
         y, 0 where not trainable. [T]
     """
     check_vectors(values_T=values_T, mask_T=layout.mask_T)
-    if not 0 <= decay <= 1:
-        raise ValueError(f"decay must be within [0, 1], got {decay}")
+    _check_decay(decay, layout=layout)
     tokens = TrainableTokens.from_layout(layout)
     sums_T = torch.zeros_like(values_T)
     sums_T[tokens.rows_N] = _suffix_sums(values_T[tokens.rows_N], lengths_S=tokens.counts_S, decay=decay)
     return zero_masked(sums_T, mask_T=layout.mask_T)
 
 
-def _suffix_sums(values_N: Tensor, *, lengths_S: Tensor, decay: float) -> Tensor:
+def _check_decay(decay: float | Tensor, *, layout: TokenLayout) -> None:
+    if isinstance(decay, Tensor):
+        check_shape("decay", decay, (layout.num_samples,))
+        within = bool(((decay >= 0) & (decay <= 1)).all())
+    else:
+        within = 0 <= decay <= 1
+    if not within:
+        raise ValueError(f"decay must be within [0, 1], got {decay}")
+
+
+def _suffix_sums(values_N: Tensor, *, lengths_S: Tensor, decay: float | Tensor) -> Tensor:
     """The recursion over packed runs of `lengths_S` values. [N]"""
     if not len(values_N):
         return values_N
@@ -86,7 +95,13 @@ def _suffix_sums(values_N: Tensor, *, lengths_S: Tensor, decay: float) -> Tensor
     places_N = torch.arange(len(values_N), device=values_N.device) + torch.repeat_interleave(shift_S, lengths_S)
     padded = torch.zeros(num_chunks * CHUNK, dtype=values_N.dtype, device=values_N.device)
     padded[places_N] = values_N
-    sums_KC = padded.view(num_chunks, CHUNK) @ _powers(decay, like=values_N)
+    chunks_KC = padded.view(num_chunks, CHUNK)
+    decay_K1: float | Tensor = decay
+    if isinstance(decay, Tensor):
+        decay_K1 = torch.repeat_interleave(decay.to(values_N.dtype), chunks_S)[:, None]
+        sums_KC = _scan(chunks_KC, decay_K1=decay_K1)
+    else:
+        sums_KC = chunks_KC @ _powers(decay, like=values_N)
     # Samples of more than one chunk: the first sum of each chunk is the carry into the chunk before it.
     if num_chunks > int((chunks_S > 0).sum()):
         first_K = _suffix_sums(sums_KC[:, 0], lengths_S=chunks_S, decay=decay**CHUNK)
@@ -95,8 +110,22 @@ def _suffix_sums(values_N: Tensor, *, lengths_S: Tensor, decay: float) -> Tensor
         # The last chunk of a sample has no successor.
         ends_K[(chunks_S.cumsum(0) - 1)[chunks_S > 0]] = 0
         distances_C = torch.arange(CHUNK, 0, -1, dtype=values_N.dtype, device=values_N.device)
-        sums_KC = sums_KC + ends_K[:, None] * decay**distances_C
+        sums_KC = sums_KC + ends_K[:, None] * decay_K1**distances_C
     return sums_KC.reshape(-1)[places_N]
+
+
+def _scan(values_KC: Tensor, *, decay_K1: Tensor) -> Tensor:
+    """The recursion within each chunk, with a decay per chunk. [K, C]
+
+    After the pass of distance d an entry is the sum of 2d terms, so log2(C) passes are enough; no matrix per chunk.
+    """
+    distance = 1
+    while distance < CHUNK:
+        moved_KC = torch.zeros_like(values_KC)
+        moved_KC[:, :-distance] = values_KC[:, distance:]
+        values_KC = values_KC + decay_K1**distance * moved_KC
+        distance *= 2
+    return values_KC
 
 
 def _powers(decay: float, *, like: Tensor) -> Tensor:

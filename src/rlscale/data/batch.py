@@ -1,19 +1,35 @@
 """Builds the columns of a training batch from finished groups."""
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rlscale.types import Group, Int32, Int64, RouteIds, Sample, SampleStatus, TrainBatch, WeightVersion
+from rlscale.data.column_buffers import ColumnBuffers
+from rlscale.types import (
+    REWARD_WEIGHTS,
+    REWARDS,
+    Float32,
+    Group,
+    Int32,
+    RouteIds,
+    Sample,
+    SampleStatus,
+    TrainBatch,
+    UInt8,
+    WeightVersion,
+)
 
 _TRAINABLE = (SampleStatus.completed, SampleStatus.truncated)
 
 
 def build_batch(
-    groups: Sequence[Group], version: WeightVersion, *, has_rewards: bool = True, mask_truncated: bool = False
+    groups: Sequence[Group],
+    version: WeightVersion,
+    *,
+    has_rewards: bool = True,
+    mask_truncated: bool = False,
+    buffers: ColumnBuffers | None = None,
 ) -> TrainBatch:
     """Packs the samples of `groups`, in order, into ragged columns.
 
@@ -23,19 +39,35 @@ def build_batch(
         version: current version of the weights.
         mask_truncated: no token of a truncated sample is trainable (DAPO's overlong filter, arXiv:2503.14476); its
             reward still counts in its group.
+        buffers: memory for the token columns; None: new memory.
     """
     samples = [sample for group in groups for sample in group.samples]
     assert samples, "a batch needs at least one sample"
     for sample in samples:
         _check(sample)
-    offsets = np.cumsum([0, *(len(s.tokens) for s in samples)], dtype=np.int64)
-    prompt_lens = np.asarray([s.prompt_len for s in samples], dtype=np.int32)
-    is_response = _is_response(offsets, prompt_lens=prompt_lens)
+    lengths = [len(sample.tokens) for sample in samples]
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    prompt_lens = np.asarray([sample.prompt_len for sample in samples], dtype=np.int32)
+    take = (buffers or ColumnBuffers()).take
+    num_tokens = int(offsets[-1])
+    tokens: Int32 = take("tokens", num_tokens, np.int32)
+    np.concatenate([sample.tokens for sample in samples], out=tokens)
+    # One pass over the columns: each value is copied once, from its sample to its place.
+    mask: UInt8 = take("loss_mask", num_tokens, np.uint8)
+    logprobs: Float32 = take("rollout_logprobs", num_tokens, np.float32)
+    versions: Int32 = take("weight_versions", num_tokens, np.int32)
+    starts, ends = (offsets[:-1] + prompt_lens).tolist(), offsets.tolist()
+    for sample, begin, start, end in zip(samples, ends[:-1], starts, ends[1:], strict=True):
+        mask[begin:start], logprobs[begin:start], versions[begin:start] = 0, 0, -1
+        logprobs[start:end] = sample.rollout_logprobs
+        versions[start:end] = sample.weight_versions
+        is_masked = mask_truncated and sample.status == SampleStatus.truncated
+        mask[start:end] = 0 if is_masked else sample.loss_mask
     return TrainBatch(
-        tokens=np.fromiter(chain.from_iterable(s.tokens for s in samples), np.int32, count=offsets[-1]),
-        loss_mask=_column(is_response, (_loss_mask(s, mask_truncated) for s in samples), np.uint8, fill=0),
-        rollout_logprobs=_column(is_response, (s.rollout_logprobs for s in samples), np.float32, fill=0),
-        weight_versions=_column(is_response, (s.weight_versions for s in samples), np.int32, fill=-1),
+        tokens=tokens,
+        loss_mask=mask,
+        rollout_logprobs=logprobs,
+        weight_versions=versions,
         offsets=offsets,
         prompt_lens=prompt_lens,
         rewards=np.asarray([_reward(s) if has_rewards else 0.0 for s in samples], dtype=np.float32),
@@ -43,6 +75,7 @@ def build_batch(
         trajectory_ids=np.asarray([s.index for s in samples], dtype=np.int64),
         version=version,
         routes=_routes(samples),
+        **(_named_rewards(samples) if has_rewards else {}),
     )
 
 
@@ -56,15 +89,25 @@ def _check(sample: Sample) -> None:
     )
 
 
-def _loss_mask(sample: Sample, mask_truncated: bool) -> Sequence[int]:
-    if mask_truncated and sample.status == SampleStatus.truncated:
-        return [0] * sample.response_len
-    return sample.loss_mask
-
-
 def _reward(sample: Sample) -> float:
     assert sample.reward is not None, f"sample {sample.index} has no reward"
     return sample.reward
+
+
+def _named_rewards(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Rewards by name, and their weights; empty without `reward.weights`. [S, K], [K]"""
+    weights: dict[str, float] | None = samples[0].metadata.get(REWARD_WEIGHTS)
+    if weights is None:
+        return {}
+    for sample in samples:
+        # Samples of other weights, of a buffer or a file, cannot be summed with these.
+        found = sample.metadata.get(REWARD_WEIGHTS)
+        assert found == weights, f"sample {sample.index} must have reward_weights {weights}, got {found}"
+    return {
+        "named_rewards": np.asarray([[s.metadata[REWARDS][name] for name in weights] for s in samples], np.float32),
+        "reward_names": tuple(weights),
+        "reward_weights": tuple(weights.values()),
+    }
 
 
 def _routes(samples: Sequence[Sample]) -> RouteIds | None:
@@ -78,22 +121,4 @@ def _routes(samples: Sequence[Sample]) -> RouteIds | None:
         if sample.routes is not None:
             column[start : start + len(sample.tokens)] = sample.routes
         start += len(sample.tokens)
-    return column
-
-
-def _is_response(offsets: Int64, *, prompt_lens: Int32) -> npt.NDArray[np.bool_]:
-    """True for response tokens. [T]"""
-    # +1 at the start of each response and -1 at the end of its sample: the running sum is 1 within responses.
-    steps = np.zeros(offsets[-1] + 1, dtype=np.int8)
-    np.add.at(steps, offsets[:-1] + prompt_lens, 1)
-    np.add.at(steps, offsets[1:], -1)
-    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
-
-
-def _column(
-    is_response: npt.NDArray[np.bool_], responses: Iterable[Sequence[float]], dtype: npt.DTypeLike, *, fill: int
-) -> npt.NDArray[Any]:
-    """Builds a token column: `fill` at prompt tokens, the values of `responses` at response tokens. [T]"""
-    column = np.full(len(is_response), fill, dtype=dtype)
-    column[is_response] = np.fromiter(chain.from_iterable(responses), dtype)
     return column

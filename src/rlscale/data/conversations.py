@@ -9,10 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.config import LossMaskType
-from rlscale.types import Turn
+from rlscale.types import ConversationPart
 
 Message = Mapping[str, Any]
-Render = Callable[[Sequence[Message], bool], str]
+Messages = Sequence[Message]
+Render = Callable[[Messages, bool], str]
 """Applies the chat template to messages; with True it adds the generation prompt."""
 
 ASSISTANT = "assistant"
@@ -25,7 +26,7 @@ class Conversation:
     """A rendered conversation up to its last answer: the concatenation of `prompt` and the texts of `turns`."""
 
     prompt: str
-    turns: tuple[Turn, ...]
+    turns: tuple[ConversationPart, ...]
 
 
 def render_conversation(
@@ -50,7 +51,7 @@ def render_conversation(
     last = found.turns[-1]
     if last.text.endswith(end_token):
         return found
-    return replace(found, turns=(*found.turns[:-1], Turn(last.text + end_token, True)))
+    return replace(found, turns=(*found.turns[:-1], ConversationPart(last.text + end_token, True)))
 
 
 def _split_whole(messages: Sequence[Message], render: Render) -> Conversation:
@@ -67,7 +68,10 @@ def _split_whole(messages: Sequence[Message], render: Render) -> Conversation:
                 f"the chat template must render answer {place + 1} independently of later messages and start it with "
                 "the generation prompt; set data.loss_mask_type=qwen3 or distill_qwen"
             )
-        turns += [Turn(whole[end : len(before)], False), Turn(after[len(before) :].rstrip(), True)]
+        turns += [
+            ConversationPart(whole[end : len(before)], False),
+            ConversationPart(after[len(before) :].rstrip(), True),
+        ]
         end = len(after.rstrip())
     return Conversation(prompt=turns[0].text, turns=tuple(turns[1:]))
 
@@ -76,19 +80,19 @@ def _render_each(messages: Sequence[Message], render: Render) -> Conversation:
     """For templates that drop the thinking of earlier answers: renders each answer as the last of a conversation."""
     # Rendered after a dummy question, whose text is then removed: the template treats the message as the last one.
     opened, closed = render(_QUESTION, True), render(_QUESTION, False)
-    texts: list[Turn] = []
+    texts: list[ConversationPart] = []
     suffix = ""  # rendered text after the end of an answer
     for is_answer, run in groupby(messages, key=lambda message: message["role"] == ASSISTANT):
         if not is_answer:
             several = list(run)
             text = _after(render([*_QUESTION, *several], True), closed) if texts else render(several, True)
-            texts.append(Turn(suffix + text, False))
+            texts.append(ConversationPart(suffix + text, False))
             continue
         for number, message in enumerate(run):
             if number:
-                texts.append(Turn(suffix + _after(opened, closed), False))
+                texts.append(ConversationPart(suffix + _after(opened, closed), False))
             text = _after(render([*_QUESTION, message], False), opened)
-            texts.append(Turn(text.rstrip(), True))
+            texts.append(ConversationPart(text.rstrip(), True))
             suffix = text[len(text.rstrip()) :]
     return Conversation(prompt=texts[0].text, turns=tuple(texts[1:]))
 
@@ -99,7 +103,7 @@ def _last_answer(messages: Sequence[Message], render: Render) -> Conversation:
     # The prompt already contains the opening tag, so the answer must not repeat it.
     if prompt.endswith(THINKING):
         answer = answer.removeprefix(THINKING)
-    return Conversation(prompt=prompt, turns=(Turn(answer, True),))
+    return Conversation(prompt=prompt, turns=(ConversationPart(answer, True),))
 
 
 def _after(text: str, beginning: str) -> str:

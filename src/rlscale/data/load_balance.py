@@ -11,18 +11,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.types import Int64
 
 
-def flops(lengths_S: Int64, *, hidden_size: int) -> Int64:
-    """Estimated FLOPs of each sample, up to a factor. [S]
+def sample_work(lengths_S: Int64, logit_rows_S: Int64, cost: ForwardCost) -> Int64:
+    """FLOPs of each sample, in units of the attention of two tokens, so that sums over a batch fit into 64 bits. [S]
 
-    24 h^2 L in the linear layers of a block and 2 h L^2 in its causal attention, divided by 2 h.
+    Causal attention of a sample of L tokens has L^2 / 2 pairs. A backward pass costs a multiple of the forward pass.
+
+    Args:
+        lengths_S: tokens of each sample.
+        logit_rows_S: tokens of each sample whose logits are computed.
+        cost: of the model, whose ratio of attention to other operations decides.
     """
-    return lengths_S * (12 * hidden_size + lengths_S)
+    per_token, per_logit_row = (round(2 * each / cost.per_pair) for each in (cost.per_token, cost.per_logit_row))
+    return lengths_S * (per_token + lengths_S) + logit_rows_S * per_logit_row
 
 
-def assign_to_ranks(lengths: Sequence[int], *, num_ranks: int, hidden_size: int) -> list[list[int]]:
+def assign_to_ranks(lengths: Sequence[int], work: Sequence[int], *, num_ranks: int) -> list[list[int]]:
     """Assigns every sample to a rank, so that sums of lengths and sums of FLOPs are both about equal.
 
     Longest first, each to the least loaded rank (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969), in
@@ -31,8 +38,8 @@ def assign_to_ranks(lengths: Sequence[int], *, num_ranks: int, hidden_size: int)
 
     Args:
         lengths: tokens of each sample.
+        work: FLOPs of each sample, up to a factor, see `sample_work`.
         num_ranks: each gets at least one sample, if there are enough.
-        hidden_size: width of the model, see `flops`.
 
     Returns:
         Indices into `lengths` by rank, longest first.
@@ -43,12 +50,12 @@ def assign_to_ranks(lengths: Sequence[int], *, num_ranks: int, hidden_size: int)
     # Samples up to the one that reaches half of all tokens.
     num_long = int(np.searchsorted(tokens, tokens[-1] / 2)) + 1 if len(order) else 0
     squares = np.square(lengths_S)
-    work = flops(lengths_S, hidden_size=hidden_size)
+    work_S = np.asarray(work, dtype=np.int64)
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
     _assign(order[:num_long], squares, ranks=ranks, loads=loads)
-    loads = [int(work[rank].sum()) for rank in ranks]
-    _assign(order[num_long:], work, ranks=ranks, loads=loads)
+    loads = [int(work_S[rank].sum()) for rank in ranks]
+    _assign(order[num_long:], work_S, ranks=ranks, loads=loads)
     return ranks
 
 

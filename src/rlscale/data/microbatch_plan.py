@@ -7,16 +7,22 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
 from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
-from rlscale.data.load_balance import assign_to_ranks, flops
-from rlscale.types import StepPlan, TrainBatch
+from rlscale.data.load_balance import assign_to_ranks, sample_work
+from rlscale.types import Int64, StepPlan, TrainBatch
 
 Microbatches = list[list[int]]
 
 
 def plan_steps(
-    batch: TrainBatch, config: BatchConfig, *, num_ranks: int, context_ranks: int = 1, hidden_size: int = 4096
+    batch: TrainBatch,
+    config: BatchConfig,
+    *,
+    num_ranks: int,
+    context_ranks: int = 1,
+    cost: ForwardCost | None = None,
 ) -> list[StepPlan]:
     """Plans each optimiser step; together the plans contain every sample of the batch exactly once.
 
@@ -36,13 +42,14 @@ def plan_steps(
         config: the config group, resolved.
         num_ranks: data-parallel ranks.
         context_ranks: context-parallel ranks; a micro-batch holds `batch.max_tokens_per_gpu` tokens times this.
-        hidden_size: width of the model; the ratio of attention to other FLOPs depends on it.
+        cost: of the model; required with `batch.balance_data`.
     """
     lengths, steps = batch.lengths, []
     trainable = _num_trainable(batch)
     for samples in _steps(batch.trajectory_ids, config.global_batch_size or batch.num_samples):
         sizes, ids = lengths[samples].tolist(), samples.tolist()
-        ranks = _rank_microbatches(sizes, config, num_ranks, context_ranks, hidden_size)
+        work = _work(lengths[samples], trainable[samples], config, cost)
+        ranks = _rank_microbatches(sizes, work, config, num_ranks=num_ranks, context_ranks=context_ranks)
         scoring = _scoring_microbatches(ranks, sizes, config, context_ranks)
         has_tokens = trainable[samples] > 0
         steps.append(
@@ -81,20 +88,29 @@ def _num_distinct(ids: npt.NDArray[np.int64]) -> int:
     return int(np.count_nonzero(np.diff(np.sort(ids)))) + bool(len(ids))
 
 
+def _work(lengths_S: Int64, trainable_S: Int64, config: BatchConfig, cost: ForwardCost | None) -> list[int] | None:
+    """FLOPs of each sample, up to a factor; None: they are not balanced."""
+    if not config.balance_data:
+        return None
+    assert cost is not None, "batch.balance_data needs the cost of the model"
+    work: list[int] = sample_work(lengths_S, trainable_S, cost).tolist()
+    return work
+
+
 def _rank_microbatches(
-    sizes: Sequence[int], config: BatchConfig, num_ranks: int, context_ranks: int, hidden_size: int
+    sizes: Sequence[int], work: Sequence[int] | None, config: BatchConfig, *, num_ranks: int, context_ranks: int
 ) -> list[Microbatches]:
     """The micro-batches of every rank, in equal number."""
     if not config.use_dynamic_batch_size:
         indices = list(range(len(sizes)))
         whole = [indices[i : i + config.micro_batch_size] for i in range(0, len(indices), config.micro_batch_size)]
         _split(whole, sizes, number=-(-len(whole) // num_ranks) * num_ranks)
-        return _distribute(whole, sizes, num_ranks, hidden_size if config.balance_data else None)
+        return _distribute(whole, sizes, num_ranks, work)
     assert config.max_tokens_per_gpu is not None, "a rule requires batch.max_tokens_per_gpu"
     capacity = config.max_tokens_per_gpu * context_ranks
-    if config.balance_data:
+    if work is not None:
         # Ranks first: packing first would fix which samples share a rank before loads are known.
-        shares = assign_to_ranks(sizes, num_ranks=num_ranks, hidden_size=hidden_size)
+        shares = assign_to_ranks(sizes, work, num_ranks=num_ranks)
         return _pack_ranks(shares, sizes, capacity)
     whole = first_fit_decreasing(sizes, capacity=capacity)
     _split(whole, sizes, number=-(-len(whole) // num_ranks) * num_ranks)
@@ -146,16 +162,15 @@ def _split(microbatches: Microbatches, sizes: Sequence[int], *, number: int) -> 
 
 
 def _distribute(
-    microbatches: Microbatches, sizes: Sequence[int], num_ranks: int, hidden_size: int | None
+    microbatches: Microbatches, sizes: Sequence[int], num_ranks: int, work: Sequence[int] | None
 ) -> list[Microbatches]:
     """Assigns the same number of micro-batches to each rank, sorted by decreasing tokens.
 
-    `hidden_size` None: round-robin; else by estimated FLOPs.
+    `work` None: round-robin; else by these FLOPs of the samples.
     """
     ordered = sorted(microbatches, key=lambda micro: -_tokens(micro, sizes))
-    if hidden_size is None:
+    if work is None:
         return [ordered[rank::num_ranks] for rank in range(num_ranks)]
-    work = flops(np.asarray(sizes, dtype=np.int64), hidden_size=hidden_size).tolist()
     costs = [_tokens(micro, work) for micro in ordered]
     return [[ordered[i] for i in sorted(picked)] for picked in karmarkar_karp(costs, num_bins=num_ranks)]
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rlscale.config import DataConfig, RolloutConfig
+from rlscale.config import DataConfig, EngineKind, RolloutConfig
+from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.data.conversations import Conversation, render_conversation
 from rlscale.data.length_filter import Limit, drop_too_long
+from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata
 from rlscale.data.rows import Row, read_rows
-from rlscale.errors import ConfigError, DataError, Problem
-from rlscale.types import Prompt, Turn
+from rlscale.errors import ConfigError, DataError, Problem, count_noun
+from rlscale.types import ConversationPart, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,11 +28,11 @@ class SftTarget(StrEnum):
     conversations = "conversations"
 
 
-def sft_answers(prompt: Prompt) -> tuple[Turn, ...]:
+def sft_answers(prompt: Prompt) -> tuple[ConversationPart, ...]:
     """Turns after the prompt in supervised training: those of the conversation, or the label without end token."""
     if prompt.turns:
         return prompt.turns
-    return () if prompt.label is None else (Turn(prompt.label, True),)
+    return () if prompt.label is None else (ConversationPart(prompt.label, True),)
 
 
 def load_prompts(
@@ -43,9 +45,9 @@ def load_prompts(
 ) -> list[Prompt]:
     """Loads the prompts of `config.prompt_data` that are not too long, in file order.
 
-    The limit is `rollout.max_prompt_len`, or, if unset, the model's `positions` minus `rollout.max_response_len`. In
-    supervised training there is no response: the limit is `positions` for the prompt with its answers. Logs a warning
-    with the number and rows of the dropped prompts.
+    See `prompt_limit`. In supervised training there is no response: the limit is that of the model and of
+    `rollout.max_context_len` for the prompt with its answers. Logs a warning with the number and rows of the dropped
+    prompts.
 
     Args:
         config: the file and its fields.
@@ -61,7 +63,7 @@ def load_prompts(
     rows = list(read_rows(config.prompt_data))
     if not rows:
         raise DataError(f"{config.prompt_data} must have at least one usable prompt, got none; it has no rows")
-    turns: list[tuple[Turn, ...]] = [()] * len(rows)
+    turns: list[tuple[ConversationPart, ...]] = [()] * len(rows)
     if sft_target == SftTarget.conversations:
         conversations = [_conversation(row, config, tokenizer) for row in rows]
         texts, turns = [each.prompt for each in conversations], [each.turns for each in conversations]
@@ -71,25 +73,48 @@ def load_prompts(
     token_ids = _tokenize(texts, rows, tokenizer, add_special_tokens=not config.apply_chat_template)
     prompts = [_prompt(*parts, config=config) for parts in zip(rows, texts, token_ids, strict=True)]
     prompts = [replace(prompt, turns=learned) for prompt, learned in zip(prompts, turns, strict=True)]
-    if sft_target is not None and positions is not None:
-        what = "prompts with their labels" if sft_target == SftTarget.labels else "conversations"
-        limit = Limit(tokens=positions, name="the model's positions", what=what)
-        prompts = drop_too_long(prompts, _whole_lengths(prompts, rows, tokenizer), limit=limit, path=config.prompt_data)
-    return _with_short_prompts(prompts, rollout, None if sft_target else positions, path=config.prompt_data)
-
-
-def _with_short_prompts(
-    prompts: list[Prompt], rollout: RolloutConfig, positions: int | None, *, path: str
-) -> list[Prompt]:
-    """Drops the prompts that are longer than a prompt may be."""
-    if rollout.max_prompt_len is not None:
-        limit = Limit(tokens=rollout.max_prompt_len, name="rollout.max_prompt_len")
-    elif positions is not None:
-        limit_name = f"the model's {positions} positions minus rollout.max_response_len={rollout.max_response_len}"
-        limit = Limit(tokens=positions - rollout.max_response_len, name=limit_name)
-    else:
+    whole = _sample_limit(rollout, positions, sft_target)
+    if whole is not None:
+        prompts = drop_too_long(prompts, _whole_lengths(prompts, rows, tokenizer), limit=whole, path=config.prompt_data)
+    limit = prompt_limit(rollout, None if sft_target else positions)
+    if limit is None:
         return prompts
-    return drop_too_long(prompts, [len(prompt.token_ids) for prompt in prompts], limit=limit, path=path)
+    return drop_too_long(prompts, [len(prompt.token_ids) for prompt in prompts], limit=limit, path=config.prompt_data)
+
+
+def prompt_limit(rollout: RolloutConfig, positions: int | None) -> Limit | None:
+    """The longest prompt: of `rollout.max_prompt_len`, and one that leaves room for a response. None: no limit.
+
+    Of `rollout.max_context_len` a prompt leaves at least one token, since responses are cut to what is left; else it
+    leaves `rollout.max_response_len` of the model's `positions`. Servers of SGLang reserve tokens of their context.
+    """
+    longest, context, response = rollout.max_prompt_len, rollout.max_context_len, rollout.max_response_len
+    limits = [] if longest is None else [Limit(tokens=longest, name="rollout.max_prompt_len")]
+    is_external = rollout.external or rollout.engine == EngineKind.external
+    # Servers that the run starts have a longer context than its requests, if the model has the positions.
+    spare = 0 if rollout.engine == EngineKind.embedded and not is_external else SGLANG_SPARE_TOKENS
+    left = 1 + (spare if is_external else 0)
+    if context is not None:
+        limits.append(Limit(tokens=context - left, name=f"rollout.max_context_len minus {count_noun(left, 'token')}"))
+    if positions is not None and spare and (context is not None or longest is None):
+        name = f"the model's {positions} positions minus {1 + spare} tokens, which SGLang reserves"
+        limits.append(Limit(tokens=positions - 1 - spare, name=name))
+    if positions is not None and context is None and longest is None:
+        name = f"the model's {positions} positions minus rollout.max_response_len={response}"
+        limits.append(Limit(tokens=positions - response, name=name))
+    # Of equal limits the last one: the resolve step derives max_prompt_len = max_context_len - 1.
+    return min(reversed(limits), key=lambda each: each.tokens, default=None)
+
+
+def _sample_limit(rollout: RolloutConfig, positions: int | None, sft_target: SftTarget | None) -> Limit | None:
+    """The longest prompt with its learned answers, in supervised training; None: no limit."""
+    if sft_target is None:
+        return None
+    what = "prompts with their labels" if sft_target == SftTarget.labels else "conversations"
+    context = rollout.max_context_len
+    if context is not None and (positions is None or context < positions):
+        return Limit(tokens=context, name="rollout.max_context_len", what=what)
+    return None if positions is None else Limit(tokens=positions, name="the model's positions", what=what)
 
 
 def _whole_lengths(prompts: Sequence[Prompt], rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -129,6 +154,11 @@ class FilePromptSource:
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """All prompts, in the order of the file."""
+        return self._prompts
 
     def take(self, num_prompts: int) -> list[Prompt]:
         """Returns the next prompts; continues with the next epoch at the end of one."""
@@ -170,22 +200,11 @@ class FilePromptSource:
 
 def _render(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     """Renders the prompt of a row, with the chat template if configured."""
-    value = row.get(config.input_key, setting="data.input_key")
-    if isinstance(value, str) and not config.apply_chat_template:
+    value = prompt_value(row, config)
+    if isinstance(value, str):
         return value
-    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not _are_messages(messages):
-        raise DataError(
-            f"{row.place} must have a string or a list of messages with `role` and `content` under "
-            f"{config.input_key!r}, got {type(value).__name__}; correct data.input_key or the file"
-        )
-    if not config.apply_chat_template:
-        raise DataError(
-            f"{row.place} must have a string under {config.input_key!r}, got a list of messages; set "
-            "data.apply_chat_template=true"
-        )
     try:
-        return _templated(messages, config, tokenizer)
+        return _templated(value, config, tokenizer)
     except Exception as error:  # a template can raise any type; re-raised as DataError with the row
         raise DataError(f"{row.place} must fit the chat template; {type(error).__name__}: {error}") from error
 
@@ -205,12 +224,7 @@ def _templated(
 
 def _conversation(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Conversation:
     """Splits the messages of a row into context and learned turns."""
-    messages = row.get(config.input_key, setting="data.input_key")
-    if not _are_messages(messages):
-        raise DataError(
-            f"{row.place} must have a list of messages with `role` and `content` under {config.input_key!r}, got "
-            f"{type(messages).__name__}; correct data.input_key, or set data.label_key to the field of the answer"
-        )
+    messages = conversation_messages(row, config)
 
     def render(part: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:
         return _templated(part, config, tokenizer, generation_prompt=generation_prompt)
@@ -221,14 +235,6 @@ def _conversation(row: Row, config: DataConfig, tokenizer: PreTrainedTokenizerBa
         )
     except Exception as error:  # as above
         raise DataError(f"{row.place} must fit the chat template; {type(error).__name__}: {error}") from error
-
-
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in value)
-    )
 
 
 def _tokenize(
@@ -251,21 +257,5 @@ def _tokenize(
 def _prompt(row: Row, text: str, token_ids: list[int], *, config: DataConfig) -> Prompt:
     if not token_ids:
         raise DataError(f"{row.place} must have a prompt of at least one token, got {text!r}; remove the row")
-    # A missing field and null both mean no metadata.
-    metadata = row.fields.get(config.metadata_key) or {}
-    if not isinstance(metadata, dict):
-        found = f"{type(metadata).__name__} under {config.metadata_key!r}"
-        raise DataError(
-            f"{row.place} must have an object as metadata, got {found}; correct data.metadata_key or the file"
-        )
-    return Prompt(index=row.index, text=text, token_ids=tuple(token_ids), label=_label(row, config), metadata=metadata)
-
-
-def _label(row: Row, config: DataConfig) -> str | None:
-    if config.label_key is None:
-        return None
-    label = row.get(config.label_key, setting="data.label_key")
-    if not isinstance(label, str | int | float):
-        found = f"{type(label).__name__} under {config.label_key!r}"
-        raise DataError(f"{row.place} must have a string or number as label, got {found}; correct data.label_key")
-    return str(label)
+    label, metadata = row_label(row, config), row_metadata(row, config)
+    return Prompt(index=row.index, text=text, token_ids=tuple(token_ids), label=label, metadata=metadata)

@@ -10,6 +10,10 @@ from typing import Any
 from rlscale.data.data_paths import resolve_data_path, row_slice
 from rlscale.errors import DataError
 
+JSONL, PARQUET = ".jsonl", ".parquet"
+SUFFIXES = (JSONL, PARQUET)
+MAX_SKIPPED_ROWS = 1000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
@@ -40,13 +44,34 @@ def read_rows(path: str) -> Iterator[Row]:
     Raises:
         DataError: the file does not exist or has another type, or a row is no JSON object.
     """
-    file, rows = resolve_data_path(path), row_slice(path)
+    rows = row_slice(path)
+    yield from islice(_all_rows(path), rows.start, rows.stop)
+
+
+def read_first_row(path: str) -> Row:
+    """The first row that `read_rows` would return, without reading the rest of the file.
+
+    Raises:
+        DataError: as `read_rows`; or there is no row.
+    """
+    rows = row_slice(path)
+    start = rows.start or 0
+    if rows.stop is None or rows.stop > start:
+        # Far into a file another row stands for the first one of the slice: reading up to it may take minutes.
+        start = start if start <= MAX_SKIPPED_ROWS else 0
+        for row in islice(_all_rows(path, batch_size=1), start, start + 1):
+            return row
+    raise DataError(f"{path} must have at least one usable prompt, got none; it has no rows")
+
+
+def _all_rows(path: str, *, batch_size: int = 65536) -> Iterator[Row]:
+    """All rows of the file of a path, whatever its slice; of a Parquet file `batch_size` are read at once."""
+    file = resolve_data_path(path)
     if not file.is_file():
         raise DataError(f"{path} must be a file, got nothing at {file.absolute()}; check the path")
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    if file.suffix not in readers:
-        raise DataError(f"{file} must end in {' or '.join(readers)}, got {file.suffix or 'no ending'!r}; convert it")
-    yield from islice(readers[file.suffix](file), rows.start, rows.stop)
+    if file.suffix not in SUFFIXES:
+        raise DataError(f"{file} must end in {' or '.join(SUFFIXES)}, got {file.suffix or 'no ending'!r}; convert it")
+    return _read_jsonl(file) if file.suffix == JSONL else _read_parquet(file, batch_size)
 
 
 def _read_jsonl(file: Path) -> Iterator[Row]:
@@ -69,7 +94,7 @@ def _read_jsonl(file: Path) -> Iterator[Row]:
             index += 1
 
 
-def _read_parquet(file: Path) -> Iterator[Row]:
+def _read_parquet(file: Path, batch_size: int) -> Iterator[Row]:
     try:
         # Imported here: an optional dependency of 100 MB.
         import pyarrow  # type: ignore[import-untyped]
@@ -79,7 +104,7 @@ def _read_parquet(file: Path) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(file) as table:
             index = 0
-            for batch in table.iter_batches():
+            for batch in table.iter_batches(batch_size):
                 for fields in batch.to_pylist():
                     yield Row(index=index, place=f"{file} row {index + 1}", fields=fields)
                     index += 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import LossType, RunConfig
-from rlscale.config.groups.custom import with_custom
 from rlscale.config.rules import learns_conversations
-from rlscale.config.user_functions import load_hook
-from rlscale.data.prompts import FilePromptSource, SftTarget
+from rlscale.data.length_filter import Limit
+from rlscale.data.prompts import FilePromptSource, SftTarget, prompt_limit
 from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.plugins.args_view import Args
+from rlscale.plugins.load_plugin import load_plugin
 from rlscale.protocols import PromptSource
 from rlscale.types import Prompt
 
@@ -23,12 +25,12 @@ METHODS = ("take", "state_dict", "load_state_dict")
 
 
 def build_prompt_source(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None = None
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None = None, args: Args | None = None
 ) -> PromptSource:
     """Builds the source of training prompts; a source of the user is created with the whole config and the tokenizer.
 
     Drops prompts that leave no room for a response in the model's `positions`, if given; in supervised training, those
-    that exceed it with their answers.
+    that exceed it with their answers. A source of the documents is created with `args` instead; None: made of `config`.
 
     Raises:
         ConfigError, DataError: the file or class in the config cannot be used.
@@ -38,20 +40,39 @@ def build_prompt_source(
         return FilePromptSource(
             config.data, config.rollout, tokenizer, positions=positions, sft_target=_sft_target(config)
         )
-    source: Any = with_custom(load_hook(KEY, path), config.custom)(config, tokenizer)
+    source = _make_source(config, tokenizer, path=path, args=args)
+    # Only the limit of engines; supervised training checks prompts with their answers.
+    lengths = replace(config.rollout, max_prompt_len=None)
+    return UserSource(source, path=path, limit=None if _sft_target(config) else prompt_limit(lengths, positions))
+
+
+def _make_source(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, path: str, args: Args | None
+) -> PromptSource:
+    """A source of the user. Raises ConfigError if it cannot be created, or lacks a method."""
+    make = load_plugin(KEY, path, args=args or Args(config), custom=config.custom)
+    try:
+        source: PromptSource = make(config, tokenizer)
+    except Exception as error:  # user code may raise anything
+        found = f"{path}, which raised {type(error).__name__}: {error}"
+        raise _error("return a prompt source", found, "correct the class") from error
     # Checked here rather than at the first use: a run would only fail at its first checkpoint.
     missing = [name for name in METHODS if not callable(getattr(source, name, None))]
     if missing:
         fix = f"add {', '.join(missing)} as in rlscale.protocols.PromptSource"
         raise _error("return a prompt source", f"{path}, which returns a {type(source).__name__}", fix)
-    return UserSource(source, path=path)
+    return source
 
 
 class UserSource:
-    """A prompt source of the user; checks its results before they are used."""
+    """A prompt source of the user; checks its results before they are used.
 
-    def __init__(self, source: Any, *, path: str) -> None:
-        self._source, self._path = source, path
+    Args:
+        limit: maximum length of a prompt; None: any. An engine would refuse a longer one.
+    """
+
+    def __init__(self, source: Any, *, path: str, limit: Limit | None = None) -> None:
+        self._source, self._path, self._limit = source, path, limit
 
     def __len__(self) -> int:
         return len(self._source)
@@ -69,6 +90,10 @@ class UserSource:
             if not prompt.token_ids or not all(isinstance(token, int) and token >= 0 for token in prompt.token_ids):
                 found = f"token_ids {str(prompt.token_ids)[:60]} at index {index}; return at least one token id"
                 raise self._error(num_prompts, found)
+            if self._limit is not None and len(prompt.token_ids) > self._limit.tokens:
+                rule = f"must be at most {self._limit.name} ({self._limit.tokens} tokens)"
+                found = f"{len(prompt.token_ids)} tokens; drop longer prompts in the source"
+                raise DataError(f"prompt {prompt.index} of {self._path} {rule}, got {found}")
         return list(prompts)
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import Family, find_family, names_with
 
-USE_SGLANG = "this model needs rollout.engine=sglang"
+USE_SGLANG = "serve this model with SGLang (rollout.engine=sglang in a run)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

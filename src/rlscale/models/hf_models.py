@@ -7,10 +7,12 @@ code that only resolves a model's folder must not pay.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlscale.architectures.hf_config import read_hf_fields
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.transformers_aliases import register_aliases
 
@@ -28,7 +30,25 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         return _tokenizer_loader(path)(path, local_files_only=Path(path).is_dir())
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError([_problem("have a tokenizer", path, error)]) from error
+        raise ConfigError([checkpoint_problem("have a tokenizer", path, error)]) from error
+
+
+def load_hf_fields(path: str) -> dict[str, Any]:
+    """The architecture fields of a folder, or of a hub id, whose config.json is downloaded if it is not cached.
+
+    Raises:
+        ConfigError: the hub id has no config.json that can be downloaded.
+    """
+    fields = read_hf_fields(path)
+    if fields or Path(path).is_dir():
+        return fields
+    from transformers.utils.hub import cached_file
+
+    try:
+        cached_file(path, "config.json")
+    except (OSError, ValueError) as error:
+        raise ConfigError([checkpoint_problem("have a config.json", path, error)]) from error
+    return read_hf_fields(path)
 
 
 def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = "sdpa") -> PreTrainedModel:
@@ -49,7 +69,7 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would break the run's own display
     info: dict[str, Any]
     model: PreTrainedModel
-    try:
+    with _explained(path, attn_implementation):
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
@@ -58,18 +78,64 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
             use_safetensors=True,
             output_loading_info=True,
         )  # type: ignore[misc]  # annotated without output_loading_info
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError([_problem("be a checkpoint that transformers can load", path, error)]) from error
-    except ImportError as error:
-        fix = f"{' '.join(str(error).split())}; or use sdpa, with the flash attention that comes with torch"
-        rule, value = "be an attention implementation whose package is installed", attn_implementation
-        raise ConfigError([Problem(path="fsdp.attn_implementation", rule=rule, value=value, fix=fix)]) from error
     if info["missing_keys"]:
         # transformers would continue with random weights.
         missing = sorted(info["missing_keys"])
         text = f"{len(missing)} weights are missing, the first is {missing[0]}"
-        raise ConfigError([_problem("contain every weight of its architecture", path, text)])
+        raise ConfigError([checkpoint_problem("contain every weight of its architecture", path, text)])
     return model
+
+
+def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = "sdpa") -> PreTrainedModel:
+    """Builds the model of a folder or hub id without its weights: parameters are on the meta device.
+
+    Buffers are on the CPU with the values that the model gives them, e.g. the frequencies of the rotary embedding. The
+    model is in evaluation mode.
+
+    Args:
+        path: folder or hub id; only its config.json is read.
+        dtype: of the parameters.
+        attn_implementation: name in transformers.
+
+    Raises:
+        ConfigError: transformers cannot build it, or the package of the attention is missing.
+    """
+    from torch import nn
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        # None keeps the object, so that a tied parameter stays one.
+        if parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    register_aliases()
+    model: PreTrainedModel
+    hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # may return one
+    try:
+        with _explained(path, attn_implementation):
+            config = AutoConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype, attn_implementation=attn_implementation
+            )
+    finally:
+        hook.remove()
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+@contextmanager
+def _explained(path: str, attn_implementation: str) -> Iterator[None]:
+    """Turns the errors of transformers into a ConfigError that names the key."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError([checkpoint_problem("be a checkpoint that transformers can load", path, error)]) from error
+    except ImportError as error:
+        fix = f"{' '.join(str(error).split())}; or use sdpa, with the flash attention that comes with torch"
+        rule, value = "be an attention implementation whose package is installed", attn_implementation
+        raise ConfigError([Problem(path="fsdp.attn_implementation", rule=rule, value=value, fix=fix)]) from error
 
 
 def _tokenizer_loader(path: str) -> Callable[..., PreTrainedTokenizerBase]:
@@ -85,6 +151,7 @@ def _tokenizer_loader(path: str) -> Callable[..., PreTrainedTokenizerBase]:
     return AutoTokenizer.from_pretrained
 
 
-def _problem(rule: str, path: str, cause: Exception | str) -> Problem:
+def checkpoint_problem(rule: str, path: str, cause: Exception | str) -> Problem:
+    """A problem of the key that names the model."""
     text = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
     return Problem(path="model.hf_checkpoint", rule=rule, value=repr(path), fix=" ".join(text.split()))

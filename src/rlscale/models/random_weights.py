@@ -1,4 +1,4 @@
-"""Models with random weights: Qwen3, dense or with experts, and DeepSeek-V3."""
+"""Models with random weights: small ones of three families for `model.build`, and any `config.json`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -17,6 +19,7 @@ from transformers import (
 from transformers.utils import logging
 
 from rlscale.models.char_tokenizer import character_tokenizer
+from rlscale.models.transformers_aliases import register_aliases
 
 INITIALIZER_RANGE = 0.05
 """Standard deviation of the random weights. The usual 0.02 suits widths in the thousands; at width 128 supervised
@@ -32,9 +35,29 @@ def write_random(folder: Path, *, fields: Mapping[str, Any], init_seed: int) -> 
         init_seed: seed of the weights; the random state of the caller does not change.
     """
     tokenizer = character_tokenizer(int(fields["max_position_embeddings"]))
+    _save(folder, _architecture(fields, tokenizer), tokenizer, seed=init_seed)
+
+
+def save_random_model(
+    folder: Path, config_json: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, *, seed: int
+) -> None:
+    """Writes a model of any family that transformers has, with its tokenizer, into an existing folder.
+
+    Args:
+        folder: destination of the files.
+        config_json: architecture, with `model_type`.
+        tokenizer: of the model.
+        seed: of the weights; the random state of the caller does not change.
+    """
+    register_aliases()
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    architecture = AutoConfig.for_model(**config_json, **tokens, dtype="float32")
+    _save(folder, architecture, tokenizer, seed=seed)
+
+
+def _save(folder: Path, architecture: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(init_seed)
-        architecture = _architecture(fields, tokenizer)
+        torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(architecture)  # type: ignore[no-untyped-call]
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlscale.architectures.family import load_families
 from rlscale.architectures.hf_config import hf_fields, read_hf_fields
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
+from rlscale.models.model_path import WEIGHT_FILES, looks_like_path
 from rlscale.models.tiny import build_model
 
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+_KEY = "model.hf_checkpoint"
 
 
 def resolve_model(config: ModelConfig) -> str:
@@ -32,19 +34,26 @@ def resolve_model(config: ModelConfig) -> str:
         raise ConfigError(
             [_problem("be set", "None", "give a Hugging Face folder or hub id, or choose model=tiny_qwen3")]
         )
+    check_model(config, config.hf_checkpoint)
     folder = Path(config.hf_checkpoint).expanduser()
+    return str(folder.resolve()) if folder.exists() else config.hf_checkpoint
+
+
+def check_model(config: ModelConfig, checkpoint: str) -> None:
+    """Checks a folder or hub id against the fields set in `model.*`; builds and loads nothing.
+
+    Raises:
+        ConfigError: it cannot be used; a problem of the path names `model.hf_checkpoint`.
+    """
+    folder = Path(checkpoint).expanduser()
     if folder.exists():
         check_checkpoint(folder, config)
-        return str(folder.resolve())
-    if _looks_like_path(config.hf_checkpoint):
-        raise ConfigError(
-            [_problem("name an existing folder or a hub id", repr(config.hf_checkpoint), "e.g. Qwen/Qwen3-4B")]
-        )
+        return
+    if looks_like_path(checkpoint):
+        raise ConfigError([_problem("name an existing folder or a hub id", repr(checkpoint), "e.g. Qwen/Qwen3-4B")])
     # Only the config.json of a model that was downloaded before is known before the run.
-    problems = _field_problems(config.hf_checkpoint, read_hf_fields(config.hf_checkpoint), config)
-    if problems:
+    if problems := _field_problems(checkpoint, read_hf_fields(checkpoint), config):
         raise ConfigError(problems)
-    return config.hf_checkpoint
 
 
 def is_hf_folder(path: str) -> bool:
@@ -90,16 +99,27 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _architecture_problems(folder: Path, fields: dict[str, Any]) -> list[Problem]:
-    # Imported here: it takes 0.5 s, and a hub id or a cached model does not need it.
+    architectures = fields.get("architectures") or []
+    if _causal_class(fields.get("model_type")) in architectures:
+        return []
+    # Imported here: it takes 0.5 s, and a hub id or a model of a known family does not need it.
     import transformers
 
-    architectures = fields.get("architectures") or []
     known = dir(transformers)  # lists the lazy names without importing any model
     if any(name in known and name.endswith("ForCausalLM") for name in architectures):
         return []
     got = f"{', '.join(map(str, architectures)) or 'no architecture'} in {str(folder)!r}"
     fix = f"choose one whose architecture is a class of transformers {transformers.__version__} ending in ForCausalLM"
     return [_problem("be a causal language model that transformers supports", got, fix)]
+
+
+def _causal_class(model_type: object) -> str | None:
+    """The class of transformers for a known family; None: unknown here."""
+    family = load_families().get(str(model_type))
+    if family is None:
+        return None
+    words = (family.transformers_name or family.name).split("_")
+    return "".join(word.title() for word in words) + "ForCausalLM"
 
 
 def _field_problems(checkpoint: str, fields: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
@@ -113,9 +133,5 @@ def _field_problems(checkpoint: str, fields: Mapping[str, Any], config: ModelCon
     return problems
 
 
-def _looks_like_path(text: str) -> bool:
-    return text.startswith(("/", ".", "~")) or text.count("/") != 1
-
-
 def _problem(rule: str, value: str, fix: str) -> Problem:
-    return Problem(path="model.hf_checkpoint", rule=rule, value=value, fix=fix)
+    return Problem(path=_KEY, rule=rule, value=value, fix=fix)

@@ -1,0 +1,314 @@
+"""Trajectory: one attempt at one prompt, a tree of turns. Its samples are the paths from the prompt to the leaves.
+
+    prompt ── turn 0 (sampled) ── turn 1 (tool output) ─┬─ turn 2 (sampled)      path 0
+                                                        └─ turn 3 (sampled)      path 1
+
+A turn stores only the tokens that it adds. Turns 0 and 1 are in both samples, and trained in the first one only: every
+sampled token is trained at most once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlscale.types import (
+    Failure,
+    Float32,
+    Generation,
+    Int32,
+    Prompt,
+    RouteIds,
+    Sample,
+    SampleStatus,
+    UInt8,
+    WeightVersion,
+    merge_routes,
+)
+
+ENDS = {"stop": SampleStatus.completed, "length": SampleStatus.truncated, "abort": SampleStatus.aborted}
+"""Status of a trajectory after a generation, by its finish reason."""
+
+
+class WeightSpan(NamedTuple):
+    """Consecutive tokens that one version of the weights generated."""
+
+    version: WeightVersion
+    num_tokens: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    """Tokens that a turn adds to the path before it.
+
+    Invariant: `logprobs` is as long as `token_ids`, and `spans` cover all of them.
+    """
+
+    parent: int | None  # number of the turn before this one; None: it follows the prompt
+    sampled: bool  # by the policy; False: given, e.g. the output of a tool
+    text: str = ""
+    token_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: Float32 = field(default_factory=lambda: np.empty(0, np.float32))  # 0 where not sampled
+    spans: list[WeightSpan] = field(default_factory=list)
+    routes: RouteIds | None = None  # of the whole path up to this turn, except the last token
+    prompt: Prompt | None = None  # of the paths that begin with this turn; None: that of the trajectory
+
+    @property
+    def versions(self) -> Int32:
+        """Weight version of each token. [N]"""
+        if not self.spans:
+            return np.empty(0, np.int32)
+        versions, counts = zip(*self.spans, strict=True)
+        return np.repeat(np.asarray(versions, np.int32), counts)
+
+    def extend(
+        self, token_ids: Sequence[int] | Int32, *, logprobs: Sequence[float] | Float32, versions: Sequence[int] | Int32
+    ) -> None:
+        """Adds tokens at the end, e.g. when an aborted turn is continued."""
+        assert len(token_ids) == len(logprobs) == len(versions), "columns of a turn must have equal length"
+        self.token_ids = _joined(self.token_ids, token_ids, np.int32)
+        self.logprobs = _joined(self.logprobs, logprobs, np.float32)
+        for span in _spans(versions):
+            # An aborted turn may be continued by the weights that began it.
+            if self.spans and self.spans[-1].version == span.version:
+                span = WeightSpan(span.version, self.spans.pop().num_tokens + span.num_tokens)
+            self.spans.append(span)
+
+
+@dataclass(kw_only=True, slots=True)
+class Trajectory:
+    """One attempt at one prompt.
+
+    Example:
+        trajectory = Trajectory(id=12, group_index=3, prompt=prompt, seed=7)
+        answer = await session.generate(trajectory.token_ids())
+        trajectory.add_generation(answer)
+        trajectory.extend(tokenizer.encode("result: 4"))
+        (sample,) = trajectory.samples()
+    """
+
+    id: int  # unique in the run
+    group_index: int  # unique in the run
+    prompt: Prompt
+    seed: int
+    turns: list[Turn] = field(default_factory=list)
+    status: SampleStatus = SampleStatus.pending
+    failure: Failure | None = None  # set by the loop; see `Failure`
+    metadata: dict[str, Any] = field(default_factory=dict)
+    num_attempts: int = 0  # fresh starts
+    reward: float | None = None  # None: the run's reward grades it
+
+    def extend(
+        self,
+        token_ids: Sequence[int] | Int32,
+        *,
+        logprobs: Sequence[float] | Float32 | None = None,
+        weight_versions: Sequence[WeightVersion] | Int32 | None = None,
+        sampled: bool = False,
+        text: str = "",
+        parent: int | None = -1,
+    ) -> int:
+        """Adds a turn and returns its number.
+
+        Args:
+            token_ids: that the turn adds. [N]
+            logprobs: by the engine; needed for sampled tokens. [N]
+            weight_versions: that generated them; needed for sampled tokens. [N]
+            sampled: the policy generated them: they are trained.
+            text: of the tokens, for rewards and logs.
+            parent: number of the turn before it; -1: the last one; None: the prompt.
+        """
+        if sampled and (logprobs is None or weight_versions is None):
+            raise ValueError(
+                "a sampled turn must have logprobs and weight_versions, got none; pass those of the engine"
+            )
+        before = (len(self.turns) - 1 if self.turns else None) if parent == -1 else parent
+        if before is not None and not 0 <= before < len(self.turns):
+            raise ValueError(f"parent must be the number of an earlier turn, got {parent}")
+        turn = Turn(parent=before, sampled=sampled, text=text)
+        zeros = np.zeros(len(token_ids), np.float32)
+        # Tokens that were not sampled count as made by the version of the tokens before them: they have no age.
+        given = np.full(len(token_ids), self._last_version(before), np.int32)
+        turn.extend(
+            token_ids,
+            logprobs=zeros if logprobs is None else logprobs,
+            versions=given if weight_versions is None else weight_versions,
+        )
+        self.turns.append(turn)
+        return len(self.turns) - 1
+
+    def add_generation(self, answer: Generation, *, parent: int | None = -1) -> int:
+        """Adds the answer of an engine as a turn, or continues the last turn if it was aborted. Sets the status."""
+        if self.status == SampleStatus.aborted and parent == -1 and self.turns and self.turns[-1].sampled:
+            number = len(self.turns) - 1
+            turn = self.turns[number]
+            turn.extend(answer.output_ids, logprobs=answer.logprobs, versions=answer.weight_versions)
+            turn.text += answer.text
+        else:
+            number = self.extend(
+                answer.output_ids,
+                logprobs=answer.logprobs,
+                weight_versions=answer.weight_versions,
+                sampled=True,
+                text=answer.text,
+                parent=parent,
+            )
+        self._add_routes(number, answer.routes)
+        self.status = ENDS[answer.finish_reason]
+        return number
+
+    def token_ids(self, turn: int | None = -1) -> list[int]:
+        """Prompt and tokens up to and with a turn; -1: the last one; None: the prompt only. Input of an engine."""
+        path = list(self._path(len(self.turns) - 1 if turn == -1 else turn))
+        ids = list(self._prompt_of(path).token_ids)
+        for number in path:
+            ids += self.turns[number].token_ids.tolist()
+        return ids
+
+    def samples(self) -> list[Sample]:
+        """One sample for each leaf, in the order of the leaves. Copies the columns.
+
+        A trajectory without turns yields one sample with an empty response.
+        """
+        parents = {turn.parent for turn in self.turns}
+        leaves = [number for number in range(len(self.turns)) if number not in parents]
+        trained: set[int] = set()
+        return [self._sample(leaf, path, trained) for path, leaf in enumerate(leaves or [None])]
+
+    def restart(self) -> None:
+        """Forgets all turns, for a fresh start after a failure."""
+        self.turns, self.metadata = [], {}
+        self.status, self.failure, self.reward = SampleStatus.pending, None, None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy generated."""
+        return sum(len(turn.token_ids) for turn in self.turns if turn.sampled)
+
+    @property
+    def versions(self) -> set[WeightVersion]:
+        """Versions of the weights that generated sampled tokens."""
+        return {span.version for turn in self.turns if turn.sampled for span in turn.spans}
+
+    def _sample(self, leaf: int | None, path: int, trained: set[int]) -> Sample:
+        numbers = list(self._path(leaf))
+        turns = [self.turns[number] for number in numbers]
+        mask = [
+            np.full(len(turn.token_ids), turn.sampled and number not in trained, np.uint8)
+            for number, turn in zip(numbers, turns, strict=True)
+        ]
+        trained.update(numbers)
+        sample = Sample(
+            index=self.id,
+            group_index=self.group_index,
+            prompt=self._prompt_of(numbers),
+            seed=self.seed,
+            path=path,
+            loss_mask=_concatenate(mask, np.uint8),
+            rollout_logprobs=_concatenate([turn.logprobs for turn in turns], np.float32),
+            weight_versions=_concatenate([turn.versions for turn in turns], np.int32),
+            response="".join(turn.text for turn in turns),
+            status=self.status,
+            failure=self.failure,
+            reward=self.reward,
+            metadata=dict(self.metadata),
+        )
+        sample.tokens = _concatenate([sample.tokens, *(turn.token_ids for turn in turns)], np.int32)
+        routed = [turn.routes for turn in turns if turn.routes is not None]
+        if routed:
+            sample.routes = merge_routes(routed[-1], None, num_tokens=len(sample.tokens))
+        return sample
+
+    def _path(self, leaf: int | None) -> Iterator[int]:
+        """Numbers of the turns from the prompt to `leaf`; none for None or a trajectory without turns."""
+        numbers = []
+        while leaf is not None and leaf >= 0:
+            numbers.append(leaf)
+            leaf = self.turns[leaf].parent
+        return reversed(numbers)
+
+    def _prompt_of(self, path: Sequence[int]) -> Prompt:
+        return (self.turns[path[0]].prompt if path else None) or self.prompt
+
+    def _last_version(self, turn: int | None) -> WeightVersion:
+        while turn is not None:
+            if self.turns[turn].spans:
+                return self.turns[turn].spans[-1].version
+            turn = self.turns[turn].parent
+        return 0
+
+    def _add_routes(self, number: int, routes: RouteIds | None) -> None:
+        """Keeps the routes that tokens of this path were generated with, and adds those of the new tokens."""
+        path = list(self._path(number))
+        known = next((self.turns[each].routes for each in reversed(path) if self.turns[each].routes is not None), None)
+        if routes is None and known is None:
+            return
+        num_tokens = len(self._prompt_of(path).token_ids) + sum(len(self.turns[each].token_ids) for each in path)
+        self.turns[number].routes = merge_routes(known, routes, num_tokens=num_tokens)
+
+
+def trajectory_from_sample(sample: Sample) -> Trajectory:
+    """The trajectory of a single path, with a turn for each run of equal loss mask. The inverse of `samples`."""
+    return trajectory_from_samples([sample])
+
+
+def trajectory_from_samples(samples: Sequence[Sample], *, prompt: Prompt | None = None) -> Trajectory:
+    """The trajectory of some paths, which share no turn: each token is trained in the path that had it trained.
+
+    Args:
+        samples: of one trajectory, in the order of their paths.
+        prompt: of the trajectory, if its paths may have other prompts; None: that of the first sample.
+    """
+    first = samples[0]
+    trajectory = Trajectory(
+        id=first.index,
+        group_index=first.group_index,
+        prompt=prompt or first.prompt,
+        seed=first.seed,
+        metadata=dict(first.metadata),
+        reward=first.reward,
+    )
+    for sample in samples:
+        _add_path(trajectory, sample, keeps_empty=len(samples) > 1)
+    trajectory.status, trajectory.failure = first.status, first.failure
+    return trajectory
+
+
+def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> None:
+    # Starts of the runs: the first token, and each token whose mask differs from the one before.
+    changes = np.flatnonzero(np.diff(sample.loss_mask)) + 1
+    ids = sample.tokens[sample.prompt_len :]
+    parent: int | None = None
+    for start, end in zip([0, *changes], [*changes, len(ids)], strict=True):
+        if start == end and not keeps_empty:
+            return
+        sampled = start < end and bool(sample.loss_mask[start])
+        parent = trajectory.extend(
+            ids[start:end],
+            logprobs=sample.rollout_logprobs[start:end],
+            weight_versions=sample.weight_versions[start:end],
+            sampled=sampled,
+            # The text of a sample is not stored by turn.
+            text=sample.response if end == len(ids) else "",
+            parent=parent,
+        )
+        if not start and sample.prompt != trajectory.prompt:
+            trajectory.turns[parent].prompt = sample.prompt
+    if sample.routes is not None and parent is not None:
+        trajectory.turns[parent].routes = sample.routes
+
+
+def _spans(versions: Sequence[int] | Int32) -> list[WeightSpan]:
+    array = np.asarray(versions, np.int32)
+    ends = [*(np.flatnonzero(np.diff(array)) + 1).tolist(), len(array)] if len(array) else []
+    starts = [0, *ends[:-1]]
+    return [WeightSpan(int(array[start]), end - start) for start, end in zip(starts, ends, strict=False)]
+
+
+def _joined(before: Any, values: Any, dtype: Any) -> Any:
+    return np.concatenate([before, np.asarray(values, dtype)]) if len(before) else np.array(values, dtype)
+
+
+def _concatenate(columns: "Sequence[Int32 | Float32 | UInt8]", dtype: Any) -> Any:
+    return np.concatenate(columns, dtype=dtype) if columns else np.empty(0, dtype)
