@@ -1,49 +1,77 @@
-"""Scores groups in threads, outside the event loop that drives the run."""
+"""Scores samples outside of the event loop that drives the run, and returns failures as values."""
 
 import asyncio
-import math
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from inspect import iscoroutine
-from numbers import Real
-from threading import Thread
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self, TypeVar
 
 from rlscale.errors import RewardError
-from rlscale.protocols import Reward
-from rlscale.types import Group, Sample
+from rlscale.rewards.reward_caller import RewardCaller
+from rlscale.rewards.reward_pool import PoolLimits
+from rlscale.rewards.reward_spec import RewardFunctions, RewardSpec, RunReward
+from rlscale.rewards.reward_value import GradingError, RewardValue, find_wrong_value, name_values, select_value
+from rlscale.rewards.waiting_rewards import WaitingRewards
+from rlscale.types import EngineAddress, Failure, FailureCause, Sample
+
+MAX_FIRST_FAILURES = 32
+"""Samples at the start of a run that all fail before the run stops."""
+
+MAX_SHOWN_CHARS = 60
+MAX_WARNINGS = 5
+"""Failures that are logged as warnings; later ones at the level info."""
+
+ONLY = ""
+"""Name of the reward of a run without `reward.functions`."""
+
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class Closable(Protocol):
-    """A reward with resources (processes, a session) may implement this; called at the end of the run."""
-
-    def close(self) -> None: ...
+class UserTraceback(Exception):
+    """Traceback of user code in another process, as text: the cause of a RewardError."""
 
 
 class RewardRunner:
-    """Calls a reward for every sample of a group, at most `max_workers` at a time.
+    """Sets the reward of samples; a reward of the user runs in processes and can neither stop nor delay the run.
 
-        score(group) ── sample ──> worker thread: reward(sample) ── a number ──────────────> sample.reward
-                                        └─ a coroutine ──> one event loop of all async rewards ┘
+        score(samples) ──> one RewardCaller for each function ──> values by name ──> sum by weights ──> Sample.reward
 
-    A reward that blocks, or computes for seconds, never delays the event loop of engines and trainers. Async rewards
-    share one loop, and so can share sessions and locks.
+    Args:
+        reward: see `RunReward`. A function may not block.
+        max_retries: further calls for a sample whose call failed.
+        backoff_s: wait before the first of them; doubles each time.
+        weights: of numbers by name, as `reward.weights`.
+        source: name of the prompts in messages, e.g. their file.
 
     Example:
-        with RewardRunner(exact_match, max_workers=4) as rewards:
-            await rewards.score(group)
+        with RewardRunner(RewardSpec(config=config.reward)) as rewards:
+            failures = await rewards.score(group.samples)
     """
 
-    def __init__(self, reward: Reward, *, max_workers: int) -> None:
-        self._reward = reward
-        self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="reward")
-        self._loop = asyncio.new_event_loop()
-        self._loop_thread = Thread(target=self._loop.run_forever, name="reward-loop", daemon=True)
+    def __init__(
+        self,
+        reward: RunReward,
+        *,
+        limits: PoolLimits | None = None,
+        max_retries: int = 2,
+        backoff_s: float = 0.5,
+        weights: Mapping[str, float] | None = None,
+        source: str = "the prompts",
+    ) -> None:
+        named = reward.functions if isinstance(reward, RewardFunctions) else {ONLY: reward}
+        self._callers = {
+            name: RewardCaller(each, limits or PoolLimits(), max_retries=max_retries, backoff_s=backoff_s)
+            for name, each in named.items()
+        }
+        self._is_group = isinstance(reward, RewardSpec) and reward.config.group
+        self._source, self._weights = source, weights or {}
+        self._waiting = WaitingRewards()
+        self._num_scored = self._num_failed = 0
 
     def __enter__(self) -> Self:
-        self._loop_thread.start()
         return self
 
     def __exit__(
@@ -52,65 +80,119 @@ class RewardRunner:
         self.close(wait=error is None)
 
     def close(self, *, wait: bool) -> None:
-        """Stops the threads; without `wait` a reward that hangs does not block the exit of a failed run."""
-        self._threads.shutdown(wait=wait, cancel_futures=True)
-        # The loop runs in another thread and may only be stopped from there.
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if wait:
-            self._loop_thread.join()
-            self._loop.close()
-        if isinstance(self._reward, Closable):
-            self._reward.close()
+        """Ends the processes, at once if not `wait`; never waits for a call of user code."""
+        self._waiting.stop()
+        for caller in self._callers.values():
+            caller.close(wait=wait)
 
-    async def score(self, group: Group, *, key: str | None = None) -> None:
-        """Sets `reward` of every sample.
+    def set_judge_addresses(self, addresses: Sequence[EngineAddress]) -> None:
+        """Replaces the addresses of the judge's engines after one was restarted."""
+        for caller in self._callers.values():
+            caller.set_judge_addresses(addresses)
+
+    async def score(
+        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+    ) -> dict[int, Failure]:
+        """Sets `reward` of every sample that can be scored.
 
         Args:
+            samples: the samples of one group, for a reward of groups.
             key: the number to use of a reward that returns several by name; all of them are stored in the sample's
                 metadata as `rewards`. None: the reward returns one number.
+            source: as above, of these samples.
+
+        Returns:
+            Why the other samples have no reward, by `Sample.index`.
 
         Raises:
-            RewardError: the reward raised, or returned no finite number; the message names the sample.
+            RewardError: the first 32 samples of the run have failed.
         """
-        running = asyncio.get_running_loop()
-        calls = [running.run_in_executor(self._threads, self._call, sample, key) for sample in group.samples]
-        try:
-            rewards = await asyncio.gather(*calls)
-        except BaseException:
-            # Calls that have not started would otherwise still run after the failure.
-            for call in calls:
-                call.cancel()
-            raise
-        for sample, reward in zip(group.samples, rewards, strict=True):
-            sample.reward = reward
+        units = [list(samples)] if self._is_group else [[sample] for sample in samples]
+        if all(caller.is_in_place for caller in self._callers.values()):
+            scored = [await self._score_unit(unit, key, source) for unit in units]
+        else:
+            scored = await gather_or_cancel([self._score_unit(unit, key, source) for unit in units])
+        return {index: failure for failures in scored for index, failure in failures.items()}
 
-    def _call(self, sample: Sample, key: str | None) -> float:
-        where = f"reward of sample {sample.index} (group {sample.group_index}, prompt row {sample.prompt.index + 1})"
-        try:
-            value: Any = self._reward(sample)
-            if iscoroutine(value):
-                value = self._run(value)
-        except Exception as error:  # any type: re-raised with the sample; the run stops
-            raise RewardError(f"{where} failed: {type(error).__name__}: {error}") from error
-        if isinstance(value, Mapping) or key is not None:
-            value = _select_key(value, key, sample, where=where)
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise RewardError(f"{where} must be a finite number, got {value!r}; return a float from the reward")
-        return float(value)
+    async def _score_unit(self, samples: list[Sample], key: str | None, source: str | None) -> dict[int, Failure]:
+        """Scores the samples of one call by the only reward, or one sample by each of several."""
+        with self._waiting.add(samples):
+            if ONLY in self._callers:
+                accept = partial(_set_reward, key=key, weights=self._weights)
+                errors = await self._callers[ONLY].call(samples, accept=accept)
+            else:
+                errors = await self._score_by_all(samples[0], key)
+        self._num_scored += len(samples) - len(errors)
+        return {samples[i].index: self._fail(samples[i], error, source) for i, error in errors.items()}
 
-    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return future.result()
+    async def _score_by_all(self, sample: Sample, key: str | None) -> dict[int, GradingError]:
+        """Sets the reward of a sample from the values of all functions; the error of one is that of the sample."""
+        values: dict[str, Any] = {}
+        needed = [key] if key is not None else list(self._weights)
+
+        def accept(name: str, _: Sample, outcome: RewardValue) -> GradingError | None:
+            found = name_values(name, outcome)
+            values.update(found)
+            return find_wrong_value(found, [each for each in needed if each.partition("/")[0] == name])
+
+        calls = [caller.call([sample], accept=partial(accept, name)) for name, caller in self._callers.items()]
+        for name, errors in zip(self._callers, await gather_or_cancel(calls), strict=True):
+            if errors:
+                return {0: replace(errors[0], name=name)}
+        error = _set_reward(sample, values, key=key, weights=self._weights)
+        return {} if error is None else {0: error}
+
+    def _fail(self, sample: Sample, error: GradingError, source: str | None) -> Failure:
+        where = describe_sample(sample, source=source or self._source, name=error.name)
+        message = f"{where} {_as_clause(error)}"
+        self._num_failed += 1
+        level = logging.WARNING if self._num_failed <= MAX_WARNINGS else logging.INFO
+        # The traceback once: it is the same for most failures.
+        _logger.log(level, "%s%s", message, f"\n{error.traceback}" if error.traceback and self._num_failed == 1 else "")
+        if self._num_scored == 0 and self._num_failed >= MAX_FIRST_FAILURES:
+            text = f"the first {self._num_failed} samples of the run all failed; the last one: {message}"
+            raise RewardError(text) from (UserTraceback(f"\n{error.traceback}") if error.traceback else None)
+        return Failure(cause=FailureCause.grader, message=message)
 
 
-def _select_key(value: Any, key: str | None, sample: Sample, *, where: str) -> Any:
-    """Returns the number to train on from a reward that returns several."""
-    if not isinstance(value, Mapping):
-        raise RewardError(f"{where} must be a mapping with reward.key={key}, got {value!r}; remove reward.key")
-    names = ", ".join(map(str, value))
-    if key is None:
-        raise RewardError(f"{where} must be a finite number, got a mapping; set reward.key to one of {names}")
-    if key not in value:
-        raise RewardError(f"{where} must have an entry {key!r}, got {names}; set reward.key, or eval.reward_key")
-    sample.metadata["rewards"] = {str(name): each for name, each in value.items()}
-    return value[key]
+def describe_sample(sample: Sample, *, source: str, name: str = "") -> str:
+    """The start of a message: sample, row, and the ends of prompt and answer, which differ most between samples.
+
+    Args:
+        name: of the function of several; empty: the only reward.
+    """
+    prompt = sample.prompt
+    label = "no label" if prompt.label is None else f"label {_end_of(prompt.label)}"
+    texts = f"prompt {_end_of(prompt.text)}, {label}, answer {_end_of(sample.response)}"
+    reward = f"reward {name}" if name else "reward"
+    return f"{reward} of sample {sample.index} (row {prompt.index + 1} of {source}, {texts})"
+
+
+def _set_reward(
+    sample: Sample, outcome: RewardValue, *, key: str | None, weights: Mapping[str, float]
+) -> GradingError | None:
+    try:
+        sample.reward = select_value(outcome, key, sample, weights=weights)
+    except ValueError as error:
+        return GradingError(cause=str(error))
+    return None
+
+
+def _as_clause(error: GradingError) -> str:
+    return str(error) if error.cause.startswith(("must ", "did not ")) else f"failed: {error}"
+
+
+def _end_of(text: str) -> str:
+    return repr(text if len(text) <= MAX_SHOWN_CHARS else f"...{text[-MAX_SHOWN_CHARS:]}")
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all coroutines; after an error the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        # Calls that have not started would otherwise still run after the failure.
+        for task in tasks:
+            task.cancel()
+        raise

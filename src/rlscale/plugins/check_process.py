@@ -1,0 +1,87 @@
+"""The process of `rlscale-check-plugin`: tries a user function on an example and writes the result to a file.
+
+    python -m rlscale.plugins.check_process <module:name> <kind> <file with a pickled config> <result file>
+
+The config comes from the parent, in a file of a temporary folder.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlscale.config import RunConfig
+from rlscale.config.slime_modules import install_slime_modules
+from rlscale.config.user_functions import is_document_form, load_hook, names_judge
+from rlscale.errors import ConfigError, Problem
+from rlscale.plugins.args_view import Args
+from rlscale.plugins.contracts import CONTRACTS, ContractError
+from rlscale.plugins.example_judge import ExampleJudge
+from rlscale.plugins.load_plugin import load_plugin
+
+
+def main(argv: Sequence[str]) -> int:
+    """Checks one function. Returns 0 also for a wrong one: the problems are in the result."""
+    path, kind, config_file, result_file = argv
+    faulthandler.enable()
+    config: RunConfig = pickle.loads(Path(config_file).read_bytes())
+    problems: list[dict[str, str]] = []
+    lines: list[str] = []
+    try:
+        lines = check(path, kind, config)
+    except ConfigError as error:
+        problems = [
+            {"path": each.path, "rule": each.rule, "value": each.value, "fix": each.fix} for each in error.problems
+        ]
+    # Renamed when complete: the parent never reads half a result.
+    temporary = Path(f"{result_file}.part")
+    temporary.write_text(json.dumps({"lines": lines, "problems": problems}), encoding="utf-8")
+    os.replace(temporary, result_file)
+    return 0
+
+
+def check(path: str, kind: str, config: RunConfig) -> list[str]:
+    """Lines that describe the function and what it returned.
+
+    Raises:
+        ConfigError: it cannot be imported or called, raises, or returns something else than its kind requires.
+    """
+    contract = CONTRACTS[kind]
+    if config.run.slime_modules:
+        install_slime_modules()
+    function = load_hook(contract.key, path)
+    form = "slime's documents" if is_document_form(contract.key, function) else "rlscale"
+    judge = ExampleJudge() if names_judge(function) else None
+    adapted = load_plugin(contract.key, path, args=Args(config), custom=config.custom, judge=judge)
+    if kind == "data_source":
+        create = adapted
+        adapted = lambda _, tokenizer: create(config, tokenizer)  # noqa: E731
+    try:
+        found = contract.check(adapted)
+    except ContractError as error:
+        raise _problem(contract.key, error.rule, path, f"it returned {error.found}") from None
+    except (Exception, SystemExit) as error:  # user code may raise anything; reported with the place
+        raise _problem(contract.key, "work on the example", path, _describe(error)) from error
+    return [f"arguments: those of {form}", f"returned: {found}"]
+
+
+def _describe(error: BaseException) -> str:
+    """The exception with the last line of user code: the innermost frame outside of this package."""
+    package = str(Path(__file__).parents[1])
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(package)]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"it raised {type(error).__name__}: {error}{place}"
+
+
+def _problem(key: str, rule: str, path: str, fix: str) -> ConfigError:
+    return ConfigError([Problem(path=key, rule=rule, value=path, fix=fix)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

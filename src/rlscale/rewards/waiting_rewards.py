@@ -1,0 +1,58 @@
+"""Log of rewards that take long."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rlscale.types import Sample
+
+REPORT_EVERY_S = 60.0
+MAX_LISTED = 10
+_logger = logging.getLogger(__name__)
+
+
+class WaitingRewards:
+    """The samples that are being scored. Reports, at intervals, those that have waited for at least one interval."""
+
+    def __init__(self, *, every_s: float = REPORT_EVERY_S) -> None:
+        self._every_s, self._numbers = every_s, itertools.count()
+        self._since: dict[int, tuple[float, list[int]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def add(self, samples: Sequence[Sample]) -> Iterator[None]:
+        """Counts the samples as waiting while the body runs."""
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        self._since[number] = (loop.time(), [sample.index for sample in samples])
+        if self._timer is None:
+            self._timer = loop.call_later(self._every_s, self._report)
+        try:
+            yield
+        finally:
+            del self._since[number]
+            if not self._since:
+                self.stop()
+
+    def stop(self) -> None:
+        """Ends the reports until the next `add`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._every_s, self._report)
+        late = [(since, indices) for since, indices in self._since.values() if loop.time() - since >= self._every_s]
+        if late:
+            longest = loop.time() - min(since for since, _ in late)
+            _logger.warning("%s", describe_waiting([i for _, indices in late for i in indices], seconds=longest))
+
+
+def describe_waiting(indices: Sequence[int], *, seconds: float) -> str:
+    """`waiting for 12 rewards for 60 s: samples 3, 4, ...`."""
+    listed = ", ".join(map(str, sorted(indices)[:MAX_LISTED]))
+    more = ", ..." if len(indices) > MAX_LISTED else ""
+    noun, samples = ("reward", "sample") if len(indices) == 1 else ("rewards", "samples")
+    return f"waiting for {len(indices)} {noun} for {seconds:.0f} s: {samples} {listed}{more}"
