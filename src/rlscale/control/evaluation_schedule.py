@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.user_evaluator import UserEvaluator
 from rlscale.observe.metrics.timers import Timers
 from rlscale.types import WeightVersion
 
@@ -16,6 +17,7 @@ class _Running:
     task: "asyncio.Task[dict[str, float]]"
     version: WeightVersion
     step: int  # of its metrics
+    num_done: int  # rollouts before it
 
 
 class EvaluationSchedule:
@@ -34,9 +36,9 @@ class EvaluationSchedule:
         self._is_overdue = False
 
     def is_due(self, num_done: int) -> bool:
-        """Whether the weights after `num_done` rollouts are evaluated."""
+        """Whether the weights after `num_done` rollouts are evaluated: only once, if rollouts leave them unchanged."""
         interval = self._config.run.eval.interval
-        if self._evaluator is None or not interval:
+        if self._evaluator is None or not interval or self._progress.evaluated_version == self._progress.version:
             return False
         return self._is_overdue or self._config.ends_interval(interval, num_done)
 
@@ -70,7 +72,7 @@ class EvaluationSchedule:
         self._is_overdue = False
         version = self._progress.version
         task = tasks.create_task(_timed_evaluation(self._evaluator, version))
-        self._running = _Running(task=task, version=version, step=step)
+        self._running = _Running(task=task, version=version, step=step, num_done=self._progress.next_rollout)
 
     async def finish(self, *, before_update: bool = False) -> None:
         """Waits for the running evaluation and reports it.
@@ -96,7 +98,7 @@ class EvaluationSchedule:
                 return
             metrics = await running.task
         self._record(metrics, version=running.version)
-        observer.evaluated(metrics, step=running.step, num_done=running.version)
+        observer.evaluated(metrics, step=running.step, num_done=running.num_done)
 
     @property
     def _wants_first(self) -> bool:
@@ -112,7 +114,7 @@ class EvaluationSchedule:
             self._progress.stopped = True
 
 
-async def _timed_evaluation(evaluator: Evaluator, version: WeightVersion) -> dict[str, float]:
+async def _timed_evaluation(evaluator: Evaluator | UserEvaluator, version: WeightVersion) -> dict[str, float]:
     timers = Timers()
     with timers("eval"):
         metrics = await evaluator.run(version)

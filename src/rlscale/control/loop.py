@@ -27,13 +27,16 @@ from rlscale.control.evaluation_schedule import EvaluationSchedule
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.gc_tuning import rare_full_collections
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
-from rlscale.control.producer import FinishedRollout, Producer
+from rlscale.control.producer import FinishedRollout, Producer, ProducerState
+from rlscale.control.signals import cancel_this_task
 from rlscale.control.staleness import VersionGate, check_staleness
 from rlscale.data.batch import build_batch
+from rlscale.data.column_buffers import ColumnBuffers
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.observe.metrics.step_metrics import rollout_metrics, train_metrics
 from rlscale.observe.metrics.timers import Timers
-from rlscale.types import StepPlan, TrainBatch, TrainResult, WeightVersion
+from rlscale.rollout.ledger import LedgerPage, fate_metrics
+from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult, WeightVersion
 
 
 class TrainingLoop:
@@ -41,17 +44,20 @@ class TrainingLoop:
 
     def __init__(self, config: LoopConfig, deps: LoopDeps, progress: Progress) -> None:
         self._config, self._deps, self.progress = config, deps, progress
-        self._gate = VersionGate(progress.version)
+        self._gate = VersionGate(progress.version, num_unchanged=self._num_unchanged)
         self._engine_version = progress.version  # the caller has sent it to the engines
         self._producer = Producer(
             deps.source,
             self._gate,
-            first=progress.next_rollout,
-            end=config.num_rollouts,
+            rollouts=range(progress.next_rollout, config.num_rollouts),
             max_staleness=config.max_staleness,
+            num_critic_only=config.num_critic_only,
+            watch=config.open_failure_watch(),
         )
+        if deps.user_rollout is not None:
+            self._producer.set_user_rollout(deps.user_rollout)
         self._overlaps = config.max_staleness > 0
-        self._timers = Timers()
+        self._timers, self._buffers = Timers(), ColumnBuffers()
         self._evaluation = EvaluationSchedule(config, deps, progress, self._timers)
         self._checkpoints = CheckpointSchedule(config, deps, progress, self._producer)
 
@@ -85,25 +91,42 @@ class TrainingLoop:
         with self._timers("step"):
             rollout, metrics = await self._next_rollout()
             metrics |= await self._train(rollout)
+            await self._producer.wait_for_draws()
+            # The page and the state belong to the same moment: every trajectory has a fate, or is pending.
+            page, state = self._producer.close_page(rollout), self._producer.state()
             self.progress.next_rollout = rollout.rollout_id + 1
             if self._overlaps:
-                await self._gate.open(self._rollout_version)
+                await self._gate.open(self._rollout_version, num_unchanged=self._num_unchanged)
                 if self._evaluation.is_due(self.progress.next_rollout):
                     self._evaluation.start(tasks, step=rollout.rollout_id)
             elif self._evaluation.is_due(self.progress.next_rollout):
                 metrics |= await self._evaluation.run()
-            is_saved = await self._save_if_due()
+            is_saved = await self._save_if_due(state)
         # Metrics are written before the checkpoint that counts them: see CheckpointSchedule.
-        self._report(rollout, metrics)
+        self._report(rollout, metrics, page)
         if is_saved:
             self._checkpoints.commit(tasks)
+            if self._deps.stop.is_set and not self._is_done():
+                await self._end_early()
         # The gate opens last: with k = 0 nothing is generated during an evaluation or a save.
-        await self._gate.open(self._rollout_version)
+        await self._gate.open(self._rollout_version, num_unchanged=self._num_unchanged)
+
+    async def _end_early(self) -> None:
+        """Ends the run after its checkpoint, from which the same command resumes."""
+        await self._checkpoints.finish()
+        num_done = self.progress.next_rollout
+        self._deps.observer.warn(f"SIGUSR1: the run ends with the checkpoint of rollout {num_done}, and can be resumed")
+        await cancel_this_task()
 
     @property
     def _rollout_version(self) -> WeightVersion:
         """Weights that generate the next groups. Labels (SFT) count as made by the trainer's current weights."""
         return self._engine_version if self._deps.source.has_rewards else self.progress.version
+
+    @property
+    def _num_unchanged(self) -> int:
+        """Rollouts so far that trained only the critic: the weights that generate are those before them."""
+        return min(self.progress.next_rollout, self._config.num_critic_only)
 
     async def _next_rollout(self) -> tuple[FinishedRollout, dict[str, float]]:
         """The rollout to train on, and the times that producer and trainer waited for each other."""
@@ -144,7 +167,12 @@ class TrainingLoop:
                 await self._deps.pool.release_memory()
         with self._timers("train"):
             # In a thread: the event loop keeps sending requests and receiving answers.
-            batch, steps, staleness = await asyncio.to_thread(self._build_batch, rollout)
+            hooks = self._deps.hooks
+            await hooks.finish(rollout.groups, rollout.dropped)
+            rewards = await hooks.rewards(rollout.groups)
+            batch, staleness = await asyncio.to_thread(self._build_batch, rollout, rewards)
+            batch = await hooks.converted(rollout.groups, batch)
+            steps = await asyncio.to_thread(self._plan_steps, batch)
             result = await self._deps.trainers.train(batch, steps)
         # Concurrent with the update of the engines: many long samples take a while to write.
         writing = asyncio.ensure_future(
@@ -164,20 +192,44 @@ class TrainingLoop:
             await writing
         measured = rollout_metrics(rollout.groups, self._config.run.logging)
         self.progress.last_reward = measured.get("reward/mean")
+        measured = await hooks.logged(
+            rollout.rollout_id,
+            rollout.groups,
+            rollout.metrics | measured,
+            seconds=rollout.seconds,
+            warn=self._deps.observer.warn,
+        )
         return measured | staleness | train_metrics(result)
 
-    def _build_batch(self, rollout: FinishedRollout) -> tuple[TrainBatch, list[StepPlan], dict[str, float]]:
+    def _build_batch(self, rollout: FinishedRollout, rewards: Float32 | None) -> tuple[TrainBatch, dict[str, float]]:
+        """The batch, and the age of its tokens. `rewards` replace those of the samples. [S]"""
         config = self._config
         batch = build_batch(
             rollout.groups,
             self.progress.version,
             has_rewards=self._deps.source.has_rewards,
             mask_truncated=config.mask_truncated,
+            buffers=self._buffers,
         )
-        batch = replace(batch, logprob_samples=self._deps.observer.choose_logprob_samples(rollout.groups))
-        staleness = check_staleness(batch, rollout.groups, max_staleness=config.max_staleness)
-        steps = plan_steps(batch, config.run.batch, num_ranks=config.num_ranks, context_ranks=config.context_ranks)
-        return batch, steps, staleness
+        batch = replace(
+            batch,
+            rollout_id=rollout.rollout_id,
+            logprob_samples=self._deps.observer.choose_logprob_samples(rollout.groups),
+        )
+        if rewards is not None:
+            batch = replace(batch, rewards=rewards)
+        max_age = config.max_staleness + self._deps.source.max_lag
+        return batch, check_staleness(batch, rollout.groups, max_staleness=max_age)
+
+    def _plan_steps(self, batch: TrainBatch) -> list[StepPlan]:
+        config = self._config
+        return plan_steps(
+            batch,
+            config.run.batch,
+            num_ranks=config.num_ranks,
+            context_ranks=config.context_ranks,
+            cost=config.forward_cost,
+        )
 
     def _check_result(self, result: TrainResult) -> None:
         ci = self._config.run.ci
@@ -188,7 +240,15 @@ class TrainingLoop:
             check_reference(result)
 
     async def _sync_weights(self) -> None:
-        """Counts the new version and sends it to the engines at `train.update_weights_interval`."""
+        """Counts the new version and sends it to the engines at `train.update_weights_interval`.
+
+        A rollout that trained only the critic makes no version.
+        """
+        if self.progress.next_rollout < self._config.num_critic_only:
+            # Engines that released their weights have none.
+            if self._config.releases_engines:
+                await self._update_engines()
+            return
         await self._evaluation.finish(before_update=True)
         self.progress.version += 1
         num_done = self.progress.next_rollout + 1
@@ -209,28 +269,30 @@ class TrainingLoop:
         with self._timers("sync"):
             await send_weights(pool, self._deps.trainers, self.progress.version)
         if self._config.run.ci.enabled:
-            await check_versions(pool.engines, self.progress.version)
+            await check_versions(pool.present, self.progress.version)
         if self._config.drains_before_update:
             pool.admit()
 
-    async def _save_if_due(self) -> bool:
-        if self._checkpoints.is_at_interval or self._is_done():
+    async def _save_if_due(self, state: ProducerState) -> bool:
+        if self._checkpoints.is_due or self._is_done():
             # A checkpoint holds the last result; and a reward above `eval.stop_reward` ends the run here.
             await self._evaluation.finish()
         if not self._checkpoints.is_due:
             return False
         self._phase("save")
         with self._timers("save"):
-            await self._checkpoints.save()
+            await self._checkpoints.save(state)
         return True
 
-    def _report(self, rollout: FinishedRollout, metrics: dict[str, float]) -> None:
+    def _report(self, rollout: FinishedRollout, metrics: dict[str, float], page: LedgerPage) -> None:
         seconds = self._timers.seconds
         num_tokens = sum(s.response_len for g in rollout.groups for s in g.samples)
         metrics |= {f"time/{name}_s": value for name, value in seconds.items()}
         metrics["throughput/tokens_per_s"] = num_tokens / seconds["step"]
         metrics["throughput/samples_per_s"] = sum(len(g.samples) for g in rollout.groups) / seconds["step"]
         metrics["weights/version"] = float(self.progress.version)
+        metrics |= fate_metrics(page)
+        self._deps.observer.ledger(page.to_json())
         self._deps.observer.step(metrics, step=rollout.rollout_id)
 
     def _phase(self, name: str) -> None:

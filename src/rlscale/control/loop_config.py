@@ -1,15 +1,21 @@
 """Inputs of the training loop, and the progress that it makes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.checkpoint.store import CheckpointStore
-from rlscale.config import LossType, RunConfig, TrainBackendName, UpdateMode, mixes_caches
+from rlscale.config import LossType, RunConfig, TrainBackendName, UpdateMode, mixes_caches, uses_critic
 from rlscale.config.rules import ranks_per_model
+from rlscale.control.rollout_hooks import RolloutHooks
+from rlscale.control.signals import StopRequest
 from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.user_evaluator import UserEvaluator
 from rlscale.observe.reporter import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.failure_watch import FailureWatch
+from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import WeightVersion
 
 
@@ -34,12 +40,13 @@ class Progress:
 class LoopConfig:
     """A run's config, the number of its rollouts, and the settings of the loop that follow from both.
 
-    The number of rollouts depends on the data, so that the config alone does not have it.
+    The number of rollouts depends on the data, and the cost of the model on its files: the config alone has neither.
     """
 
     run: RunConfig
     num_rollouts: int
     rollouts_per_epoch: int | None = None  # None: the run counts rollouts, not epochs
+    forward_cost: ForwardCost | None = None  # of the policy; None: work is not balanced
 
     def is_done(self, progress: Progress) -> bool:
         return progress.stopped or progress.next_rollout >= self.num_rollouts
@@ -64,6 +71,11 @@ class LoopConfig:
         return 1 if self._reads_rollouts else self.run.train.update_weights_interval
 
     @property
+    def num_critic_only(self) -> int:
+        """First rollouts that train only the critic, so that the policy's weights do not change."""
+        return self.run.critic.num_critic_only_steps if uses_critic(self.run.algo) else 0
+
+    @property
     def drains_before_update(self) -> bool:
         """Whether no request may span two weight versions."""
         return self.max_staleness > 0 and self.run.rollout.update_mode == UpdateMode.boundary
@@ -82,6 +94,14 @@ class LoopConfig:
     def mask_truncated(self) -> bool:
         """Whether truncated responses have no trainable token; labels (SFT) are never truncated."""
         return self.run.algo.overlong_filter and self.run.algo.loss_type != LossType.sft_loss
+
+    def open_failure_watch(self) -> FailureWatch | None:
+        """Counts failed trajectories; None: the run generates nothing."""
+        if self._reads_rollouts:
+            return None
+        batch = self.run.batch
+        num_trajectories = batch.rollout_batch_size * batch.n_samples_per_prompt
+        return FailureWatch(max_share=self.run.sampling.max_failed_share, least=num_trajectories)
 
     @property
     def num_ranks(self) -> int:
@@ -113,5 +133,8 @@ class LoopDeps:
     trainers: Trainers
     store: CheckpointStore
     observer: Observer
-    evaluator: Evaluator | None
+    evaluator: Evaluator | UserEvaluator | None
     pool: EnginePool | None
+    stop: StopRequest = field(default_factory=StopRequest)
+    hooks: RolloutHooks = field(default_factory=RolloutHooks)
+    user_rollout: UserRollout | None = None  # replaces the collection of rollouts

@@ -1,8 +1,9 @@
 """Producer of rollouts: generates ahead of the trainer, within the staleness bound.
 
         source ──> rollout r+1 [group, group, ...] ─┐
-                   rollout r+2 [group, ...        ] ├─ in order ──> next() ──> trainer
-                   ... at most k at once            ┘
+           ▲       rollout r+2 [group, ...        ] ├─ in order ──> next() ──> trainer
+           │       ... at most k at once            ┘
+        buffer <── groups beyond the size of a rollout, and unfinished ones
         rollout r starts when version >= r - k and fewer than max(1, k) rollouts wait for the trainer
 
 Groups of several rollouts are generated concurrently, so that the long responses of one do not leave engines idle.
@@ -14,12 +15,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from rlscale.control.staleness import VersionGate, reason_to_drop
-from rlscale.errors import DataError, StalenessError
+from rlscale.control.staleness import VersionGate
+from rlscale.errors import StalenessError
 from rlscale.protocols import RolloutSource
-from rlscale.types import Group, Prompt
+from rlscale.rollout.failure_watch import FailureWatch
+from rlscale.rollout.group_age import reason_to_drop
+from rlscale.rollout.group_buffer import AnyCollector, GroupBuffer
+from rlscale.rollout.ledger import LedgerPage
+from rlscale.rollout.user_rollout import UserRollout
+from rlscale.types import Group, WeightVersion
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +38,16 @@ class FinishedRollout:
     rollout_id: int
     groups: list[Group]  # in the order of their prompts
     seconds: float  # from the start of its first to the end of its last group
+    dropped: list[Group] = field(default_factory=list)  # by a filter; only for a hook of all samples
+    metrics: dict[str, float] = field(default_factory=dict)  # of a rollout function of the user
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProducerState:
+    """Position of a producer, for a checkpoint. Taken at one moment."""
+
+    source: dict[str, Any]
+    pending: list[Group]  # drawn from the source and not trained on: finished, partial, or without samples
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,22 +55,19 @@ class _Started:
     """A rollout that was started and not yet returned to the trainer."""
 
     rollout_id: int
-    position: dict[str, Any]  # of the source, before this rollout
-    tasks: list["asyncio.Task[Group]"] = field(default_factory=list)
+    collector: AnyCollector
+    task: "asyncio.Task[list[Group]]"
     began_at: float = field(default_factory=time.perf_counter)
     ended_at: float = 0.0
-
-    @property
-    def finished(self) -> list[Group]:
-        done = (task for task in self.tasks if task.done() and not task.cancelled())
-        return [task.result() for task in done if task.exception() is None]
 
 
 class Producer:
     """Generates the rollouts [first, end) of a run, in order.
 
-    Invariants: every group index is used once; rollout r holds no trainable token older than r - max_staleness; at most
-    max(1, max_staleness) rollouts are started and not yet returned by `next`.
+    Invariants: every group index is used once; rollout r holds no trainable token older than r - max_staleness
+    (with partial rollouts: than that and `source.max_lag` updates; the first `num_critic_only` rollouts make none);
+    at most max(1, max_staleness) rollouts are started
+    and not yet returned by `next`.
 
     Example:
         producer = Producer(source, gate, first=0, end=100, max_staleness=2)
@@ -62,56 +76,83 @@ class Producer:
             rollout = await producer.next()
     """
 
-    def __init__(self, source: RolloutSource, gate: VersionGate, *, first: int, end: int, max_staleness: int) -> None:
-        self._source, self._gate = source, gate
-        self._ids, self._max_staleness = range(first, end), max_staleness
+    def __init__(
+        self,
+        source: RolloutSource,
+        gate: VersionGate,
+        *,
+        rollouts: range,
+        max_staleness: int,
+        num_critic_only: int = 0,
+        watch: FailureWatch | None = None,
+    ) -> None:
+        self._source, self._gate, self._watch = source, gate, watch
+        self._ids, self._max_staleness, self._num_critic_only = rollouts, max_staleness, num_critic_only
+        self._max_age = max_staleness + source.max_lag
         self._free_places = asyncio.Semaphore(max(1, max_staleness))
         self._ready: asyncio.Queue[_Started] = asyncio.Queue()
         self._started: deque[_Started] = deque()
-        self._restored: dict[int, Group] = {}
+        self._buffer = GroupBuffer(source)
         self._num_dropped = 0
         self._waited_s, self._waiting_since = 0.0, 0.0
 
+    def set_user_rollout(self, user_rollout: UserRollout) -> None:
+        """Lets a function of the user collect the rollouts. Before `restore` and `run`."""
+        self._buffer = GroupBuffer(self._source, user_rollout)
+
     def restore(self, groups: Sequence[Group]) -> None:
-        """Adds groups of a checkpoint, which are used instead of being generated again. Before `run`."""
-        self._restored = {group.index: group for group in groups}
+        """Adds groups of a checkpoint, which come before new prompts. Before `run`."""
+        self._buffer.restore(groups)
 
     async def run(self) -> None:
         """Starts every rollout as soon as the bound allows it; returns when the last group is finished."""
         async with asyncio.TaskGroup() as tasks:
             for rollout_id in self._ids:
                 await self._wait_until_allowed(rollout_id)
-                started = _Started(rollout_id=rollout_id, position=self._source.state_dict())
-                started.tasks = [
-                    tasks.create_task(self._make_group(started, index, prompt))
-                    for index, prompt in self._source.next_prompts(rollout_id)
-                ]
+                collector = self._open_collector(rollout_id)
+                started = _Started(rollout_id=rollout_id, collector=collector, task=tasks.create_task(collector.run()))
+                started.task.add_done_callback(partial(self._end, started))
                 self._started.append(started)
                 self._ready.put_nowait(started)
+                # The first prompts are drawn before those of the next rollout.
+                await asyncio.sleep(0)
 
     async def next(self) -> FinishedRollout:
         """The next rollout, once all its groups are finished."""
         started = await self._ready.get()
-        await asyncio.wait(started.tasks)
-        groups = [task.result() for task in started.tasks]
+        groups = await asyncio.shield(started.task)
         self._started.popleft()
         self._free_places.release()
         return FinishedRollout(
-            rollout_id=started.rollout_id, groups=groups, seconds=started.ended_at - started.began_at
+            rollout_id=started.rollout_id,
+            groups=groups,
+            seconds=started.ended_at - started.began_at,
+            dropped=started.collector.dropped,
+            metrics=started.collector.metrics,
         )
 
     @property
     def num_ready(self) -> int:
         """Finished rollouts that wait for the trainer."""
-        return sum(all(task.done() for task in started.tasks) for started in self._started)
+        return sum(started.task.done() for started in self._started)
 
-    def position(self) -> dict[str, Any]:
-        """State of the source before the first rollout that `next` has not returned."""
-        return self._started[0].position if self._started else self._source.state_dict()
+    @property
+    def num_buffered(self) -> int:
+        """Groups in the buffer, with and without samples."""
+        return len(self._buffer)
 
-    def finished_groups(self) -> list[Group]:
-        """Groups from `position` on that need not be generated again."""
-        return [group for started in self._started for group in started.finished] + list(self._restored.values())
+    def close_page(self, rollout: FinishedRollout) -> LedgerPage:
+        """Records that a rollout was trained on; the fates since the page before. See `Ledger`."""
+        return self._buffer.close_page(rollout.rollout_id, rollout.groups)
+
+    async def wait_for_draws(self) -> None:
+        """Waits while prompts are drawn, which takes time with a prompt source or a buffer filter of the user."""
+        await self._buffer.wait_for_draws()
+
+    def state(self) -> ProducerState:
+        """The position after the rollouts that `next` has returned. After `wait_for_draws`."""
+        source, pending = self._buffer.state([started.collector for started in self._started])
+        return ProducerState(source=source, pending=pending)
 
     def pop_counts(self) -> dict[str, float]:
         """Dropped groups and seconds waited since the last call, by metric."""
@@ -131,41 +172,51 @@ class Producer:
         self._waited_s += time.perf_counter() - self._waiting_since
         self._waiting_since = 0.0
 
-    async def _make_group(self, started: _Started, index: int, prompt: Prompt) -> Group:
-        group = self._pop_restored(index, prompt, rollout_id=started.rollout_id)
-        if group is None:
-            group = await self._generate(index, prompt, rollout_id=started.rollout_id)
+    def _open_collector(self, rollout_id: int) -> AnyCollector:
+        async def make(group: Group, collector: AnyCollector) -> Group:
+            return await self._make_group(group, collector, rollout_id=rollout_id)
+
+        newest = None if self._max_staleness else self._gate.version
+        return self._buffer.open_collector(rollout_id, make, versions=(self._gate.version, newest))
+
+    def _end(self, started: _Started, _: "asyncio.Task[list[Group]]") -> None:
         started.ended_at = time.perf_counter()
-        return group
+        if started.task.cancelled() or started.task.exception() is not None:
+            return
+        self._buffer.close_collector(started.collector)
+        if self._watch is not None:
+            self._watch.end_rollout()
 
-    def _pop_restored(self, index: int, prompt: Prompt, *, rollout_id: int) -> Group | None:
-        group = self._restored.pop(index, None)
-        if group is None:
-            return None
-        if group.prompt.token_ids != prompt.token_ids:
-            raise DataError(
-                f"group {index} of the checkpoint must have the prompt of row {prompt.index + 1}, got the prompt of "
-                f"row {group.prompt.index + 1}; resume with the prompt file and tokenizer of the run"
-            )
-        return None if self._is_dropped(group, rollout_id=rollout_id) else group
-
-    async def _generate(self, index: int, prompt: Prompt, *, rollout_id: int) -> Group:
+    async def _make_group(self, group: Group, collector: AnyCollector, *, rollout_id: int) -> Group:
+        if group.is_finished and not self._is_too_old(group, rollout_id=rollout_id):
+            return group
+        unfinished = group if group.samples and not group.is_finished else None
         # While a rollout is unfinished there are at most k updates, and only an update makes a group too old.
         for _ in range(self._max_staleness + 2):
             version = self._gate.version
             newest = None if self._max_staleness else version
-            group = await self._source.group(index, prompt, oldest=version, newest=newest)
-            if not self._is_dropped(group, rollout_id=rollout_id):
-                return group
+            made = await self._source.group(group.index, group.prompt, oldest=version, newest=newest, before=unfinished)
+            # A round may end with unfinished groups, which the next one continues.
+            if collector.is_stopping or (self._source.settings.in_rounds and not made.is_finished):
+                return made
+            if not self._is_too_old(made, rollout_id=rollout_id):
+                if self._watch is not None:
+                    self._watch.add(made)
+                return made
+            unfinished = None
         raise StalenessError(
-            f"group {index} must be finished within rollout.max_staleness={self._max_staleness} weight updates, got "
-            f"{self._max_staleness + 2} attempts that were dropped; the last: "
-            f"{reason_to_drop(group, oldest=rollout_id - self._max_staleness)}"
+            f"group {group.index} must be finished within rollout.max_staleness={self._max_staleness} weight updates, "
+            f"got {self._max_staleness + 2} attempts that were dropped; the last: "
+            f"{reason_to_drop(made, oldest=self._oldest(rollout_id))}"
         )
 
-    def _is_dropped(self, group: Group, *, rollout_id: int) -> bool:
+    def _oldest(self, rollout_id: int) -> WeightVersion:
+        # Each rollout before this one made a version, except those that trained only the critic.
+        return rollout_id - self._num_critic_only - self._max_age
+
+    def _is_too_old(self, group: Group, *, rollout_id: int) -> bool:
         """Counts and logs a group that must not be trained on and is generated again."""
-        reason = reason_to_drop(group, oldest=rollout_id - self._max_staleness)
+        reason = reason_to_drop(group, oldest=self._oldest(rollout_id))
         if reason is None:
             return False
         self._num_dropped += 1

@@ -8,6 +8,7 @@ Until it is up an engine gets no requests, so that no answer comes from the weig
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,20 @@ DEATH_TIMEOUT_S = 3.0
 DEATH_POLL_S = 0.25
 
 
+NODE_DEATH = re.compile(r"its node .* died")
+"""Cause of a failure by the death of a node. It contains the id of the node."""
+
+
 class EngineServers(Protocol):
     """The server processes of all engines."""
 
     @property
     def names(self) -> Sequence[str]: ...
+
+    @property
+    def elastic(self) -> range:
+        """Indices of the engines that come and go with their nodes; the last ones."""
+        ...
 
     async def find_dead(self) -> dict[int, str]:
         """Index and reason of every engine whose process is gone."""
@@ -49,12 +59,20 @@ class Restarts:
 
     def __init__(self, limit: int, *, report: Callable[[str], None]) -> None:
         self.limit, self.count, self._report = limit, 0, report
+        self._dead_nodes: set[str] = set()
 
     def allow(self, failure: WorkerError, *, what: str | None = None) -> None:
-        """Counts one more restart of `what` (default: the worker that failed), or raises the failure at the limit."""
-        if self.count >= self.limit:
+        """Counts one more restart of `what` (default: the worker that failed), or raises the failure at the limit.
+
+        All restarts after the death of one node count as one.
+        """
+        death = NODE_DEATH.search(failure.cause)
+        is_counted = death is not None and death[0] in self._dead_nodes
+        if self.count >= self.limit and not is_counted:
             raise failure
-        self.count += 1
+        self.count += not is_counted
+        if death is not None:
+            self._dead_nodes.add(death[0])
         cause = str(failure).splitlines()[0]  # the other lines are the end of a log
         self._report(f"{cause}; restarting {what or failure.worker} (restart {self.count} of at most {self.limit})")
 
@@ -74,6 +92,7 @@ class EngineRecovery:
 
     Args:
         replace: called with an engine's new address after its restart.
+        drop: called with an engine that died; ends its requests, whose connections a dead machine never closes.
     """
 
     def __init__(
@@ -82,21 +101,23 @@ class EngineRecovery:
         servers: EngineServers,
         *,
         replace: Callable[[int, EngineAddress], None],
+        drop: Callable[[int], None] = lambda index: None,
         restarts: Restarts,
         checks: HealthChecks,
     ) -> None:
-        self._trainers, self._servers, self._replace = trainers, servers, replace
+        self._trainers, self._servers, self._replace, self._drop = trainers, servers, replace, drop
         self._restarts, self._checks = restarts, checks
-        self._addresses: list[EngineAddress] = []
+        self._addresses: dict[int, EngineAddress] = {}
         self._version: WeightVersion | None = None  # of the trainers' weights; None while they compute the next one
         self._is_connected = False
-        self._down: set[int] = set()
+        self._absent = set(servers.elastic)  # they have no server, and no weights are sent to them
+        self._down = set(self._absent)
         self._up = asyncio.Condition()
         # Two locks: requests that look for a dead engine must not wait for a training step.
         self._trainers_lock = asyncio.Lock()
         self._restart_lock = asyncio.Lock()
         self._checked_at = time.monotonic()
-        self._started_at = dict.fromkeys(range(len(servers.names)), self._checked_at)
+        self._started_at = dict.fromkeys(set(range(len(servers.names))) - self._absent, self._checked_at)
 
     # -- called by the pool of engines
 
@@ -111,8 +132,13 @@ class EngineRecovery:
         if not await self.is_dead(index):
             return False
         async with self._up:
-            await self._up.wait_for(lambda: index not in self._down)
+            await self._up.wait_for(lambda: self._can_retry(index))
         return True
+
+    def _can_retry(self, index: int) -> bool:
+        """Whether a request that failed on an engine can be sent again: to this engine, or after it left to another."""
+        has_others = len(self._down) < len(self._servers.names)
+        return index not in self._down or (index in self._absent and has_others)
 
     async def is_dead(self, index: int) -> bool:
         """Whether an engine is dead or being restarted. Waits a moment for a death that shows late."""
@@ -138,7 +164,7 @@ class EngineRecovery:
             return await self._trainers.eval_loss(batch, steps)
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
-        self._addresses, self._is_connected = list(engines), False
+        self._addresses, self._is_connected = dict(enumerate(engines)), False
 
     async def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
         """Like `Trainers.sync_weights`; restarts an engine that dies during the sync, and repeats the sync."""
@@ -160,6 +186,33 @@ class EngineRecovery:
         async with self._trainers_lock:
             await self._trainers.export_hf(folder)
 
+    # -- engines that come and go
+
+    def is_absent(self, index: int) -> bool:
+        return index in self._absent
+
+    def join(self, index: int, address: EngineAddress) -> None:
+        """Adds an engine. It gets requests once it holds the current weights, which `watch` sends."""
+        self._absent.remove(index)
+        self._started_at[index] = time.monotonic()
+        self._addresses[index], self._is_connected = address, False
+        self._replace(index, address)
+
+    def hold(self, index: int) -> None:
+        """Sends an engine no further requests."""
+        self._down.add(index)
+
+    async def leave(self, index: int) -> None:
+        """Removes an engine; the next weights are not sent to it."""
+        self._absent.add(index)
+        self._down.add(index)
+        self._started_at.pop(index, None)
+        self._addresses.pop(index, None)
+        self._is_connected = False
+        self._drop(index)
+        async with self._up:
+            self._up.notify_all()
+
     # -- the watcher
 
     async def watch(self) -> None:
@@ -178,7 +231,7 @@ class EngineRecovery:
         while True:
             try:
                 if not self._is_connected:
-                    await self._trainers.connect(self._addresses)
+                    await self._trainers.connect(list(self._addresses.values()))
                     self._is_connected = True
                 report = await self._trainers.sync_weights(version)
             except (WorkerError, EngineError, WeightSyncError):
@@ -187,7 +240,7 @@ class EngineRecovery:
                 continue
             self._version = version
             async with self._up:
-                self._down.clear()
+                self._down = set(self._absent)
                 self._up.notify_all()
             return report
 
@@ -204,13 +257,20 @@ class EngineRecovery:
         async with self._restart_lock:
             dead = await self._servers.find_dead()
             for index, reason in dead.items():
-                await self._restart(index, reason)
+                await self._replace_dead(index, reason)
             return bool(dead)
+
+    async def _replace_dead(self, index: int, reason: str) -> None:
+        if index in self._servers.elastic:
+            await self.leave(index)
+        else:
+            await self._restart(index, reason)
 
     async def _restart(self, index: int, reason: str) -> None:
         name = self._servers.names[index]
         self._down.add(index)
         self._is_connected = False
+        self._drop(index)
         failure = WorkerError(name, reason)
         while True:
             self._restarts.allow(failure, what=name)
@@ -233,5 +293,5 @@ class EngineRecovery:
         async with self._restart_lock:
             for index, healthy in zip(due, answers, strict=True):
                 # An engine that restarted during the check is new; its old server failed the check.
-                if not healthy and self._started_at[index] < now:
-                    await self._restart(index, f"did not answer its health check within {checks.timeout_s:g} s")
+                if not healthy and self._started_at.get(index, now) < now:
+                    await self._replace_dead(index, f"did not answer its health check within {checks.timeout_s:g} s")

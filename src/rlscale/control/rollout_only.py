@@ -1,16 +1,20 @@
 """Rollouts without a trainer: `debug.rollout_only`."""
 
-import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.loop_config import LoopConfig, Progress
+from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.user_evaluator import UserEvaluator
 from rlscale.observe.metrics.step_metrics import rollout_metrics
 from rlscale.observe.metrics.timers import Timers
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import RolloutSource
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.group_buffer import AnyCollector, GroupBuffer
+from rlscale.rollout.ledger import fate_metrics
+from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import Group, WeightVersion
 
 
@@ -19,9 +23,11 @@ class RolloutOnlyDeps:
     """Objects that the rollouts need. `evaluator` is None where nothing is evaluated."""
 
     source: RolloutSource
-    evaluator: Evaluator | None
+    evaluator: Evaluator | UserEvaluator | None
     observer: Observer
     pool: EnginePool
+    hooks: RolloutHooks = field(default_factory=RolloutHooks)
+    user_rollout: UserRollout | None = None
 
 
 async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress: Progress) -> Progress:
@@ -37,26 +43,40 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
         measured = await deps.evaluator.run(version)
         progress.first_eval = progress.last_eval = measured["eval/reward_mean"]
         observer.evaluated(measured, step=progress.next_rollout)
+    buffer = GroupBuffer(deps.source, deps.user_rollout)
     for rollout_id in range(progress.next_rollout, config.num_rollouts):
         timers = Timers()
         observer.phase("rollout")
         with timers("rollout"):
-            groups = await _generate(deps.source, rollout_id, version=version)
+            groups, dropped = await _generate(deps.source, buffer, rollout_id, version=version)
+        await deps.hooks.finish(groups, dropped)
+        page = buffer.close_page(rollout_id, groups)
         await write_in_thread(observer.generated, rollout_id, groups, version=version)
         metrics = rollout_metrics(groups, config.run.logging)
         num_tokens = sum(sample.response_len for group in groups for sample in group.samples)
         seconds = timers.seconds["rollout"]
+        reward = metrics.get("reward/mean")
+        metrics = await deps.hooks.logged(rollout_id, groups, metrics, seconds=seconds, warn=observer.warn)
         metrics |= {"time/rollout_s": seconds, "throughput/tokens_per_s": num_tokens / seconds}
-        progress.next_rollout, progress.last_reward = rollout_id + 1, metrics.get("reward/mean")
+        progress.next_rollout, progress.last_reward = rollout_id + 1, reward
         progress.num_tokens += num_tokens
-        observer.step(metrics, step=rollout_id)
+        observer.ledger(page.to_json())
+        observer.step(metrics | fate_metrics(page), step=rollout_id)
     return progress
 
 
-async def _generate(source: RolloutSource, rollout_id: int, *, version: WeightVersion) -> list[Group]:
-    async with asyncio.TaskGroup() as tasks:
-        running = [
-            tasks.create_task(source.group(index, prompt, oldest=version, newest=version))
-            for index, prompt in source.next_prompts(rollout_id)
-        ]
-    return [task.result() for task in running]
+async def _generate(
+    source: RolloutSource, buffer: GroupBuffer, rollout_id: int, *, version: WeightVersion
+) -> tuple[list[Group], list[Group]]:
+    """The groups of a rollout, and those that were dropped."""
+
+    async def make(group: Group, collector: AnyCollector) -> Group:
+        if group.is_finished:
+            return group
+        before = group if group.samples else None
+        return await source.group(group.index, group.prompt, oldest=version, newest=version, before=before)
+
+    collector = buffer.open_collector(rollout_id, make, versions=(version, version))
+    groups = await collector.run()
+    buffer.close_collector(collector)
+    return groups, collector.dropped

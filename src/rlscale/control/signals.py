@@ -1,10 +1,11 @@
-"""Signals that end a run: SIGTERM has the effect of Ctrl-C."""
+"""Signals that end a run: SIGTERM has the effect of Ctrl-C, SIGUSR1 saves a checkpoint first."""
 
 import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 
 @contextmanager
@@ -30,8 +31,9 @@ async def cancelled_by_sigterm() -> AsyncIterator[None]:
     is_main_thread = threading.current_thread() is threading.main_thread()
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
     if is_main_thread:
-        # Not an exception from a signal handler: it could hit any task, and asyncio would only log it.
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        # Not an exception from a signal handler: it could hit any task, and asyncio would only log it. A scheduler may
+        # send the signal to several processes of a job, which pass it on: a second one must not cancel the run's end.
+        loop.add_signal_handler(signal.SIGTERM, lambda: task.cancelling() or task.cancel())
     try:
         yield
     except asyncio.CancelledError as error:
@@ -42,3 +44,36 @@ async def cancelled_by_sigterm() -> AsyncIterator[None]:
         if is_main_thread:
             loop.remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, before)
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Request to finish the current step, save a checkpoint and end the run there. A scheduler makes it by SIGUSR1."""
+
+    is_set: bool = False
+
+    def set(self) -> None:
+        self.is_set = True
+
+
+@contextmanager
+def stop_requested_by_sigusr1(request: StopRequest) -> Iterator[None]:
+    """Sets `request` on SIGUSR1. Outside of the main thread signals stay as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGUSR1)
+    loop.add_signal_handler(signal.SIGUSR1, request.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, before)
+
+
+async def cancel_this_task() -> None:
+    """Ends the run as SIGTERM does, from inside of it."""
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    task.cancel()
+    await asyncio.sleep(0)  # raises CancelledError

@@ -2,67 +2,51 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
 from rlscale.errors import StalenessError
-from rlscale.types import Group, Sample, SampleStatus, TrainBatch, WeightVersion
+from rlscale.types import Group, TrainBatch, WeightVersion
+
+_CHUNK_TOKENS = 2**16
+"""Tokens that are compared at a time: their columns fit into the cache of a core."""
 
 
 class VersionGate:
-    """Gate that blocks rollout r until weights of version r - max_staleness or newer are on the engines.
+    """Gate that blocks rollout r until the engines have the weights after r - max_staleness rollouts, or newer ones.
 
-    Invariant: the version never decreases. The training loop is the only caller of `open`.
+    Invariant: neither the version nor its sum with `num_unchanged` decreases. The training loop is the only caller of
+    `open`.
+
+    Args:
+        version: of the weights on the engines.
+        num_unchanged: rollouts that were trained on without a new version: they trained only the critic.
 
     Example:
         gate = VersionGate(0)
         await gate.wait_for(1)   # returns after another task has called gate.open(1)
     """
 
-    def __init__(self, version: WeightVersion) -> None:
-        self._version = version
+    def __init__(self, version: WeightVersion, *, num_unchanged: int = 0) -> None:
+        self._version, self._num_unchanged = version, num_unchanged
         self._changed = asyncio.Condition()
 
     @property
     def version(self) -> WeightVersion:
         return self._version
 
-    async def wait_for(self, version: WeightVersion) -> WeightVersion:
-        """Waits for `version` or a newer one, and returns the current version."""
+    async def wait_for(self, num_rollouts: int) -> WeightVersion:
+        """Waits for the weights after `num_rollouts` rollouts, or newer ones, and returns their version."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._version >= version)
+            await self._changed.wait_for(lambda: self._version + self._num_unchanged >= num_rollouts)
             return self._version
 
-    async def open(self, version: WeightVersion) -> None:
+    async def open(self, version: WeightVersion, *, num_unchanged: int = 0) -> None:
         assert version >= self._version, "the weight version must not decrease"
         async with self._changed:
-            self._version = version
+            self._version, self._num_unchanged = version, num_unchanged
             self._changed.notify_all()
-
-
-def reason_to_drop(group: Group, *, oldest: WeightVersion) -> str | None:
-    """The reason why a group must not be trained on; None: it may be.
-
-    Args:
-        group: as an engine or a checkpoint returned it.
-        oldest: version of the oldest weights whose tokens may be trained on.
-    """
-    for sample in group.samples:
-        if sample.status == SampleStatus.aborted:
-            return f"sample {sample.index} was aborted"
-        # Fast path: without an old token it does not matter which tokens are trainable.
-        if min(sample.weight_versions, default=oldest) >= oldest:
-            continue
-        version = oldest_version(sample)
-        if version is not None and version < oldest:
-            return f"sample {sample.index} has a token of weight version {version}, older than {oldest}"
-    return None
-
-
-def oldest_version(sample: Sample) -> WeightVersion | None:
-    """The oldest weight version of a sample's trainable tokens; None: it has no trainable token."""
-    pairs = zip(sample.weight_versions, sample.loss_mask, strict=True)
-    return min((version for version, trainable in pairs if trainable), default=None)
 
 
 def check_staleness(batch: TrainBatch, groups: Sequence[Group], *, max_staleness: int) -> dict[str, float]:
@@ -79,18 +63,39 @@ def check_staleness(batch: TrainBatch, groups: Sequence[Group], *, max_staleness
     Raises:
         StalenessError: a token is older, or from weights that do not exist yet; the message names its sample.
     """
-    trainable = np.flatnonzero(batch.loss_mask)
-    if not len(trainable):
+    limits, num_tokens, total = (batch.version - max_staleness, batch.version), 0, 0
+    oldest = batch.version
+    for start in range(0, len(batch.tokens), _CHUNK_TOKENS):
+        chunk = slice(start, start + _CHUNK_TOKENS)
+        versions, mask = batch.weight_versions[chunk], batch.loss_mask[chunk]
+        number = int(np.count_nonzero(mask))
+        if not number:
+            continue
+        low = high = int(versions.max())
+        # Usually all trainable tokens are of one version: then they need not be selected.
+        if (mask > (versions == high)).any():
+            versions = versions[mask != 0]
+            low, high = int(versions.min()), int(versions.max())
+        if low < limits[0] or high > limits[1]:
+            _raise_wrong_age(batch, groups, max_staleness=max_staleness)
+        oldest = min(oldest, low)
+        num_tokens += number
+        total += low * number if low == high else int(versions.sum(dtype=np.int64))
+    if not num_tokens:
         return {}
+    mean = (batch.version * num_tokens - total) / num_tokens
+    return {"staleness/mean": mean, "staleness/max": float(batch.version - oldest)}
+
+
+def _raise_wrong_age(batch: TrainBatch, groups: Sequence[Group], *, max_staleness: int) -> NoReturn:
+    trainable = np.flatnonzero(batch.loss_mask)
     ages = batch.version - batch.weight_versions[trainable]
     wrong = trainable[(ages > max_staleness) | (ages < 0)]
-    if len(wrong):
-        samples = [sample for group in groups for sample in group.samples]
-        # offsets[i] <= token < offsets[i + 1] holds for the sample i of a token.
-        sample = samples[int(np.searchsorted(batch.offsets, wrong[0], side="right")) - 1]
-        raise StalenessError(
-            f"sample {sample.index} of group {sample.group_index} must be made by weight versions "
-            f"{batch.version - max_staleness} to {batch.version} (rollout.max_staleness={max_staleness}), "
-            f"got a token of version {batch.weight_versions[wrong[0]]}"
-        )
-    return {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())}
+    samples = [sample for group in groups for sample in group.samples]
+    # offsets[i] <= token < offsets[i + 1] holds for the sample i of a token.
+    sample = samples[int(np.searchsorted(batch.offsets, wrong[0], side="right")) - 1]
+    raise StalenessError(
+        f"sample {sample.index} of group {sample.group_index} must be made by weight versions "
+        f"{batch.version - max_staleness} to {batch.version} (rollout.max_staleness={max_staleness}), "
+        f"got a token of version {batch.weight_versions[wrong[0]]}"
+    )

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
 from rlscale.data.batch import build_batch
 from rlscale.data.microbatch_plan import plan_steps
@@ -32,11 +33,17 @@ class LabelledSet:
 
     @classmethod
     def from_groups(
-        cls, groups: Sequence[Group], config: BatchConfig, *, num_ranks: int, context_ranks: int
+        cls,
+        groups: Sequence[Group],
+        config: BatchConfig,
+        *,
+        num_ranks: int,
+        context_ranks: int,
+        cost: ForwardCost | None = None,
     ) -> LabelledSet:
         # Labels come from no weights, so that any version will do.
         batch = build_batch(groups, version=0, has_rewards=False)
-        steps = plan_steps(batch, config, num_ranks=num_ranks, context_ranks=context_ranks)
+        steps = plan_steps(batch, config, num_ranks=num_ranks, context_ranks=context_ranks, cost=cost)
         return cls(batch=batch, steps=tuple(steps))
 
 

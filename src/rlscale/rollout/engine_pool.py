@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.protocols import Engine
-from rlscale.types import Generation, Prompt, SamplingParams, WeightVersion
+from rlscale.types import Generation, SamplingParams, WeightVersion
 
 log = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.1
+_DIED = "died during a request"
 
 
 class DeadEngineHandler(Protocol):
@@ -36,12 +39,19 @@ class EnginePool:
     Invariant: every token that the pool returns was made by a weight version inside [oldest, newest] of its request.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        assert engines, "a pool needs at least one engine"
+    def __init__(self, engines: Sequence[Engine], *, absent: Collection[int] = (), routed: bool = False) -> None:
+        """Args:
+        absent: indices of engines that do not exist yet; `replace` adds them.
+        routed: a router sends each request to an engine of its choice; the clients share their request ids.
+        """
+        assert len(engines) > len(absent), "a pool needs at least one engine"
+        self._absent, self._routed = set(absent), routed
         self.engines = list(engines)
         self._retired: list[Engine] = []
         self._handler: DeadEngineHandler | None = None
         self._in_flight = [0] * len(self.engines)
+        self._requests: list[set[asyncio.Task[Any]]] = [set() for _ in self.engines]  # tasks that wait for an answer
+        self._engine_of: dict[str, int] = {}  # of each running request
         self._admits, self._idle = asyncio.Event(), asyncio.Event()
         self._admits.set()
         self._idle.set()
@@ -52,7 +62,7 @@ class EnginePool:
 
     async def generate(
         self,
-        prompt: Prompt,
+        token_ids: Sequence[int],
         params: SamplingParams,
         *,
         n: int,
@@ -60,7 +70,7 @@ class EnginePool:
         oldest: WeightVersion,
         newest: WeightVersion | None,
     ) -> list[Generation]:
-        """`n` answers to `prompt`.
+        """`n` answers to `token_ids`.
 
         Args:
             newest: None accepts every version from `oldest` on: weights may be updated while the request runs.
@@ -75,7 +85,7 @@ class EnginePool:
             index = self._choose()
             engine = self.engines[index]
             try:
-                answers = await self._send(index, prompt, params, n=n, rid=rid)
+                answers = await self._send(index, token_ids, params, n=n, rid=rid)
                 break
             except EngineError:
                 # A dead engine is no fault of the request: with the same seed a retry gets the same answer.
@@ -93,6 +103,27 @@ class EnginePool:
         """Replaces the client of a restarted engine."""
         self._retired.append(self.engines[index])
         self.engines[index] = engine
+        self._absent.discard(index)
+
+    @property
+    def present(self) -> list[Engine]:
+        """The engines without those that have left or do not exist yet."""
+        return [engine for index, engine in enumerate(self.engines) if index not in self._absent]
+
+    def remove(self, index: int) -> None:
+        """Removes an engine that has left; requests that it still holds fail, and are retried."""
+        self._absent.add(index)
+        self.drop_requests(index)
+
+    async def wait_idle(self, index: int) -> None:
+        """Waits until an engine, which gets no requests any more, has answered those that it holds."""
+        while self._in_flight[index]:
+            await asyncio.sleep(IDLE_POLL_S)
+
+    def drop_requests(self, index: int) -> None:
+        """Ends the requests that an engine holds, which has died; they are retried."""
+        for request in self._requests[index]:
+            request.cancel(_DIED)
 
     async def wait_unless_stalled(self, task: "asyncio.Task[Any]") -> bool:
         """Waits for a task; False when it waits for a dead engine, which may need the next weights to be up again."""
@@ -114,7 +145,8 @@ class EnginePool:
 
     async def release_memory(self) -> None:
         """Releases the memory of weights and cache on every engine. No request may be running."""
-        await asyncio.gather(*[self._release(index) for index in range(len(self.engines))])
+        indices = [index for index in range(len(self.engines)) if index not in self._absent]
+        await asyncio.gather(*[self._release(index) for index in indices])
 
     async def resume_memory(self, tag: str) -> None:
         """Resumes the memory of `weights`, which must then be sent, or of `kv_cache`, and then generation."""
@@ -122,31 +154,60 @@ class EnginePool:
         await asyncio.gather(*[self._resume(i, tag) for i, url in enumerate(urls) if url in self.released[tag]])
         self.released[tag].clear()
 
+    async def abort_requests(self, rids: Collection[str]) -> None:
+        """Aborts the running requests whose id is, or begins with, one of `rids` and a dash."""
+        names = frozenset(rids)
+        found = [(rid, index) for rid, index in self._engine_of.items() if not names.isdisjoint(_prefixes(rid))]
+        await asyncio.gather(*[_abort(engine, rid) for rid, index in found for engine in self._may_hold(index)])
+
     async def abort(self) -> None:
         """Aborts every running request on the engines that answer."""
-        await asyncio.gather(*[_abort(engine) for engine in self.engines])
+        await asyncio.gather(*[_abort(engine) for engine in self.present])
 
     async def close(self) -> None:
         for engine in (*self.engines, *self._retired):
             await engine.close()
 
+    def _may_hold(self, index: int) -> list[Engine]:
+        """The engines that may hold a request that was sent by the client `index`."""
+        return self.present if self._routed else [self.engines[index]]
+
     def _choose(self) -> int:
         """The engine with the fewest samples in flight, among those that are up if there are any."""
         handler, indices = self._handler, range(len(self.engines))
         up = indices if handler is None else [i for i in indices if not handler.is_down(i)]
-        return min(up or indices, key=self._in_flight.__getitem__)
+        present = [i for i in indices if i not in self._absent]
+        return min(up or present, key=self._in_flight.__getitem__)
 
-    async def _send(self, index: int, prompt: Prompt, params: SamplingParams, *, n: int, rid: str) -> list[Generation]:
+    async def _send(
+        self, index: int, token_ids: Sequence[int], params: SamplingParams, *, n: int, rid: str
+    ) -> list[Generation]:
         self._in_flight[index] += n
+        self._engine_of[rid] = index
         self._idle.clear()
         try:
             if self._handler is not None and self._handler.is_down(index):
                 raise EngineError(f"{self.engines[index].address.name} is being restarted")
-            return await self.engines[index].generate(prompt.token_ids, params, n=n, rid=rid)
+            return await self._answer(index, self.engines[index].generate(token_ids, params, n=n, rid=rid))
         finally:
             self._in_flight[index] -= n
+            self._engine_of.pop(rid, None)
             if not any(self._in_flight):
                 self._idle.set()
+
+    async def _answer(self, index: int, call: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
+        request = asyncio.current_task()
+        assert request is not None, "requests are sent by tasks"
+        self._requests[index].add(request)
+        try:
+            return await call
+        except asyncio.CancelledError as error:
+            if error.args != (_DIED,):
+                raise
+            request.uncancel()
+            raise EngineError(f"{self.engines[index].address.name} {_DIED}") from None
+        finally:
+            self._requests[index].discard(request)
 
     async def _is_recovered(self, index: int, engine: Engine) -> bool:
         """Whether to retry a request that failed on `engine`: the engine was restarted before or during this call."""
@@ -186,9 +247,18 @@ class EnginePool:
             urls.add(engine.address.url)
 
 
-async def _abort(engine: Engine) -> None:
+def _prefixes(rid: str) -> Iterator[str]:
+    """The id, and what comes before each of its dashes."""
+    yield rid
+    end = rid.rfind("-")
+    while end >= 0:
+        yield rid[:end]
+        end = rid.rfind("-", 0, end)
+
+
+async def _abort(engine: Engine, rid: str | None = None) -> None:
     try:
-        await engine.abort()
+        await engine.abort(rid)
     except EngineError as error:
         # A dead engine has no requests; any other failure shows at the next call.
         log.info("no request was aborted: %s", error)

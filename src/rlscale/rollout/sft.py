@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from rlscale.data.prompts import sft_answers
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.protocols import PromptSource
+from rlscale.rollout.draw_prompts import draw_prompts
+from rlscale.rollout.fixed_rollouts import FixedRollouts
 from rlscale.types import Group, Prompt, Sample, SampleStatus, WeightVersion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class SftSource:
+class SftSource(FixedRollouts):
     """Groups of one sample, whose response is the prompt's label and the end token; all of it is trainable.
 
     The response of a whole conversation is everything after the prompt; only its answers are trainable. Each label or
@@ -47,10 +49,14 @@ class SftSource:
         self._prompts, self._tokenizer = prompts, tokenizer
         self._num_prompts, self._positions = rollout_batch_size, positions
 
-    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """The next `rollout_batch_size` prompts with the indices of their groups."""
         first = rollout_id * self._num_prompts
         return list(enumerate(self._prompts.take(self._num_prompts), start=first))
+
+    async def draw(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
+        """See RolloutSource."""
+        return await draw_prompts(self, self._prompts, rollout_id, number)
 
     def state_dict(self) -> dict[str, Any]:
         return {"prompts": self._prompts.state_dict()}
@@ -58,7 +64,15 @@ class SftSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
 
-    async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
+    async def group(
+        self,
+        index: int,
+        prompt: Prompt,
+        *,
+        oldest: WeightVersion,
+        newest: WeightVersion | None,
+        before: Group | None = None,
+    ) -> Group:
         """The prompt with its label, which counts as made by the weights `oldest`.
 
         Raises:

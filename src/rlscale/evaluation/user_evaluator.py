@@ -1,0 +1,62 @@
+"""An evaluation by a function of the user: `eval.function_path`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from math import isfinite
+from numbers import Real
+from statistics import fmean
+from typing import Any
+
+from rlscale.plugins.user_hook import UserHook
+from rlscale.rollout.generate_session import GenerateSession
+from rlscale.rollout.user_generate import ThreadSession
+from rlscale.types import Group, WeightVersion
+
+
+class EvalContext:
+    """Requests to the engines, and `metrics` that are logged with the rewards, for an eval function."""
+
+    def __init__(self, session: ThreadSession) -> None:
+        self.session = session
+        self.metrics: dict[str, float] = {}
+
+    def draw(self, number: int) -> list[Group]:
+        """Raises ValueError: prompts of training are not for evaluation."""
+        raise ValueError("an eval function must read its prompts from its files, got a call of get_samples")
+
+    def requeue(self, groups: Any) -> None:
+        """Does nothing: no group is drawn."""
+
+
+class UserEvaluator:
+    """Calls the function with the weights that the engines hold. As `Evaluator` for its callers.
+
+    Args:
+        open_session: the session of an evaluation, whose engines have weights of a version.
+    """
+
+    def __init__(self, hook: UserHook, open_session: Callable[[WeightVersion], GenerateSession]) -> None:
+        self._hook, self._open_session = hook, open_session
+
+    async def run(self, version: WeightVersion) -> dict[str, float]:
+        """`eval/<set>/reward_mean` for every set of the function, and `eval/reward_mean`, the mean over the sets.
+
+        Raises:
+            HookError: the function failed, or returned no rewards.
+        """
+        context = EvalContext(ThreadSession(self._open_session(version), asyncio.get_running_loop()))
+        found = await self._hook(version, context)
+        rule = "return rewards by the name of their set"
+        if not isinstance(found, Mapping) or not found:
+            raise self._hook.error(rule, f"{found!r:.80}")
+        metrics: dict[str, float] = {}
+        for name, rewards in found.items():
+            values = list(rewards) if isinstance(rewards, list | tuple) else []
+            if not values or not all(isinstance(each, Real) and isfinite(each) for each in values):
+                raise self._hook.error(rule, f"{rewards!r:.80} for {name}")
+            metrics[f"eval/{name}/reward_mean"] = fmean(values)
+            metrics[f"eval/{name}/num_samples"] = float(len(values))
+        means = [value for name, value in metrics.items() if name.endswith("/reward_mean")]
+        return context.metrics | metrics | {"eval/reward_mean": fmean(means)}

@@ -1,0 +1,149 @@
+"""Groups that are drawn and not yet trained on, and the ledger of their trajectories.
+
+buffer ─┐                     ┌─> kept ──> rollout ──> close_page: trained
+        ├─ draw ─> collector ─┼─> dropped, failed
+source ─┘                     └─> surplus ──> buffer
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from rlscale.protocols import RolloutSource
+from rlscale.rollout.collector import Collector
+from rlscale.rollout.ledger import TRAINED, Ledger, LedgerPage
+from rlscale.rollout.user_rollout import UserCollector, UserRollout, Versions
+from rlscale.types import Group
+
+AnyCollector = Collector | UserCollector
+
+log = logging.getLogger(__name__)
+
+
+class GroupBuffer:
+    """Returns groups, those of earlier rollouts first, and gives each trajectory its fate.
+
+    Invariant: every group index is drawn from the source once.
+
+    Example:
+        buffer = GroupBuffer(source)
+        collector = buffer.open_collector(rollout_id, make)
+        groups = await collector.run()
+        buffer.close_collector(collector)
+        page = buffer.close_page(rollout_id, groups)
+    """
+
+    def __init__(self, source: RolloutSource, user_rollout: UserRollout | None = None) -> None:
+        self._source, self._ledger, self._user_rollout = source, Ledger(), user_rollout
+        self._groups: dict[int, Group] = {}
+        # Rollouts draw one after another, also while a buffer filter runs in a thread: fair, in the order of the calls.
+        self._drawing = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def restore(self, groups: Sequence[Group]) -> None:
+        """Adds groups of a checkpoint, which come before new prompts."""
+        self._groups = {group.index: group for group in groups}
+        self._open(groups)
+
+    def open_collector(
+        self, rollout_id: int, make: Callable[[Group, AnyCollector], Awaitable[Group]], *, versions: Versions
+    ) -> AnyCollector:
+        """The collector of a rollout.
+
+        Args:
+            make: generates a group; see `Collector`.
+            versions: oldest and newest weights that engines may have, for requests of a user's rollout function.
+        """
+        collector: AnyCollector
+        if self._user_rollout is not None:
+            collector = UserCollector(
+                rollout_id,
+                self._user_rollout,
+                versions=versions,
+                draw=lambda number: self._draw(rollout_id, number),
+                make=lambda group: make(group, collector),
+                drop=self._drop_drawn,
+            )
+            return collector
+        collector = Collector(
+            self._source.settings,
+            draw=lambda number: self._draw(rollout_id, number),
+            make=lambda group: make(group, collector),
+            judge=self._source.reason_to_drop,
+            drop=self._drop,
+            stop=self._source.stop,
+        )
+        return collector
+
+    def close_collector(self, collector: AnyCollector) -> None:
+        """Takes over the groups of a complete rollout that belong to the next one."""
+        self._groups |= {group.index: group for group in collector.pop_surplus()}
+
+    def close_page(self, rollout_id: int, groups: Sequence[Group]) -> LedgerPage:
+        """Records that groups were trained on; the fates since the page before. See `Ledger`.
+
+        Raises:
+            CheckError: a trajectory has a fate already.
+        """
+        self._record(groups, TRAINED)
+        self._source.observe(groups)
+        return self._ledger.close_page(rollout_id)
+
+    async def wait_for_draws(self) -> None:
+        """Waits while groups are drawn. Until the next await of the caller no other draw begins."""
+        async with self._drawing:
+            pass
+
+    def state(self, collectors: Sequence[AnyCollector]) -> tuple[dict[str, Any], list[Group]]:
+        """Position of the source, and all groups that were drawn and have no fate yet. After `wait_for_draws`.
+
+        Args:
+            collectors: of the rollouts that were not trained on.
+        """
+        pending = [group for collector in collectors for group in collector.pending()]
+        return self._source.state_dict(), sorted([*pending, *self._groups.values()], key=lambda group: group.index)
+
+    async def _draw(self, rollout_id: int, number: int | None) -> list[Group]:
+        """The next groups: those of the buffer, then new prompts. None: all prompts of a fixed rollout."""
+        async with self._drawing:
+            return await self._next_groups(rollout_id, number)
+
+    async def _next_groups(self, rollout_id: int, number: int | None) -> list[Group]:
+        if number is None:
+            groups = await self._new_groups(rollout_id, None)
+            self._open(groups)
+            return [self._groups.pop(group.index, group) for group in groups]
+        chosen = await self._source.choose_buffered(list(self._groups.values()), number)
+        taken = [self._groups.pop(index) for index in chosen]
+        drawn = await self._new_groups(rollout_id, number - len(taken))
+        self._open(drawn)
+        return [*taken, *drawn]
+
+    async def _new_groups(self, rollout_id: int, number: int | None) -> list[Group]:
+        prompts = await self._source.draw(rollout_id, number)
+        return [Group(index=index, prompt=prompt, samples=[]) for index, prompt in prompts]
+
+    def _open(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._ledger.open(self._source.trajectory_ids(group.index))
+
+    def _drop(self, group: Group, reason: str) -> None:
+        log.info("group %d is dropped: %s", group.index, reason)
+        self._record([group], f"dropped/{reason}")
+
+    def _drop_drawn(self, group: Group, reason: str) -> None:
+        """Drops a group as it was drawn: usually without samples."""
+        self._ledger.record(f"dropped/{reason}", list(self._source.trajectory_ids(group.index)))
+
+    def _record(self, groups: Sequence[Group], fate: str) -> None:
+        """Gives the trajectories of groups a fate; failed ones have their own."""
+        for group in groups:
+            for sample in group.failed:
+                assert sample.failure is not None, "a failed sample has its failure"
+                if sample.path == 0:
+                    self._ledger.record(f"failed/{sample.failure.cause}", [sample.index])
+        # A trajectory may have several samples.
+        self._ledger.record(fate, list(dict.fromkeys(s.index for group in groups for s in group.samples)))

@@ -1,0 +1,247 @@
+"""Generation and grading of one group: every failure is a value, and is retried before it counts.
+
+prompt ──> trajectories ─┬─ one request for all of them ─┐
+                         └─ the user's generate, each ───┴─> reward ──> group
+                    a failure: a fresh start, `max_retries` times; then the trajectory leaves the group
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from rlscale.errors import EngineError
+from rlscale.rollout.generate_session import GenerateSession, SessionFactory
+from rlscale.trajectory import Trajectory, trajectory_from_samples
+from rlscale.types import (
+    REWARD_WEIGHTS,
+    REWARDS,
+    Failure,
+    FailureCause,
+    Group,
+    Prompt,
+    Sample,
+    SampleStatus,
+    WeightVersion,
+)
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = 0.5
+"""Wait before the first retry; it doubles."""
+
+_UNFINISHED = (SampleStatus.pending, SampleStatus.aborted)
+
+
+class Generate(Protocol):
+    """Generates one trajectory, as `sampling.custom_generate_function_path` does.
+
+    Returns a failure, or None. Never raises what user code raises.
+    """
+
+    async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None: ...
+
+
+class Scorer(Protocol):
+    """Sets the reward of finished samples; returns the failures by the index of their sample."""
+
+    async def score(
+        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+    ) -> Mapping[int, Failure]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupSettings:
+    """Settings of all groups of a run."""
+
+    num_samples: int
+    reward_key: str | None = None
+    max_retries: int = 2  # fresh starts of a trajectory whose infrastructure failed
+    max_versions: int | None = None  # of the weights of one trajectory; None: no limit
+    mask_off_policy: bool = False  # tokens of earlier weights than the last of a continued trajectory
+    round_tokens: int | None = None  # of each trajectory, after which `run` returns it unfinished; None: no limit
+    generate: Generate | None = None  # by the user; None: one request
+    source: str | None = None  # of the prompts, for messages; None: that of the scorer
+
+
+class GroupGenerator:
+    """Generates groups. Concurrent calls are independent of each other.
+
+    Example:
+        generator = GroupGenerator(sessions, rewards, GroupSettings(num_samples=4))
+        group = await generator.run(7, prompt, versions=(3, 3))
+    """
+
+    def __init__(self, sessions: SessionFactory, rewards: Scorer, settings: GroupSettings) -> None:
+        self._sessions, self._rewards, self._settings = sessions, rewards, settings
+
+    async def run(
+        self,
+        index: int,
+        prompt: Prompt,
+        *,
+        versions: tuple[WeightVersion, WeightVersion | None],
+        before: Group | None = None,
+    ) -> Group:
+        """Generates and grades a group. Its failed trajectories are in `Group.failed`.
+
+        If requests were aborted, or a round has ended, the group has unfinished samples and no rewards.
+
+        Args:
+            versions: oldest and newest weights that engines may have.
+            before: the same group with unfinished samples, to be continued.
+
+        Raises:
+            WeightSyncError: a token was made by other weights.
+        """
+        trajectories = self._trajectories(index, prompt, before)
+        open_ones = [each for each in trajectories if each.status in _UNFINISHED]
+        session = replace(self._sessions.open(index, versions), round_tokens=self._settings.round_tokens)
+        try:
+            await self._generate(open_ones, session)
+        finally:
+            self._sessions.close(index)
+        group = _to_group(index, prompt, trajectories)
+        if any(sample.status in _UNFINISHED for sample in group.samples):
+            return group
+        if self._settings.mask_off_policy:
+            for sample in group.samples:
+                _mask_earlier_versions(sample)
+        await self._grade(group)
+        return group
+
+    def _trajectories(self, index: int, prompt: Prompt, before: Group | None) -> list[Trajectory]:
+        n, seed = self._settings.num_samples, self._sessions.group_seed(index)
+        known: dict[int, list[Sample]] = {}
+        for sample in [] if before is None else before.samples:
+            known.setdefault(sample.index, []).append(sample)
+        trajectories = []
+        for j in range(n):
+            fresh = Trajectory(id=index * n + j, group_index=index, prompt=prompt, seed=seed + j)
+            samples = known.get(fresh.id)
+            trajectory = trajectory_from_samples(samples, prompt=prompt) if samples else fresh
+            limit, is_open = self._settings.max_versions, trajectory.status in _UNFINISHED
+            # One more version would exceed the limit; and only a single path can be continued.
+            is_full = limit is not None and len(trajectory.versions) >= limit
+            if is_open and (is_full or len(samples or []) > 1):
+                trajectory = fresh
+            trajectories.append(trajectory)
+        return trajectories
+
+    async def _generate(self, trajectories: Sequence[Trajectory], session: GenerateSession) -> None:
+        generate = self._settings.generate
+        if generate is None:
+            await self._generate_plain(trajectories, session)
+        else:
+            await asyncio.gather(*[self._generate_with(generate, each, session) for each in trajectories])
+
+    async def _generate_plain(self, trajectories: Sequence[Trajectory], session: GenerateSession) -> None:
+        """One request for all new trajectories, and one for each that is continued."""
+        new = [each for each in trajectories if not each.turns]
+        calls = [self._continue(each, session) for each in trajectories if each.turns]
+        # Seeds count up from the first; a group that lost a trajectory to the buffer asks for each alone.
+        if new and [each.seed for each in new] == list(range(new[0].seed, new[0].seed + len(new))):
+            calls.append(self._generate_all(new, session))
+        else:
+            calls += [self._generate_all([each], session) for each in new]
+        await asyncio.gather(*calls)
+
+    async def _generate_all(self, trajectories: Sequence[Trajectory], session: GenerateSession) -> None:
+        params = replace(session.params, sampling_seed=trajectories[0].seed)
+        if trajectories[0].seed != session.params.sampling_seed or len(trajectories) < self._settings.num_samples:
+            session = replace(session, rid=f"{session.rid}-{trajectories[0].id}")
+
+        async def request() -> None:
+            answers = await session.generate_many(trajectories[0].prompt.token_ids, n=len(trajectories), params=params)
+            for trajectory, answer in zip(trajectories, answers, strict=True):
+                trajectory.add_generation(answer)
+
+        await self._with_retries(trajectories, request)
+
+    async def _continue(self, trajectory: Trajectory, session: GenerateSession) -> None:
+        own = replace(session, rid=f"{session.rid}-{trajectory.id}")
+        params = replace(session.continued(trajectory.num_sampled), sampling_seed=trajectory.seed)
+
+        async def request() -> None:
+            trajectory.add_generation(await own.generate(trajectory.token_ids(), params))
+
+        await self._with_retries([trajectory], request)
+
+    async def _with_retries(self, trajectories: Sequence[Trajectory], request: Callable[[], Awaitable[None]]) -> None:
+        for attempt in range(self._settings.max_retries + 1):
+            try:
+                await request()
+            except EngineError as error:
+                failure = Failure(cause=FailureCause.model_server, message=str(error))
+            else:
+                return
+            if attempt < self._settings.max_retries:
+                log.info("group %d is requested again: %s", trajectories[0].group_index, failure.message)
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+        for trajectory in trajectories:
+            trajectory.failure, trajectory.status = failure, SampleStatus.failed
+
+    async def _generate_with(self, generate: Generate, trajectory: Trajectory, session: GenerateSession) -> None:
+        own = replace(
+            session,
+            params=replace(session.params, sampling_seed=trajectory.seed),
+            rid=f"{session.rid}-{trajectory.id}",
+        )
+        for attempt in range(self._settings.max_retries + 1):
+            failure = await generate(trajectory, own)
+            if failure is None or failure.cause.is_graded:
+                trajectory.failure = failure
+                if failure is not None and trajectory.status in _UNFINISHED:
+                    trajectory.status = SampleStatus.truncated
+                return
+            if attempt < self._settings.max_retries:
+                log.info("trajectory %d starts again: %s", trajectory.id, failure.message)
+                trajectory.restart()
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+        trajectory.failure, trajectory.status = failure, SampleStatus.failed
+
+    async def _grade(self, group: Group) -> None:
+        """Sets the rewards; a trajectory whose grader failed leaves the group.
+
+        A trajectory of several samples has one reward: that of its last sample. One that the user's generate function
+        has graded keeps its reward.
+        """
+        last = {sample.index: sample for sample in group.samples}
+        ungraded = [sample for sample in last.values() if sample.reward is None]
+        failures: Mapping[int, Failure] = {}
+        if ungraded:
+            key, source = self._settings.reward_key, self._settings.source
+            failures = await self._rewards.score(ungraded, key=key, source=source)
+        for sample in group.samples:
+            failure = failures.get(sample.index)
+            if failure is not None:
+                sample.failure, sample.status, sample.reward = failure, SampleStatus.failed, None
+                group.failed.append(sample)
+            elif sample is not last[sample.index]:
+                sample.reward = last[sample.index].reward
+                for name in (REWARDS, REWARD_WEIGHTS):
+                    if name in last[sample.index].metadata:
+                        sample.metadata[name] = last[sample.index].metadata[name]
+        group.samples = [sample for sample in group.samples if sample.status != SampleStatus.failed]
+
+
+def _to_group(index: int, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Group:
+    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+    failed = [sample for sample in samples if sample.status == SampleStatus.failed]
+    return Group(
+        index=index,
+        prompt=prompt,
+        samples=[sample for sample in samples if sample.status != SampleStatus.failed],
+        failed=failed,
+    )
+
+
+def _mask_earlier_versions(sample: Sample) -> None:
+    """Masks the tokens that earlier weights generated than the last ones of the sample."""
+    if len(sample.weight_versions):
+        sample.loss_mask = sample.loss_mask * (sample.weight_versions == sample.weight_versions.max()).astype(np.uint8)

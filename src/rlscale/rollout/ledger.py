@@ -1,0 +1,108 @@
+"""Ledger: one fate for each trajectory of a run.
+
+    opened ─┬─> trained
+            ├─> dropped   by the filter that dropped its group
+            ├─> failed    by the cause of its failure
+            └─> open      it waits, or is generated: the ledger of a later rollout has its fate
+
+Each rollout is one line of `ledger.jsonl` in the run folder. A run that resumes from a checkpoint continues after the
+line of its last rollout, and trajectories that were open in the checkpoint are still open.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlscale.errors import CheckError
+
+TRAINED, OPEN = "trained", "open"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerPage:
+    """Fates that were decided since the page before, and the trajectories that are still open."""
+
+    rollout_id: int
+    fates: Mapping[str, tuple[int, ...]]  # "trained", "dropped/<filter>", "failed/<cause>", "open" -> trajectory ids
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {fate: len(ids) for fate, ids in self.fates.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; ids as ranges: `"0-15"`, `"17"`."""
+        return {"step": self.rollout_id, **{fate: _ranges(ids) for fate, ids in self.fates.items()}}
+
+
+class Ledger:
+    """Fates of trajectories. Called by the event loop alone.
+
+    Invariants: a trajectory is opened before it gets a fate, and gets one fate.
+
+    Example:
+        ledger.open([0, 1, 2, 3])
+        ledger.record("failed/grader", [3])
+        ledger.record("trained", [0, 1, 2])
+        page = ledger.close_page(rollout_id=0)
+    """
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._fates: dict[str, list[int]] = {}
+
+    def open(self, ids: Iterable[int]) -> None:
+        """Adds trajectories; one that is open already, e.g. in the buffer, stays open."""
+        self._open.update(ids)
+
+    def record(self, fate: str, ids: Collection[int]) -> None:
+        """Gives trajectories their fate.
+
+        Raises:
+            CheckError: one has a fate already, or was never opened.
+        """
+        unknown = [each for each in ids if each not in self._open]
+        if unknown or len(set(ids)) < len(ids):
+            shown = unknown or sorted(ids)
+            raise CheckError(f"ledger: trajectories must get one fate, got {fate!r} again for {shown[:10]}")
+        self._open.difference_update(ids)
+        if ids:
+            self._fates.setdefault(fate, []).extend(ids)
+
+    def close_page(self, rollout_id: int) -> LedgerPage:
+        """Returns the fates since the page before, and begins the next page."""
+        fates = {fate: tuple(sorted(ids)) for fate, ids in sorted(self._fates.items())}
+        self._fates = {}
+        return LedgerPage(rollout_id=rollout_id, fates={**fates, OPEN: tuple(sorted(self._open))})
+
+
+def _ranges(ids: Iterable[int]) -> list[str]:
+    """Sorted ids as ranges of consecutive numbers."""
+    ranges: list[list[int]] = []
+    for each in ids:
+        if ranges and ranges[-1][1] == each - 1:
+            ranges[-1][1] = each
+        else:
+            ranges.append([each, each])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+
+
+def parse_ranges(ranges: Iterable[str]) -> Iterator[int]:
+    """The ids of a line of the ledger: `["0-2", "7"]` as 0, 1, 2, 7."""
+    for each in ranges:
+        first, _, last = each.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def fate_metrics(page: LedgerPage) -> dict[str, float]:
+    """Numbers of trajectories by fate, and the share of failed ones among those with a fate.
+
+    Fates that no trajectory had are left out, as are those of a rollout in which all were trained.
+    """
+    counts = {fate: number for fate, number in page.counts.items() if number}
+    pending = counts.pop(OPEN, 0)
+    if set(counts) <= {TRAINED} and not pending:
+        return {}
+    num_failed = sum(number for fate, number in counts.items() if fate.startswith("failed/"))
+    metrics = {f"trajectories/{fate}": float(number) for fate, number in counts.items()}
+    metrics |= {"trajectories/open": float(pending)}
+    return metrics | {"trajectories/failed_share": num_failed / max(1, sum(counts.values()))}
