@@ -105,7 +105,12 @@ class FakeServer:
         routes: RouteShape | None = None,
     ) -> None:
         self.faults = Faults()
-        limits = Limits(vocab_size=vocab_size, max_context_len=max_context_len, has_experts=routes is not None)
+        limits = Limits(
+            vocab_size=vocab_size,
+            max_context_len=max_context_len,
+            has_experts=routes is not None,
+            has_penalties=False,  # it draws from no distribution
+        )
         self.service = FakeService(limits, self.faults, token_s=token_s, receiver=receiver, routes=routes)
         self._app = build_app(self.service, api_key=api_key)
         self._app.middlewares.insert(0, _inject_faults(self.faults))
@@ -168,7 +173,7 @@ class FakeService:
     ) -> None:
         self.limits, self.faults = limits, faults
         self.version = "0"
-        self.num_requests = 0
+        self.num_requests = self.num_descriptions = 0
         self._token_s, self._receiver, self._routes = token_s, receiver, routes
         self._receive_executor = ThreadPoolExecutor(
             1, "weights"
@@ -268,8 +273,10 @@ class FakeService:
         return " ".join(str(i) for i in ids if not (skip_special_tokens and i < FIRST_PLAIN_ID))
 
     async def abort(self, rid: str | None) -> None:
+        # As SGLang does: an open id aborts those that begin with it, too.
+        is_open = any(running.request.rid == rid for running in self._running)
         for running in self._running:
-            if rid is None or running.request.rid == rid:
+            if rid is None or (is_open and running.request.rid.startswith(rid)):
                 running.aborted = True
 
     async def pause(self, mode: str) -> None:
@@ -396,6 +403,7 @@ class FakeService:
         return dict(self._checksums)
 
     async def info(self) -> dict[str, Any]:
+        self.num_descriptions += 1
         return {
             "model_path": "fake",
             "is_generation": True,

@@ -1,42 +1,47 @@
 """Starts the embedded engine: `rlscale-serve` in this interpreter."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rlscale.engines.launch import EngineLaunch
+from rlscale.engines.launch import EngineLaunch, ProcessPlace, device_variables
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedLaunch(EngineLaunch):
-    """The embedded engine, started with `rlscale-serve`."""
+    """The embedded engine, started with `rlscale-serve`. It has one process and one rank."""
 
     num_slots: int
     deterministic: bool
 
-    def command(self, host: str, port: int, log_folder: Path) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "rlscale.cli.serve",
-            f"--model-path={self.model_path}",
-            f"--host={host}",
-            f"--port={port}",
-            f"--dtype={self.dtype}",
-            f"--device={self.device}",
-            f"--num-slots={self.num_slots}",
-            f"--num-threads={self.num_threads}",
-            f"--seed={self.seed}",
-            "--deterministic" if self.deterministic else "--no-deterministic",
-            "--parent-death",
-            *([] if self.max_context_len is None else [f"--max-context-len={self.max_context_len}"]),
-        ]
+    def arguments(self, place: ProcessPlace) -> dict[str, Any]:
+        arguments: dict[str, Any] = {
+            "model_path": self.model_path,
+            "host": place.host,
+            "port": place.port,
+            "dtype": self.dtype,
+            "device": self.device,
+            "num_slots": self.num_slots,
+            "num_threads": self.num_threads,
+            "seed": self.seed,
+            "deterministic": self.deterministic,
+            "parent_death": True,
+        }
+        return arguments if self.max_context_len is None else arguments | {"max_context_len": self.max_context_len}
 
-    def environment(self) -> dict[str, str]:
+    def command(self, place: ProcessPlace, log_folder: Path) -> list[str]:
+        flags = [_flag(name.replace("_", "-"), value) for name, value in self.arguments(place).items()]
+        return [sys.executable, "-m", "rlscale.cli.serve", *flags]
+
+    def variables(self, place: ProcessPlace) -> dict[str, str]:
         # Ray sets OMP_NUM_THREADS=1 for actors that claim no CPU; the server needs its configured number.
-        env = {**os.environ, "OMP_NUM_THREADS": str(self.num_threads)}
-        if self.api_key is not None:
-            env[API_KEY_VARIABLE] = self.api_key
-        return env
+        variables = {"OMP_NUM_THREADS": str(self.num_threads)} | device_variables(place)
+        return variables if self.api_key is None else variables | {API_KEY_VARIABLE: self.api_key}
+
+
+def _flag(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"

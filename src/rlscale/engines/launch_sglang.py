@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlscale.config.passthrough.sglang_python import foreign_environment
-from rlscale.engines.launch import EngineLaunch
+from rlscale.engines.launch import EngineLaunch, ProcessPlace, device_variables
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
 SERVE = Path(__file__).with_name("sglang") / "serve.py"
@@ -25,13 +25,17 @@ ON_CPU: Mapping[str, Any] = {
 """Arguments to run on a CPU, with memory and cores left for the trainer on the same machine."""
 
 
+CORES_OF_RANKS = "SGLANG_CPU_OMP_THREADS_BIND"
+"""Variable with the cores of each rank of a process on a CPU, e.g. `0-1|2-3`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SglangLaunch(EngineLaunch):
-    """One SGLang server on the GPUs visible in its environment, or on the CPU."""
+    """One SGLang engine on GPUs, with a process on each of its nodes, or on the CPU."""
 
     python: Path
-    num_gpus: int = 1
-    shares_gpus: bool = False
+    num_gpus: int = 1  # of all its processes
+    releases_memory: bool = False  # while the trainer works
     returns_routes: bool = False
     # False: weights change without a flush, so a shared cache would mix versions.
     shares_prefixes: bool = True
@@ -41,13 +45,18 @@ class SglangLaunch(EngineLaunch):
     def num_ranks(self) -> int:
         return self.num_gpus
 
-    def arguments(self, host: str, port: int) -> dict[str, Any]:
-        """All arguments of the server, without the key."""
+    @property
+    def needs_rendezvous(self) -> bool:
+        # With data-parallel attention SGLang otherwise derives ports from its own without looking for free ones.
+        given = self.server_args
+        return bool(given.get("enable_dp_attention")) or int(given.get("attn_dp_size") or 1) > 1
+
+    def arguments(self, place: ProcessPlace) -> dict[str, Any]:
         given = {name: value for name, value in self.server_args.items() if value is not None}
         arguments: dict[str, Any] = {
             "model_path": self.model_path,
-            "host": host,
-            "port": port,
+            "host": place.host,
+            "port": place.port,
             "dtype": self.dtype,  # otherwise the cache of a server on a CPU is float16
             "device": self.device,
             "random_seed": self.seed,
@@ -55,6 +64,12 @@ class SglangLaunch(EngineLaunch):
             "skip_server_warmup": True,
             "log_level_http": "warning",  # otherwise one line for each request
         }
+        if place.rendezvous is not None:
+            arguments |= {
+                "nnodes": place.num_nodes,
+                "node_rank": place.node_rank,
+                "dist_init_addr": place.rendezvous,
+            }
         if self.max_context_len is not None:
             arguments["context_length"] = self.max_context_len
         if self.returns_routes:
@@ -63,24 +78,37 @@ class SglangLaunch(EngineLaunch):
             arguments["disable_radix_cache"] = True
         if self.device == "cpu":
             arguments |= ON_CPU
-        elif self.shares_gpus:
+        elif self.releases_memory:
+            # Without it a release frees nothing.
             arguments["enable_memory_saver"] = True
         # Arguments of the user take precedence over all others.
         return arguments | given
 
-    def command(self, host: str, port: int, log_folder: Path) -> list[str]:
+    def command(self, place: ProcessPlace, log_folder: Path) -> list[str]:
         log_folder.mkdir(parents=True, exist_ok=True)
         file = log_folder / f"{self.file_name}_arguments.json"
-        file.write_text(json.dumps(self.arguments(host, port), indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(self.arguments(place), indent=2) + "\n", encoding="utf-8")
         return [str(self.python), str(SERVE), str(file)]
 
-    def environment(self) -> dict[str, str]:
+    def inherited(self, environment: Mapping[str, str]) -> dict[str, str]:
+        return foreign_environment(environment)
+
+    def variables(self, place: ProcessPlace) -> dict[str, str]:
         # Otherwise /health generates a token: it fails while generation is paused, and no cache can be flushed while it
         # runs. SGLang's watchdog ends a scheduler that hangs.
-        env = {**foreign_environment(os.environ), "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+        variables = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"} | device_variables(place)
         if self.device == "cpu":
             # The threads of its processes compete for the cores: with two threads it is ten times slower.
-            env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        if self.api_key is not None:
-            env[API_KEY_VARIABLE] = self.api_key
-        return env
+            variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            if self.num_gpus > 1 and CORES_OF_RANKS not in os.environ:
+                # Without it SGLang refuses an engine with more ranks than this machine has NUMA nodes.
+                own_ranks = self.num_gpus // place.num_nodes
+                variables[CORES_OF_RANKS] = split_cores(sorted(os.sched_getaffinity(0)), own_ranks)
+        return variables if self.api_key is None else variables | {API_KEY_VARIABLE: self.api_key}
+
+
+def split_cores(cores: Sequence[int], num_ranks: int) -> str:
+    """The cores of each rank for SGLang: an equal share, or one core, which ranks share if there are too few."""
+    share = max(1, len(cores) // num_ranks)
+    starts = (rank * share % len(cores) for rank in range(num_ranks))
+    return "|".join(",".join(map(str, cores[start : start + share])) for start in starts)

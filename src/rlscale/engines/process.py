@@ -8,10 +8,12 @@ import subprocess
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlscale.engines.listening import session_listens
 from rlscale.engines.process_lifetime import die_with_parent_command
 from rlscale.errors import EngineError
 
@@ -46,7 +48,7 @@ class EngineProcess:
         api_key: str | None = None,
     ) -> None:
         self.command, self.name, self.url, self.log_path = list(command), name, url.rstrip("/"), log_path
-        self._env, self._api_key = dict(env), api_key
+        self._env, self._api_key, self._port = dict(env), api_key, urllib.parse.urlsplit(url).port
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
         self._spawned = threading.Event()
@@ -91,10 +93,13 @@ class EngineProcess:
     def wait_ready(self, timeout_s: float) -> None:
         """Blocks until /health returns status 200.
 
+        An answer of another server, e.g. of another run to which this port was given, is not taken for that of this
+        one, which ends as soon as it tries to listen.
+
         Raises EngineError with the end of the server's log when the server dies or is not healthy in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._is_healthy():
+        while not (self._is_healthy() and self._listens()):
             ended = self.poll()
             if ended is not None:
                 raise EngineError(f"{ended}\n(before it was ready)")
@@ -133,6 +138,11 @@ class EngineProcess:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             return  # the whole group has ended
+
+    def _listens(self) -> bool:
+        """Whether this server, which leads a session, is the one that listens at its port."""
+        assert self._process is not None and self._port is not None
+        return session_listens(self._process.pid, self._port)
 
     def _is_healthy(self) -> bool:
         request = urllib.request.Request(f"{self.url}/health")

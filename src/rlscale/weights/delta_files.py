@@ -1,9 +1,11 @@
 """Files of changed weights: one file for the change between two versions, and the chain of them after a full folder.
 
-    <root>/index.json             {"id": ..., "base": 3, "deltas": [4, 5]}
+    <root>/index.json             {"id": ..., "base": 3, "deltas": [4, 5], "num_senders": 1}
     <root>/base_00000003/         all weights of version 3, see safetensors_folder.py
     <root>/delta_00000004.rlsd    3 -> 4
     <root>/delta_00000005.rlsd    4 -> 5
+
+Each of several senders writes its own tensors: `delta_00000004_00001.rlsd` is that of the second one.
 
 For every block of 8 MiB of a tensor that changed, a file contains the exclusive or of old and new bytes, sorted by
 their position within an element and compressed: unchanged bytes are zeros there and cost next to nothing, and the
@@ -59,6 +61,7 @@ class DeltaIndex:
     id: str
     base: WeightVersion
     deltas: list[WeightVersion]
+    num_senders: int = 1  # files of each delta
 
     @property
     def newest(self) -> WeightVersion:
@@ -68,6 +71,10 @@ class DeltaIndex:
         """Returns the deltas that follow `version`."""
         return [delta for delta in self.deltas if delta > version]
 
+    def paths(self, root: Path, version: WeightVersion) -> list[Path]:
+        """Returns the files of one delta."""
+        return [delta_path(root, version, sender=sender) for sender in range(self.num_senders)]
+
     def write(self, root: Path) -> None:
         write_json(root / "index.json", asdict(self))
 
@@ -76,7 +83,7 @@ class DeltaIndex:
         """Raises ValueError when `root` contains no chain."""
         try:
             content = json.loads((root / "index.json").read_text(encoding="utf-8"))
-            return cls(id=content["id"], base=content["base"], deltas=content["deltas"])
+            return cls(**{key: content[key] for key in ("id", "base", "deltas", "num_senders")})
         except (OSError, ValueError, KeyError) as e:
             raise ValueError(f"model_path must be a folder with a chain of deltas, got {str(root)!r} ({e})") from e
 
@@ -85,8 +92,8 @@ def base_path(root: Path, version: WeightVersion) -> Path:
     return root / f"base_{version:08d}"
 
 
-def delta_path(root: Path, version: WeightVersion) -> Path:
-    return root / f"delta_{version:08d}.rlsd"
+def delta_path(root: Path, version: WeightVersion, *, sender: int = 0) -> Path:
+    return root / (f"delta_{version:08d}_{sender:05d}.rlsd" if sender else f"delta_{version:08d}.rlsd")
 
 
 class DeltaWriter:
@@ -198,11 +205,15 @@ class DeltaWeights:
         known = applied if applied in (self._index.base, *self._index.deltas) else None
         start = self._index.base if known is None else known
         self._base = FolderWeights(base_path(root, self._index.base), {}) if known is None else None
-        self._deltas = [DeltaReader(delta_path(root, version)) for version in self._index.after(start)]
-        # Each delta must start from the version that the delta before it ends with.
-        for before, delta in zip([start, *self._index.after(start)], self._deltas, strict=False):
-            if delta.before != before:
-                raise WeightSyncError(f"{delta.path} must start from weight version {before}, got {delta.before}")
+        self._deltas: list[DeltaReader] = []
+        for version in self._index.after(start):
+            newest = [DeltaReader(path) for path in self._index.paths(root, version)]
+            # Each delta must start from the version that the delta before it ends with.
+            before = self._deltas[-1].after if self._deltas else start
+            for delta in newest:
+                if delta.before != before:
+                    raise WeightSyncError(f"{delta.path} must start from weight version {before}, got {delta.before}")
+            self._deltas += newest
         self.layout = self._read_layout(root)
         for name, got in zip(self.layout.names, self.layout.checksums, strict=True):
             if announced and announced.get(name) != got:
@@ -232,10 +243,13 @@ class DeltaWeights:
         base = self._base or FolderWeights(base_path(root, self._index.base), {})
         if not self._index.deltas:
             return base.layout
-        newest = self._deltas[-1] if self._deltas else DeltaReader(delta_path(root, self._index.newest))
-        last = {tensor.name: tensor for tensor in newest.tensors}
+        paths = self._index.paths(root, self._index.newest)
+        newest = self._deltas[-len(paths) :] or [DeltaReader(path) for path in paths]
+        last = {tensor.name: tensor for delta in newest for tensor in delta.tensors}
         if last.keys() != set(base.layout.names):
-            raise WeightSyncError(f"{newest.path} must contain the same tensors as weight version {self._index.base}")
+            raise WeightSyncError(
+                f"{newest[0].path} must contain the same tensors as weight version {self._index.base}"
+            )
         return replace(base.layout, checksums=[last[name].checksum for name in base.layout.names])
 
 

@@ -51,7 +51,7 @@ def make_channel(
         return DiskTransport(spec.folder, group=group, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
 
     def delta() -> Transport:
-        return DeltaTransport(spec.folder, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
+        return DeltaTransport(spec.folder, group=group, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
 
     makers: dict[WeightChannelName, Callable[[], Transport]] = {
         WeightChannelName.process_group: process_group,

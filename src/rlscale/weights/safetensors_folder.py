@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
+from rlscale.models.safetensors_files import DTYPE_CODES, DTYPE_NAMES, map_tensors
 from rlscale.types import WeightBucket
 from rlscale.weights.buckets import Named, describe_bucket, split_into_buckets, tensor_sizes
 from rlscale.weights.readers import copy_verified, open_target
@@ -27,21 +26,6 @@ from rlscale.weights.readers import copy_verified, open_target
 CHECKSUMS = "checksums.json"
 INDEX = "model.safetensors.index.json"
 WRITING = ".writing"
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
-_NAMES = {code: name for name, code in _DTYPES.items()}
 _HEADER_MULTIPLE = 64  # so that tensors in a memory map are aligned for any dtype
 _MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 
@@ -65,21 +49,6 @@ class TensorFiles:
         self.num_bytes += num_bytes
 
 
-def write_folder(
-    folder: Path, weights: Iterable[Named], *, bucket_bytes: int, model_folder: Path | None
-) -> TensorFiles:
-    """Writes `folder`, which must not exist; it appears only when it is complete.
-
-    Args:
-        bucket_bytes: max bytes of a file (a larger tensor has its own file).
-        model_folder: configuration and tokenizer are copied from it.
-    """
-    start_folder(folder)
-    written = write_files(folder, weights, bucket_bytes=bucket_bytes)
-    finish_folder(folder, written, model_folder=model_folder)
-    return written
-
-
 def start_folder(folder: Path) -> None:
     """Creates an empty folder under a temporary name, for the files of `folder`."""
     writing = _writing(folder)
@@ -97,6 +66,8 @@ def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, st
             files=dict.fromkeys((name for name, _ in named), path.name),
             num_bytes=sum(tensor.nbytes for _, tensor in named),
         )
+        # Free the bucket before the next one is filled.
+        named.clear()
     return written
 
 
@@ -129,7 +100,7 @@ def write_file(path: Path, named: Sequence[Named]) -> dict[str, str]:
     layout, header, start = describe_bucket(named), {}, 0
     # The offsets count from the end of the header.
     for name, dtype, shape, size in zip(layout.names, layout.dtypes, layout.shapes, tensor_sizes(layout), strict=True):
-        header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, start + size]}
+        header[name] = {"dtype": DTYPE_CODES[dtype], "shape": shape, "data_offsets": [start, start + size]}
         start += size
     text = json.dumps(header).encode()
     # Padded so that header and its 8 bytes of length end at a multiple of 64.
@@ -200,26 +171,14 @@ class FolderWeights:
 
 def map_file(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a safetensors file as views of the file: writing to them changes it."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    data = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="r+", offset=0))
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        # 8 bytes of length and the header come before the data.
-        start, end = (8 + size + offset for offset in entry["data_offsets"])
-        dtype = getattr(torch, _NAMES[entry["dtype"]])
-        tensors[name] = data[start:end].view(dtype).view(entry["shape"])
-    return tensors
+    return map_tensors(path, writable=True)
 
 
 def _read_layout(file: Path) -> list[tuple[str, str, list[int]]]:
     try:
         with safe_open(file, framework="pt") as opened:
             found = [(name, opened.get_slice(name)) for name in opened.keys()]  # noqa: SIM118 - not a mapping
-            return [(name, _NAMES[piece.get_dtype()], list(piece.get_shape())) for name, piece in found]
+            return [(name, DTYPE_NAMES[piece.get_dtype()], list(piece.get_shape())) for name, piece in found]
     except (SafetensorError, OSError, KeyError) as e:
         raise ValueError(f"{file} must be a safetensors file, got one that cannot be read: {e}") from e
 

@@ -145,7 +145,8 @@ class WeightSync:
     def _begin(self, version: WeightVersion) -> None:
         if not self._connected:
             raise WeightSyncError("the weight channel must be connected before weights are pushed; call connect")
-        self._expected = None if all(map(_compares_checksums, self._rpc.infos)) else SglangChecksums()
+        compared = [info for info in self._rpc.infos if _reports_checksums(info)]
+        self._expected = SglangChecksums({int(info.get("tp_size", 1)) for info in compared}) if compared else None
         if self._group.rank != 0:
             return
         self.transport.prepare(version)
@@ -196,26 +197,31 @@ class WeightSync:
                     f"{engine.address.name} must hold weight version {version} after the sync, "
                     f"got {got}; it still generates with other weights"
                 )
-        if self._expected is not None:
-            self._compare_checksums(self._expected)
-        self._rpc.call_all(lambda engine: engine.resume())
-
-    def _compare_checksums(self, expected: SglangChecksums) -> None:
         for engine, info in zip(self._rpc.engines, self._rpc.infos, strict=True):
-            if _compares_checksums(info):
-                continue
-            if info.get("device", "cpu") != "cpu":
+            if self._expected is not None and _reports_checksums(info):
+                self._compare_checksums(engine, self._expected)
+            elif not _compares_checksums(info):
                 log.warning(
                     "%s: SGLang on %s uses another hash; the contents of its weights are not compared",
                     engine.address.name,
                     info["device"],
                 )
-                continue
-            checksums = self._rpc.start(engine.checksums())
-            self._rpc.wait_all([checksums])
-            expected.compare(checksums.result(), engine=engine.address.name, num_ranks=engine.address.num_ranks)
+        self._rpc.call_all(lambda engine: engine.resume())
+
+    def _compare_checksums(self, engine: Engine, expected: SglangChecksums) -> None:
+        checksums = self._rpc.start(engine.checksums())
+        self._rpc.wait_all([checksums])
+        ranks, (name, number) = checksums.result(), (engine.address.name, engine.address.num_ranks)
+        if len(ranks) < number:
+            log.warning("%s: %d of its %d ranks report the checksums of their weights", name, len(ranks), number)
+        expected.compare(ranks, engine=name)
 
 
 def _compares_checksums(info: Mapping[str, Any]) -> bool:
     """Whether an engine compares the checksums sent along; SGLang does not."""
     return bool(info.get("compares_checksums", False))
+
+
+def _reports_checksums(info: Mapping[str, Any]) -> bool:
+    """Whether an engine is an SGLang server whose checksums are computed as here: on a GPU it uses another hash."""
+    return not _compares_checksums(info) and info.get("device", "cpu") == "cpu"

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlscale.protocols import Engine
 from rlscale.types import WeightVersion
 from rlscale.weights.engine_rpc import EngineRpc
+from rlscale.weights.sglang_checksums import Expected
 
 Weights = Iterator[tuple[str, Tensor]]
 EngineCall = Callable[[Engine], Coroutine[Any, Any, None]]
@@ -23,7 +24,7 @@ class SendReport:
     num_bytes: int = 0
     checksums: Mapping[str, str] = field(default_factory=dict)  # by tensor, where rank 0 needs them
     files: Mapping[str, str] = field(default_factory=dict)  # likewise: tensor -> name of its file
-    sglang_checksums: Mapping[str, str] = field(default_factory=dict)  # expected from SGLang, by its own names
+    sglang_checksums: Expected = field(default_factory=dict)  # expected from SGLang, by its own names
 
 
 class Transport(ABC):

@@ -22,6 +22,9 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         allow_deterministic_mode()
 
     def init_backend(self) -> None:
+        from rlscale_sglang_cpu.attention_backend import use_batched_attention  # imports models, which need a platform
+
+        use_batched_attention()
         use_seeded_sampling()
         use_plain_memory()
 

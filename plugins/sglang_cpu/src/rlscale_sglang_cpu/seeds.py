@@ -1,9 +1,8 @@
 """Supports `enable_deterministic_inference` on a CPU, so that each request is sampled with its `sampling_seed`.
 
 SGLang allows the mode only for some attention backends, and replaces matrix products and sampling by kernels in Triton
-and sgl_kernel. On a CPU, attention runs sequence by sequence and needs no special backend, sampling is written here in
-torch, and matrix products are torch's own: samples depend on their seeds, while the last bits of logprobs may still
-depend on the batch size.
+and sgl_kernel. On a CPU, attention needs no special backend, sampling is written here in torch, and matrix products are
+torch's own: samples depend on their seeds, while the last bits of logprobs may still depend on the rest of the batch.
 """
 
 import logging

@@ -98,7 +98,8 @@ class HttpConnection:
     async def close(self) -> None:
         # Sessions of another event loop cannot be closed here; that loop has ended.
         if self._loop is asyncio.get_running_loop():
-            for session in self._sessions.values():
+            while self._sessions:  # a call that still runs may open another one
+                _, session = self._sessions.popitem()
                 await session.close()
         self._sessions = {}
 

@@ -1,8 +1,10 @@
 """The client of an engine that speaks SGLang's HTTP API."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,18 @@ from rlscale.engines.client.generate_messages import (
 )
 from rlscale.engines.client.http_connection import HttpConnection
 from rlscale.engines.client.in_flight_limit import InFlightLimit
+from rlscale.engines.client.request_ids import RequestIds
+from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
-from rlscale.types import EngineAddress, Generation, SamplingParams, WeightBucket, WeightGroup, WeightVersion
+from rlscale.types import (
+    EngineAddress,
+    Generation,
+    RankChecksums,
+    SamplingParams,
+    WeightBucket,
+    WeightGroup,
+    WeightVersion,
+)
 
 HEALTH_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 2.0  # from the last answer until SGLang no longer counts its request as running
@@ -33,6 +45,7 @@ class HttpEngine:
         timeout_s: of each call, from its start; a call that waits for `max_in_flight` has not started.
         max_in_flight: maximum number of samples in flight, over all calls of `generate`. None: no limit.
         router: receives `generate` and `stream` in place of the engine; any engine behind it may answer.
+        ids: shared by the clients of engines behind one router, so that each can abort the calls of all; None: its own.
 
     Example:
         engine = HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:30000"), timeout_s=600)
@@ -47,6 +60,7 @@ class HttpEngine:
         timeout_s: float,
         max_in_flight: int | None = None,
         router: EngineAddress | None = None,
+        ids: RequestIds | None = None,
     ) -> None:
         self._address = address
         self._router = router or address
@@ -54,6 +68,9 @@ class HttpEngine:
         self.max_in_flight = max_in_flight
         self._limit = None if max_in_flight is None else InFlightLimit(max_in_flight)
         self._vocab_size: int | None = None
+        self._reading: asyncio.Task[None] | None = None  # the properties of the server that requests are checked by
+        self._ids = RequestIds() if ids is None else ids
+        self._is_sglang = False
         self._draws_by_seed = False  # SGLang then gives all n samples of a request one seed
         self._flush_on_update = True
 
@@ -79,37 +96,38 @@ class HttpEngine:
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     ) -> list[Generation]:
         await self._check_request(input_ids, params)
-        if self._draws_by_seed and params.sampling_seed is not None and n > 1:
-            body = build_batch_body(input_ids, params, rid, n=n)
-        else:
-            body = build_body(input_ids, params, rid)
-            if n > 1:
-                body["sampling_params"]["n"] = n
+        # SGLang gives the n samples of one request random ids, which no client knows and could abort.
+        splits = self._is_sglang and n > 1
         async with self._limit_in_flight(n):
-            answer = await self._connection.call("POST", "/generate", body, may_repeat=True)
-        objects = answer if isinstance(answer, list) else [answer]
-        if len(objects) != n:
-            raise EngineError(f"{self._connection.endpoint('/generate')} must return {n} answers, got {len(objects)}")
+            with self._ids.open(rid, n if splits else 1) as ids:
+                if splits and self._router is not self._address:
+                    objects = await self._send_each(input_ids, params, ids, n=n)
+                elif splits:
+                    objects = await self._send(build_batch_body(input_ids, params, ids, n=n), n=n)
+                else:
+                    objects = await self._send(build_body(input_ids, params, ids, n=n), n=n)
         return [self._parse(o, input_ids, params) for o in objects]
 
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
     ) -> AsyncGenerator[Generation]:
         await self._check_request(input_ids, params)
-        body = {**build_body(input_ids, params, rid), "stream": True}
         finished = False
-        async with aclosing(self._connection.stream("/generate", body)) as events:
-            async for event in events:
-                answer = self._parse(event, input_ids, params)
-                finished = bool(answer.finish_reason)
-                yield answer
+        with self._ids.open(rid, 1) as ids:
+            body = {**build_body(input_ids, params, ids), "stream": True}
+            async with aclosing(self._connection.stream("/generate", body)) as events:
+                async for event in events:
+                    answer = self._parse(event, input_ids, params)
+                    finished = bool(answer.finish_reason)
+                    yield answer
         if not finished:
             raise EngineError(
                 f"{self._connection.endpoint('/generate')} must stream to the end, got a stream without one"
             )
 
     async def abort(self, rid: str | None = None) -> None:
-        await self._connection.call("POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+        bodies = [{"abort_all": True}] if rid is None else [{"rid": each} for each in self._ids.of(rid)]
+        await asyncio.gather(*[self._connection.call("POST", "/abort_request", body) for body in bodies])
 
     async def pause(self, mode: str = "retract") -> None:
         await self._connection.call("POST", "/pause_generation", {"mode": mode})
@@ -190,12 +208,40 @@ class HttpEngine:
             "POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
         )
 
-    async def checksums(self) -> dict[str, str]:
+    async def checksums(self) -> list[RankChecksums]:
         answer = await self._connection.call("POST", "/weights_checker", {"action": "checksum"})
-        return {name: checksum for rank in answer["ranks"] for name, checksum in rank["checksums"].items()}
+        return [_parse_checksums(rank) for rank in answer["ranks"]]
 
     async def close(self) -> None:
         await self._connection.close()
+
+    async def _send(self, body: Mapping[str, Any], *, n: int) -> list[Mapping[str, Any]]:
+        answer = await self._connection.call("POST", "/generate", body, may_repeat=True)
+        objects = answer if isinstance(answer, list) else [answer]
+        if len(objects) != n:
+            raise EngineError(f"{self._connection.endpoint('/generate')} must return {n} answers, got {len(objects)}")
+        return objects
+
+    async def _send_each(
+        self, input_ids: Sequence[int], params: SamplingParams, ids: Sequence[str] | None, *, n: int
+    ) -> list[Mapping[str, Any]]:
+        """`n` single requests: sglang-router refuses a batch with parameters or ids of each sample."""
+        seed = params.sampling_seed
+        bodies = [
+            build_body(
+                input_ids,
+                params if seed is None else replace(params, sampling_seed=seed + j),
+                None if ids is None else [ids[j]],
+            )
+            for j in range(n)
+        ]
+        calls = [asyncio.ensure_future(self._send(body, n=1)) for body in bodies]
+        try:
+            return [(await call)[0] for call in calls]
+        finally:
+            for call in calls:
+                call.cancel()  # after a failure the others are not needed; a finished one is left as it is
+            await asyncio.gather(*calls, return_exceptions=True)
 
     def _limit_in_flight(self, num_samples: int) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._limit is None else self._limit.enter(num_samples)
@@ -203,20 +249,37 @@ class HttpEngine:
     async def _check_request(self, input_ids: Sequence[int], params: SamplingParams) -> None:
         """Raises for requests that crash a real SGLang server: unknown token ids, and min_p with drawing by seed."""
         if self._vocab_size is None:
-            info = await self.info()
-            self._draws_by_seed = bool(info.get("enable_deterministic_inference", False))
-            self._vocab_size = int(info["vocab_size"])
+            await self._read_properties_once()
+        assert self._vocab_size is not None, "read above"
         if self._draws_by_seed and params.min_p > 0:
             raise EngineError(
                 f"{self._connection.endpoint('/generate')} min_p must be 0 with SGLang's "
                 f"enable_deterministic_inference, got {params.min_p:g}"
             )
-        wrong = [token for token in input_ids if not 0 <= token < self._vocab_size]
-        if wrong or not input_ids:
+        if not input_ids or min(input_ids) < 0 or max(input_ids) >= self._vocab_size:
+            wrong = [token for token in input_ids if not 0 <= token < self._vocab_size]
             rule = f"be token ids below the engine's vocabulary size {self._vocab_size}"
             raise EngineError(
                 f"{self._connection.endpoint('/generate')} input_ids must {rule}, got {wrong[:5] or 'none'}"
             )
+
+    async def _read_properties_once(self) -> None:
+        """Makes one call, however many first requests wait for it: thousands may start at the same time."""
+        if self._reading is None or self._reading.get_loop() is not asyncio.get_running_loop():
+            self._reading = asyncio.create_task(self._read_properties())
+        reading = self._reading
+        try:
+            # Shielded: a request that is cancelled must not fail the others.
+            await asyncio.shield(reading)
+        finally:
+            if reading.done() and self._reading is reading:
+                self._reading = None  # after a failure the next request calls again
+
+    async def _read_properties(self) -> None:
+        info = await self.info()
+        self._is_sglang = info.get(SERVER_KEY) != SERVER_NAME
+        self._draws_by_seed = bool(info.get("enable_deterministic_inference", False))
+        self._vocab_size = int(info["vocab_size"])
 
     def _parse(self, answer: Mapping[str, Any], input_ids: Sequence[int], params: SamplingParams) -> Generation:
         return parse_generation(
@@ -241,3 +304,11 @@ class HttpEngine:
                 f"or a model_path that this machine can read, got {configs[0]}"
             )
         return int(json.loads(config.read_text())["vocab_size"])
+
+
+def _parse_checksums(answer: Mapping[str, Any]) -> RankChecksums:
+    """The checksums of one rank; only SGLang reports which one."""
+    place = answer.get("parallelism_info", {"tp_rank": 0, "tp_size": 1})
+    if isinstance(place, list):
+        place = place[0]  # of the model, before those of draft models
+    return RankChecksums(checksums=answer["checksums"], rank=place["tp_rank"], size=place["tp_size"])

@@ -179,6 +179,11 @@ class Decoder:
         for module in self._packed_modules():
             module.forget()
 
+    def return_cached_memory(self) -> None:
+        """Returns freed memory of a GPU to the driver: torch keeps it, and the trainer is another process."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _packed_modules(self) -> Iterator[PackedLinear | DenseMlp | ExpertMlp]:
         for layer in self._layers:
             yield from (layer.qkv, layer.output, layer.mlp)

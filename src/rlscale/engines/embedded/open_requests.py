@@ -42,8 +42,12 @@ class OpenRequests:
         self._by_rid[request.spec.rid] = request
 
     def abort(self, rid: str | None) -> None:
-        """Finishes the request `rid`, or all, with the tokens they have."""
-        requests = list(self._by_rid.values()) if rid is None else [r for r in [self._by_rid.get(rid)] if r]
+        """Finishes requests with the tokens they have: `rid` and those whose id begins with it, as SGLang does, or all.
+
+        An id that is not open aborts nothing.
+        """
+        names = list(self._by_rid) if rid is None else [each for each in self._by_rid if each.startswith(rid)]
+        requests = [self._by_rid[name] for name in names if rid is None or rid in self._by_rid]
         # `requests` is a copy: finishing the last sequence removes its request.
         for request in requests:
             for sequence in request.sequences:

@@ -27,6 +27,7 @@ class Sequence:
     seed: int
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)  # of each token in `ids`; only with penalties
     versions: list[tuple[str, int]] = field(default_factory=list)  # weight version, and the index of its first token
     num_retractions: int = 0
     finish: dict[str, object] | None = None
@@ -41,13 +42,20 @@ class Sequence:
         """Sets `row` to the sampling parameters of this sequence."""
         request = self.request
         params.set(
-            row, request.spec.params, self.seed, blocked_until=request.blocked_until, blocked_ids=request.blocked_ids
+            row,
+            request.spec.params,
+            self.seed,
+            blocked_until=request.blocked_until,
+            blocked_ids=request.blocked_ids,
+            counts=self.counts,
         )
 
     def append(self, token: int, logprob: float, version: str) -> None:
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, len(self.ids)))
         self.ids.append(token)
+        if self.request.spec.params.has_penalties:
+            self.counts[token] = self.counts.get(token, 0) + 1
         self.logprobs.append(logprob)
 
     def spans(self) -> list[VersionSpan]:

@@ -2,8 +2,11 @@
 
 Every operation treats rows independently: a token depends only on logits, parameters, seed and position of its row.
 
-Shape legend: B rows, V vocabulary, R rows that restrict the vocabulary.
+Shape legend: B rows, V vocabulary, R rows that restrict the vocabulary, N different tokens of all responses.
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -49,10 +52,26 @@ class RowParams:
         # `blocked_ids` of a row have probability 0 before this position.
         self.blocked_until = np.zeros(num_rows, np.int64)
         self.blocked_ids: list[tuple[int, ...]] = [()] * num_rows
+        # Repetition, frequency and presence penalty, and how often each token of the response occurs, of a row.
+        self.penalties: dict[int, tuple[float, float, float]] = {}
+        self.counts: dict[int, Mapping[int, int]] = {}
 
     def set(
-        self, row: int, params: SamplingParams, seed: int, *, blocked_until: int = 0, blocked_ids: tuple[int, ...] = ()
+        self,
+        row: int,
+        params: SamplingParams,
+        seed: int,
+        *,
+        blocked_until: int = 0,
+        blocked_ids: tuple[int, ...] = (),
+        counts: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        """Sets the parameters of a row.
+
+        Args:
+            counts: number of occurrences of each token of the response, kept up to date by the caller; read with
+                penalties only.
+        """
         greedy = params.temperature == 0
         self.seeds[row] = np.uint64(seed % 2**64)
         self.greedy[row] = greedy
@@ -61,22 +80,53 @@ class RowParams:
         self.top_k[row] = 0 if greedy else max(params.top_k, 0)
         self.min_p[row] = 0.0 if greedy else params.min_p
         self.blocked_until[row], self.blocked_ids[row] = blocked_until, blocked_ids
+        self._set_penalties(row, _penalties(params) if params.has_penalties else None, counts)
 
     def clear(self, row: int) -> None:
         self.temperature[row], self.top_p[row], self.top_k[row], self.greedy[row] = 1.0, 1.0, 0, True
         self.min_p[row], self.blocked_until[row], self.blocked_ids[row] = 0.0, 0, ()
+        self._set_penalties(row, None, {})
 
     def copy(self, source: int, target: int) -> None:
         columns = (self.seeds, self.temperature, self.top_p, self.top_k, self.min_p, self.greedy, self.blocked_until)
         for column in columns:
             column[target] = column[source]
         self.blocked_ids[target] = self.blocked_ids[source]
+        self._set_penalties(target, self.penalties.get(source), self.counts.get(source, {}))
+
+    def _set_penalties(self, row: int, penalties: tuple[float, float, float] | None, counts: Mapping[int, int]) -> None:
+        if penalties is None:
+            self.penalties.pop(row, None)
+            self.counts.pop(row, None)
+        else:
+            self.penalties[row], self.counts[row] = penalties, counts
+
+    def penalise(self, logits_BV: Tensor) -> None:
+        """Applies the penalties to tokens that the responses contain, in place, in SGLang's order."""
+        rows = [row for row, counts in self.counts.items() if counts and row < len(logits_BV)]
+        if not rows:
+            return
+        # One entry for each token of a response, all rows after each other.
+        sizes = [len(self.counts[row]) for row in rows]
+        row_N = torch.from_numpy(np.repeat(rows, sizes)).to(logits_BV.device)
+        ids_N = torch.tensor([token for row in rows for token in self.counts[row]], device=logits_BV.device)
+        penalties = [self.penalties[row] for row in rows]
+        columns = np.repeat(np.array(penalties, np.float32), sizes, axis=0)
+        repetition_N, frequency_N, presence_N = torch.from_numpy(columns).to(logits_BV.device).unbind(1)
+        counts = [count for row in rows for count in self.counts[row].values()]
+        counts_N = torch.tensor(counts, dtype=torch.float32, device=logits_BV.device)
+        found_N = logits_BV[row_N, ids_N] - counts_N * frequency_N - presence_N
+        logits_BV[row_N, ids_N] = torch.where(found_N < 0, found_N * repetition_N, found_N / repetition_N)
 
     def blocked(self, positions_B: npt.NDArray[np.int64]) -> tuple[list[int], list[int]] | None:
         """Rows and ids, aligned, with probability 0 at these positions; None if there are none."""
         rows = np.flatnonzero(positions_B < self.blocked_until[: len(positions_B)]).tolist()
         pairs = [(row, token) for row in rows for token in self.blocked_ids[row]]
         return ([row for row, _ in pairs], [token for _, token in pairs]) if pairs else None
+
+
+def _penalties(params: SamplingParams) -> tuple[float, float, float]:
+    return params.repetition_penalty, params.frequency_penalty, params.presence_penalty
 
 
 class Workspace:
@@ -101,7 +151,8 @@ def draw(
 
     With x = logits / temperature, p = softmax(x) and u from `uniforms`: token = min{i: p_0 + ... + p_i > u}.
     A greedy row uses the maximum, and its logprob is at temperature 1. As in SGLang, `top_p`, `top_k` and `min_p`
-    restrict the draw but not the logprobs, and tokens blocked by `min_new_tokens` have probability 0 in both.
+    restrict the draw but not the logprobs; penalties change both, and tokens blocked by `min_new_tokens` have
+    probability 0 in both.
     """
     num, vocab_size = logits_BV.shape
     device = logits_BV.device
@@ -109,6 +160,7 @@ def draw(
     scaled, full = (workspace or Workspace()).buffers(num, -(-vocab_size // BLOCK) * BLOCK, device)
     scaled[:, :vocab_size] = logits_BV
     scaled[:, vocab_size:] = -torch.inf
+    params.penalise(scaled)
     blocked = params.blocked(positions_B)
     if blocked is not None:
         rows, ids = (torch.tensor(part, device=device) for part in blocked)

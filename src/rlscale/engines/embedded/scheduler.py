@@ -153,6 +153,7 @@ class Scheduler:
         if "kv_cache" in tags:
             self._queue.forget_prefills()
             self._batches.release()
+        self._decoder.return_cached_memory()
         self._released.update(tags)
 
     def resume_memory(self, tags: Collection[str]) -> None:

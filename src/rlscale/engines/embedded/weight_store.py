@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from rlscale.engines.embedded.named_weights import NamedWeights
 from rlscale.engines.server.generate_request import BadRequest, Refused
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights, WeightReceiver
@@ -34,13 +34,12 @@ class WeightStore:
         checksum: Checksum | None,
         version: str,
     ) -> None:
-        self._weights, self._aliases = weights, aliases
+        self._weights = NamedWeights(weights, aliases)
         self._receiver, self._checksum = receiver, checksum
         self.version = version
         self.updating = False
         self.fault: str | None = None
         self.missing: str | None = None
-        self._sizes: dict[int, int] = {}  # bytes of released storages, by index in `_storages`
         self._written: set[str] = set()
         self._last_step_s = 0.0
         self._timeout_s = float("inf")
@@ -60,22 +59,13 @@ class WeightStore:
         """Frees the memory of all weights. Refused during an update."""
         if self.updating:
             raise Refused("release_memory_occupation must come after end_weight_update")
-        for i, storage in enumerate(self._storages()):
-            self._sizes[i] = storage.nbytes()
-            storage.resize_(0)
+        self._weights.release()
         self.missing = "their memory is released; call resume_memory_occupation and send all of them"
 
     def allocate(self) -> None:
         """Allocates the memory of all weights again, with undefined contents."""
-        for i, storage in enumerate(self._storages()):
-            storage.resize_(self._sizes[i])
-        self._sizes = {}
+        self._weights.allocate()
         self.missing = "their memory was released; send all of them"
-
-    def _storages(self) -> list[torch.UntypedStorage]:
-        # Fused projections are several weights in one storage. A freed one has no address: `_cdata` identifies it.
-        found = {t.untyped_storage()._cdata: t.untyped_storage() for t in self._weights.values()}
-        return list(found.values())
 
     def begin(self) -> None:
         self._require_memory()
@@ -93,7 +83,7 @@ class WeightStore:
         """
         if not self.updating:
             raise Refused("update_weights_from_distributed must come after begin_weight_update")
-        targets = self._targets(bucket)
+        targets = self._weights.targets(bucket)
         self._write(bucket, lambda: self._require_receiver().open_bucket(bucket, group_name).write(targets))
 
     def receive_tensors(self, payload: str, load_format: str) -> None:
@@ -104,7 +94,7 @@ class WeightStore:
         if not self.updating:
             raise Refused("update_weights_from_tensor must come after begin_weight_update")
         incoming = _opened(lambda: self._require_receiver().open_tensors(payload, load_format))
-        targets = self._targets(incoming.layout)
+        targets = self._weights.targets(incoming.layout)
         self._write(incoming.layout, lambda: incoming.write(targets))
 
     def load(self, folder: Path, *, load_format: str | None, version: str | None, checksums: Mapping[str, str]) -> None:
@@ -121,9 +111,8 @@ class WeightStore:
                 folder, load_format=load_format, version=version_number, checksums=checksums
             )
         )
-        targets = self._targets(incoming.layout)
-        given = {self._aliases.get(name, name) for name in incoming.layout.names}
-        missing = [name for name in self._weights if name not in given]
+        targets = self._weights.targets(incoming.layout)
+        missing = self._weights.missing(self._weights.own_names(incoming.layout.names))
         if missing:
             raise BadRequest("model_path", "contain all weights of the model", f"a folder without {missing[0]}")
         self._write(incoming.layout, lambda: incoming.write(targets))
@@ -134,7 +123,7 @@ class WeightStore:
             raise Refused("end_weight_update must come after begin_weight_update")
         self.updating = False
         # An update without any bucket changes nothing; one with some of the tensors would mix versions.
-        missing = [name for name in self._weights if name not in self._written]
+        missing = self._weights.missing(self._written)
         if not missing:
             self.fault = self.missing = None
         elif self._written:
@@ -178,30 +167,17 @@ class WeightStore:
             self.updating = False
             raise
         # Tied tensors arrive under either name and are written once.
-        self._written.update(self._aliases.get(name, name) for name in layout.names)
+        self._written |= self._weights.own_names(layout.names)
         self._last_step_s = time.monotonic()
 
     def _require_memory(self) -> None:
-        if self._sizes:
+        if self._weights.is_released:
             raise Refused(f"weights cannot be updated: {self.missing}")
 
     def _require_receiver(self) -> WeightReceiver:
         if self._receiver is None:
             raise Refused("this server was started without a weight receiver")
         return self._receiver
-
-    def _targets(self, layout: WeightBucket) -> list[Tensor]:
-        return [self._target(*entry) for entry in zip(layout.names, layout.dtypes, layout.shapes, strict=True)]
-
-    def _target(self, name: str, dtype: str, shape: list[int]) -> Tensor:
-        target = self._weights.get(self._aliases.get(name, name))
-        if target is None:
-            raise BadRequest("names", "be weights of this model", name)
-        if list(target.shape) != list(shape):
-            raise BadRequest("shapes", f"be {list(target.shape)} for {name}", shape)
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise BadRequest("dtypes", "be names of torch dtypes", dtype)
-        return target
 
 
 def _opened(open_weights: Callable[[], IncomingWeights]) -> IncomingWeights:

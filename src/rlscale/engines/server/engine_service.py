@@ -24,6 +24,7 @@ from rlscale.engines.server.generate_request import (
     render_answer,
     wants_stream,
 )
+from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.engines.server.stop_conditions import answer_text
 from rlscale.engines.server.streaming import stream_answers
 from rlscale.errors import WeightSyncError
@@ -209,7 +210,7 @@ class _Handlers:
         return web.Response(status=200)
 
     async def info(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._service.info())
+        return web.json_response({SERVER_KEY: SERVER_NAME, **await self._service.info()})
 
     async def models(self, request: web.Request) -> web.Response:
         info = await self._service.info()

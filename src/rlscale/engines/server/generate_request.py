@@ -21,9 +21,6 @@ DEFAULT_MAX_NEW_TOKENS = 128
 # Keys of SGLang's API that these servers do not implement, with the values that have no effect.
 _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "stop_regex": (None, "", []),
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "repetition_penalty": (1, None),
     "json_schema": (None,),
     "regex": (None,),
     "ebnf": (None,),
@@ -52,6 +49,9 @@ _SAMPLING_KEYS = {
     "top_p",
     "top_k",
     "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
     "stop",
     "stop_token_ids",
     "min_new_tokens",
@@ -89,6 +89,7 @@ class Limits:
     vocab_size: int
     max_context_len: int  # prompt and answer together, in tokens
     has_experts: bool = False  # required for routes
+    has_penalties: bool = True  # of repetition, frequency and presence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +177,8 @@ def parse_generate(
         params, n = _parse_sampling({} if raw is None else raw)
         if return_routes and params.max_new_tokens == 0:
             raise BadRequest("return_routed_experts", "be false with max_new_tokens=0, which reads no token", True)
+        if params.has_penalties and not limits.has_penalties:
+            raise BadRequest("sampling_params", "have no penalties on this server", raw)
         _check_prompt(ids, params, limits)
         requests.append(
             GenerateRequest(
@@ -286,6 +289,9 @@ def _parse_sampling(raw: Any) -> tuple[SamplingParams, int]:
         top_p=_float(given, "top_p", 1.0, low=0.0, high=1.0),
         top_k=_int(given, "top_k", -1, low=-1),
         min_p=_float(given, "min_p", 0.0, low=0.0, high=1.0),
+        repetition_penalty=_float(given, "repetition_penalty", 1.0, low=0.0, high=2.0),
+        frequency_penalty=_float(given, "frequency_penalty", 0.0, low=-2.0, high=2.0),
+        presence_penalty=_float(given, "presence_penalty", 0.0, low=-2.0, high=2.0),
         stop=_stop_strings(given.get("stop", [])),
         stop_token_ids=_stop_ids(given.get("stop_token_ids", [])),
         min_new_tokens=_int(given, "min_new_tokens", 0, low=0),
@@ -297,6 +303,8 @@ def _parse_sampling(raw: Any) -> tuple[SamplingParams, int]:
     )
     if params.top_p == 0.0:
         raise BadRequest("sampling_params.top_p", "be above 0 and at most 1", params.top_p)
+    if params.repetition_penalty == 0.0:
+        raise BadRequest("sampling_params.repetition_penalty", "be above 0 and at most 2", 0.0)
     if params.top_k == 0:
         raise BadRequest("sampling_params.top_k", "be at least 1, or -1 for off", params.top_k)
     if params.min_new_tokens > params.max_new_tokens:

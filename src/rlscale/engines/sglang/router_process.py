@@ -16,8 +16,8 @@ from typing import Any
 
 from rlscale.config import RouterConfig, RouterPolicy
 from rlscale.config.passthrough.sglang_python import foreign_environment
-from rlscale.engines.launch import listen_host
-from rlscale.engines.ports import free_port
+from rlscale.engines.launch import LOOPBACK
+from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from rlscale.types import EngineAddress
@@ -32,7 +32,7 @@ WORKER_START_S = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterLaunch:
-    """Settings of a router. With an `api_key` it listens on the machine's address, otherwise on loopback."""
+    """Settings of a router. Without an `api_key` it must listen on loopback only."""
 
     python: Path
     config: RouterConfig  # resolved
@@ -63,14 +63,15 @@ class RouterLaunch:
             "worker_startup_check_interval": 1,
             "shutdown_grace_period_secs": 1,
             "prometheus_host": "127.0.0.1",
-            "prometheus_port": free_port("127.0.0.1"),
+            "prometheus_port": reserve_port("127.0.0.1"),
             "log_level": "warn",
         }
 
-    def open(self, log_folder: Path, workers: Sequence[EngineAddress]) -> tuple[EngineAddress, "RouterProcess"]:
-        """Address and (not yet started) process of the router, on this machine."""
-        host = listen_host(public=self.api_key is not None)
-        port = free_port(host)
+    def open(
+        self, log_folder: Path, workers: Sequence[EngineAddress], *, host: str = LOOPBACK
+    ) -> tuple[EngineAddress, "RouterProcess"]:
+        """Address and (not yet started) process of the router, on this machine, where it listens at `host`."""
+        port = reserve_port(host)
         address = EngineAddress(name=NAME, url=f"http://{host}:{port}", num_ranks=0, api_key=self.api_key)
         log_folder.mkdir(parents=True, exist_ok=True)
         file = log_folder / "router_arguments.json"

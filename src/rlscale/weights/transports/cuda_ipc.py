@@ -5,13 +5,18 @@
       handle of the buffer         ── rank 0, HTTP ──>   opens it, compares checksums, copies
       next bucket into a new buffer     <── HTTP ─────   200, or the tensor that is wrong
 
-Trainer rank r shares a GPU with the engine rank at the same position in the order of all engine ranks; placement
-ensures it.
+Trainer rank r shares a GPU with the engine rank at the same position in the order of all engine ranks, on whichever
+node; placement ensures it. SGLang's ranks open the handle at their tensor-parallel rank, so an engine must not have
+pipeline stages.
+
+torch counts the readers of an exported buffer, and keeps its memory until each of them has opened and freed it. So a
+buffer is exported only in the form that its reader opens, and not at all where there is none.
 """
 
 import base64
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,14 +24,16 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum_like
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket, WeightVersion
+from rlscale.types import EngineAddress, WeightBucket, WeightVersion
 from rlscale.weights.buckets import PackedBucket, pack, split_into_buckets, unpack
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.readers import checksum_error, encode_payload
 from rlscale.weights.sglang_payload import serialize
 from rlscale.weights.transport import SendReport, Transport, Weights
 
+T = TypeVar("T")
 LOAD_FORMAT = "cuda_ipc"
+SGLANG = "sglang"
 # The values of torch's `_share_cuda_`, in its order.
 _HANDLE_KEYS = ("device", "handle", "size", "offset", "ref_handle", "ref_offset", "event_handle", "event_sync")
 
@@ -36,11 +43,12 @@ class CudaIpcTransport(Transport):
 
     Args:
         bucket_bytes: max bytes of one buffer (a larger tensor has its own buffer).
+        device: of the buffers; None: the current GPU.
     """
 
-    def __init__(self, *, bucket_bytes: int) -> None:
+    def __init__(self, *, bucket_bytes: int, device: torch.device | None = None) -> None:
         self._bucket_bytes = bucket_bytes
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device = device or torch.device("cuda", torch.cuda.current_device())
         self._rpc: EngineRpc | None = None
 
     def open(self, rpc: EngineRpc) -> None:
@@ -57,17 +65,22 @@ class CudaIpcTransport(Transport):
         """See Transport. The other ranks call `drain` with the same weights."""
         num_buckets = num_bytes = 0
         failure: Exception | None = None
+        assert self._rpc is not None, "open comes before send"
+        addresses = [engine.address for engine in self._rpc.engines]
+        readers = readers_by_rank(addresses, self._rpc.infos, world_size=dist.get_world_size())
         for named in split_into_buckets(weights, self._bucket_bytes):
             packed = pack(named, self._device)
-            payloads = self._all_gather_payloads(packed)
+            # After a failure no engine opens a buffer.
+            payloads = self._all_gather_payloads(packed, readers if failure is None else [None] * len(readers))
             try:
                 if failure is None:
-                    self._send_handles(packed, payloads)
+                    self._send_handles(payloads)
             except Exception as e:
                 # Raised after the last bucket: the collectives of the other ranks need this rank until then.
                 failure = e
             dist.barrier()  # after it every rank may free its buffer
             num_buckets, num_bytes = num_buckets + 1, num_bytes + packed.flat.nbytes
+            del packed  # before the next buffer is allocated
         if failure is not None:
             raise failure
         return SendReport(num_buckets=num_buckets, num_bytes=num_bytes)
@@ -76,33 +89,67 @@ class CudaIpcTransport(Transport):
         """See Transport. Provides this rank's buffers to the engine rank on its GPU."""
         for named in split_into_buckets(weights, self._bucket_bytes):
             packed = pack(named, self._device)
-            self._all_gather_payloads(packed)
+            # Rank 0 knows the readers. Where it is here itself, after a failure, there are none.
+            self._all_gather_payloads(packed, [None] * dist.get_world_size())
             dist.barrier()
+            del packed
 
     def close(self) -> None:
         """Does nothing: a buffer lives for one bucket only."""
 
-    def _all_gather_payloads(self, packed: PackedBucket) -> list[tuple[str, str]]:
-        """Returns the payloads of all ranks' buffers: for engines of rlscale, and for SGLang. A collective."""
-        # A handle carries no stream order: the buffer must be complete before another process opens it.
-        torch.cuda.synchronize(self._device)
-        payload = encode_payload({"ipc": export_handle(packed.flat)}, packed.bucket)
-        own = (payload, serialize(list(unpack(packed.bucket, packed.flat).items())))
-        payloads: list[tuple[str, str]] = [own] * dist.get_world_size()
-        dist.all_gather_object(payloads, own)
+    def _all_gather_payloads(self, packed: PackedBucket, readers: Sequence[str | None]) -> list[str | None]:
+        """Returns the payloads of all ranks' buffers, None for a rank without a reader. A collective.
+
+        Args:
+            packed: of this rank.
+            readers: see `readers_by_rank`; those of rank 0 count.
+        """
+        box: list[Any] = [readers]
+        dist.broadcast_object_list(box, src=0)
+        reader = box[0][dist.get_rank()]
+        payloads: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(payloads, None if reader is None else self._export(packed, reader))
         return payloads
 
-    def _send_handles(self, packed: PackedBucket, payloads: Sequence[tuple[str, str]]) -> None:
+    def _export(self, packed: PackedBucket, reader: str) -> str:
+        """The payload with which the engines of a kind open a buffer."""
+        # A handle carries no stream order: the buffer must be complete before another process opens it.
+        torch.cuda.synchronize(self._device)
+        if reader == SGLANG:
+            return serialize(list(unpack(packed.bucket, packed.flat).items()))
+        return encode_payload({"ipc": export_handle(packed.flat)}, packed.bucket)
+
+    def _send_handles(self, payloads: Sequence[str | None]) -> None:
         assert self._rpc is not None, "open comes before send"
-        # Engine i has the GPUs of trainer ranks first .. first + num_ranks - 1.
-        calls, first = [], 0
-        for engine, info in zip(self._rpc.engines, self._rpc.infos, strict=True):
-            reads_ours = LOAD_FORMAT in info.get("weight_formats", ())
-            of_engine = [p[0 if reads_ours else 1] for p in payloads[first : first + engine.address.num_ranks]]
-            load_format = LOAD_FORMAT if reads_ours else None
+        calls = []
+        shares = share_by_engine(payloads, [engine.address.num_ranks for engine in self._rpc.engines])
+        for engine, info, share in zip(self._rpc.engines, self._rpc.infos, shares, strict=True):
+            of_engine = [payload for payload in share if payload is not None]
+            load_format = LOAD_FORMAT if _reader(info) == LOAD_FORMAT else None
             calls.append(self._rpc.start(engine.update_from_tensor(of_engine, load_format=load_format)))
-            first += engine.address.num_ranks
         self._rpc.wait_all(calls)
+
+
+def share_by_engine(by_trainer_rank: Sequence[T], num_ranks: Sequence[int]) -> list[Sequence[T]]:
+    """The entries of the trainer ranks that are on the GPUs of each engine, in the order of the engine's ranks.
+
+    Args:
+        num_ranks: of each engine, over all its processes.
+    """
+    ends = list(itertools.accumulate(num_ranks))
+    return [by_trainer_rank[end - number : end] for end, number in zip(ends, num_ranks, strict=True)]
+
+
+def readers_by_rank(
+    addresses: Sequence[EngineAddress], infos: Sequence[Mapping[str, Any]], *, world_size: int
+) -> list[str | None]:
+    """Kind of the engine rank on the GPU of each trainer rank; None: there is none."""
+    kinds = [_reader(info) for address, info in zip(addresses, infos, strict=True) for _ in range(address.num_ranks)]
+    return [*kinds, *[None] * (world_size - len(kinds))]
+
+
+def _reader(info: Mapping[str, Any]) -> str:
+    return LOAD_FORMAT if LOAD_FORMAT in info.get("weight_formats", ()) else SGLANG
 
 
 def export_handle(flat: Tensor) -> dict[str, Any]:

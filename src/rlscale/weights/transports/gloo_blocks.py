@@ -50,7 +50,8 @@ class BlockTransport(Transport):
 
     def __init__(self, options: GroupOptions) -> None:
         self.groups = EngineGroups(options, backend="gloo", num_links=NUM_LINKS)
-        self._bucket_bytes = options.bucket_bytes
+        # One bucket is gathered while another is sent: both together are as large as the buffer.
+        self._bucket_bytes = max(1, options.bucket_bytes // 2)
         self._senders: list[BlockSender] = []
 
     def open(self, rpc: EngineRpc) -> None:

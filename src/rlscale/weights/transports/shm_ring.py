@@ -57,6 +57,7 @@ class ShmRingTransport(Transport):
         for named in split_into_buckets(weights, self._bucket_bytes):
             self._send_bucket(self._rpc, named)
             num_buckets, num_bytes = num_buckets + 1, num_bytes + sum(tensor.nbytes for _, tensor in named)
+            del named  # before the next bucket is gathered
         return SendReport(num_buckets=num_buckets, num_bytes=num_bytes)
 
     def close(self) -> None:
@@ -70,9 +71,9 @@ class ShmRingTransport(Transport):
         calls = self._announce(rpc, describe_bucket(named)) if self._ring is not None else []
         num_ring_calls = len(calls)
         if self._sglang_engines:
-            payload = serialize(self._staging.copy_in(named))
+            staged = self._staging.copy_in(named)
             calls += [
-                rpc.start(engine.update_from_tensor([payload] * engine.address.num_ranks, load_format=None))
+                rpc.start(engine.update_from_tensor(serialize_for(engine, staged), load_format=None))
                 for engine in self._sglang_engines
             ]
         try:
@@ -99,6 +100,11 @@ class ShmRingTransport(Transport):
 
     def _write(self, ring: RingWriter, name: str, data: Bytes) -> None:
         ring.write(data)
+
+
+def serialize_for(engine: Engine, staged: Sequence[Named]) -> list[str]:
+    """A payload for each rank of an SGLang engine. torch counts the readers of shared memory: each payload has one."""
+    return [serialize(staged) for _ in range(engine.address.num_ranks)]
 
 
 class RingWeights:
