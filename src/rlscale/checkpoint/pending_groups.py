@@ -20,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
-from rlscale.types import Group, Prompt, RouteIds, Sample, SampleStatus, Turn
+from rlscale.types import ConversationPart, Group, Prompt, RouteIds, Sample, SampleStatus
 
 GROUPS_FILE, COLUMNS_FILE = "groups.json", "groups.safetensors"
-_SAMPLE_FIELDS = ("index", "seed", "response", "status", "reward", "metadata")
+_SAMPLE_FIELDS = ("index", "seed", "path", "response", "status", "reward", "metadata")
 
 Array = npt.NDArray[Any]
 
@@ -42,7 +42,7 @@ def save_groups(folder: Path, groups: Sequence[Group]) -> None:
         {
             "index": group.index,
             "prompt": asdict(group.prompt),
-            "samples": [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in group.samples],
+            "samples": [_sample_entry(sample, group) for sample in group.samples],
         }
         for group in groups
     ]
@@ -52,8 +52,7 @@ def save_groups(folder: Path, groups: Sequence[Group]) -> None:
         "offsets": np.cumsum([0, *(sample.response_len for sample in samples)], dtype=np.int64),
         "response_ids": _concatenate([sample.response_ids for sample in samples], np.int32),
         "loss_mask": _concatenate([sample.loss_mask for sample in samples], np.uint8),
-        # float64 keeps the exact numbers of the engine.
-        "rollout_logprobs": _concatenate([sample.rollout_logprobs for sample in samples], np.float64),
+        "rollout_logprobs": _concatenate([sample.rollout_logprobs for sample in samples], np.float32),
         "weight_versions": _concatenate([sample.weight_versions for sample in samples], np.int32),
     }
     routed = [sample.routes for sample in samples if sample.routes is not None]
@@ -91,20 +90,30 @@ def load_groups(folder: Path) -> list[Group]:
         ) from error
 
 
-def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequence[tuple[int, int]]) -> Group:
+def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
+    entry = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
+    # Only functions of the user give a sample another prompt.
+    return entry if sample.prompt == group.prompt else entry | {"prompt": asdict(sample.prompt)}
+
+
+def _build_prompt(values: Mapping[str, Any]) -> Prompt:
     # JSON has lists where a prompt has tuples.
-    fields = entry["prompt"]
-    turns = tuple(Turn(*turn) for turn in fields.get("turns", ()))
-    prompt = Prompt(**{**fields, "token_ids": tuple(fields["token_ids"]), "turns": turns})
+    turns = tuple(ConversationPart(*turn) for turn in values.get("turns", ()))
+    return Prompt(**{**values, "token_ids": tuple(values["token_ids"]), "turns": turns})
+
+
+def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequence[tuple[int, int]]) -> Group:
+    prompt = _build_prompt(entry["prompt"])
     samples = []
     for sample_fields, (start, stop) in zip(entry["samples"], spans, strict=True):
+        own = _build_prompt(sample_fields["prompt"]) if "prompt" in sample_fields else prompt
         sample = Sample(
-            **{**sample_fields, "status": SampleStatus(sample_fields["status"])},
+            **{**sample_fields, "status": SampleStatus(sample_fields["status"]), "prompt": own},
             group_index=entry["index"],
-            prompt=prompt,
         )
-        values = {name: column[start:stop].tolist() for name, column in columns.items() if name != "offsets"}
-        sample.tokens += values["response_ids"]
+        # Copies: views would keep the columns of all samples alive.
+        values = {name: column[start:stop].copy() for name, column in columns.items() if name != "offsets"}
+        sample.tokens = np.concatenate([sample.tokens, values["response_ids"]])
         sample.loss_mask = values["loss_mask"]
         sample.rollout_logprobs = values["rollout_logprobs"]
         sample.weight_versions = values["weight_versions"]
@@ -129,5 +138,5 @@ def _to_python(value: object) -> object:
     raise TypeError(f"metadata of a sample must be JSON values to be kept in a checkpoint, got {type(value).__name__}")
 
 
-def _concatenate(lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> Array:
-    return np.concatenate([np.asarray(values, dtype=dtype) for values in lists])
+def _concatenate(lists: Sequence[Sequence[float] | Array], dtype: type[np.generic]) -> Array:
+    return np.concatenate([np.empty(0, dtype), *(np.asarray(values, dtype=dtype) for values in lists)])

@@ -13,7 +13,9 @@ import fcntl
 import json
 import os
 import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -58,9 +60,38 @@ class RunFolder:
         skipped = wanted if path != wanted else None
         return cls(path=path, resumed=resumed, changed=changed, skipped=skipped, _lock=lock)
 
+    @staticmethod
+    def check(wanted: Path) -> list[Problem]:
+        """Problems that `open` would raise for any config, without creating or locking anything."""
+        path = _first_unfinished(wanted)
+        if problem := unwritable("run.dir", path):
+            return [problem]
+        owner = _living_owner(path / _LOCK)
+        return [] if owner is None else [_in_use(path, owner)]
+
+    @staticmethod
+    def check_config(wanted: Path, config_yaml: Callable[[], str]) -> list[Problem]:
+        """The problem of an unfinished run of another config.
+
+        Args:
+            config_yaml: returns the argument of `open`; called only if there is a run to compare with.
+        """
+        path = _first_unfinished(wanted)
+        if not (path / _IDENTITY).is_file():
+            return []
+        before, after = json.loads((path / _IDENTITY).read_text())["config"], config_yaml()
+        # Equal texts need not be parsed, which takes a tenth of a second.
+        changed = changed_keys(before, after) if before != after else []
+        return [_other_config(path, changed)] if changed else []
+
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """Fates of all trajectories; see `rollout/ledger.py`."""
+        return self.path / "ledger.jsonl"
 
     @property
     def logs(self) -> Path:
@@ -131,16 +162,74 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _lock_unfinished(wanted: Path) -> tuple[Path, IO[str]]:
     """Locks the first of `wanted`, `wanted-2`, ... without a finished run; returns it and its lock."""
-    path, number = wanted, 1
-    while True:
+    for path in _candidates(wanted):
         if not (path / _FINISHED).exists():
             lock = _acquire_lock(path)
             # Checked again under the lock: a run writes the file before it releases its lock.
             if not (path / _FINISHED).exists():
                 return path, lock
             lock.close()
-        number += 1
-        path = wanted.with_name(f"{wanted.name}-{number}")
+    raise AssertionError("there is always a next name")
+
+
+def _candidates(wanted: Path) -> Iterator[Path]:
+    """`wanted`, `wanted-2`, `wanted-3`, ..."""
+    yield wanted
+    for number in count(2):
+        yield wanted.with_name(f"{wanted.name}-{number}")
+
+
+def _first_unfinished(wanted: Path) -> Path:
+    return next(path for path in _candidates(wanted) if not (path / _FINISHED).exists())
+
+
+def unwritable(key: str, path: Path) -> Problem | None:
+    """The problem of a folder that can be neither written nor created; None: it can."""
+    above = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not above.is_dir():
+        return _unusable(key, path, f"{above} is a file")
+    if not os.access(above, os.W_OK | os.X_OK):
+        return _unusable(key, path, f"{above} cannot be written")
+    return None
+
+
+def _unusable(key: str, path: Path, cause: str) -> Problem:
+    fix = f"{cause}; choose another {key}"
+    return Problem(path=key, rule="name a folder that can be written", value=str(path), fix=fix)
+
+
+def _in_use(path: Path, owner: str) -> Problem:
+    return Problem(
+        path="run.dir",
+        rule="be a folder that no other run is using",
+        value=f"{path} (in use by process {owner.strip() or 'unknown'})",
+        fix="wait for that run, or choose another run.dir",
+    )
+
+
+def _other_config(path: Path, changed: Sequence[str]) -> Problem:
+    return Problem(
+        path="run.dir",
+        rule="be new or hold an unfinished run of the same config",
+        value=f"{path}, whose run differs in {'; '.join(changed)}",
+        fix="choose another run.dir, or resume it with run.resume_changed=true",
+    )
+
+
+def _living_owner(lock: Path) -> str | None:
+    """The id of the process that holds the lock of a run folder; None: no process does."""
+    try:
+        with lock.open("r") as file:
+            owner = file.read().strip()
+            # Only a living owner is tested: the test itself holds the lock for a moment, in which no run could start.
+            if not owner.isdecimal() or not Path(f"/proc/{owner}").exists():
+                return None
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return owner
+    except OSError:  # a new folder
+        return None
+    return None
 
 
 def _acquire_lock(path: Path) -> IO[str]:
@@ -148,25 +237,15 @@ def _acquire_lock(path: Path) -> IO[str]:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / _LOCK).open("a+")
     except OSError as error:
-        rule, fix = "name a folder that can be written", f"{error.strerror or error}; choose another run.dir"
-        raise ConfigError([Problem(path="run.dir", rule=rule, value=str(path), fix=fix)]) from error
+        raise ConfigError([_unusable("run.dir", path, error.strerror or str(error))]) from error
     try:
         # The kernel releases the lock when its process exits, however that happens.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        owner = lock.read().strip() or "unknown"
+        owner = lock.read()
         lock.close()
-        raise ConfigError(
-            [
-                Problem(
-                    path="run.dir",
-                    rule="be a folder that no other run is using",
-                    value=f"{path} (in use by process {owner})",
-                    fix="wait for that run, or choose another run.dir",
-                )
-            ]
-        ) from None
+        raise ConfigError([_in_use(path, owner)]) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -180,16 +259,7 @@ def _compare_identity(path: Path, config_yaml: str, *, resume_changed: bool) -> 
     before = json.loads(identity.read_text())["config"] if resumed else config_yaml
     changed = tuple(changed_keys(before, config_yaml))
     if changed and not resume_changed:
-        raise ConfigError(
-            [
-                Problem(
-                    path="run.dir",
-                    rule="be new or hold an unfinished run of the same config",
-                    value=f"{path}, whose run differs in {'; '.join(changed)}",
-                    fix="choose another run.dir, or resume it with run.resume_changed=true",
-                )
-            ]
-        )
+        raise ConfigError([_other_config(path, changed)])
     if changed or not resumed:
         # A resumed run with accepted changes is compared with its new config from now on.
         write_json(identity, {"config": config_yaml})

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ from rlscale.training.prepare import (
     mean_weight_factor,
     needs_old_pass,
 )
-from rlscale.training.roles import CriticRole, PolicyRole, RankContext, ReferenceRole, ScoringRole
-from rlscale.training.rollout_state import PackedRollout, TrainColumns, take_microbatch
+from rlscale.training.roles import CriticRole, PolicyRole, RankContext, ReferenceRole, ScoringRole, WeightExporter
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, shared_column, take_microbatch
 from rlscale.training.spec import TrainerSpec
+from rlscale.training.step_order import order_steps
 from rlscale.training.trainer_state import TrainerProgress
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
@@ -50,6 +52,7 @@ class RoleBackend(ABC):
     reference: ReferenceRole | None
     teacher: ScoringRole | None
     _snapshots: PolicySnapshots[Any] | None
+    _exporter: WeightExporter
 
     def __init__(self, spec: TrainerSpec, rank: RankContext) -> None:
         self._spec, self._context = spec, rank
@@ -116,7 +119,7 @@ class RoleBackend(ABC):
         rollout = self._context.pack_rollout(batch, steps, with_scoring=compares)
         if algo.loss_type == LossType.sft_loss:
             return rollout, TrainColumns()
-        columns = TrainColumns(rollout_logprobs=torch.tensor(batch.rollout_logprobs))
+        columns = TrainColumns(rollout_logprobs=shared_column(batch.rollout_logprobs))
         if not compares:
             return rollout, columns
         if algo.use_rollout_logprobs:
@@ -125,7 +128,8 @@ class RoleBackend(ABC):
         if needs_old_pass(self._spec, num_steps=len(steps), trains_policy=self._trains_policy):
             with self._offloader.resident("policy"):
                 columns = self._score_old(rollout, columns)
-        if self.reference is not None:
+        # Without a step of the policy only a penalty in the rewards reads the reference.
+        if self.reference is not None and (self._trains_policy or algo.kl_coef > 0):
             with self._offloader.resident("reference"), rollout.timed("ref_logprobs"):
                 columns = replace(columns, ref_logprobs=self.reference.compute_logprobs(rollout))
         if self.teacher is not None:
@@ -168,18 +172,19 @@ class RoleBackend(ABC):
         return columns
 
     def _optimize(self, rollout: PackedRollout, columns: TrainColumns) -> TrainResult:
-        results: list[dict[str, float]] = [{} for _ in rollout.steps]
+        order = order_steps(len(rollout.steps), self._spec, rollout_id=rollout.batch.rollout_id)
+        results: list[dict[str, float]] = [{} for _ in order]
         if self._trains_policy:
             with self._offloader.resident("policy", "policy.optimizer"), rollout.timed("optimize"):
                 # Before the first step changes the weights, which are still those of the batch's version.
                 if self._snapshots is not None:
                     self._snapshots.keep(version=rollout.batch.version)
-                for step, result in enumerate(results):
-                    result |= self.policy.train_step(rollout, columns, step=step)
+                for each, result in zip(order, results, strict=True):
+                    result |= self.policy.train_step(rollout, each.select(columns), step=each.step)
         if self.critic is not None:
             with self._offloader.resident("critic", "critic.optimizer"), rollout.timed("optimize_critic"):
-                for step, result in enumerate(results):
-                    result |= self.critic.train_step(rollout, columns, step=step)
+                for each, result in zip(order, results, strict=True):
+                    result |= self.critic.train_step(rollout, columns, step=each.step)
         # Counted before: the interval is in finished rollouts.
         self._num_rollouts += 1
         self._update_reference()
@@ -188,7 +193,13 @@ class RoleBackend(ABC):
         if self._spec.engine_shapes is not None:
             check_equal_logprobs(metrics, rank=dist.get_rank(), num_rollouts=self._num_rollouts - 1)
         logprobs = self._context.gather_logprobs(rollout)
-        return TrainResult(steps=results, metrics=metrics, seconds=rollout.seconds, logprobs=logprobs)
+        return TrainResult(
+            steps=results,
+            metrics=metrics,
+            seconds=rollout.seconds,
+            logprobs=logprobs,
+            num_epochs=self._spec.algo.ppo_epochs,
+        )
 
     def _update_reference(self) -> None:
         """Copies the policy into the reference after every `algo.ref_update_interval` rollouts."""
@@ -200,15 +211,24 @@ class RoleBackend(ABC):
 
     # -- weights and checkpoints
 
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """See TrainBackend."""
+        return self._exporter.senders
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See TrainBackend. In `train.dtype`, which is the dtype of the engines."""
         # The caller offloads when it has sent the last weight: a generator may never reach its end.
         with self._offloader.resident("policy"):
-            yield from self._published_weights()
+            yield from self._exporter.weights()
 
     def offload(self) -> None:
         """See TrainBackend."""
         self._offloader.offload_all()
+
+    def exporting(self) -> AbstractContextManager[None]:
+        """See TrainerRank."""
+        return self._offloader.exportable()
 
     def save(self, folder: Path) -> None:
         """See TrainBackend."""
@@ -250,11 +270,7 @@ class RoleBackend(ABC):
 
     def close(self) -> None:
         """Drops models and optimisers. The caller ends the process group."""
-        del self.policy, self.reference, self.critic, self.teacher, self._snapshots
-
-    @abstractmethod
-    def _published_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights of the policy for `weights`."""
+        del self.policy, self.reference, self.critic, self.teacher, self._snapshots, self._exporter
 
     @abstractmethod
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:

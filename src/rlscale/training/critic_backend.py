@@ -17,6 +17,7 @@ import torch
 
 from rlscale.training.roles import CriticRole, RankContext
 from rlscale.training.rollout_state import PackedRollout, TrainColumns
+from rlscale.training.step_order import order_steps
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 
@@ -49,7 +50,7 @@ class CriticBackend:
         return values.numpy()
 
     def train(self, returns: Float32) -> TrainResult:
-        """Makes one optimiser step for each plan of the rollout. Raises as `RoleBackend.train`.
+        """Makes the optimiser steps of all passes over the rollout. Raises as `RoleBackend.train`.
 
         Args:
             returns: targets of the values. [T]
@@ -62,7 +63,8 @@ class CriticBackend:
             self._offloader.resident("critic", "critic.optimizer"),
             rollout.timed("optimize_critic"),
         ):
-            results = [self.critic.train_step(rollout, columns, step=step) for step in range(len(rollout.steps))]
+            order = order_steps(len(rollout.steps), self._context.spec, rollout_id=rollout.batch.rollout_id)
+            results = [self.critic.train_step(rollout, columns, step=each.step) for each in order]
         self._offloader.offload_all()
         return TrainResult(steps=results, metrics={}, seconds=rollout.seconds)
 

@@ -11,7 +11,7 @@ views keep pointing at the same storages. `tms` lets torch_memory_saver unmap al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,6 +54,10 @@ class Offloader(Protocol):
         """Moves every model off the device, until the next `resident`."""
         ...
 
+    def exportable(self) -> AbstractContextManager[None]:
+        """Context in which new device memory can be opened by other processes (CUDA IPC)."""
+        ...
+
 
 class NoOffload:
     """All models stay on the device: `cluster.offload_train` is off."""
@@ -67,6 +71,9 @@ class NoOffload:
     def mark_dirty(self, name: str) -> None: ...
 
     def offload_all(self) -> None: ...
+
+    def exportable(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,6 +127,9 @@ class CpuOffload:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # engines are other processes: they cannot use what the allocator keeps
 
+    def exportable(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def _to_host(self, model: _Model) -> None:
         if not model.is_resident:
             return
@@ -161,6 +171,8 @@ class MemorySaver(Protocol):
 
     def resume(self) -> None: ...
 
+    def disable(self) -> AbstractContextManager[None]: ...
+
 
 class MemorySaverOffload:
     """Unmaps the device memory of the whole process while the engines use the GPU; its addresses stay valid.
@@ -189,6 +201,10 @@ class MemorySaverOffload:
             torch.cuda.empty_cache()  # unused blocks of the allocator need no backup
             self._saver.pause()
             self._is_resident = False
+
+    def exportable(self) -> AbstractContextManager[None]:
+        # The saver maps memory by cuMemMap, of which CUDA gives out no IPC handles.
+        return self._saver.disable()
 
 
 def make_offloader(offload: OffloadSpec | None, *, device: torch.device) -> Offloader:

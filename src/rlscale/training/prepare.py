@@ -19,6 +19,7 @@ from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_roll
 from rlscale.training.loss.user_postprocess import COLUMN_NAMES, postprocess_columns
 from rlscale.training.rollout_state import PackedRollout, TrainColumns, all_reduce_column, take_microbatch
 from rlscale.training.spec import TrainerSpec
+from rlscale.types import Int64, TrainBatch
 
 
 def needs_old_pass(spec: TrainerSpec, *, num_steps: int, trains_policy: bool = True) -> bool:
@@ -26,8 +27,9 @@ def needs_old_pass(spec: TrainerSpec, *, num_steps: int, trains_policy: bool = T
 
     They do not where the first training pass computes the same numbers early enough: with one optimiser step, whose
     weights are the old ones, and nothing that reads the logprobs before the loss; nor where nothing reads them.
+    `num_steps` are the optimiser steps of one pass over the rollout.
     """
-    algo, several_steps = spec.algo, num_steps > 1
+    algo, several_steps = spec.algo, num_steps * spec.algo.ppo_epochs > 1
     if algo.use_rollout_logprobs:
         return algo.use_rollout_entropy and several_steps and trains_policy
     before_loss = algo.kl_coef > 0 or algo.opd_kl_coef > 0
@@ -87,11 +89,15 @@ def _rollout_inputs(
     # offsets are the sample starts: the last start at or before a row is the row's sample.
     samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
     rows = torch.from_numpy(trainable)
+    response_lens = _added_lens(batch, trainable=trainable, samples=samples)
     assert columns.rollout_logprobs is not None, "advantages are of rollouts of engines"
     inputs = RolloutInputs(
         rewards_S=torch.tensor(batch.rewards),
         group_ids_S=torch.tensor(batch.group_ids),
-        response_lens_S=torch.from_numpy(batch.lengths - batch.prompt_lens),
+        trajectory_ids_S=torch.tensor(batch.trajectory_ids),
+        response_lens_S=torch.from_numpy(response_lens),
+        named_rewards_SK=None if batch.named_rewards is None else torch.tensor(batch.named_rewards),
+        reward_weights_K=torch.tensor(batch.reward_weights) if batch.reward_weights else None,
         max_response_len=max_response_len,
         layout=TokenLayout(
             mask_T=torch.ones(len(trainable), dtype=torch.bool),
@@ -105,6 +111,23 @@ def _rollout_inputs(
         values_T=_take_rows(columns.values, rows),
     )
     return inputs, rows
+
+
+def _added_lens(batch: TrainBatch, *, trainable: Int64, samples: Int64) -> Int64:
+    """Response tokens of each sample, without the context that a sample of a longer trajectory repeats. [S]
+
+    `trainable` are the trainable rows of the batch, `samples` the sample of each.
+    """
+    lens: Int64 = batch.lengths - batch.prompt_lens
+    _, inverse, counts = np.unique(batch.trajectory_ids, return_inverse=True, return_counts=True)
+    is_part = counts[inverse] > 1
+    if not is_part.any():
+        return lens
+    # A part adds the tokens from its first trainable one on; the masked ones before it come from earlier parts.
+    with_tokens, first = np.unique(samples, return_index=True)
+    added = lens.copy()
+    added[with_tokens] = batch.offsets[1:][with_tokens] - trainable[first]
+    return np.where(is_part, added, lens)
 
 
 def _take_rows(column: Tensor | None, rows: Tensor) -> Tensor | None:

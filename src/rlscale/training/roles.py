@@ -7,7 +7,7 @@ Shape legend: T tokens of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -20,11 +20,15 @@ from rlscale.protocols import TrainBackend
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader
 from rlscale.training.rollout_state import PackedRollout, TrainColumns
+from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 
 class RankContext(Protocol):
     """Device, process groups and packing of one rank; knows no model."""
+
+    @property
+    def spec(self) -> TrainerSpec: ...
 
     @property
     def device(self) -> torch.device: ...
@@ -134,6 +138,17 @@ class CriticRole(ModelRole, Protocol):
         ...
 
 
+class WeightExporter(Protocol):
+    """The policy's weights under their Hugging Face names, for the engines."""
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Ranks that yield weights."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that this rank sends; a collective of all ranks."""
+
+
 class TrainerRank(TrainBackend, Protocol):
     """One trainer rank, as a worker process uses it."""
 
@@ -144,6 +159,10 @@ class TrainerRank(TrainBackend, Protocol):
     def optimize(self) -> TrainResult: ...
 
     def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float: ...
+
+    def exporting(self) -> AbstractContextManager[None]:
+        """Context around sending weights: engines may open the device memory that is allocated in it."""
+        ...
 
 
 def check_reference_update(interval: int | None, *, is_same_model: bool) -> None:

@@ -9,6 +9,7 @@ Shape legend: T tokens of the batch, R trainable tokens of a micro-batch, S samp
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.loss.token_loss import compute_step_denominators
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
-from rlscale.types import StepPlan, StepSamples, TrainBatch
+from rlscale.types import Float32, StepPlan, StepSamples, TrainBatch
+
+# Arrays in Ray's object store are not writable. Once: `catch_warnings` would make every other warning appear again.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +46,7 @@ class TrainColumns:
     advantages: Tensor | None = None
     mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
     has_entropy: bool = False  # the metric rollout/entropy is already added
+    is_first_pass: bool = True  # over the rollout: its first step has the old policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +108,11 @@ class PackedRollout:
         start = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def shared_column(values: Float32) -> Tensor:
+    """A column of the batch as a tensor of the same memory, which all ranks of a node share: it is only read. [T]"""
+    return torch.from_numpy(values)
 
 
 def take_microbatch(column: Tensor | None, micro: Microbatch) -> Tensor | None:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import (
     AlgoConfig,
     BatchConfig,
@@ -44,6 +45,7 @@ class DedicatedRanks:
 
     number: int
     batch: BatchConfig  # resolved; for the micro-batches of these ranks
+    cost: ForwardCost | None = None  # of the critic; None: work is not balanced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

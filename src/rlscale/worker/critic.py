@@ -39,7 +39,7 @@ class CriticWorker(RankWorker):
 
     def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32 | None:
         """Values of all tokens; from rank 0 only, as all ranks compute the same. [tokens]"""
-        self._rollout_id = batch.version
+        self._rollout_id = batch.rollout_id
         with self._profiler.report_oom():
             values = self._backend.values(batch, steps)
         return values if self.rank == 0 else None

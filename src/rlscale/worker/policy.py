@@ -49,8 +49,7 @@ class PolicyWorker(RankWorker):
         )
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        # The weight version of a batch is the number of rollouts before it.
-        with self._profiler.report_oom(), self._profiler.profile_rollout(batch.version):
+        with self._profiler.report_oom(), self._profiler.profile_rollout(batch.rollout_id):
             return self._backend.train(batch, steps)
 
     def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
@@ -59,7 +58,7 @@ class PolicyWorker(RankWorker):
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         """First part of `train`, before `compute_advantages` and `optimize`, where the critic has its own ranks."""
-        self._rollout_id = batch.version
+        self._rollout_id = batch.rollout_id
         with self._profiler.report_oom():
             self._backend.score(batch, steps)
 
@@ -77,7 +76,8 @@ class PolicyWorker(RankWorker):
         self._channel.connect(engines)
 
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
-        report = self._channel.push(self._backend.weights(), version)
+        with self._backend.exporting():
+            report = self._channel.push(self._backend.weights(), version)
         # The engines generate next, and may share the GPUs of this rank.
         self._backend.offload()
         return report

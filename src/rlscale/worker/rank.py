@@ -37,7 +37,12 @@ class RankWorker:
 
     role = "actor"
 
-    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int) -> None:
+    def __init__(self, spec: TrainerSpec, world: WorldSpec, *, rank: int, address: str | None = None) -> None:
+        """Args:
+        address: of this machine for the other processes of the run. None: loopback, or with several machines the
+            address of the host name.
+        """
+        self._address = address or ("127.0.0.1" if world.single_node else socket.gethostbyname(socket.gethostname()))
         self._spec, self._world, self.rank = spec, world, rank
         self._profiler: RankProfiler
         self._rollout_id = 0  # of a rollout that takes several calls
@@ -50,11 +55,6 @@ class RankWorker:
         """Address and port of this rank, 0, for the others. It listens from now on, so that the port stays its own."""
         self._listener = listen(self._address)
         return self._address, self._listener.getsockname()[1]
-
-    @property
-    def _address(self) -> str:
-        """Address of this machine for the other processes of the run."""
-        return "127.0.0.1" if self._world.single_node else socket.gethostbyname(socket.gethostname())
 
     def _join(self, master_address: str, master_port: int) -> None:
         """Joins the world (a collective)."""

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from rlscale.training.attention.packed import (
@@ -23,8 +22,8 @@ from rlscale.training.attention.packed import (
     build_length_bucket,
     check_attention_options,
     group_similar_lengths,
-    pad_value_width,
 )
+from rlscale.training.attention.varlen_kernel import SampleEnds, attend_varlen
 from rlscale.training.packing.context_parallel import KeyRows, Span
 from rlscale.types import Int64
 
@@ -145,20 +144,10 @@ def _varlen(
     q_THD: Tensor, k_KJD: Tensor, v_KJD: Tensor, *, packing: SpanLayout, scale: float, window: int | None
 ) -> Tensor:
     """Flash attention, which aligns the last query of a span with its last key."""
-    out = varlen_attn(
-        q_THD,
-        k_KJD.contiguous(),
-        pad_value_width(v_KJD, q_THD).contiguous(),
-        packing.cu_queries,
-        packing.cu_keys,
-        packing.max_queries,
-        packing.max_keys,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=True,
+    ends = SampleEnds(
+        queries=packing.cu_queries, keys=packing.cu_keys, max_queries=packing.max_queries, max_keys=packing.max_keys
     )
-    assert isinstance(out, Tensor)
-    return out[..., : v_KJD.shape[-1]]
+    return attend_varlen(q_THD, k_KJD.contiguous(), v_KJD.contiguous(), ends=ends, scale=scale, window=window)
 
 
 Masks = dict[tuple[int | None, torch.dtype], list[Tensor]]

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from rlscale.training.attention.varlen_kernel import SampleEnds, attend_varlen
 from rlscale.training.packing.gather_rows import gather_rows
 from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts, build_prompt_blocks
 from rlscale.types import Int64
@@ -212,26 +212,10 @@ def check_attention_options(options: Mapping[str, Any]) -> None:
 def _varlen(
     q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, packing: PackedLayout, scale: float, window: int | None
 ) -> Tensor:
-    out = varlen_attn(
-        q_THD,
-        k_TKD,
-        pad_value_width(v_TKD, q_THD),
-        packing.cu_seqlens,
-        packing.cu_seqlens,
-        packing.max_len,
-        packing.max_len,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=True,
+    ends = SampleEnds(
+        queries=packing.cu_seqlens, keys=packing.cu_seqlens, max_queries=packing.max_len, max_keys=packing.max_len
     )
-    assert isinstance(out, Tensor)
-    return out[..., : v_TKD.shape[-1]]
-
-
-def pad_value_width(v_TKD: Tensor, q_THD: Tensor) -> Tensor:
-    """Values padded with zeros to the width of queries: flash attention has one width for all."""
-    missing = q_THD.shape[-1] - v_TKD.shape[-1]
-    return F.pad(v_TKD, (0, missing)) if missing else v_TKD
+    return attend_varlen(q_THD, k_TKD, v_TKD, ends=ends, scale=scale, window=window)
 
 
 def _attend_bucket(

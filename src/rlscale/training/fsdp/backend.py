@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlscale.training.backend import RoleBackend
 from rlscale.training.fsdp.checkpoint import load_state, save_state
 from rlscale.training.fsdp.critic import FsdpCritic
-from rlscale.training.fsdp.export import export_hf, gather_published_weights
+from rlscale.training.fsdp.export import ShardedExporter, export_hf
 from rlscale.training.fsdp.model import DTYPES
 from rlscale.training.fsdp.policy import FsdpPolicy
 from rlscale.training.fsdp.policy_snapshots import ShardSnapshots
@@ -44,6 +42,7 @@ class FsdpBackend(RoleBackend):
         super().__init__(spec, self.rank)
         mesh = self.rank.mesh
         self.policy = FsdpPolicy(spec, mesh=mesh, device=self.rank.device)
+        self._exporter = ShardedExporter(self.policy.model, dtype=DTYPES[spec.train.dtype], to=spec.weight_owners)
         source = ShardSnapshots(self.policy.model, temperature=spec.temperature)
         self._snapshots = PolicySnapshots(source, limit=spec.num_old_policies) if spec.num_old_policies else None
         self.reference = FsdpReference.from_spec(spec, mesh=mesh, policy=self.policy.model)
@@ -51,11 +50,6 @@ class FsdpBackend(RoleBackend):
         self.critic = FsdpCritic(spec, spec.critic, rank=self.rank) if spec.critic and is_here else None
         self.teacher = FsdpTeacher.from_spec(spec, mesh=mesh, policy=self.policy.model)
         self._register_models()
-
-    senders = (0,)  # see TrainBackend; all ranks yield every weight
-
-    def _published_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return gather_published_weights(self.policy.model, dtype=DTYPES[self._spec.train.dtype])
 
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:
         save_state(

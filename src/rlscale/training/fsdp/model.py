@@ -1,4 +1,9 @@
-"""Loading of a Hugging Face model and its sharding over the ranks with FSDP2."""
+"""Loading of a Hugging Face model and its sharding over the ranks with FSDP2.
+
+    model on the meta device ─ adapters, heads, kernels ─ sharded ─ empty shards on the device ─ rows from the files
+
+No rank holds a weight of which it keeps only a part.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,17 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, QkvFormat, TrainConfig
-from rlscale.models.hf_models import load_causal_lm
+from rlscale.models.hf_weights import open_causal_lm
 from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import use_engine_kernels
 from rlscale.training.cpu.fused_layers import use_fused_layers
 from rlscale.training.cpu.onednn_linear import use_onednn
+from rlscale.training.fsdp.shards import load_shards
 from rlscale.training.modules.freeze import freeze_parameters
 from rlscale.training.modules.logprob_head import replace_with_logprob_head
 from rlscale.training.modules.lora import add_adapters
@@ -32,7 +39,7 @@ def load_sharded(
     is_trained: bool,
     has_value_head: bool = False,
 ) -> PreTrainedModel:
-    """Loads a model on every rank and keeps this rank's shard of it, in float32; a collective of all ranks.
+    """Builds a model on every rank and loads this rank's shard of its weights, in float32; a collective of all ranks.
 
     Every decoder layer is an FSDP unit; embeddings, final norm and output layer are in the root unit. Where there is
     nothing to shard or to cast (`stays_whole`) the model is not wrapped; checkpoints are the same.
@@ -46,8 +53,9 @@ def load_sharded(
         is_trained: False for a model that only scores.
         has_value_head: replace the output layer by a new value head.
     """
-    kernel = attention_kernel(fsdp, device_type=mesh.device_type, is_padded=train.qkv_format == QkvFormat.bshd)
-    model = load_causal_lm(path, dtype=torch.float32, attn_implementation=kernel)
+    is_padded = train.qkv_format == QkvFormat.bshd
+    kernel = attention_kernel(fsdp, device_type=mesh.device_type, dtype=train.dtype, is_padded=is_padded)
+    model, weights = open_causal_lm(path, attn_implementation=kernel)
     if has_value_head:
         use_value_head(model)
     model.requires_grad_(is_trained)
@@ -64,16 +72,29 @@ def load_sharded(
         if not train.true_on_policy_mode:
             use_fused_layers(model, decoder_layers(model))
     if is_trained and fsdp.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        _recompute_activations(model)
     model.train(is_trained)
     if not has_value_head:
         if train.true_on_policy_mode:
             use_engine_kernels(model, decoder_layers(model))
         else:
             replace_with_logprob_head(model, chunk_tokens=train.log_probs_chunk_size)
-    if stays_whole(mesh, train):
+    if not stays_whole(mesh, train):
+        _shard(model, mesh=mesh, train=train)
+    if weights is None:
         _own_memory(model)
-        return model
+    else:
+        load_shards(model, weights, mesh=mesh)
+    return model
+
+
+def _recompute_activations(model: PreTrainedModel) -> None:
+    # transformers before 5.18 knows the older name only; later ones warn of it.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
+def _shard(model: PreTrainedModel, *, mesh: DeviceMesh, train: TrainConfig) -> None:
     # Parameters and their gradients stay float32; only the gathered copies have the dtype of the computation.
     policy = MixedPrecisionPolicy()
     if train.dtype != ComputeDtype.float32:
@@ -82,21 +103,21 @@ def load_sharded(
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
 
 
-def attention_kernel(fsdp: FsdpConfig, *, device_type: str, is_padded: bool = False) -> str:
+def attention_kernel(fsdp: FsdpConfig, *, device_type: str, dtype: ComputeDtype, is_padded: bool = False) -> str:
     """Name of the attention in transformers: ours for packed samples, unless flash attention supports them itself."""
     choice = fsdp.attn_implementation
+    # The package flash-attn has kernels for GPUs and 16 bits only.
+    has_kernel = device_type == "cuda" and dtype != ComputeDtype.float32
+    if choice == AttnImplementation.flash_attention_2 and not has_kernel:
+        choice = AttnImplementation.sdpa
     if is_padded:
-        has_kernel = choice != AttnImplementation.flash_attention_2 or device_type == "cuda"
-        return str(choice if has_kernel else AttnImplementation.sdpa)
+        return str(choice)
     if fsdp.context_parallel_size > 1:
         assert choice != AttnImplementation.eager, "a config rule excludes eager attention with context parallelism"
         return CONTEXT_ATTENTION
-    if choice == AttnImplementation.flash_attention_2 and device_type == "cuda":
-        return str(choice)
-    return str(choice) if choice == AttnImplementation.eager else PACKED_ATTENTION
+    return PACKED_ATTENTION if choice == AttnImplementation.sdpa else str(choice)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -123,9 +144,10 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
 
 @torch.no_grad()
 def _own_memory(model: nn.Module) -> None:
-    """Copies the weights out of the memory-mapped files, into storages that can be freed and allocated again."""
+    """Copies weights that transformers loaded out of the mapped files, into storages that can be freed."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+        if not isinstance(parameter, DTensor):  # FSDP has copied its shard
+            parameter.data = parameter.data.clone()
 
 
 def stays_whole(mesh: DeviceMesh, train: TrainConfig) -> bool:

@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.training.fsdp.model import load_sharded
-from rlscale.training.fsdp.step import backward, compute_policy_terms, iterate_micros, optim_step, score_logprobs
+from rlscale.training.fsdp.step import (
+    backward,
+    compute_loss_terms,
+    compute_policy_terms,
+    iterate_micros,
+    optim_step,
+    score_logprobs,
+)
 from rlscale.training.loss.policy_loss import PolicyLoss
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, state_tensors
@@ -37,7 +44,7 @@ class FsdpPolicy:
         self.optimizer = make_optimizer(self.model, optim=spec.optim)
         # While the critic trains alone, the policy makes no step: its schedule is that much shorter.
         num_waiting = 0 if spec.critic is None else spec.critic.num_only_steps
-        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - num_waiting)
+        self._schedule = LrSchedule.from_config(spec.optim, total_steps=max(1, spec.total_steps - num_waiting))
         self.num_steps = 0  # finished
 
     def add_to(self, offloader: Offloader, *, name: str) -> None:
@@ -73,6 +80,13 @@ class FsdpPolicy:
     def _forward_backward(self, micros: Sequence[Microbatch], *, loss: PolicyLoss, metrics: MetricSums) -> None:
         """Accumulates the gradient over the micro-batches of a step."""
         for micro in iterate_micros(self.model, micros):
+            if loss.needs_logits:
+                logprobs, entropy, logits = compute_loss_terms(
+                    self.model, micro, temperature=self._spec.temperature, entropy_grad=loss.entropy_grad
+                )
+                share = loss.compute(micro, logprobs=logprobs, entropy=entropy, logits=logits)
+                backward(share, micro, metrics=metrics)
+                continue
             logprobs, entropy = compute_policy_terms(
                 self.model,
                 micro,

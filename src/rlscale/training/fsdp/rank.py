@@ -97,7 +97,7 @@ class FsdpRank:
         if spec.train.qkv_format == QkvFormat.bshd:
             return pad(batch, samples, device=device)
         # Only these kernels read a prompt that several samples share.
-        kernel = attention_kernel(spec.fsdp, device_type=device.type)
+        kernel = attention_kernel(spec.fsdp, device_type=device.type, dtype=spec.train.dtype)
         shares = spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
         if context is None:
             return pack(batch, samples, device=device, share_prompts=shares)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
+from rlscale.algo.ragged import at_least_float32
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import computes_as_engine, engine_logprobs, with_values
@@ -96,6 +97,26 @@ def _share_terms(
         checkpoint(terms, logits, use_reentrant=False, preserve_rng_state=False) if recompute else terms(logits)
     )
     return _with_engine_values(model, logprobs, logits, micro=micro, temperature=temperature), entropy
+
+
+def compute_loss_terms(
+    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs [R] and entropy [R] as `compute_policy_terms`, and the logits / temperature [R, V], float32.
+
+    For a loss that reads logits: a `LogprobHead` returns plain logits here, so R x V numbers and their gradient exist.
+    """
+    logits = at_least_float32(compute_logits(model, micro)) / temperature
+    logprobs, entropy = logprobs_and_entropy(logits, targets_T=micro.targets, entropy_grad=entropy_grad)
+    if computes_as_engine(model):
+        logprobs = with_values(
+            logprobs, engine_logprobs(logits * temperature, targets_R=micro.targets, temperature=temperature)
+        )
+    if micro.shard is None:
+        return logprobs, entropy, logits
+    columns = micro.gather_shards(torch.cat([logprobs[:, None], entropy[:, None], logits], dim=-1))
+    entropy = columns[:, 1]
+    return columns[:, 0], entropy if entropy_grad else entropy.detach(), columns[:, 2:]
 
 
 def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:

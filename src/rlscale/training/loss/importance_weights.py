@@ -14,7 +14,7 @@ from rlscale.algo.corrections import truncated_importance_weights
 from rlscale.algo.off_policy import Band, Correction, importance_weights
 from rlscale.algo.ragged import Sums, TokenLayout, zero_masked
 from rlscale.config import AlgoConfig, LossType, MisConfig, TisType
-from rlscale.protocols import WeightFunction
+from rlscale.hook_protocols import WeightFunction
 from rlscale.training.loss.user_hooks import NO_CUSTOM, load_user_function
 from rlscale.training.loss.user_outputs import STEP_METRICS, check_column, check_pair, check_sums
 from rlscale.types import TokenColumns

@@ -27,11 +27,11 @@ class LogprobCollector:
         self._batch = batch
         starts = batch.offsets[:-1] + batch.prompt_lens
         self._rows = {i: np.arange(starts[i], batch.offsets[i + 1]) for i in batch.logprob_samples}
-        # Row of the batch -> index in N, -1 for rows that are not requested.
-        self._index_of_row: Int64 = np.full(len(batch.tokens), -1, dtype=np.int64)
-        if self._rows:
-            rows = np.concatenate(list(self._rows.values()))
-            self._index_of_row[rows] = np.arange(len(rows))
+        rows = np.concatenate([np.empty(0, np.int64), *self._rows.values()])
+        # Requested rows of the batch, ascending, and the index in N of each. Few rows are requested: an index for every
+        # row of the batch would take more memory than its tokens.
+        self._index_of_row: Int64 = np.argsort(rows)
+        self._sorted_rows: Int64 = rows[self._index_of_row]
         self._found: list[tuple[Int64, Tensor]] = []
 
     def add(self, micro: Microbatch, logprobs: Tensor | None) -> None:
@@ -39,12 +39,15 @@ class LogprobCollector:
         if not self._rows:
             return
         assert logprobs is not None, "logprobs of a micro-batch are requested"
-        indices = self._index_of_row[micro.batch_rows]
+        places = np.searchsorted(self._sorted_rows, micro.batch_rows)
+        places = np.minimum(places, len(self._sorted_rows) - 1)
+        is_requested = self._sorted_rows[places] == micro.batch_rows
         # An empty micro-batch holds one entry that belongs to a prompt: the loss mask drops it, on the host, because
         # reading the mask on the device would cost a transfer.
-        kept = np.flatnonzero((indices >= 0) & (self._batch.loss_mask[micro.batch_rows] > 0))
+        kept = np.flatnonzero(is_requested & (self._batch.loss_mask[micro.batch_rows] > 0))
         if len(kept):
-            self._found.append((indices[kept], logprobs.detach()[torch.from_numpy(kept).to(logprobs.device)]))
+            entries = logprobs.detach()[torch.from_numpy(kept).to(logprobs.device)]
+            self._found.append((self._index_of_row[places[kept]], entries))
 
     def gather(self, device: torch.device, *, group: dist.ProcessGroup | None = None) -> dict[int, Float32]:
         """Logprobs of each requested sample by its index, NaN where nothing was added.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference
+from rlscale.config import LossType
+from rlscale.config.user_functions import reads_logits
 from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
@@ -45,24 +47,28 @@ class PolicyLoss:
             weights_S=_custom_weights(spec, rollout, plan=plan, device=device),
             max_response_len=spec.max_response_len,
         )
+        path = spec.algo.custom_loss_function_path if spec.algo.loss_type == LossType.custom_loss else None
+        self.needs_logits = path is not None and reads_logits(path)
         # Without a separate pass for old logprobs, those of the first step are the old ones: no weight has changed.
         has_old_pass = columns.old_logprobs is not None and columns.old_logprobs is not columns.rollout_logprobs
-        self._is_old_policy = step == 0 and not has_old_pass
+        is_first_step = step == 0 and columns.is_first_pass
+        self._is_old_policy = is_first_step and not has_old_pass
         reports_entropy = spec.algo.use_rollout_entropy and columns.advantages is not None
-        self._adds_entropy = reports_entropy and step == 0 and not columns.has_entropy
+        self._adds_entropy = reports_entropy and is_first_step and not columns.has_entropy
 
     @property
     def entropy_grad(self) -> bool:
         """True where the entropy is part of the loss."""
         return self._spec.algo.entropy_coef != 0
 
-    def compute(self, micro: Microbatch, *, logprobs: Tensor, entropy: Tensor) -> Tensor:
+    def compute(self, micro: Microbatch, *, logprobs: Tensor, entropy: Tensor, logits: Tensor | None = None) -> Tensor:
         """The micro-batch's share of the loss of the step, with gradient; adds up its metrics.
 
         Args:
             micro: of this rank.
             logprobs: of the policy. [R]
             entropy: of the policy. [R]
+            logits: of the policy, divided by the temperature; only where `needs_logits`. [R, V]
         """
         rollout, columns, layout = self._rollout, self._columns, micro.layout
         inputs = TokenInputs(
@@ -70,10 +76,16 @@ class PolicyLoss:
             rollout_logprobs=take_microbatch(columns.rollout_logprobs, micro),
             ref_logprobs=take_microbatch(columns.ref_logprobs, micro),
             advantages=take_microbatch(columns.advantages, micro),
+            logits=logits,
             mean_weight_factor=columns.mean_weight_factor,
         )
         losses, sums = compute_token_losses(
-            self._spec.algo, logprobs=logprobs, entropy=entropy, inputs=inputs, layout=layout, custom=self._spec.custom
+            self._spec.algo,
+            logprobs=logprobs,
+            entropy=entropy,
+            inputs=inputs,
+            layout=layout,
+            custom=self._spec.custom,
         )
         self._metrics.add(sums)
         if self._is_old_policy and columns.rollout_logprobs is not None:

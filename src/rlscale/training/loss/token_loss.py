@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlscale.algo.advantages import ESTIMATORS
 from rlscale.algo.corrections import decoupled_weights
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
@@ -26,8 +25,9 @@ from rlscale.algo.reduce import (
     tokens_per_trajectory,
     weighted_sum,
 )
-from rlscale.config import AdvantageEstimator, AlgoConfig, LossType
-from rlscale.protocols import LossFunction, ReducerFunction
+from rlscale.config import AlgoConfig, LossType, PolicyLossName, policy_loss_of
+from rlscale.config.user_functions import LOGITS
+from rlscale.hook_protocols import LossFunction, ReducerFunction
 from rlscale.training.loss.importance_weights import compute_engine_weights
 from rlscale.training.loss.user_hooks import NO_CUSTOM, load_user_function
 from rlscale.training.loss.user_outputs import STEP_METRICS, check_column, check_pair, check_sums, check_tensor
@@ -42,6 +42,7 @@ class TokenInputs:
     rollout_logprobs: Tensor | None = None  # by the engine that generated the tokens
     ref_logprobs: Tensor | None = None  # by the reference model
     advantages: Tensor | None = None
+    logits: Tensor | None = None  # [R, V] of the policy, for a loss of the user that reads them
     mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
 
 
@@ -109,7 +110,7 @@ def compute_token_losses(
 ) -> tuple[Tensor, Sums]:
     """Loss at every trainable token, and the sums of the metrics.
 
-    policy_loss: (policy loss of the estimator) * (decoupled or TIS weight) * (off-policy mask).
+    policy_loss: (policy loss of the config) * (decoupled or TIS weight) * (off-policy mask).
     sft_loss: -logprobs. custom_loss: the function of the user.
     Each + kl_loss_coef * KL(policy, ref) - entropy_coef * entropy.
 
@@ -150,11 +151,18 @@ def _policy_loss(
 ) -> tuple[Tensor, Sums]:
     assert inputs.advantages is not None, "a policy loss needs advantages"
     old = _old(logprobs, inputs=inputs)
-    policy_loss = POLICY_LOSSES[ESTIMATORS[algo.advantage_estimator].policy_loss]
-    # CISPO clips the weight instead of the loss, which has no second bound.
-    dual = None if algo.advantage_estimator == AdvantageEstimator.cispo else algo.eps_clip_c
-    clip = ClipRange(low=algo.eps_clip, high=algo.eps_clip_high, dual=dual)
-    losses, sums = policy_loss(logprobs, old_logprobs_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip)
+    name = policy_loss_of(algo)
+    clip = ClipRange(
+        low=algo.eps_clip,
+        high=algo.eps_clip_high,
+        # CISPO clips the weight instead of the loss, which has no second bound.
+        dual=None if name == PolicyLossName.cispo else algo.eps_clip_c,
+        gate_pos=algo.sapo_temperature_pos,
+        gate_neg=algo.sapo_temperature_neg,
+    )
+    losses, sums = POLICY_LOSSES[name](
+        logprobs, old_logprobs_T=old, advantages_T=inputs.advantages, layout=layout, clip=clip
+    )
     if algo.decoupled_loss:
         assert inputs.rollout_logprobs is not None, "the decoupled loss needs the logprobs of the engine"
         weights, weight_sums = decoupled_weights(
@@ -207,13 +215,15 @@ def _custom_loss(
         entropy=entropy,
     )
     function = load_user_function("algo.custom_loss_function_path", path, LossFunction, custom=custom)
-    returned, metrics = check_pair(function(logprobs, tokens), path=path, what="loss")
+    given = {} if inputs.logits is None else {LOGITS: inputs.logits}
+    returned, metrics = check_pair(function(logprobs, tokens, **given), path=path, what="loss")
     losses = check_column(returned, name=f"the loss of {path}", layout=layout)
     sums = check_sums(metrics, path=path, like=logprobs, taken=STEP_METRICS)
     if logprobs.requires_grad and not losses.requires_grad:
         if layout.mask_T.any():
+            source = " or ".join(["logprobs", *given])
             raise ValueError(
-                f"the loss of {path} must depend on logprobs, got one without gradient; use logprobs without detach()"
+                f"the loss of {path} must depend on {source}, got one without gradient; use {source} without detach()"
             )
         # No token is trainable, so this is masked to 0 below; it keeps the graph, and with it the collectives of the
         # backward pass, the same as on the other ranks.

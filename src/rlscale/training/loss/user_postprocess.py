@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.protocols import PostprocessFunction
+from rlscale.hook_protocols import PostprocessFunction
 from rlscale.training.loss.user_hooks import NO_CUSTOM, load_user_function
 from rlscale.training.loss.user_outputs import check_column, check_pair, check_sums
 from rlscale.types import Int64, RolloutColumns, TokenColumns, TrainBatch
@@ -69,6 +69,7 @@ def _rank_share(columns: Columns, *, batch: TrainBatch, rows: Int64) -> RolloutC
     return RolloutColumns(
         rewards=torch.from_numpy(batch.rewards[samples]),
         group_ids=torch.from_numpy(batch.group_ids[samples]),
+        trajectory_ids=torch.from_numpy(batch.trajectory_ids[samples]),
         tokens=TokenColumns(
             mask=torch.ones(len(rows), dtype=torch.bool),
             sample_ids=torch.from_numpy(sample_ids.astype(np.int64)),

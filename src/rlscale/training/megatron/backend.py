@@ -5,10 +5,7 @@ The last pipeline stage computes columns and metrics and sends them to the other
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-from torch import Tensor
 
 from rlscale.training.backend import RoleBackend
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
@@ -66,19 +63,6 @@ class MegatronBackend(RoleBackend):
         self._snapshots = PolicySnapshots(snapshots, limit=spec.num_old_policies) if spec.num_old_policies else None
         is_here = spec.critic is not None and spec.critic.dedicated_ranks is None
         self.critic = MegatronCritic(spec.critic, rank=rank) if spec.critic and is_here else None
-
-    @property
-    def senders(self) -> tuple[int, ...]:
-        """See TrainBackend."""
-        return self._exporter.senders
-
-    def close(self) -> None:
-        """See RoleBackend."""
-        super().close()
-        del self._exporter
-
-    def _published_weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._exporter.weights()
 
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:
         self.policy.trainable.save(folder, progress=progress)

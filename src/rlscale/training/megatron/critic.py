@@ -74,7 +74,7 @@ class MegatronCritic:
         settings = critic_step_settings(spec, self._critic, number=self.num_steps, lr=lr)
         loss = ValueLoss(spec, rollout, columns, step=step, metrics=metrics, device=device)
         chunks, optimizer = self.trainable.chunks, self.trainable.optimizer
-        call_before_step(spec, chunks, optimizer, rollout_id=rollout.batch.version, step_id=self.num_steps)
+        call_before_step(spec, chunks, optimizer, rollout_id=rollout.batch.rollout_id, step_id=self.num_steps)
         micros, stage_loss = rollout.micros[step], partial(_stage_loss, loss=loss)
         result = self.trainable.train_step(micros, loss=stage_loss, metrics=metrics, settings=settings)
         self.num_steps += 1

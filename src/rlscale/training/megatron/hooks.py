@@ -9,7 +9,7 @@ from torch import nn
 
 from rlscale.config import MegatronConfig
 from rlscale.errors import ConfigError, Problem
-from rlscale.protocols import BeforeLogprobs, BeforeTrainStep, MegatronInit, ModelProvider
+from rlscale.hook_protocols import BeforeLogprobs, BeforeTrainStep, MegatronInit, ModelProvider
 from rlscale.training.loss.user_hooks import load_user_function
 from rlscale.training.spec import TrainerSpec
 

@@ -39,7 +39,7 @@ class MegatronPolicy:
         self._routing_replay = _make_routing_replay(model, rank)
         # While the critic trains alone, the policy makes no step: its schedule is that much shorter.
         num_waiting = 0 if spec.critic is None else spec.critic.num_only_steps
-        self._schedule = LrSchedule.from_config(spec.optim, total_steps=spec.total_steps - num_waiting)
+        self._schedule = LrSchedule.from_config(spec.optim, total_steps=max(1, spec.total_steps - num_waiting))
         self.num_steps = 0  # finished
 
     def add_to(self, offloader: Offloader, *, name: str) -> None:
@@ -71,7 +71,7 @@ class MegatronPolicy:
         )
         loss = PolicyLoss(spec, rollout, columns, step=step, metrics=metrics, device=device)
         chunks, optimizer = self.trainable.chunks, self.trainable.optimizer
-        call_before_step(spec, chunks, optimizer, rollout_id=rollout.batch.version, step_id=self.num_steps)
+        call_before_step(spec, chunks, optimizer, rollout_id=rollout.batch.rollout_id, step_id=self.num_steps)
         replay = self._routing_replay
         with nullcontext() if replay is None else replay.replaying(rollout):
             stage_loss = partial(_stage_loss, head=self.head, loss=loss)
@@ -94,6 +94,11 @@ def _stage_loss(
     micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder, *, head: OutputHead, loss: PolicyLoss
 ) -> Tensor:
     """The micro-batch's share of the policy's loss, from its hidden states."""
+    if loss.needs_logits:
+        logprobs, entropy, logits = head.loss_terms(
+            hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
+        )
+        return loss.compute(micro, logprobs=logprobs, entropy=entropy, logits=logits)
     logprobs, entropy = head.logprobs_and_entropy(
         hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
     )

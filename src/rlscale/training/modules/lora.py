@@ -5,7 +5,9 @@ A layer with weight W [out, in] acts as W + scale * B A, with A [rank, in], B [o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from transformers import PreTrainedModel
 
 from rlscale.config import LoraConfig
 from rlscale.errors import ConfigError, Problem
+from rlscale.models.adapter_targets import check_targets, layers_without_adapters
 
 if TYPE_CHECKING:
     from peft import LoraConfig as PeftConfig
@@ -48,7 +51,8 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
         seed: of A, the same on all ranks; B starts at 0.
 
     Raises:
-        ConfigError: the model has no such layers, `lora.load` does not fit them, or peft is not installed.
+        ConfigError: the model has no such layers, they belong to experts, `lora.load` does not fit them, or peft is
+            not installed.
     """
     try:
         # Imported here: peft is optional.
@@ -56,12 +60,18 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
     except ImportError as error:
         fix = f"{error}; pip install 'rlscale[lora]'"
         raise _problem("rank", "be 0 without peft", str(lora.rank), fix) from error
+    problems = check_targets(lora.target_modules, dict(model.named_parameters()), linear=_linear_layers(model))
+    if problems:
+        raise ConfigError(problems)
     # A fork of the generator: all ranks draw the same A, and the states of training stay.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            targets = _linear_layers(model) if lora.target_modules is None else lora.target_modules
-            inject_adapter_in_model(_peft_config(lora.rank, lora.alpha, targets), model, ADAPTER)
+            targets = lora.target_modules or sorted(
+                _linear_layers(model) - layers_without_adapters(dict(model.named_parameters()))
+            )
+            with _host_placeholders(model):
+                inject_adapter_in_model(_peft_config(lora.rank, lora.alpha, targets), model, ADAPTER)
         except ValueError as error:
             names = sorted({name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
             rule, value = "name linear layers of the model", str(lora.target_modules)
@@ -70,6 +80,28 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
         parameter.requires_grad_(_is_adapter(name))
     if lora.load is not None:
         _load(model, Path(lora.load))
+
+
+@contextmanager
+def _host_placeholders(model: nn.Module) -> Iterator[None]:
+    """Shows peft weights on the CPU, without memory, instead of those on the meta device.
+
+    peft moves a new adapter to the device of its layer. On the meta device it would lose the values that were drawn.
+    """
+    hidden = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.is_meta
+    ]
+    for module, name, parameter in hidden:
+        # Past `register_parameter`, which copies nothing either, but calls hooks.
+        module._parameters[name] = nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, parameter in hidden:
+            module._parameters[name] = parameter
 
 
 def find_adapters(model: nn.Module) -> dict[str, Adapter]:
@@ -84,7 +116,8 @@ def find_adapters(model: nn.Module) -> dict[str, Adapter]:
 
 def base_name(name: str) -> str | None:
     """Name of a parameter in the model without adapters; None for parameters of adapters."""
-    return None if _is_adapter(name) else name.replace(".base_layer.", ".")
+    # peft may wrap a module twice, e.g. for two parameters of a stack of experts.
+    return None if _is_adapter(name) else re.sub(r"(\.base_layer)+\.", ".", name)
 
 
 def merge_adapter(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Tensor:
@@ -93,11 +126,14 @@ def merge_adapter(weight: Tensor, adapter: Adapter, *, dtype: torch.dtype) -> Te
         return (weight.float() + adapter.scale * (adapter.b.float() @ adapter.a.float())).to(dtype)
     a, b = adapter.a, adapter.b
     assert isinstance(a, DTensor) and isinstance(b, DTensor), "adapters are sharded with their layer"
-    # W and B are sharded by the same rows, so only A is gathered.
-    rows = weight.to_local().float() + adapter.scale * (b.to_local().float() @ a.full_tensor().float())
-    return DTensor.from_local(
-        rows.to(dtype), weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
-    )
+    rows = merge_rows(weight.to_local(), adapter, full_a=a.full_tensor(), dtype=dtype)
+    return DTensor.from_local(rows, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
+
+
+def merge_rows(rows: Tensor, adapter: Adapter, *, full_a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Like `merge_adapter`, for this rank's rows of W; B is sharded by the same rows. No collective."""
+    b = adapter.b.to_local() if isinstance(adapter.b, DTensor) else adapter.b
+    return (rows.float() + adapter.scale * (b.float() @ full_a.float())).to(dtype)
 
 
 def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
@@ -113,7 +149,8 @@ def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
         if _is_adapter(name):
             own = parameter.detach()
             full = own.full_tensor() if isinstance(own, DTensor) else own
-            tensors[_PREFIX + name.replace(f".{ADAPTER}.", ".")] = full.float().cpu().contiguous()
+            if dist.get_rank() == 0:
+                tensors[_PREFIX + name.replace(f".{ADAPTER}.", ".")] = full.float().cpu().contiguous()
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
@@ -166,11 +203,11 @@ def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> PeftConfig:
     )
 
 
-def _linear_layers(model: PreTrainedModel) -> list[str]:
+def _linear_layers(model: PreTrainedModel) -> set[str]:
     """Last parts of the names of the linear layers, without the output layer."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
-    return sorted({name.split(".")[-1] for name in linear})
+    return {name.split(".")[-1] for name in linear}
 
 
 def _is_adapter(name: str) -> bool:

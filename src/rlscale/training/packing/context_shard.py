@@ -68,7 +68,7 @@ def _runs(rows: SampleRows) -> list[Span]:
     """Runs of tokens that are split into chunks: samples, or shared prompts and the responses to them."""
     arrays = (rows.lengths, rows.starts, rows.prompt_lens)
     lengths, starts, prompt_lens = (array.tolist() for array in arrays)
-    first = rows.originals[rows.starts]
+    first = rows.starts if rows.originals is None else rows.originals[rows.starts]
     shares = np.bincount(first, minlength=len(rows.tokens))[first] > 1
     runs = []
     for sample, (length, start, prompt_len) in enumerate(zip(lengths, starts, prompt_lens, strict=True)):
@@ -91,7 +91,9 @@ def _places(rows: SampleRows, assigned: Sequence[Sequence[Span]]) -> TokenPlaces
             rank_of[own], row_of[own] = rank, np.arange(end, end + len(own))
             end += len(own)
         most = max(most, end)
-    return TokenPlaces(rank=rank_of[rows.originals], row=row_of[rows.originals], max_rows=most)
+    if rows.originals is not None:
+        rank_of, row_of = rank_of[rows.originals], row_of[rows.originals]
+    return TokenPlaces(rank=rank_of, row=row_of, max_rows=most)
 
 
 def _rows_of(span: Span, rows: SampleRows, first: int) -> Int64:

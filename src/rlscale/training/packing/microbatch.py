@@ -72,19 +72,43 @@ class SampleRows:
     indices: Int64  # [S] into the batch
     lengths: Int64  # [S]
     starts: Int64  # [S] in E
+    offsets: Int64  # [S] in the columns of the batch
     prompt_lens: Int64  # [S]
-    positions: Int64  # [E] within the sample
     tokens: Int64  # [E]
-    batch_rows: Int64  # [E]
-    trainable: Int64  # [R] indices into E; one entry, masked, where no token is trainable
+    trainable: Int64  # [R] indices into E, ascending; one entry, masked, where no token is trainable
     mask: npt.NDArray[np.bool_]  # [R]
-    originals: Int64  # [E] first row with the same token of the same shared prompt; else the row itself
+    originals: Int64 | None  # [E] first row with the same token of the same shared prompt; None: prompts are not shared
+
+    @property
+    def positions(self) -> Int64:
+        """Position of each token within its sample. [E]"""
+        longest = np.arange(self.lengths[-1])
+        return np.concatenate([longest[:length] for length in self.lengths.tolist()])
+
+    @property
+    def batch_rows(self) -> Int64:
+        """Row of each token in the columns of the batch. [E]"""
+        # E counts through all samples: minus the start of its sample it is the position, plus the offset the batch row.
+        return np.arange(len(self.tokens)) + np.repeat(self.offsets - self.starts, self.lengths)
+
+    @property
+    def trainable_batch_rows(self) -> Int64:
+        """Row of each trainable token in the columns of the batch. [R]"""
+        return self.trainable + np.repeat(self.offsets - self.starts, self._num_trainable())
 
     def layout(self, device: torch.device) -> TokenLayout:
         """Samples and mask of the R tokens."""
-        sample_of_row = np.repeat(np.arange(len(self.indices)), self.lengths)
-        ids, mask = to_device(sample_of_row[self.trainable], device), to_device(self.mask, device)
-        return TokenLayout(mask_T=mask, sample_ids_T=ids, num_samples=len(self.indices))
+        ids = np.repeat(np.arange(len(self.indices)), self._num_trainable())
+        return TokenLayout(
+            mask_T=to_device(self.mask, device),
+            sample_ids_T=to_device(ids, device),
+            num_samples=len(self.indices),
+        )
+
+    def _num_trainable(self) -> Int64:
+        """Entries of `trainable` of each sample. [S]"""
+        ends = np.searchsorted(self.trainable, self.starts + self.lengths)
+        return np.diff(ends, prepend=0)
 
 
 def pack(
@@ -99,21 +123,24 @@ def pack(
     `share_prompts` packs equal prompts once, which only `packed_attention` supports.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
+    logit_rows, tokens, positions, shared = rows.trainable - 1, rows.tokens, rows.positions, None
     # The logits before a token predict it; the masked entry of an empty micro-batch may be at 0.
-    logit_rows, kept, shared = np.maximum(rows.trainable - 1, 0), np.arange(len(rows.tokens)), None
-    if (rows.originals != kept).any():
-        kept, shared = np.flatnonzero(rows.originals == kept), find_shared_prompts(rows.originals, device=device)
+    logit_rows[0] = max(logit_rows[0], 0)
+    if rows.originals is not None and (rows.originals != np.arange(len(tokens))).any():
+        kept = np.flatnonzero(rows.originals == np.arange(len(tokens)))
+        shared = find_shared_prompts(rows.originals, device=device)
         # From rows of E to packed rows: the rank of the original among the kept rows.
         logit_rows = np.searchsorted(kept, rows.originals[logit_rows])
+        tokens, positions = tokens[kept], positions[kept]
     return Microbatch(
-        input_ids=to_device(rows.tokens[kept][None], device),
-        position_ids=to_device(rows.positions[kept][None], device),
+        input_ids=to_device(tokens[None], device),
+        position_ids=to_device(positions[None], device),
         packing=build_packed_layout(rows.lengths, device=device, shared=shared),
         logit_rows=to_device(logit_rows, device),
         targets=to_device(rows.tokens[rows.trainable], device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.batch_rows[rows.trainable],
+        batch_rows=rows.trainable_batch_rows,
     )
 
 
@@ -137,7 +164,7 @@ def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.devic
         targets=to_device(rows.tokens[rows.trainable], device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.batch_rows[rows.trainable],
+        batch_rows=rows.trainable_batch_rows,
     )
 
 
@@ -158,29 +185,29 @@ def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_p
     lengths = np.ones(1, dtype=np.int64) if is_empty else np.diff(batch.offsets)[indices]
     order = np.argsort(lengths, kind="stable")
     indices, lengths_S = indices[order], lengths[order].astype(np.int64)
-    starts = np.cumsum(lengths_S) - lengths_S
-    # E counts through all samples: minus the start of its sample it is the position, plus the offset the batch row.
-    positions = np.arange(int(lengths_S.sum()), dtype=np.int64) - np.repeat(starts, lengths_S)
-    batch_rows = positions + np.repeat(batch.offsets[indices], lengths_S)
-    tokens = batch.tokens[batch_rows].astype(np.int64)
-    trainable = np.flatnonzero(batch.loss_mask[batch_rows] * (not is_empty))
-    assert (positions[trainable] > 0).all(), "the first token of a sample has no token before it that predicts it"
+    starts, offsets = np.cumsum(lengths_S) - lengths_S, batch.offsets[indices]
+    # Slices, not an index for each token: whole samples are copied at the speed of memory.
+    slices = [slice(*ends) for ends in zip(offsets.tolist(), (offsets + lengths_S).tolist(), strict=True)]
+    tokens = np.concatenate([batch.tokens[each] for each in slices], dtype=np.int64)
+    is_trainable = np.concatenate([batch.loss_mask[each] for each in slices]) != 0
+    if is_empty:
+        is_trainable[:] = False
+    assert not is_trainable[starts].any(), "the first token of a sample has no token before it that predicts it"
+    trainable = np.flatnonzero(is_trainable)
     mask = np.ones(len(trainable), dtype=bool)
     if not len(trainable):
         trainable, mask = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
     prompt_lens = batch.prompt_lens[indices].astype(np.int64)
-    shares = share_prompts and not is_empty
     return SampleRows(
         indices=indices,
         lengths=lengths_S,
         starts=starts,
+        offsets=offsets,
         prompt_lens=prompt_lens,
-        positions=positions,
         tokens=tokens,
-        batch_rows=batch_rows,
         trainable=trainable,
         mask=mask,
-        originals=_originals(tokens, starts, prompt_lens) if shares else np.arange(len(tokens)),
+        originals=_originals(tokens, starts, prompt_lens) if share_prompts and not is_empty else None,
     )
 
 

@@ -24,11 +24,11 @@ from rlscale.models.megatron_folder import STATE, torch_dist_folder
 from rlscale.training.megatron.checkpoint.dist_checkpoint import InProcessSave, load_weights
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.export import write_weights
-from rlscale.training.megatron.hf_mapping.hf_writer import copy_model_files
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
 from rlscale.training.megatron.parallel_dims import build_parallel_dims
+from rlscale.training.transfer.hf_writer import copy_model_files
 
 HF_FOLDER = "hf"
 SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

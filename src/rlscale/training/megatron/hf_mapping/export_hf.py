@@ -23,15 +23,15 @@ from rlscale.training.megatron.hf_mapping.bridge import BridgeExporter
 from rlscale.training.megatron.hf_mapping.mapping import head_sizes, map_weights, shard_of_rank
 from rlscale.training.megatron.hf_mapping.sharding import hf_from_shards
 from rlscale.training.megatron.model.megatron_model import MegatronModel
-from rlscale.training.megatron.transfer.exchange import P2P, ReceivedWeight, exchange
-from rlscale.training.megatron.transfer.transfer_plan import (
+from rlscale.training.spec import WeightOwners
+from rlscale.training.transfer.exchange import P2P, ReceivedWeight, exchange
+from rlscale.training.transfer.transfer_plan import (
     TransferPlan,
     WeightSpec,
     balanced_owners,
     fewest_owners,
     plan_transfer,
 )
-from rlscale.training.spec import WeightOwners
 
 BUCKET_BYTES = 2**28
 """Size of the buckets in which a rank receives weights."""

@@ -22,10 +22,7 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlscale.errors import ConfigError, Problem
-
-VERSION = "0.16."
-"""Supported version of Megatron-core. Its micro releases have the same code in the patched places."""
+from rlscale.training.megatron.versions import check_version
 
 _CPU = torch.device("cpu")
 _entered = threading.local()
@@ -53,14 +50,6 @@ def install_cpu_patches() -> None:
     moe_utils.maybe_move_tensor_to_cpu = _move_to_cpu
     token_dispatcher.maybe_move_tensor_to_cpu = _move_to_cpu
     _installed.set()
-
-
-def check_version(version: str) -> None:
-    """Raises ConfigError for a version of Megatron-core that the patches do not support."""
-    if not version.startswith(VERSION):
-        rule, value = f"have megatron-core {VERSION}x to run without CUDA", f"megatron with megatron-core {version}"
-        fix = "pip install 'rlscale[megatron]', or choose train=fsdp"
-        raise ConfigError([Problem(path="train.backend", rule=rule, value=value, fix=fix)])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def block_spec(config: TransformerConfig, *, has_post_norms: bool, vp_stage: int
 
 def spec_provider() -> Any:
     """Provider of Transformer Engine's layers where it and CUDA are available, else of this package's."""
-    if torch.cuda.is_available():
+    # Megatron-core itself replaces a missing Transformer Engine by a mock, of which no layer can be made.
+    if torch.cuda.is_available() and find_spec("transformer_engine") is not None:
         # Imported here: these modules use names that only Transformer Engine defines.
         from megatron.core.extensions.transformer_engine import HAVE_TE
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider

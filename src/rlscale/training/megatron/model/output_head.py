@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
+from rlscale.algo.logprobs import logprobs_and_entropy
+from rlscale.algo.ragged import at_least_float32
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.logprob_head import TILE_ELEMENTS
@@ -68,3 +70,18 @@ class OutputHead:
         both = logprobs_from_hidden(chosen, rows, targets_T=micro.targets, options=options)
         logprobs, entropy = micro.gather_shards(torch.stack(both, dim=-1)).unbind(dim=-1)
         return logprobs, entropy if entropy_grad else entropy.detach()
+
+    def loss_terms(
+        self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logprobs [R] and entropy [R] as `logprobs_and_entropy`, and the logits / temperature [R, V], float32.
+
+        For a loss that reads logits. A collective of the ranks that divide the samples; arguments as above.
+        """
+        assert self.group is None, "a rule requires that no ranks divide the vocabulary"
+        chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
+        logits = at_least_float32(chosen @ weight[: self.vocab_size].T) / self.temperature
+        logprobs, entropy = logprobs_and_entropy(logits, targets_T=micro.targets, entropy_grad=entropy_grad)
+        columns = micro.gather_shards(torch.cat([logprobs[:, None], entropy[:, None], logits], dim=-1))
+        entropy = columns[:, 1]
+        return columns[:, 0], entropy if entropy_grad else entropy.detach(), columns[:, 2:]

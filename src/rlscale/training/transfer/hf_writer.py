@@ -1,4 +1,4 @@
-"""Writes a Hugging Face folder tensor by tensor: a rank holds one file in memory, never the whole model."""
+"""Writes a Hugging Face folder tensor by tensor: a rank holds one tensor in memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
+from rlscale.algo.checksum import bytes_of
 from rlscale.errors import DataError
+from rlscale.models.safetensors_files import DTYPE_CODES
 
 MAX_FILE_BYTES = 5 * 10**9
+_LENGTH_BYTES = 8
+_HEADER_BYTES = 2**16
+"""Room for length and header at the start of a file: about 500 tensors."""
+
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -34,7 +40,8 @@ MODEL_FILES = (
 class HfWriter:
     """Writes weights into an existing folder, in files of limited size. `close` gives the files their final names.
 
-    Several ranks may write different tensors into one folder: one of them then calls `name_files` for all.
+    Each tensor goes to its file at once; the header, which comes first in the file, is written last. Several ranks may
+    write different tensors into one folder: one of them then calls `name_files` for all.
 
     Example:
         writer = HfWriter(folder=folder)
@@ -48,34 +55,63 @@ class HfWriter:
     rank: int = 0  # among the ranks that write into the folder
     num_bytes: int = 0  # written so far
     _files: list[list[str]] = field(default_factory=list)  # tensor names by file
-    _buffer: dict[str, Tensor] = field(default_factory=dict)  # tensors of the next file
-    _buffer_bytes: int = 0
+    _open: BinaryIO | None = None  # the file that is being written
+    _header: dict[str, Any] = field(default_factory=dict)  # its tensors
+    _header_bytes: int = 0  # limit of the size of the header as text
+    _data_bytes: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Copies a tensor into the buffer; writes a file first if the buffer is full."""
-        size = tensor.numel() * tensor.element_size()
-        if self._buffer and self._buffer_bytes + size > self.max_file_bytes:
-            self._flush()
-        # A copy: the caller may reuse the memory of the tensor for the next one.
-        self._buffer[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        self._buffer_bytes += size
-        self.num_bytes += size
+        """Writes a tensor, into a new file if the current one is full. A name that was written is skipped."""
+        # Tied embeddings come from the first and from the last pipeline stage. The offsets of a file must have no gap.
+        if name in self._header or any(name in names for names in self._files):
+            return
+        entry = {
+            "dtype": DTYPE_CODES[str(tensor.dtype).removeprefix("torch.")],
+            "shape": list(tensor.shape),
+            "data_offsets": [self._data_bytes, self._data_bytes + tensor.nbytes],
+        }
+        entry_bytes = len(json.dumps({name: entry}))
+        if self._open is not None:
+            is_full = self._data_bytes + tensor.nbytes > self.max_file_bytes
+            is_aligned = self._data_bytes % tensor.element_size() == 0
+            if is_full or not is_aligned or self._header_bytes + entry_bytes > _HEADER_BYTES - _LENGTH_BYTES:
+                self._flush()
+                entry["data_offsets"] = [0, tensor.nbytes]
+        if self._open is None:
+            self._start_file()
+        assert self._open is not None, "it was opened above"
+        self._open.write(bytes_of(tensor.cpu()).data)
+        self._header[name] = entry
+        self._header_bytes += entry_bytes
+        self._data_bytes += tensor.nbytes
+        self.num_bytes += tensor.nbytes
 
     def finish(self) -> WrittenFiles:
-        """Writes the last file under a temporary name; `name_files` gives the final names."""
+        """Completes the last file under a temporary name; `name_files` gives the final names."""
         self._flush()
         files = tuple((_part(self.rank, i), tuple(names)) for i, names in enumerate(self._files))
         return WrittenFiles(files=files, num_bytes=self.num_bytes)
 
     def close(self) -> None:
-        """Writes the last file, and the index if there are several files."""
+        """Completes the last file, and writes the index if there are several files."""
         name_files(self.folder, [self.finish()])
 
+    def _start_file(self) -> None:
+        self._open = (self.folder / _part(self.rank, len(self._files))).open("wb")
+        self._open.seek(_HEADER_BYTES)
+        self._header, self._data_bytes = {"__metadata__": {"format": "pt"}}, 0
+        self._header_bytes = len(json.dumps(self._header))
+
     def _flush(self) -> None:
-        if self._buffer:
-            save_file(self._buffer, self.folder / _part(self.rank, len(self._files)), metadata={"format": "pt"})
-            self._files.append(list(self._buffer))
-            self._buffer, self._buffer_bytes = {}, 0
+        if self._open is None:
+            return
+        # The format allows spaces after the header.
+        text = json.dumps(self._header).encode().ljust(_HEADER_BYTES - _LENGTH_BYTES)
+        self._open.seek(0)
+        self._open.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        self._open.close()
+        self._files.append([name for name in self._header if name != "__metadata__"])
+        self._open = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ The next bucket is sent while the current one is used, so a rank holds messages 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
-from rlscale.training.megatron.transfer.transfer_plan import Bucket, SendBuffer, TransferPlan
+from rlscale.training.transfer.transfer_plan import Bucket, SendBuffer, TransferPlan
 
 PREFETCH_ROUNDS = 1
 """Rounds that are sent ahead of the one that is used."""
@@ -55,16 +55,25 @@ class _Round:
 
 
 def exchange(
-    plan: TransferPlan, shards: Mapping[str, Tensor], *, rank: int, device: torch.device, p2p: P2P | None = None
+    plan: TransferPlan,
+    shards: Mapping[str, Tensor],
+    *,
+    rank: int,
+    device: torch.device,
+    p2p: P2P | None = None,
+    prepare: Callable[[Sequence[str]], None] | None = None,
 ) -> Iterator[ReceivedWeight]:
     """Yields the weights that this rank receives, in order; a collective of all ranks.
 
     Args:
         plan: the same on all ranks.
-        shards: contiguous shards that this rank holds, by the name of the weight.
+        shards: contiguous shards that this rank holds, by the name of the weight. Those of the last rows may be shorter
+            than the others. A shard is requested in the round that sends it, or one round after.
         rank: of this process.
         device: of the messages.
         p2p: sends the messages. None: over the default process group.
+        prepare: called before each round with the names of its weights, in the same order on all ranks, so it may be a
+            collective.
 
     Raises:
         WeightSyncError: a message differs from what its sender sent. It is raised after all messages have arrived,
@@ -76,12 +85,15 @@ def exchange(
     # Iteration i starts round i and finishes round i - PREFETCH_ROUNDS.
     for i in range(len(rounds) + PREFETCH_ROUNDS):
         if i < len(rounds):
+            if prepare is not None:
+                prepare([plan.weights[each].name for bucket in rounds[i] for each in bucket.weight_indices])
             in_flight.append(_start_round(plan, rounds[i], shards, rank=rank, device=device, p2p=p2p))
         if i < PREFETCH_ROUNDS:
             continue
         done = in_flight.popleft()
         for work in done.works:
             work.wait()
+        done.sends = {}
         if done.own is None:
             continue
         error = error or _verify(plan, done.own, done.receives)

@@ -1,0 +1,56 @@
+"""A Hugging Face folder that several ranks write together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig
+
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.training.transfer.hf_writer import MAX_FILE_BYTES, HfWriter, WrittenFiles, name_files
+
+
+def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
+    """Writes configuration and tokenizer on rank 0, into a folder that is created if needed.
+
+    Args:
+        folder: visible to all ranks.
+        source: Hugging Face folder or hub id that provides configuration and tokenizer.
+        dtype: written into the configuration.
+    """
+    if dist.get_rank() != 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    config = AutoConfig.from_pretrained(source)
+    config.dtype = dtype
+    config.save_pretrained(folder)
+    if not Path(source).is_dir() or (Path(source) / "generation_config.json").exists():
+        GenerationConfig.from_pretrained(source).save_pretrained(folder)
+    load_tokenizer(source).save_pretrained(folder)
+
+
+def write_weight_files(
+    weights: Iterable[tuple[str, Tensor]], folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES
+) -> list[WrittenFiles]:
+    """Writes weights into a folder that rank 0 has created; a collective. Returns what each rank has written.
+
+    Args:
+        weights: of this rank; the iterator may be a collective.
+        folder: visible to all ranks.
+        max_file_bytes: limit of a file; a larger tensor has its own file.
+    """
+    dist.barrier()
+    writer = HfWriter(folder=folder, rank=dist.get_rank(), max_file_bytes=max_file_bytes)
+    for name, weight in weights:
+        writer.add(name, weight)
+    by_rank = [WrittenFiles(files=(), num_bytes=0)] * dist.get_world_size()
+    dist.all_gather_object(by_rank, writer.finish())
+    # File names contain the number of files, which is known only now.
+    if dist.get_rank() == 0:
+        name_files(folder, by_rank)
+    dist.barrier()
+    return by_rank
