@@ -10,73 +10,120 @@ from typing import Any
 
 import ray
 
+from rlscale.cluster.cluster_address import AUTO, KEY, ClusterAddress
+from rlscale.cluster.ray_token import AUTH_MODE, enable_token
 from rlscale.errors import ConfigError, Problem
 
 CONNECT_TIMEOUT_S = 10.0
-AUTH_MODE = "RAY_AUTH_MODE"
+PROBE_TIMEOUT_S = 1.0
+CLIENT = "ray://"
 
 
-def attach(address: str, options: Mapping[str, Any]) -> None:
-    """Connects to the cluster at `address`. `options` are arguments of `ray.init`.
+def running_cluster() -> str | None:
+    """The address of the cluster that the last `ray start --head` on this machine started, if it still answers."""
+    address = _recorded_address()
+    if address is None:
+        return None
+    try:
+        check_reachable(address, timeout_s=PROBE_TIMEOUT_S)
+    except ConnectionError:
+        return None
+    return address
+
+
+def attach(cluster: ClusterAddress, options: Mapping[str, Any]) -> None:
+    """Connects to a cluster. `options` are arguments of `ray.init`.
 
     Raises:
-        ConfigError: no cluster answers there, or it requires a token.
+        ConfigError: the address has no form that Ray knows, no cluster answers there, or it requires a token.
     """
     try:
-        _check_reachable(address)
-        _enable_token(address)
+        address = _resolve(cluster.address)
+        check_reachable(address)
+        if place := _host_and_port(address):
+            enable_token(place[0])
         ray.init(address=address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError([_problem(cluster, error)]) from error
+
+
+def find_problems(cluster: ClusterAddress) -> list[Problem]:
+    """Problems of an address that are known at once, without connecting to Ray.
+
+    A machine that does not refuse the connection may still answer; then `attach` waits longer.
+    """
+    if ray.is_initialized():
+        return []
+    try:
+        address = _resolve(cluster.address)
+        if address != AUTO and not address.startswith(CLIENT) and _host_and_port(address) is None:
+            raise ConnectionError("it is not of the form <host>:<port>")
+        check_reachable(address, timeout_s=PROBE_TIMEOUT_S)
     except ConnectionError as error:
-        fix = "start one with `ray start --head`, or leave the key unset to start Ray here"
-        if os.environ.get(AUTH_MODE) is None and _host_and_port(address) is not None:
-            fix += f"; a cluster with a token needs {AUTH_MODE}=token and its RAY_AUTH_TOKEN in the environment"
-        problem = Problem(
-            path="cluster.ray_address",
-            rule="be the address of a running Ray cluster",
-            value=address,
-            fix=f"{fix} ({error})",
-        )
-        raise ConfigError([problem]) from error
+        return [] if isinstance(error.__cause__, TimeoutError) else [_problem(cluster, error)]
+    return []
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
     """Raises ConnectionError when nothing listens at the address. Ray itself needs over a minute to report that."""
     place = _host_and_port(address)
     if place is None:
         return
     try:
-        socket.create_connection(place, timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection(place, timeout=timeout_s).close()
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"nothing answers there: {error}") from error
 
 
-def _enable_token(address: str) -> None:
-    """Makes Ray use this user's token for a cluster on this machine.
+def _problem(cluster: ClusterAddress, error: Exception) -> Problem:
+    fix = f"start one with `ray start --head`, or leave the {_kind(cluster)} unset to start Ray here"
+    if os.environ.get(AUTH_MODE) is None and _host_and_port(cluster.address) is not None:
+        fix += f"; a cluster with a token needs {AUTH_MODE}=token and its RAY_AUTH_TOKEN in the environment"
+    cause = " ".join(str(error).split())
+    return Problem(
+        path=cluster.source,
+        rule="be the address of a running Ray cluster",
+        value=cluster.address,
+        fix=f"{fix} ({cause})",
+    )
 
-    A run without an address creates a token, and every Ray that is started on this machine afterwards requires it. Ray
-    itself looks for it with the address `auto` only. A token is never sent to another machine without being asked for.
+
+def _kind(cluster: ClusterAddress) -> str:
+    return "key" if cluster.source == KEY else "environment variable"
+
+
+def _recorded_address() -> str | None:
+    """The address in Ray's file `ray_current_cluster`, which `ray start --head` writes and `ray stop` removes."""
+    with suppress(ImportError):  # a private module, whose place may change
+        from ray._private.utils import read_ray_address
+
+        found: str | None = read_ray_address()
+        return found or None
+    return None
+
+
+def _resolve(address: str) -> str:
+    """An address, with `auto` replaced by that of the cluster that was started on this machine.
+
+    Ray itself may choose the private Ray of another run, and waits over a minute for a cluster that has ended. It still
+    gets `auto` on a machine that has joined a cluster.
+
+    Raises:
+        ConnectionError: no process of a cluster runs on this machine.
     """
-    place = _host_and_port(address)
-    if AUTH_MODE in os.environ or place is None or not _is_local(place[0]):
-        return
-    with suppress(ImportError):  # an older Ray has no tokens
-        from ray._private.authentication import authentication_token_setup as tokens
+    if address != AUTO:
+        return address
+    if found := running_cluster():
+        return found
+    with suppress(ImportError):  # a private module, whose place may change
+        from ray._private.services import find_gcs_addresses
 
-        tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        if not find_gcs_addresses():  # type: ignore[no-untyped-call]
+            raise ConnectionError("no Ray runs on this machine")
+    return AUTO
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
     """Host and port; None: `auto`, or a name that Ray resolves."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
-
-
-def _is_local(host: str) -> bool:
-    """Whether `host` is an address of this machine: a socket can be bound to no other."""
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.bind(place)
-    except OSError:
-        return False
-    return True

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import ray
 
 from rlscale.cluster.actor_process import log_to, named_failures, set_secret_env
+from rlscale.cluster.node_network import listen_address, use_node_interface
 from rlscale.training.spec import TrainerSpec
 from rlscale.worker.critic import CriticWorker
 from rlscale.worker.policy import PolicyWorker
@@ -24,7 +25,10 @@ class _RankActor:
         self.name = f"{self.worker_class.role} rank {rank}"
         log_to(log_folder, self.name)
         set_secret_env(spec.train.env_vars)
-        self._worker = self.worker_class(spec, world, rank=rank)
+        if not world.single_node:
+            use_node_interface()
+        address = listen_address(public=not world.single_node)
+        self._worker = self.worker_class(spec, world, rank=rank, address=address)
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of the worker. Ray has replaced references in `args` by their values."""

@@ -1,12 +1,15 @@
 """Results of Ray calls, and the first cause of their failures."""
 
 import asyncio
+import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
+from rlscale.cluster.ray_session import node_names
 from rlscale.errors import WorkerError
 
 LATE_FAILURES_S = 5.0
@@ -14,6 +17,12 @@ LATE_FAILURES_S = 5.0
 neighbours before Ray notices its death."""
 
 WATCH_INTERVAL_S = 1.0
+ASK_INTERVAL_S = 0.5
+
+VERDICT_S = 60.0
+"""Time in which Ray decides whether an actor that does not answer is dead; half a minute by default."""
+
+_NODE_DIED = re.compile(r"node has died\. Node Id: (\w+)")
 
 
 async def gather_calls(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> list[Any]:
@@ -36,6 +45,23 @@ async def gather_calls(calls: Sequence[tuple[str, "ray.ObjectRef[Any]"]]) -> lis
     raise min(failures, key=lambda failure: failure.failed_at_s)
 
 
+async def ask(name: str, method: Any) -> Any:
+    """The answer of a method that may be called again. Raises WorkerError once the actor is known to be dead.
+
+    For some seconds after the loss of a node Ray only knows that its actors do not answer.
+    """
+    end = time.monotonic() + VERDICT_S
+    while True:
+        try:
+            return await asyncio.wrap_future(method.remote().future())
+        except ActorUnavailableError as error:
+            if time.monotonic() > end:
+                raise as_worker_error(name, error) from error
+            await asyncio.sleep(ASK_INTERVAL_S)
+        except (RayActorError, RayTaskError) as error:
+            raise as_worker_error(name, error) from error
+
+
 def retrieve_exception(future: "asyncio.Future[Any]") -> None:
     """Marks an exception as retrieved. Without it asyncio logs those of the last calls of a cancelled run."""
     if not future.cancelled():
@@ -53,7 +79,9 @@ def as_worker_error(name: str, error: BaseException) -> WorkerError:
     if isinstance(error, RayActorError) and error.actor_init_failed:
         return WorkerError(name, f"it could not be created: {_last_line(error)}", failed_at_s=float("inf"))
     if isinstance(error, RayActorError):
-        return WorkerError(name, f"its process died ({_cause_line(error)})", died=True)
+        node = _dead_node(str(error))
+        cause = f"its process died ({_cause_line(error)})" if node is None else node_death(node)
+        return WorkerError(name, cause, died=True)
     return WorkerError(name, f"{type(cause).__name__}: {cause}", failed_at_s=float("inf"))
 
 
@@ -70,10 +98,23 @@ def _cause_line(error: BaseException) -> str:
     )
 
 
+def _dead_node(message: str) -> str | None:
+    """Ray's id of the node whose death ended an actor, by Ray's message; None: its node lives."""
+    found = _NODE_DIED.search(message)
+    return None if found is None else found[1]
+
+
+def node_death(node: str) -> str:
+    """The cause of a failure: a node, by Ray's id, has died."""
+    (name,) = node_names([node])
+    # With the id: a node that replaces another one may have its name.
+    return f"its node {name}, id {node[:8]}, died"
+
+
 async def watch_trainers(actors: Sequence[tuple[str, Any]]) -> None:
     """Raises a WorkerError when a trainer's process is gone, even if no call is running."""
     while True:
-        await gather_calls([(name, actor.ping.remote()) for name, actor in actors])
+        await asyncio.gather(*(ask(name, actor.ping) for name, actor in actors))
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 
@@ -100,7 +141,7 @@ async def find_dead_engines(actors: Sequence[tuple[str, Any]]) -> dict[int, str]
 
 async def _death_reason(name: str, actor: Any) -> str | None:
     try:
-        (reason,) = await gather_calls([(name, actor.check.remote())])
+        reason = await ask(name, actor.check)
     except WorkerError as error:
         return error.cause
     # Messages name the engine themselves; the server's own name in the reason would repeat it.

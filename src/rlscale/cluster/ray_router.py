@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlscale.cluster.ray_calls import WATCH_INTERVAL_S, find_dead_engines, gather_calls
+from rlscale.cluster.ray_session import driver_node
 from rlscale.cluster.router_actor import RouterActor
 from rlscale.control.recovery import DEATH_POLL_S, DEATH_TIMEOUT_S, EngineServers
 from rlscale.control.restartable import Restartable
@@ -79,6 +81,10 @@ class RayRouter:
     @property
     def names(self) -> Sequence[str]:
         return self._engines.names
+
+    @property
+    def elastic(self) -> range:
+        return self._engines.elastic
 
     async def find_dead(self) -> dict[int, str]:
         return await self._engines.find_dead()
@@ -184,7 +190,9 @@ class RayRouter:
         self._actor = self._make_actor()
 
     def _make_actor(self) -> Any:
-        return RouterActor.remote(self._launch, log_folder=self._log_folder)
+        # Next to the driver, its only client. Ray would otherwise choose any node of the cluster.
+        here = NodeAffinitySchedulingStrategy(driver_node(), soft=False)
+        return RouterActor.options(scheduling_strategy=here).remote(self._launch, log_folder=self._log_folder)
 
     def kill(self) -> None:
         if self._actor is not None:

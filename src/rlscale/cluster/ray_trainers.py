@@ -43,7 +43,7 @@ class RayTrainers:
         self._policy = RankGroup(
             PolicyWorker.role,
             [
-                PolicyActor.options(**bundles.options(rank, layout.share), **options, name=None).remote(
+                PolicyActor.options(**bundles.actor_options(rank, layout.share), **options, name=None).remote(
                     spec, world, rank=rank, log_folder=log_folder
                 )
                 for rank in range(layout.num_trainers)
@@ -53,9 +53,9 @@ class RayTrainers:
         self._critic = RankGroup(
             CriticWorker.role,
             [
-                CriticActor.options(**bundles.options(layout.first_critic + rank, 1.0), **options, name=None).remote(
-                    spec, critic_world, rank=rank, log_folder=log_folder
-                )
+                CriticActor.options(
+                    **bundles.actor_options(layout.first_critic + rank, 1.0), **options, name=None
+                ).remote(spec, critic_world, rank=rank, log_folder=log_folder)
                 for rank in range(layout.num_critics)
             ],
         )
@@ -72,13 +72,17 @@ class RayTrainers:
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         if self._critic.names:
             return await self._train_with_critic(batch, steps)
-        shared = self._policy.shared
-        result: TrainResult = await self._policy.call("train", shared(batch), shared(list(steps)))
+        result: TrainResult = await self._policy.call("train", *await self._share(batch, steps))
         return result
+
+    async def _share(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> tuple[object, object]:
+        """The two as arguments of all ranks. In a thread: storing a large batch takes a while."""
+        shared = self._policy.shared
+        return await asyncio.to_thread(lambda: (shared(batch), shared(list(steps))))
 
     async def _train_with_critic(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         # Stored once for both worlds; the two split the same steps for different numbers of ranks.
-        batch_ref, policy_steps = ray.put(batch), ray.put(list(steps))
+        batch_ref, policy_steps = await asyncio.to_thread(lambda: (ray.put(batch), ray.put(list(steps))))
         critic_steps = ray.put(await asyncio.to_thread(self._plan_critic_steps, batch, list(steps)))
         values, _ = await self._gather_both(
             self._critic.calls("values", batch_ref, critic_steps), self._policy.calls("score", batch_ref, policy_steps)
@@ -92,6 +96,7 @@ class RayTrainers:
             metrics=policy.metrics,
             seconds=policy.seconds | critic.seconds,
             logprobs=policy.logprobs,
+            num_epochs=policy.num_epochs,
         )
 
     def _plan_critic_steps(self, batch: TrainBatch, steps: list[StepPlan]) -> list[StepPlan]:
@@ -101,11 +106,10 @@ class RayTrainers:
         if len(self._critic.names) == len(self._policy.names):
             return steps
         ranks, number = critic.dedicated_ranks, critic.dedicated_ranks.number // self._spec.ranks_per_model
-        return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks)
+        return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks, cost=ranks.cost)
 
     async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
-        shared = self._policy.shared
-        loss: float = await self._policy.call("eval_loss", shared(batch), shared(list(steps)))
+        loss: float = await self._policy.call("eval_loss", *await self._share(batch, steps))
         return loss
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
@@ -116,16 +120,20 @@ class RayTrainers:
         return report
 
     async def save(self, folder: Path) -> None:
-        await self._gather_both(self._critic.calls("save", folder), self._policy.calls("save", folder))
+        await self._gather_both(
+            self._critic.calls("save", folder.absolute()), self._policy.calls("save", folder.absolute())
+        )
 
     async def finish_saving(self) -> None:
         await self._gather_both(self._critic.calls("finish_saving"), self._policy.calls("finish_saving"))
 
     async def load(self, folder: Path) -> None:
-        await self._gather_both(self._critic.calls("load", folder), self._policy.calls("load", folder))
+        await self._gather_both(
+            self._critic.calls("load", folder.absolute()), self._policy.calls("load", folder.absolute())
+        )
 
     async def export_hf(self, folder: Path) -> None:
-        await self._policy.call("export_hf", folder)
+        await self._policy.call("export_hf", folder.absolute())
 
     async def _gather_both(self, critic: list[Any], policy: list[Any]) -> tuple[Any, Any]:
         """Results of rank 0 of the critic (None: there is no critic) and of rank 0 of the policy."""

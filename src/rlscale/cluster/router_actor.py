@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from rlscale.cluster.actor_process import log_to, with_actor_name
+from rlscale.cluster.node_network import listen_address
 from rlscale.engines.sglang.router_process import NAME, RouterLaunch, RouterProcess
 from rlscale.errors import EngineError, WorkerError
 from rlscale.types import EngineAddress
@@ -25,7 +26,9 @@ class _RouterActor:
     @with_actor_name
     def start(self, workers: Sequence[EngineAddress], timeout_s: float) -> EngineAddress:
         """Starts the router and waits until every engine is registered with it."""
-        address, process = self._launch.open(self._log_folder, workers)
+        address, process = self._launch.open(
+            self._log_folder, workers, host=listen_address(public=self._launch.api_key is not None)
+        )
         process.start()
         # Set before the wait: `check` runs in another thread and reports a router that dies while it starts.
         self._process = process

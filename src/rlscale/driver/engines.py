@@ -1,28 +1,40 @@
 """Engines of a run: their servers, their router, and the clients that requests go through."""
 
+import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlscale.architectures.hf_config import read_hf_fields
+from rlscale.cluster.elastic_engines import ElasticEngines
 from rlscale.cluster.ray_calls import find_dead_engine, watch_engines
 from rlscale.cluster.ray_engines import RayEngines, cores_per_engine
 from rlscale.cluster.ray_router import RayRouter
 from rlscale.cluster.ray_session import Bundles
 from rlscale.config import EngineKind, RunConfig, mixes_caches
+from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.sglang_python import find_python
 from rlscale.config.rules import uses_engines
+from rlscale.control.elastic_watch import ElasticWatch
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.driver.external_engines import ExternalEngines
 from rlscale.driver.prepared_run import PreparedRun
+from rlscale.driver.reward_engines import RewardEngines
 from rlscale.engines.client.http_engine import HttpEngine
+from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import WorkerError
+from rlscale.plan.placement import Layout, further_engines
 from rlscale.protocols import Trainers
+from rlscale.rewards import JudgeSpec, RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress
 
@@ -32,20 +44,41 @@ class RunEngines:
 
     Several attempts of a run use them one after the other, each with its own pool.
 
+    Attributes:
+        judge: the engines that rewards may ask, once they have started; None: the run has none.
+
     Args:
         bundles: of the placement group, on which the actors of the engines start now.
+        report: gets a line for each engine that joins or leaves.
     """
 
-    def __init__(self, prepared: PreparedRun, bundles: Bundles, *, log_folder: Path, restarts: Restarts) -> None:
-        self._config, self._restarts = prepared.config, restarts
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        bundles: Bundles,
+        *,
+        log_folder: Path,
+        restarts: Restarts,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._config, self._restarts, self._report = prepared.config, restarts, report
         self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow)
         self._router = build_router(self._config, self._servers, log_folder=log_folder, on_killed=restarts.allow)
         self._router_address: EngineAddress | None = None
+        self._ids = RequestIds()
         self._released: dict[str, set[str]] | None = None  # see EnginePool.released
+        self.judge: JudgeSpec | None = None
+        self._reward_engines: RewardEngines | None = None
+        if prepared.layout.num_reward_engines:
+            self._reward_engines = RewardEngines(prepared, bundles, log_folder=log_folder, restarts=restarts)
+            report(self._reward_engines.describe())
 
     async def start(self) -> list[EngineAddress]:
         """The addresses, once every server is healthy. Servers that already run are only waited for."""
-        return await self._servers.start()
+        if self._reward_engines is None:
+            return await self._servers.start()
+        addresses, self.judge = await asyncio.gather(self._servers.start(), self._reward_engines.start())
+        return addresses
 
     @asynccontextmanager
     async def open_pool(self, addresses: list[EngineAddress]) -> AsyncIterator[EnginePool | None]:
@@ -55,7 +88,11 @@ class RunEngines:
             return
         if self._router is not None:
             self._router_address, addresses = await self._router.start(addresses)
-        pool = EnginePool([self._client(address) for address in addresses])
+        elastic = self._servers.elastic
+        # An engine that has not joined has no address yet.
+        missing = [EngineAddress(name=self._servers.names[index], url="http://absent") for index in elastic]
+        clients = [self._client(address) for address in (*addresses, *missing)]
+        pool = EnginePool(clients, absent=elastic, routed=self._router is not None)
         # Engines that released memory for an earlier attempt still lack it.
         if self._released is not None:
             pool.released = self._released
@@ -81,6 +118,7 @@ class RunEngines:
             trainers,
             self._router or self._servers,
             replace=lambda index, address: pool.replace(index, self._client(address)),
+            drop=partial(self._drop_requests, pool),
             restarts=self._restarts,
             checks=checks,
         )
@@ -97,7 +135,26 @@ class RunEngines:
                 pool.replace(index, self._client(engine.address))
 
         router = [] if self._router is None else [self._router.watch(replaced=replace_router)]
-        return [recovery.watch(), *router]
+        return [recovery.watch(), *router, *self._elastic_watchers(recovery, pool)]
+
+    def judge_watchers(self, rewards: RewardRunner | None) -> list[Coroutine[Any, Any, None]]:
+        """Watcher that restarts the engines that rewards ask, and raises WorkerError when it must not."""
+        if self._reward_engines is None or rewards is None:
+            return []
+        return [self._reward_engines.watch(rewards.set_judge_addresses)]
+
+    def _elastic_watchers(self, recovery: EngineRecovery, pool: EnginePool) -> list[Coroutine[Any, Any, None]]:
+        if not isinstance(self._servers, ElasticEngines):
+            return []
+        return [ElasticWatch(self._servers, recovery, pool, report=self._report).watch()]
+
+    def _drop_requests(self, pool: EnginePool, index: int) -> None:
+        """Ends the requests that a dead engine holds."""
+        if index in self._servers.elastic:
+            pool.remove(index)
+        elif self._router is None:
+            # Behind a router any engine may hold a request; the router ends those of a dead one.
+            pool.drop_requests(index)
 
     def watch(self) -> Coroutine[Any, Any, None]:
         """Raises WorkerError when an engine or the router dies."""
@@ -109,6 +166,8 @@ class RunEngines:
 
     def kill(self) -> None:
         self._servers.kill()
+        if self._reward_engines is not None:
+            self._reward_engines.kill()
         if self._router is not None:
             self._router.kill()
 
@@ -117,7 +176,7 @@ class RunEngines:
         return [*self._servers.named_actors, *([] if self._router is None else self._router.named_actors)]
 
     def _client(self, address: EngineAddress) -> HttpEngine:
-        return build_client(self._config, address, router=self._router_address)
+        return build_client(self._config, address, router=self._router_address, ids=self._ids)
 
 
 def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
@@ -134,12 +193,12 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
             model_path=model_path,
             dtype=config.train.dtype,
             device=config.cluster.device,
-            max_context_len=config.rollout.max_context_len,
+            max_context_len=_server_context(config.rollout.max_context_len, model_path),
             num_threads=num_threads,
             seed=config.rollout.seed,
             python=find_python(sglang.python),
             num_gpus=config.cluster.rollout_num_gpus_per_engine,
-            shares_gpus=config.cluster.colocate,
+            releases_memory=bool(config.cluster.offload_rollout),
             shares_prefixes=not mixes_caches(config.rollout),
             returns_routes=config.algo.use_rollout_routing_replay,
             server_args={**own, **sglang.server_args},
@@ -157,32 +216,47 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
     )
 
 
-def build_client(config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None) -> HttpEngine:
+def _server_context(longest: int | None, model_path: str) -> int | None:
+    """Context length of an SGLang server, with the tokens that it reserves as far as the model has the positions."""
+    positions = read_hf_fields(model_path).get("max_position_embeddings")
+    if longest is None or positions is None:
+        return longest
+    return max(longest, min(longest + SGLANG_SPARE_TOKENS, int(positions)))
+
+
+def build_client(
+    config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None, ids: RequestIds | None = None
+) -> HttpEngine:
     """The driver's client of one engine. With a router, generation requests go to the router, which chooses."""
     # The embedded engine queues requests itself.
     limit = config.sglang.server_concurrency if config.rollout.engine == EngineKind.sglang else None
-    return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router)
+    return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router, ids=ids)
 
 
 def build_servers(
     prepared: PreparedRun, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
-) -> RayEngines | ExternalEngines:
+) -> RayEngines | ElasticEngines | ExternalEngines:
     """The servers of a run, not yet started; with `rollout.engine=external` those that already run."""
     config = prepared.config
     if config.rollout.engine == EngineKind.external and uses_engines(config):
         return ExternalEngines(config.rollout.external_engine_addrs or [])
-    return RayEngines(
-        build_launch(config, model_path=prepared.model_path, num_threads=cores_per_engine(prepared.layout)),
-        prepared.layout,
-        bundles,
-        log_folder=log_folder,
-        on_killed=on_killed,
-    )
+    launch = build_launch(config, model_path=prepared.model_path, num_threads=cores_per_engine(prepared.layout))
+    if prepared.substitutes is not None:
+        launch = prepared.substitutes.launch(launch)
+    one, number = further_engines(config, prepared.layout)
+    if number:
+        launch = replace(launch, api_key=secrets.token_urlsafe(32))  # nodes that join must reach the servers
+
+    def make(layout: Layout, placed: Bundles, first: int) -> RayEngines:
+        return RayEngines(launch, layout, placed, log_folder=log_folder, on_killed=on_killed, first=first)
+
+    fixed = make(prepared.layout, bundles, 0)
+    return ElasticEngines(fixed, one, number, resource=bundles.resource, make_engine=make) if number else fixed
 
 
 def build_router(
     config: RunConfig,
-    servers: RayEngines | ExternalEngines,
+    servers: RayEngines | ElasticEngines | ExternalEngines,
     *,
     log_folder: Path,
     on_killed: Callable[[WorkerError], None],

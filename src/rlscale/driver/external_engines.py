@@ -1,14 +1,14 @@
 """Engines that were started elsewhere: `rollout.engine=external`."""
 
 import asyncio
-import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from rlscale.config import RunConfig, WeightChannelName, mixes_caches
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, is_loopback
 from rlscale.errors import EngineError, Problem
 from rlscale.types import EngineAddress
 
@@ -20,12 +20,13 @@ class ExternalEngines:
     """Has the interface of `RayEngines`, but starts, restarts and ends nothing.
 
     Args:
-        addresses: of the servers, each `host:port` or a URL. Their API key is in the driver's environment, in the
+        addresses: of the servers, each `host:port`. Their API key is in the driver's environment, in the
             variable that `rlscale-serve` reads, too.
     """
 
     api_key = None
     named_actors: Sequence[tuple[str, Any]] = ()
+    elastic = range(0)
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = parse_addresses(addresses)
@@ -40,53 +41,69 @@ class ExternalEngines:
 
 
 def parse_addresses(given: Sequence[str]) -> list[EngineAddress]:
-    """One address for each `host:port` or URL."""
+    """One address for each `host:port`."""
     key = os.environ.get(API_KEY_VARIABLE) or None
-    urls = [each if "://" in each else f"http://{each}" for each in given]
     return [
-        EngineAddress(name=f"engine {index} ({urlsplit(url).netloc})", url=url.rstrip("/"), api_key=key)
-        for index, url in enumerate(urls)
+        EngineAddress(name=f"engine {index} ({each})", url=f"http://{each}", api_key=key)
+        for index, each in enumerate(given)
     ]
 
 
 def are_local(given: Sequence[str]) -> bool:
     """Whether all servers have loopback addresses, so that they run on the driver's machine."""
-    return all(_is_loopback(urlsplit(address.url).hostname or "") for address in parse_addresses(given))
+    return all(is_loopback(each.rpartition(":")[0].strip("[]")) for each in given)
 
 
-def check_servers(given: Sequence[str], *, mixes_caches: bool = False) -> list[Problem]:
-    """Problems of servers that do not answer or do not fit the run.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerNeeds:
+    """Properties that a run needs of its servers."""
 
-    Args:
-        mixes_caches: whether requests keep their cache when the weights change. A prefix cache that requests share
-            would then never be flushed and mix ever older weights.
-    """
-    return asyncio.run(_check(parse_addresses(given), mixes_caches=mixes_caches))
+    # Requests keep their cache when the weights change: a prefix cache that they share would never be flushed.
+    separate_caches: bool = False
+    releases_memory: bool = False
+    joins_groups: bool = False  # for the weight channel `process_group`
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "ServerNeeds":
+        return cls(
+            separate_caches=mixes_caches(config.rollout),
+            releases_memory=bool(config.cluster.offload_rollout),
+            joins_groups=config.train.weight_channel == WeightChannelName.process_group,
+        )
+
+    def find_misfit(self, info: Mapping[str, Any]) -> tuple[str, str, str] | None:
+        """Rule, value and advice for a server that lacks something; None: it fits."""
+        if self.separate_caches and info.get("disable_radix_cache") is False:
+            rule = "name servers without a shared prefix cache with rollout.pause_mode=in_place"
+            fix = "start it with --disable-radix-cache, or set rollout.pause_mode=retract"
+            return rule, "disable_radix_cache=False", fix
+        if self.releases_memory and info.get("enable_memory_saver") is False:
+            rule = "name servers that release their memory with cluster.offload_rollout"
+            return rule, "enable_memory_saver=False", "start it with --enable-memory-saver, or remove the key"
+        if self.joins_groups and int(info.get("pp_size", 1)) > 1:
+            rule = "name servers without pipeline stages with train.weight_channel=process_group"
+            return rule, f"pp_size={info['pp_size']}", "start it without stages, or set train.weight_channel=disk"
+        return None
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def check_servers(given: Sequence[str], needs: ServerNeeds) -> list[Problem]:
+    """Problems of servers that do not answer or do not fit the run."""
+    return asyncio.run(_check(parse_addresses(given), needs))
 
 
-async def _check(addresses: Sequence[EngineAddress], *, mixes_caches: bool) -> list[Problem]:
+async def _check(addresses: Sequence[EngineAddress], needs: ServerNeeds) -> list[Problem]:
     infos = await asyncio.gather(*[_fetch_info(address) for address in addresses], return_exceptions=True)
     problems = []
     for address, info in zip(addresses, infos, strict=True):
         if isinstance(info, EngineError):
             fix = "start it, e.g. with rlscale-serve, or remove it"
             rule, value = "name servers that respond", f"{address.url} ({info})"
+            problems.append(Problem(path=KEY, rule=rule, value=value, fix=fix))
         elif isinstance(info, BaseException):
             raise info
-        elif mixes_caches and info.get("disable_radix_cache") is False:
-            fix = "start it with --disable-radix-cache, or set rollout.pause_mode=retract"
-            rule = "name servers without a shared prefix cache with rollout.pause_mode=in_place"
-            value = f"{address.url} (disable_radix_cache=False)"
-        else:
-            continue
-        problems.append(Problem(path=KEY, rule=rule, value=value, fix=fix))
+        elif (misfit := needs.find_misfit(info)) is not None:
+            rule, found, fix = misfit
+            problems.append(Problem(path=KEY, rule=rule, value=f"{address.url} ({found})", fix=fix))
     return problems
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlscale.architectures.hf_config import read_hf_fields
-from rlscale.config import LossType, RunConfig
+from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture, ForwardCost
+from rlscale.config import LossType, RewardConfig, RewardType, RunConfig
 from rlscale.config.resolve.eval_sets import eval_sets
-from rlscale.config.rules import uses_engines
-from rlscale.data.prompts import load_prompts
+from rlscale.config.rules import has_reward_engines, uses_engines
+from rlscale.data.prompts import FilePromptSource, load_prompts
 from rlscale.data.source import build_prompt_source
+from rlscale.driver.substitutes import Substitutes
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.evaluator import EvalSet
-from rlscale.models.hf_models import load_tokenizer
+from rlscale.models.hf_models import load_hf_fields, load_tokenizer
 from rlscale.plan.placement import Layout, build_layout
-from rlscale.protocols import PromptSource, Reward, RolloutSource
-from rlscale.rewards import load_reward
+from rlscale.plugins.args_view import Args
+from rlscale.protocols import PromptSource, RolloutSource
+from rlscale.rewards import RunReward, find_row_types, needs_no_process, prepare_reward, wrap_reward
 from rlscale.rollout.generated import eval_params
 from rlscale.rollout.replay import ReplayedRollouts
 from rlscale.rollout.sft import SftSource
@@ -25,6 +28,8 @@ from rlscale.types import Prompt, RouteShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,17 +47,24 @@ class PreparedRun:
     prompts: PromptSource
     sft: RolloutSource | None
     replay: RolloutSource | None
-    reward: Reward | None
+    reward: RunReward | None
     eval_sets: tuple[EvalSet, ...]
     num_rollouts: int
     rollouts_per_epoch: int | None  # where data.num_epoch counts the rollouts
     routes: RouteShape | None  # of the expert routes that engines return with samples
+    forward_cost: ForwardCost | None  # of the policy; None: work is not balanced
+    substitutes: Substitutes | None = None  # None: no rehearsal
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str), "ids of one text give one text"
         return text
+
+    def with_substitutes(self, substitutes: Substitutes) -> PreparedRun:
+        """The run with the parts of a rehearsal."""
+        reward = None if self.reward is None else wrap_reward(self.reward, substitutes.reward)
+        return replace(self, reward=reward, substitutes=substitutes)
 
     @property
     def held_out(self) -> dict[str, Sequence[Prompt]]:
@@ -64,11 +76,16 @@ class PreparedRun:
         return {each.name: each.prompts[:max_prompts] for each in self.eval_sets}
 
     @property
-    def total_steps(self) -> int:
-        """Optimiser steps of the whole run."""
+    def steps_per_rollout(self) -> int:
+        """Optimiser steps of all passes over a rollout."""
         batch = self.config.batch
         assert batch.num_steps_per_rollout is not None, "set by the resolve step"
-        return self.num_rollouts * batch.num_steps_per_rollout
+        return batch.num_steps_per_rollout * self.config.algo.ppo_epochs
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.num_rollouts * self.steps_per_rollout
 
 
 def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
@@ -81,8 +98,11 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     is_sft = config.algo.loss_type == LossType.sft_loss
     # Prompts may have any length in a run that neither generates nor learns responses.
     has_responses = is_sft or uses_engines(config)
-    positions = read_hf_fields(model_path).get("max_position_embeddings") if has_responses else None
-    prompts = build_prompt_source(config, tokenizer, positions=positions)
+    fields = load_hf_fields(model_path)
+    positions = fields.get("max_position_embeddings") if has_responses else None
+    args = Args(config, runtime={"hf_checkpoint": model_path})
+    prompts = build_prompt_source(config, tokenizer, positions=positions, args=args)
+    evaluated = tuple(_load_eval_sets(config, tokenizer, positions=positions))
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return PreparedRun(
         config=config,
@@ -92,12 +112,46 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         prompts=prompts,
         sft=SftSource(prompts, tokenizer, rollout_batch_size=per_rollout, positions=positions) if is_sft else None,
         replay=_open_replay(config),
-        reward=load_reward(config.reward, custom=config.custom) if uses_engines(config) else None,
-        eval_sets=tuple(_load_eval_sets(config, tokenizer, positions=positions)),
+        reward=_prepare_reward(config, args, prompts, evaluated) if uses_engines(config) else None,
+        eval_sets=evaluated,
         num_rollouts=_num_rollouts(config, per_epoch),
         rollouts_per_epoch=per_epoch,
-        routes=_route_shape(config, model_path),
+        routes=_route_shape(config, model_path, fields),
+        forward_cost=_forward_cost(config, model_path, fields),
     )
+
+
+def _prepare_reward(config: RunConfig, args: Args, prompts: PromptSource, evaluated: Sequence[EvalSet]) -> RunReward:
+    """Checks the reward of the run, and those that rows of files name."""
+    types: set[str] = set()
+    if config.reward.custom_path is None and not config.reward.functions:
+        if isinstance(prompts, FilePromptSource):
+            types |= find_row_types(prompts.prompts, source=config.data.prompt_data or "the prompts")
+        for each, given in zip(evaluated, eval_sets(config.eval) if evaluated else (), strict=True):
+            types |= find_row_types(each.prompts, source=given.path)
+    reward = prepare_reward(config.reward, custom=config.custom, args=args, row_types=types)
+    if has_reward_engines(config) and config.reward.custom_path is None and not config.reward.functions:
+        _check_judge_is_used({config.reward.type, *types}, config)
+    if needs_no_process(reward):
+        _warn_of_process_keys(config.reward)
+    return reward
+
+
+def _check_judge_is_used(types: Collection[str | None], config: RunConfig) -> None:
+    """Raises ConfigError if neither `reward.type` nor a row names the judge, whose engines would be idle."""
+    if RewardType.judge in types:
+        return
+    rule, fix = "be 0 without a reward that asks the engines", "set it to 0, or choose reward.type=judge"
+    value = str(config.reward.engine.num_gpus)
+    raise ConfigError([Problem(path="reward.engine.num_gpus", rule=rule, value=value, fix=fix)])
+
+
+def _warn_of_process_keys(config: RewardConfig) -> None:
+    """Warns of keys of processes that are set. Only now it is known: rows may name a reward that needs a process."""
+    default = RewardConfig()
+    for name in ("max_workers", "max_concurrency", "timeout_s", "max_retries"):
+        if getattr(config, name) != getattr(default, name):
+            _logger.warning("reward.%s is ignored: this reward needs no process", name)
 
 
 def _open_replay(config: RunConfig) -> RolloutSource | None:
@@ -106,18 +160,28 @@ def _open_replay(config: RunConfig) -> RolloutSource | None:
     return None if template is None else ReplayedRollouts(template, has_routes=has_routes)
 
 
-def _route_shape(config: RunConfig, model_path: str) -> RouteShape | None:
+def _route_shape(config: RunConfig, model_path: str, fields: Mapping[str, Any]) -> RouteShape | None:
     """Shape of the model's expert routes; None: samples have none."""
     algo = config.algo
     if not algo.use_rollout_routing_replay or algo.loss_type == LossType.sft_loss or config.debug.rollout_only:
         return None
-    fields = read_hf_fields(model_path)
     sizes = [fields.get(name) for name in ("num_layers", "num_experts_per_tok", "num_experts")]
     if None in sizes:
         rule, fix = "be false with a model that has no experts", f"remove it, or check {model_path}/config.json"
         raise ConfigError([Problem(path="algo.use_rollout_routing_replay", rule=rule, value="true", fix=fix)])
     layers, chosen, experts = (int(size) for size in sizes if size is not None)
     return RouteShape(num_layers=layers, num_chosen=chosen, num_experts=experts)
+
+
+def _forward_cost(config: RunConfig, model_path: str, fields: Mapping[str, Any]) -> ForwardCost | None:
+    """Operations of the model, for `batch.balance_data`; None: it is false."""
+    if not config.batch.balance_data:
+        return None
+    missing = [name for name in REQUIRED_FIELDS if name not in fields]
+    if not missing:
+        return Architecture.from_fields(fields).forward_cost
+    fix = f"{model_path}/config.json lacks {', '.join(missing)}, which the estimate of FLOPs needs"
+    raise ConfigError([Problem(path="batch.balance_data", rule="be false with this model", value="true", fix=fix)])
 
 
 def _rollouts_per_epoch(config: RunConfig, prompts: PromptSource) -> int | None:

@@ -13,21 +13,34 @@ from dataclasses import dataclass, replace
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
+from rlscale.cluster.node_loss import find_cause, wait_for_bundles, watch_bundles
 from rlscale.cluster.ray_calls import watch_trainers
 from rlscale.cluster.ray_session import Bundles, placement_group_for
 from rlscale.cluster.ray_trainers import RayTrainers
+from rlscale.config import RunConfig
 from rlscale.control.engine_sleep import send_weights
 from rlscale.control.failures import watch_for_failures
 from rlscale.control.loop import TrainingLoop
 from rlscale.control.loop_config import LoopDeps, Progress
 from rlscale.control.recovery import Restarts
 from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
-from rlscale.control.signals import cancelled_by_sigterm
+from rlscale.control.signals import StopRequest, cancelled_by_sigterm, stop_requested_by_sigusr1
 from rlscale.driver.engines import RunEngines
+from rlscale.driver.node_check import check_nodes
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.driver.trainer_spec import build_trainer_spec
-from rlscale.driver.wiring import build_evaluator, build_loop_config, build_source, build_world_spec, open_rewards
+from rlscale.driver.trainer_spec import build_trainer_spec, starting_weights
+from rlscale.driver.wiring import (
+    build_evaluator,
+    build_hooks,
+    build_loop_config,
+    build_source,
+    build_user_rollout,
+    build_world_spec,
+    open_rewards,
+)
 from rlscale.errors import WorkerError
+from rlscale.models.resolve_model import is_hf_folder
+from rlscale.observe.console import Console
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import Trainers
 from rlscale.rewards import RewardRunner
@@ -54,12 +67,34 @@ class ResumePoint:
         return replace(self, progress=progress, is_renumbered=True)
 
 
+def find_resume_point(config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console) -> ResumePoint:
+    """The checkpoint of an unfinished run in the folder, else `checkpoint.load`, else the model."""
+    if folder.skipped is not None:
+        console.message(f"{folder.skipped} contains a finished run; this run uses {folder.path}")
+    if folder.changed:
+        console.message(f"{folder.path} resumes with a changed config: {'; '.join(folder.changed)}")
+    checkpoint = store.latest() if folder.resumed else None
+    load = config.checkpoint.load
+    if checkpoint is None and load is not None and not is_hf_folder(load) and starting_weights(config) is None:
+        checkpoint = CheckpointStore.resolve(load)
+    if checkpoint is not None:
+        console.message(f"resuming from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
+    elif starting_weights(config) is not None:
+        console.message(f"starting from the weights in {load}")
+    elif folder.resumed:
+        console.message(f"{folder.path} contains a run without a checkpoint; it starts from the beginning")
+    start, first = ResumePoint.from_checkpoint(checkpoint), config.data.start_rollout_id
+    is_resumed = folder.resumed and checkpoint is not None
+    return start if first is None or is_resumed else start.renumbered(first)
+
+
 class Run:
     """Order and restarts of one prepared run. `run` may be called once."""
 
     def __init__(self, prepared: PreparedRun, *, folder: RunFolder, store: CheckpointStore, observer: Observer) -> None:
         self._prepared, self._folder, self._store, self._observer = prepared, folder, store, observer
         self._tolerance = prepared.config.fault_tolerance
+        self._stop = StopRequest()
         self._restarts = Restarts(self._tolerance.max_restarts if self._tolerance.enabled else 0, report=observer.warn)
 
     async def run(self, start: ResumePoint) -> Progress:
@@ -77,11 +112,15 @@ class Run:
                 trainers = self._build_trainers(bundles)
                 # Engines survive this loop; an attempt has its own trainers, pool and rewards.
                 try:
-                    return await self._train(trainers, engines, resume_point)
+                    with stop_requested_by_sigusr1(self._stop):
+                        return await self._train(bundles, trainers, engines, resume_point)
                 except WorkerError as error:
-                    self._allow_trainer_restart(error, trainers)
+                    spans_nodes = bundles.num_nodes > 1 and error.worker in trainers.names
+                    failure = await find_cause(error, trainers.named_actors) if spans_nodes else error
+                    self._allow_trainer_restart(failure, trainers)
                 finally:
                     await asyncio.to_thread(trainers.kill)
+                await self._replace_nodes(bundles)
                 newest = self._store.latest()
                 resume_point = start if newest is None else ResumePoint.from_checkpoint(newest)
                 self._prepared.prompts.load_state_dict(prompts_at_start)
@@ -91,17 +130,50 @@ class Run:
     async def _open_engines(self) -> AsyncIterator[tuple[Bundles, RunEngines]]:
         prepared = self._prepared
         with placement_group_for(prepared.config.cluster, prepared.layout) as bundles:
-            engines = RunEngines(prepared, bundles, log_folder=self._folder.logs, restarts=self._restarts)
+            await self._check_nodes(bundles)
+            engines = RunEngines(
+                prepared,
+                bundles,
+                log_folder=self._folder.logs.absolute(),
+                restarts=self._restarts,
+                report=self._observer.console.message,
+            )
             try:
                 yield bundles, engines
             finally:
                 # In a thread: Ray's calls block, and a second signal must still be handled.
                 await asyncio.to_thread(engines.kill)
 
+    async def _replace_nodes(self, bundles: Bundles) -> None:
+        """Waits until other nodes have replaced those that died, and checks them; raises WorkerError at the limit."""
+        if bundles.num_nodes > 1 and await self._wait_for_bundles(bundles):
+            await self._check_nodes(bundles)
+
+    async def _wait_for_bundles(self, bundles: Bundles) -> list[str]:
+        """The names of the nodes that have replaced dead ones; raises WorkerError at the limit."""
+        limit_s = self._tolerance.wait_for_nodes_s
+        new = await wait_for_bundles(bundles, limit_s=limit_s, report=self._observer.warn)
+        if new:
+            self._observer.console.message(f"{' and '.join(new)} joins the run")
+        return new
+
+    async def _check_nodes(self, bundles: Bundles) -> None:
+        """Compares the nodes, again when one dies during that and the run may restart."""
+        observer, folder = self._observer, self._folder.path.absolute()
+        report, warn = observer.console.message, observer.warn
+        try:
+            await asyncio.to_thread(check_nodes, self._prepared, bundles, run_folder=folder, report=report, warn=warn)
+        except WorkerError as failure:
+            self._restarts.allow(failure, what="the check of the nodes")
+            await self._wait_for_bundles(bundles)
+            await self._check_nodes(bundles)
+
     def _build_trainers(self, bundles: Bundles) -> RayTrainers:
-        spec = build_trainer_spec(self._prepared, run_folder=self._folder.path)
-        world = build_world_spec(self._prepared, bundles, run_folder=self._folder.path)
-        return RayTrainers(spec, world, self._prepared.layout, bundles, self._folder.logs)
+        # Actors of a running Ray have other working folders than the driver.
+        folder = self._folder.path.absolute()
+        spec = build_trainer_spec(self._prepared, run_folder=folder)
+        world = build_world_spec(self._prepared, bundles, run_folder=folder)
+        return RayTrainers(spec, world, self._prepared.layout, bundles, self._folder.logs.absolute())
 
     def _allow_trainer_restart(self, failure: WorkerError, trainers: RayTrainers) -> None:
         """Counts a restart of trainers that died; raises any other failure."""
@@ -110,21 +182,26 @@ class Run:
         place = "last checkpoint" if self._store.latest() else "beginning"
         self._restarts.allow(failure, what=f"the trainers from the {place}")
 
-    async def _train(self, trainers: RayTrainers, engines: RunEngines, start: ResumePoint) -> Progress:
+    async def _train(
+        self, bundles: Bundles, trainers: RayTrainers, engines: RunEngines, start: ResumePoint
+    ) -> Progress:
         """One attempt; raises WorkerError when a process dies that the run does not restart."""
         watchers = [watch_trainers(trainers.named_actors)]
         if not self._tolerance.enabled:
             watchers.append(engines.watch())
+        elif bundles.num_nodes > 1:
+            limit_s = self._tolerance.wait_for_nodes_s
+            watchers.append(watch_bundles(bundles, limit_s=limit_s, report=self._observer.warn))
         async with watch_for_failures(watchers, diagnose=engines.find_dead):
             addresses = await self._start_processes(trainers, engines)
             async with engines.open_pool(addresses) as pool:
-                with open_rewards(self._prepared) as rewards:
+                with open_rewards(self._prepared, engines.judge) as rewards:
                     if start.checkpoint is not None:
                         await trainers.load(start.checkpoint.folder)
                     recovery = None if pool is None else engines.build_recovery(trainers, pool)
                     loop = self._build_loop(recovery or trainers, pool, rewards, start)
                     restarters = [] if recovery is None or pool is None else engines.recovery_watchers(recovery, pool)
-                    async with watch_for_failures(restarters):
+                    async with watch_for_failures([*restarters, *engines.judge_watchers(rewards)]):
                         if pool is not None:
                             await _connect(pool, recovery or trainers, start)
                         progress = await loop.run()
@@ -153,6 +230,9 @@ class Run:
             observer=self._observer,
             evaluator=build_evaluator(prepared, pool, rewards, trainers=trainers),
             pool=pool,
+            stop=self._stop,
+            hooks=build_hooks(prepared),
+            user_rollout=build_user_rollout(prepared, pool),
         )
         # A copy: the loop advances it, and `start` must stay the beginning for an attempt after a failure.
         loop = TrainingLoop(build_loop_config(prepared), deps, replace(start.progress))
@@ -170,7 +250,7 @@ class Run:
             watch_for_failures([engines.watch()], diagnose=engines.find_dead),
             engines.open_pool(await engines.start()) as pool,
         ):
-            with open_rewards(self._prepared) as rewards:
+            with open_rewards(self._prepared, engines.judge) as rewards:
                 assert pool is not None, "generation needs engines"
                 source = build_source(self._prepared, pool, rewards)
                 for rollout_id in range(start.progress.next_rollout):
@@ -180,14 +260,17 @@ class Run:
                     evaluator=build_evaluator(self._prepared, pool, rewards),
                     observer=self._observer,
                     pool=pool,
+                    hooks=build_hooks(self._prepared),
+                    user_rollout=build_user_rollout(self._prepared, pool),
                 )
-                return await run_rollouts_only(build_loop_config(self._prepared), deps, start.progress)
+                async with watch_for_failures(engines.judge_watchers(rewards)):
+                    return await run_rollouts_only(build_loop_config(self._prepared), deps, start.progress)
 
 
 async def _connect(pool: EnginePool, trainers: Trainers, start: ResumePoint) -> None:
     """Connects trainers and engines, and sends the starting weights: from then on both hold the same, verified."""
     # Requests that an earlier attempt left running would only delay this one.
     await pool.abort()
-    await trainers.connect([engine.address for engine in pool.engines])
+    await trainers.connect([engine.address for engine in pool.present])
     # Also resumes memory that the engines released for an earlier attempt.
     await send_weights(pool, trainers, start.progress.version)

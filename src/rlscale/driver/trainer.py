@@ -6,37 +6,42 @@ Example:
     print(result.final_eval, result.hf_folder)
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.ray_session import RaySession, ray_session
-from rlscale.config import Device, RunConfig, mixes_caches, to_dict, to_yaml
+from rlscale.config import RunConfig, mixes_caches, to_dict, to_yaml
 from rlscale.control.ci_checks import check_metric
 from rlscale.control.loop_config import Progress
 from rlscale.control.oom_advice import with_memory_advice
 from rlscale.control.signals import cancellation_as_interrupt
-from rlscale.driver.preflight import check_files
-from rlscale.driver.prepared_run import PreparedRun, prepare_run
-from rlscale.driver.run import ResumePoint, Run
-from rlscale.driver.trainer_spec import starting_weights
-from rlscale.driver.warmup import warmup_config
-from rlscale.errors import ConfigError, EngineError, WorkerError
+from rlscale.driver.preflight import check_run
+from rlscale.driver.warmup import warmup_config, warmup_is_used
+from rlscale.errors import ConfigError, EngineError, Problem, WorkerError
 from rlscale.models.resolve_model import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.jsonl import JsonlSink, read_records
 from rlscale.observe.provenance import write_provenance
-from rlscale.observe.reporter import Observer, diff_limit
+from rlscale.observe.reporter import Observer, RolloutFiles, diff_limit
 from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE, RolloutLog, TokenTexts
-from rlscale.observe.trackers import TrackedRun, open_trackers
+from rlscale.observe.step_lines import StepLines
+from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 from rlscale.plan.placement import build_layout
 from rlscale.secrets import redact, redact_yaml
+
+if TYPE_CHECKING:
+    from rlscale.driver.prepared_run import PreparedRun
+    from rlscale.driver.substitutes import Substitutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,29 +69,54 @@ class Trainer:
         config: from `rlscale.load_config`.
         overrides: the command line, for the record in the run folder.
         session: Ray, started for this run or a larger one. None: `run` starts Ray, and ends it.
+        is_checked: `preflight.check_run` found no problem of the config. False: `run` checks it before it starts Ray.
+        substitutes: parts of a rehearsal. None: the run itself.
     """
 
-    def __init__(self, config: RunConfig, *, overrides: Sequence[str] = (), session: RaySession | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        overrides: Sequence[str] = (),
+        session: RaySession | None = None,
+        is_checked: bool = False,
+        substitutes: Substitutes | None = None,
+    ) -> None:
         self.config, self._overrides, self._session = config, tuple(overrides), session
+        self._is_checked, self._substitutes = is_checked, substitutes
 
     def run(self) -> RunResult:
         """Trains, and returns the places of everything it wrote.
 
         Raises:
-            ConfigError, DataError: found before any trainer or engine was started.
+            ConfigError, DataError: found before any trainer or engine was started; almost all before Ray was.
             WorkerError, EngineError, WeightSyncError, RewardError: the first cause of a failure, after every process
                 of the run has ended.
         """
         config = self.config
+        if config.run.rehearsal:
+            rule, fix = "be false for rlscale.Trainer", "run it with rlscale-train"
+            raise ConfigError([Problem(path="run.rehearsal", rule=rule, value="true", fix=fix)])
+        if self._session is None and not self._is_checked and (problems := check_run(config)):
+            raise ConfigError(problems)
         with ExitStack() as stack:
-            session = self._session or stack.enter_context(_checked_session(config))
+            stack.enter_context(_marked_as_started())
+            session = self._session or stack.enter_context(
+                ray_session(config.cluster, build_layout(config), may_spin=config.rollout.max_staleness == 0)
+            )
+            # Imported while Ray starts.
+            from rlscale.driver.prepared_run import prepare_run
+            from rlscale.driver.run import Run, find_resume_point
+
             # Tokenizer and data are read while Ray starts.
             prepared = prepare_run(config, _starting_model(config, session))
+            if self._substitutes is not None:
+                prepared = prepared.with_substitutes(self._substitutes)
             session.wait()
             folder = stack.enter_context(_open_folder(prepared, self._overrides))
             console = stack.enter_context(_open_console(prepared))
             store = _open_store(config, folder)
-            start = _find_resume_point(config, folder, store, console)
+            start = find_resume_point(config, folder, store, console)
             before = replace(start.progress)  # a copy: the run may advance the original
             with closing(_open_observer(prepared, folder, console, before.next_rollout)) as observer:
                 run = Run(prepared, folder=folder, store=store, observer=observer)
@@ -105,20 +135,12 @@ class Trainer:
 
 
 @contextmanager
-def _checked_session(config: RunConfig) -> Iterator[RaySession]:
-    """Ray for one run, after its files are checked."""
-    problems = check_files(config)
-    if problems and config.cluster.device != Device.cuda:
-        raise ConfigError(problems)
-    with ray_session(config.cluster, build_layout(config)) as session:
-        # With GPUs Ray starts all the same: too few of them are one more problem, reported together with the others.
-        if problems:
-            try:
-                session.wait()
-            except ConfigError as error:
-                raise ConfigError([*problems, *error.problems]) from None
-            raise ConfigError(problems)
-        yield session
+def _marked_as_started() -> Iterator[None]:
+    """Marks problems of the config that are raised inside as found after the start of Ray."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.problems, after_start=True) from error
 
 
 def _starting_model(config: RunConfig, session: RaySession) -> str:
@@ -126,7 +148,7 @@ def _starting_model(config: RunConfig, session: RaySession) -> str:
     load = config.checkpoint.load
     if load is not None and is_hf_folder(load):
         return resolve_model(replace(config.model, build=None, hf_checkpoint=load))
-    warmup = warmup_config(config)
+    warmup = warmup_config(config) if warmup_is_used(config) else None
     if warmup is None:
         return resolve_model(config.model)
     assert warmup.run.dir is not None
@@ -167,37 +189,15 @@ def _open_store(config: RunConfig, folder: RunFolder) -> CheckpointStore:
     return CheckpointStore(place, keep_last=config.checkpoint.keep_last, flush_with=written)
 
 
-def _find_resume_point(config: RunConfig, folder: RunFolder, store: CheckpointStore, console: Console) -> ResumePoint:
-    """The checkpoint of an unfinished run in the folder, else `checkpoint.load`, else the model."""
-    if folder.skipped is not None:
-        console.message(f"{folder.skipped} contains a finished run; this run uses {folder.path}")
-    if folder.changed:
-        console.message(f"{folder.path} resumes with a changed config: {'; '.join(folder.changed)}")
-    checkpoint = store.latest() if folder.resumed else None
-    load = config.checkpoint.load
-    if checkpoint is None and load is not None and not is_hf_folder(load) and starting_weights(config) is None:
-        checkpoint = CheckpointStore.resolve(load)
-    if checkpoint is not None:
-        console.message(f"resuming from {checkpoint.folder} (rollout {checkpoint.rollout_id})")
-    elif starting_weights(config) is not None:
-        console.message(f"starting from the weights in {load}")
-    elif folder.resumed:
-        console.message(f"{folder.path} contains a run without a checkpoint; it starts from the beginning")
-    start, first = ResumePoint.from_checkpoint(checkpoint), config.data.start_rollout_id
-    is_resumed = folder.resumed and checkpoint is not None
-    return start if first is None or is_resumed else start.renumbered(first)
-
-
 def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, resume_at_step: int) -> Observer:
     """Writers of metrics, samples and dumps; records from `resume_at_step` on are removed, as they are repeated."""
     config = prepared.config
-    assert config.batch.num_steps_per_rollout is not None, "set by the resolve step"
     metrics = JsonlSink(folder.metrics, resume_at_step=resume_at_step)
     tracked = TrackedRun(
         folder=folder.path,
         config=redact(to_dict(config)),
         resume_at_step=resume_at_step,
-        steps_per_rollout=config.batch.num_steps_per_rollout,
+        steps_per_rollout=prepared.steps_per_rollout,
         metrics_file=folder.metrics,
         interval=config.logging.interval,
     )
@@ -207,13 +207,16 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
         diff_limit=diff_limit(
             config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
         ),
-        dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
-        batches=BatchDump(config.debug.save_train_data) if config.debug.save_train_data is not None else None,
-        rollouts=RolloutLog(
-            folder.path,
-            num_samples=config.logging.num_samples,
-            text_of=TokenTexts(prepared.decode, anchor=prepared.tokenizer.encode("a", add_special_tokens=False)),
-            resume_at_step=resume_at_step,
+        files=RolloutFiles(
+            dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
+            batches=BatchDump(config.debug.save_train_data) if config.debug.save_train_data is not None else None,
+            rollouts=RolloutLog(
+                folder.path,
+                num_samples=config.logging.num_samples,
+                text_of=TokenTexts(prepared.decode, anchor=prepared.tokenizer.encode("a", add_special_tokens=False)),
+                resume_at_step=resume_at_step,
+            ),
+            ledger=StepLines(folder.ledger, resume_at_step=resume_at_step),
         ),
     )
 

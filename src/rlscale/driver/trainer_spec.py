@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlscale.checkpoint.store import CheckpointStore
+from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
 from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.models.batch_shapes import EngineShapes
-from rlscale.models.megatron_folder import torch_dist_folder
-from rlscale.models.resolve_model import is_hf_folder
 from rlscale.training.spec import (
     CriticSpec,
     DedicatedRanks,
@@ -24,6 +24,9 @@ from rlscale.training.spec import (
 def build_trainer_spec(prepared: PreparedRun, *, run_folder: Path) -> TrainerSpec:
     """The spec of every rank. Raises ConfigError for a checkpoint that does not exist."""
     config, algo = prepared.config, prepared.config.algo
+    if config.reward.post_process_path is not None:
+        # The user's function has normalised the rewards.
+        algo = replace(algo, rewards_normalization=False)
     reference = _reference_source(prepared) if uses_reference(algo) else None
     teacher = config.model.teacher_load if uses_teacher(algo) else None
     return TrainerSpec(
@@ -55,14 +58,10 @@ def build_trainer_spec(prepared: PreparedRun, *, run_folder: Path) -> TrainerSpe
 
 def weight_owners(config: RunConfig) -> WeightOwners:
     """The ranks from which the run's weight channel sends."""
-    channel = config.train.weight_channel
-    if channel in (WeightChannelName.process_group, WeightChannelName.disk):
+    if config.train.weight_channel != WeightChannelName.shared_memory:
         return WeightOwners.owners
-    if channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":
-        # Through CUDA IPC an engine opens the copy on that GPU.
-        return WeightOwners.every
-    # One ring for all engines, or deltas against the last sent weights, which one rank keeps.
-    return WeightOwners.first
+    # Through CUDA IPC an engine opens the copy on that GPU. On a CPU all engines read one ring.
+    return WeightOwners.every if config.cluster.device == "cuda" else WeightOwners.first
 
 
 def model_source(path: str, *, key: str, base: str, rollout_id: int | None = None) -> ModelSource:
@@ -80,19 +79,6 @@ def model_source(path: str, *, key: str, base: str, rollout_id: int | None = Non
         return ModelSource(path=base, checkpoint=Path(path).expanduser().absolute())
     folder = CheckpointStore.resolve(path, key=key, rollout_id=rollout_id).folder
     return ModelSource(path=base, checkpoint=folder.absolute())
-
-
-def is_checkpoint(path: str) -> bool:
-    """Whether a path names checkpoints of a trainer: it is a folder that transformers would not load."""
-    return Path(path).expanduser().is_dir() and not is_hf_folder(path)
-
-
-def is_bare_weights(path: str) -> bool:
-    """Whether a path holds weights in Megatron-core's format that are not part of a checkpoint of a run."""
-    folder = Path(path).expanduser()
-    return (
-        not CheckpointStore.has_checkpoint(folder) and not is_hf_folder(path) and torch_dist_folder(folder) is not None
-    )
 
 
 def starting_weights(config: RunConfig) -> Path | None:
@@ -116,13 +102,18 @@ def _critic_spec(prepared: PreparedRun) -> CriticSpec:
         lr_warmup_iters=critic.lr_warmup_iters,
         value_clip=critic.value_clip,
         num_only_rollouts=critic.num_critic_only_steps,
-        num_only_steps=critic.num_critic_only_steps * (config.batch.num_steps_per_rollout or 1),
+        num_only_steps=critic.num_critic_only_steps * prepared.steps_per_rollout,
         save=None if critic.save is None else Path(critic.save).absolute(),
         keep_last=config.checkpoint.keep_last,
-        dedicated_ranks=DedicatedRanks(number=prepared.layout.num_critics, batch=config.batch)
-        if prepared.layout.num_critics
-        else None,
+        dedicated_ranks=_dedicated_ranks(prepared) if prepared.layout.num_critics else None,
     )
+
+
+def _dedicated_ranks(prepared: PreparedRun) -> DedicatedRanks:
+    cost = prepared.forward_cost
+    # A critic has one value per token instead of logits.
+    cost = None if cost is None else replace(cost, per_logit_row=0)
+    return DedicatedRanks(number=prepared.layout.num_critics, batch=prepared.config.batch, cost=cost)
 
 
 def _engine_shapes(config: RunConfig) -> EngineShapes | None:

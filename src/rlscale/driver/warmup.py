@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig, config_hash, load_config, to_dict
-from rlscale.errors import ConfigError
-from rlscale.models.resolve_model import cache_root
+from rlscale.config.errors import nearest
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.errors import ConfigError, Problem
+from rlscale.models.resolve_model import cache_root, is_hf_folder
 
 _INHERITED_GROUPS = ("model", "cluster", "fsdp")
 _ENGINE_GROUPS = {EngineKind.sglang: ("sglang", "router")}
@@ -17,14 +20,28 @@ _INHERITED_KEYS = {
 }
 
 
+ORIGIN = "in the warm-up, model.warmup_experiment={}"
+
+
+def warmup_is_used(config: RunConfig) -> bool:
+    """Whether the run starts from the weights of a warm-up."""
+    load = config.checkpoint.load
+    return config.model.warmup_experiment is not None and (load is None or not is_hf_folder(load))
+
+
 def warmup_config(config: RunConfig) -> RunConfig | None:
     """The config of the warm-up: its experiment with this run's model, hardware and seed; None: there is no warm-up.
 
     Its run folder is in the cache, named after the hash of that config, so that all runs with the same warm-up share
     one.
+
+    Raises:
+        ConfigError: there is no such experiment, or the model, hardware or seed do not fit it.
     """
     if config.model.warmup_experiment is None:
         return None
+    config_dir = None if config.run.config_dir is None else Path(config.run.config_dir)
+    _check_name(config.model.warmup_experiment, config_dir)
     values = to_dict(config)
     overrides = [f"+experiment={config.model.warmup_experiment}"]
     for group in (*_INHERITED_GROUPS, *_ENGINE_GROUPS.get(config.rollout.engine, ())):
@@ -32,25 +49,44 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
     for group, keys in _INHERITED_KEYS.items():
         overrides += [_override(group, key, values[group][key]) for key in keys]
     overrides += ["model.warmup_experiment=null"]  # of this run: a warm-up has no warm-up
-    config_dir = None if config.run.config_dir is None else Path(config.run.config_dir)
     try:
-        warmup = load_config(overrides, config_dir=config_dir)
+        return _load(tuple(overrides), config_dir, config.model.warmup_experiment, config.model.cache_dir)
     except ConfigError as error:
-        origin = f"in the warm-up, model.warmup_experiment={config.model.warmup_experiment}"
+        origin = ORIGIN.format(config.model.warmup_experiment)
         raise ConfigError([replace(problem, origin=origin) for problem in error.problems]) from error
-    # Loaded a second time, because the folder is part of the config and its name the hash of the rest.
-    folder = cache_root(config.model.cache_dir) / "warmups" / f"{config.model.warmup_experiment}-{config_hash(warmup)}"
-    return load_config([*overrides, f"run.dir={json.dumps(str(folder))}"], config_dir=config_dir)
+
+
+@lru_cache(maxsize=1)
+def _load(overrides: tuple[str, ...], config_dir: Path | None, experiment: str, cache_dir: str | None) -> RunConfig:
+    """The config of a warm-up and its folder; cached, because the check before the run needs it, too."""
+    config = load_config(overrides, config_dir=config_dir)
+    # The name of the folder, which is part of the config, is the hash of the rest.
+    folder = cache_root(cache_dir) / "warmups" / f"{experiment}-{config_hash(config)}"
+    placed = config.writable_copy()
+    placed.run.dir, placed.checkpoint.save = str(folder), str(folder / "checkpoints")
+    placed.run.overrides = [*placed.run.overrides, f"run.dir={json.dumps(str(folder))}"]
+    placed.freeze()
+    return placed
+
+
+def _check_name(experiment: str, config_dir: Path | None) -> None:
+    known = ConfigFolders.find(config_dir).groups()["experiment"]
+    if experiment in known:
+        return
+    found = nearest(experiment, known)
+    fix = f"did you mean {found}?" if found else "rlscale-train --help lists the experiments; null: no warm-up"
+    rule = "be the name of an experiment"
+    raise ConfigError([Problem(path="model.warmup_experiment", rule=rule, value=experiment, fix=fix)])
 
 
 def _override(group: str, key: str, value: object) -> str:
-    return f"{group}.{key}={_to_hydra(value)}"
+    return f"{group}.{key}={to_hydra(value)}"
 
 
-def _to_hydra(value: object) -> str:
+def to_hydra(value: object) -> str:
     """A value in Hydra's override grammar: JSON, but with the keys of mappings unquoted."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_to_hydra(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {to_hydra(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_to_hydra, value)) + "]"
+        return "[" + ", ".join(map(to_hydra, value)) + "]"
     return json.dumps(value)

@@ -3,22 +3,34 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from rlscale.cluster.ray_session import Bundles
-from rlscale.config import WeightChannelName
+from rlscale.config import LossType
+from rlscale.config.groups.algo import compares_policies
+from rlscale.config.rules import uses_engines
 from rlscale.control.engine_sleep import released_engines
 from rlscale.control.loop_config import LoopConfig
+from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.driver.external_engines import are_local
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.errors import ConfigError, Problem
-from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.evaluator import EvalSet, Evaluator
 from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
+from rlscale.evaluation.user_evaluator import UserEvaluator
+from rlscale.plan.placement import further_engines
+from rlscale.plugins.args_view import Args
+from rlscale.plugins.load_plugin import load_plugin
+from rlscale.plugins.user_hook import UserHook
 from rlscale.protocols import RolloutSource, Trainers
-from rlscale.rewards import RewardRunner
+from rlscale.rewards import JudgeSpec, PoolLimits, RewardRunner, with_judge
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.rollout.generated import GeneratedRollouts, sampling_params
+from rlscale.rollout.generate_session import SessionFactory
+from rlscale.rollout.generated import GeneratedRollouts, eval_params, sampling_params
+from rlscale.rollout.group_filters import GroupFilters
 from rlscale.rollout.sft import labelled_group
+from rlscale.rollout.user_generate import UserGenerate
+from rlscale.rollout.user_rollout import UserRollout
 from rlscale.weights.channel_spec import ChannelSpec
 from rlscale.worker.rank import WorldSpec
 
@@ -26,17 +38,32 @@ from rlscale.worker.rank import WorldSpec
 def build_loop_config(prepared: PreparedRun) -> LoopConfig:
     """The run's config with the number of its rollouts."""
     return LoopConfig(
-        run=prepared.config, num_rollouts=prepared.num_rollouts, rollouts_per_epoch=prepared.rollouts_per_epoch
+        run=prepared.config,
+        num_rollouts=prepared.num_rollouts,
+        rollouts_per_epoch=prepared.rollouts_per_epoch,
+        forward_cost=prepared.forward_cost,
     )
 
 
 @contextmanager
-def open_rewards(prepared: PreparedRun) -> Iterator[RewardRunner | None]:
-    """The threads that compute rewards; None: the run generates nothing."""
+def open_rewards(prepared: PreparedRun, judge: JudgeSpec | None) -> Iterator[RewardRunner | None]:
+    """Computes rewards, in processes where needed; None: the run generates nothing.
+
+    Args:
+        judge: engines that rewards may ask; None: the run has none.
+    """
     if prepared.reward is None:
         yield None
         return
-    with RewardRunner(prepared.reward, max_workers=prepared.config.reward.max_workers) as runner:
+    reward = prepared.reward if judge is None else with_judge(prepared.reward, judge)
+    config = prepared.config.reward
+    limits = PoolLimits(
+        max_workers=config.max_workers, max_concurrency=config.max_concurrency, timeout_s=config.timeout_s
+    )
+    source = prepared.config.data.prompt_data or "the prompt source"
+    with RewardRunner(
+        reward, limits=limits, max_retries=config.max_retries, weights=config.weights, source=source
+    ) as runner:
         yield runner
 
 
@@ -49,12 +76,110 @@ def build_source(prepared: PreparedRun, pool: EnginePool | None, rewards: Reward
     config = prepared.config
     return GeneratedRollouts(
         prompts=prepared.prompts,
-        pool=pool,
+        sessions=SessionFactory(
+            pool,
+            sampling_params(config.rollout, routes=prepared.routes),
+            config=config,
+            tokenizer=prepared.tokenizer,
+        ),
         rewards=rewards,
-        params=sampling_params(config.rollout, routes=prepared.routes),
-        batch=config.batch,
-        reward_key=config.reward.key,
+        config=config,
+        filters=_load_filters(prepared),
+        generate=_load_generate(prepared),
     )
+
+
+def _args(prepared: PreparedRun) -> Args:
+    """`args` of functions of the documents; the model may have been built or downloaded."""
+    return Args(prepared.config, runtime={"hf_checkpoint": prepared.model_path})
+
+
+def _load_filters(prepared: PreparedRun) -> GroupFilters:
+    """The filters of the config group `sampling`. Those of users run in threads, with a deadline."""
+    config = prepared.config
+
+    def load(key: str, path: str | None) -> UserHook | None:
+        if path is None:
+            return None
+        function = load_plugin(key, path, args=_args(prepared), custom=config.custom)
+        return UserHook(key=key, function=function, timeout_s=config.sampling.hook_timeout_s)
+
+    sampling = config.sampling
+    dynamic = load("sampling.dynamic_filter_path", sampling.dynamic_filter_path)
+    buffer = load("sampling.buffer_filter_path", sampling.buffer_filter_path)
+    is_builtin = (sampling.dynamic_filter_path or "").startswith("rlscale.")
+    return GroupFilters(
+        # The built-in ones take microseconds.
+        dynamic=dynamic.function if dynamic is not None and is_builtin else dynamic,
+        buffer=buffer,
+    )
+
+
+def build_hooks(prepared: PreparedRun) -> RolloutHooks:
+    """The user functions between generation and training."""
+    config = prepared.config
+    args = _args(prepared)
+
+    def load(key: str) -> UserHook | None:
+        path: str | None = attrgetter(key)(config)
+        if path is None:
+            return None
+        function = load_plugin(key, path, args=args, custom=config.custom)
+        return UserHook(key=key, function=function, timeout_s=config.sampling.hook_timeout_s)
+
+    # Supervised training and replayed rollouts generate nothing; only rewards and batches of the latter are theirs.
+    generates = uses_engines(config) and config.algo.loss_type != LossType.sft_loss
+    compares = compares_policies(config.algo)
+    return RolloutHooks(
+        sample_filter=load("sampling.sample_filter_path") if generates else None,
+        all_samples=load("sampling.all_samples_process_path") if generates else None,
+        post_process=load("reward.post_process_path") if compares else None,
+        convert=load("train.convert_samples_path") if compares else None,
+        rollout_log=load("sampling.custom_rollout_log_function_path") if generates else None,
+        eval_log=load("eval.custom_log_function_path") if config.eval.interval is not None else None,
+    )
+
+
+def build_user_rollout(prepared: PreparedRun, pool: EnginePool | None) -> UserRollout | None:
+    """The rollout function of the user; None: the built-in loop collects rollouts."""
+    config = prepared.config
+    hook = _load_whole(prepared, "rollout.function_path")
+    if hook is None or pool is None or prepared.sft is not None or prepared.replay is not None:
+        return None
+    params = sampling_params(config.rollout, routes=prepared.routes)
+    sessions = SessionFactory(pool, params, purpose="rollout", config=config, tokenizer=prepared.tokenizer)
+    return UserRollout(hook=hook, sessions=sessions, num_groups=config.batch.rollout_batch_size)
+
+
+def _build_user_evaluator(prepared: PreparedRun, pool: EnginePool, hook: UserHook) -> UserEvaluator:
+    config = prepared.config
+    sessions = SessionFactory(
+        pool,
+        eval_params(config.eval, config.rollout),
+        purpose="eval-function",
+        config=config,
+        tokenizer=prepared.tokenizer,
+    )
+    return UserEvaluator(hook, lambda version: sessions.open(0, (version, version)))
+
+
+def _load_whole(prepared: PreparedRun, key: str) -> UserHook | None:
+    config = prepared.config
+    path: str | None = attrgetter(key)(config)
+    if path is None:
+        return None
+    function = load_plugin(key, path, args=_args(prepared), custom=config.custom)
+    timeout_key = "rollout.function_timeout_s"
+    return UserHook(key=key, function=function, timeout_s=config.rollout.function_timeout_s, timeout_key=timeout_key)
+
+
+def _load_generate(prepared: PreparedRun) -> UserGenerate | None:
+    config = prepared.config
+    key, path = "sampling.custom_generate_function_path", config.sampling.custom_generate_function_path
+    if path is None:
+        return None
+    function = load_plugin(key, path, args=_args(prepared), custom=config.custom)
+    return UserGenerate(function, timeout_s=config.sampling.generate_timeout_s)
 
 
 def build_evaluator(
@@ -63,17 +188,36 @@ def build_evaluator(
     rewards: RewardRunner | None,
     *,
     trainers: Trainers | None = None,
-) -> Evaluator | None:
+) -> Evaluator | UserEvaluator | None:
     """Evaluates `eval.prompt_data`; None: the run has no evaluation sets.
 
     Args:
         trainers: measure the loss of labels, too. None: there are none.
     """
+    hook = _load_whole(prepared, "eval.function_path")
+    if hook is not None and pool is not None and prepared.config.eval.interval is not None:
+        return _build_user_evaluator(prepared, pool, hook)
     if not prepared.eval_sets:
         return None
     assert pool is not None and rewards is not None, "evaluation needs engines"
     held_out = None if trainers is None else _build_held_out_loss(prepared, pool, trainers)
-    return Evaluator(sets=prepared.eval_sets, pool=pool, rewards=rewards, held_out=held_out)
+    config, tokenizer = prepared.config, prepared.tokenizer
+
+    def sessions(of: EvalSet) -> SessionFactory:
+        return SessionFactory(pool, of.params, purpose=f"eval-{of.name}", config=config, tokenizer=tokenizer)
+
+    evaluator = Evaluator(
+        sets=prepared.eval_sets,
+        sessions=sessions,
+        rewards=rewards,
+        config=config,
+        held_out=held_out,
+        generate=_load_generate(prepared),
+    )
+    hooks = build_hooks(prepared)
+    if hooks.eval_log is not None:
+        evaluator.set_log(hooks.evaluated)
+    return evaluator
 
 
 def _build_held_out_loss(prepared: PreparedRun, pool: EnginePool, trainers: Trainers) -> HeldOutLoss:
@@ -85,6 +229,7 @@ def _build_held_out_loss(prepared: PreparedRun, pool: EnginePool, trainers: Trai
             prepared.config.batch,
             num_ranks=loop.num_ranks,
             context_ranks=loop.context_ranks,
+            cost=loop.forward_cost,
         )
         for name, prompts in prepared.held_out.items()
     }
@@ -97,24 +242,22 @@ def _build_held_out_loss(prepared: PreparedRun, pool: EnginePool, trainers: Trai
 def build_world_spec(prepared: PreparedRun, bundles: Bundles, *, run_folder: Path) -> WorldSpec:
     """Process group of the trainer ranks, and their weight channel."""
     config = prepared.config
+    _, num_further = further_engines(config, prepared.layout)  # they may be on other nodes
     return WorldSpec(
         world_size=prepared.layout.num_trainers,
         backend=config.cluster.distributed_backend,
         timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
-        single_node=bundles.num_nodes == 1 and are_local(config.rollout.external_engine_addrs or []),
-        channel=_build_channel_spec(prepared, bundles, run_folder=run_folder),
+        single_node=bundles.num_nodes == 1
+        and not num_further
+        and are_local(config.rollout.external_engine_addrs or []),
+        channel=_build_channel_spec(prepared, run_folder=run_folder),
     )
 
 
-def _build_channel_spec(prepared: PreparedRun, bundles: Bundles, *, run_folder: Path) -> ChannelSpec:
+def _build_channel_spec(prepared: PreparedRun, *, run_folder: Path) -> ChannelSpec:
     config = prepared.config
     name = config.train.weight_channel
     assert name is not None, "set by the resolve step"
-    # Bundles from `first_critic` on are a critic's: it sends no weights, so that it may be on another node.
-    if name == WeightChannelName.shared_memory and bundles.count_nodes(prepared.layout.first_critic) > 1:
-        rule = "not be shared_memory, because Ray placed trainer and engines on several machines"
-        fix = "use train.weight_channel=process_group"
-        raise ConfigError([Problem(path="train.weight_channel", rule=rule, value=name, fix=fix)])
     return ChannelSpec(
         name=name,
         backend=config.cluster.distributed_backend,

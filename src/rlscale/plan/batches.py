@@ -32,7 +32,7 @@ class Batches:
     samples: int
     tokens: int  # prompts included
     trainable_tokens: int
-    steps: int  # optimizer steps
+    steps: int  # optimizer steps of all passes over the rollout
     samples_per_step: int
     microbatches_per_rank: int  # in a step
     samples_per_microbatch: int
@@ -55,20 +55,27 @@ def assume_lengths(
         response: tokens of a response. None: `rollout.max_response_len`.
         positions: maximum sequence length of the model. None: unknown.
     """
-    rollout = config.rollout
+    rollout, context = config.rollout, config.rollout.max_context_len
     response_from, prompt_from = "given", "given"
     if response is None:
         response, response_from = rollout.max_response_len, "rollout.max_response_len, the longest"
+        # The response of a long prompt ends earlier.
+        if context is not None and prompt is not None and prompt + response > context:
+            response, response_from = max(1, context - prompt), "rollout.max_context_len minus the prompt"
     if prompt is None and rollout.max_prompt_len is not None:
         prompt, prompt_from = rollout.max_prompt_len, "rollout.max_prompt_len, the longest"
+        if context is not None and prompt + response > context:
+            prompt, prompt_from = max(1, context - response), "rollout.max_context_len minus the response"
     elif prompt is None:
-        available = (rollout.max_context_len or positions or DEFAULT_PROMPT_TOKENS + response) - response
+        available = (context or positions or DEFAULT_PROMPT_TOKENS + response) - response
         prompt = max(1, min(DEFAULT_PROMPT_TOKENS, available, response))
         prompt_from = "assumed, as rollout.max_prompt_len is not set; set it with --prompt-tokens"
     return Lengths(prompt=prompt, response=response, prompt_from=prompt_from, response_from=response_from)
 
 
-def count_batches(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_ranks: int = 1) -> Batches:
+def count_batches(
+    batch: BatchConfig, lengths: Lengths, *, ranks: int, context_ranks: int = 1, epochs: int = 1
+) -> Batches:
     """The sizes of a rollout for a resolved `batch` group.
 
     Args:
@@ -76,6 +83,7 @@ def count_batches(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_r
         lengths: of every sample.
         ranks: data-parallel ranks.
         context_ranks: ranks that share a sequence; they multiply the tokens of a packed micro-batch.
+        epochs: passes over the rollout.
     """
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
     assert batch.global_batch_size is not None and batch.num_steps_per_rollout is not None, (
@@ -98,7 +106,7 @@ def count_batches(batch: BatchConfig, lengths: Lengths, *, ranks: int, context_r
         samples=samples,
         tokens=samples * lengths.sample,
         trainable_tokens=samples * lengths.response,
-        steps=batch.num_steps_per_rollout,
+        steps=batch.num_steps_per_rollout * epochs,
         samples_per_step=per_step,
         microbatches_per_rank=number,
         samples_per_microbatch=per_microbatch,

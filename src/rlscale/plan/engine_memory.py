@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import Device, EngineKind, RunConfig
+from rlscale.config.rules import attention_groups
 from rlscale.plan.batches import Lengths
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 
@@ -77,21 +78,17 @@ def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, dtype_bytes:
 def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hardware) -> EngineMemory:
     """SGLang fills its fraction of the memory: weights, and a cache in the remaining part.
 
-    With `sglang.enable_dp_attention` the GPUs of an engine are `sglang.dp_size` groups. Each group holds all weights of
-    attention, and a cache for its samples.
+    With data-parallel attention (`sglang.attn_dp_size`) the GPUs of an engine are so many groups. Each group holds all
+    weights of attention, and a cache for its samples.
     """
     gpus, arguments = config.cluster.rollout_num_gpus_per_engine, config.sglang.server_args
     stages = int(arguments.get("pp_size") or 1)
-    attention_groups = int(arguments.get("dp_size") or 1) if arguments.get("enable_dp_attention") else 1
+    groups = attention_groups(config)
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
     attention = a.num_layers * count_elements(tuple(a.attention_shapes()))
-    weights = (a.parameters + (attention_groups - 1) * attention) * dtype_bytes / gpus
-    per_token = (
-        a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // attention_groups)
-        / stages
-        / attention_groups
-    )
+    weights = (a.parameters + (groups - 1) * attention) * dtype_bytes / gpus
+    per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // groups) / stages / groups
     cache = max(0.0, fraction * hardware.memory_bytes - weights)
     given = arguments.get("max_total_tokens")
     limit = int(given) if given else SGLANG_CPU_TOKENS if device == "cpu" else None

@@ -48,6 +48,7 @@ class TrainerMemory:
     weights: float
     optimizer: float
     reference: float
+    teacher: float = 0.0
     phases: Mapping[str, Mapping[str, float]]
 
     @property
@@ -58,7 +59,7 @@ class TrainerMemory:
     @property
     def steady(self) -> float:
         """Bytes that are always allocated."""
-        return self.weights + self.optimizer + self.reference
+        return self.weights + self.optimizer + self.reference + self.teacher
 
     @property
     def step(self) -> float:
@@ -77,19 +78,28 @@ def sharded_elements(shapes: tuple[Shape, ...], num_ranks: int) -> int:
     return sum(math.ceil(shape[0] / num_ranks) * math.prod(shape[1:]) for shape in shapes)
 
 
-def trainer_memory(a: Architecture, work: TrainerWork, *, reference: Architecture | None = None) -> TrainerMemory:
+def trainer_memory(
+    a: Architecture,
+    work: TrainerWork,
+    *,
+    reference: Architecture | None = None,
+    teacher: Architecture | None = None,
+) -> TrainerMemory:
     """The memory of one rank.
 
     Args:
         a: architecture of the model.
         work: of the rank.
         reference: architecture of a second model that only scores. None: no such model.
+        teacher: architecture of a third one.
     """
-    shard = _whole_shard(a, work.num_ranks)
+    shard = shard_elements(a, work.num_ranks)
+    frozen = [0 if each is None else FLOAT32 * shard_elements(each, work.num_ranks) for each in (reference, teacher)]
     return TrainerMemory(
         weights=FLOAT32 * shard,
         optimizer=_optimizer(a, work, shard=shard),
-        reference=0 if reference is None else FLOAT32 * _whole_shard(reference, work.num_ranks),
+        reference=frozen[0],
+        teacher=frozen[1],
         phases=dict(_step_phases(a, work)),
     )
 
@@ -110,8 +120,9 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
 
 
 def _adapters(a: Architecture, work: TrainerWork) -> int:
-    """Elements of all adapters: A [rank, in] and B [out, rank] of each matrix."""
-    matrices = [(s, number) for layer, number in a.kinds.items() for s in a.layer_shapes(layer) if len(s) == 2]
+    """Elements of all adapters: A [rank, in] and B [out, rank] of each matrix; next to experts, of attention only."""
+    layers = ((a.attention_shapes() if a.num_experts else a.layer_shapes(layer), n) for layer, n in a.kinds.items())
+    matrices = [(shape, number) for shapes, number in layers for shape in shapes if len(shape) == 2]
     return sum(work.adapter_rank * (rows + columns) * number for (rows, columns), number in matrices)
 
 
@@ -120,7 +131,7 @@ def _trained_share(a: Architecture, work: TrainerWork) -> float:
     return _adapters(a, work) / a.parameters if work.adapter_rank else 1.0
 
 
-def _whole_shard(a: Architecture, num_ranks: int) -> int:
+def shard_elements(a: Architecture, num_ranks: int) -> int:
     """Elements of a rank's shard of the whole model."""
     layers = sum(sharded_elements(a.layer_shapes(layer), num_ranks) * number for layer, number in a.kinds.items())
     return layers + sharded_elements(a.root_shapes(), num_ranks)
@@ -147,7 +158,7 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
     # At the end: the gradients of embedding and output layer, and their reduce-scatter.
     # A critic has no output layer.
     tables = (1 if work.has_values else 2) * b * a.vocab_size * a.hidden_size
-    last = tables + FLOAT32 * (a.root_parameters + _whole_shard(a, work.num_ranks))
+    last = tables + FLOAT32 * (a.root_parameters + shard_elements(a, work.num_ranks))
     yield "last gradients", {"gathered weights": root, "gradients": last * _trained_share(a, work)}
 
 

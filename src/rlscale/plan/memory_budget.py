@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlscale.config import Device, EngineKind, OffloadMode, RunConfig
+from rlscale.errors import count_noun
 from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.hardware import Hardware
@@ -58,8 +59,8 @@ def list_memory_budgets(
         if dedicated is not None:
             parts |= {"critic": dedicated.steady * critics, "critic's step": dedicated.step * critics}
         parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics)
-        where = f"machine with {trainers} trainer ranks and {engines} engines"
-        where += f" and {critics} critic ranks" if critics else ""
+        where = f"machine with {count_noun(trainers, 'trainer rank')} and {count_noun(engines, 'engine')}"
+        where += f" and {count_noun(critics, 'critic rank')}" if critics else ""
         return [MemoryBudget(where=where, parts=parts, available=hardware.memory_bytes)]
     runtime = {"runtime": hardware.reserve_bytes}
     available = hardware.memory_bytes
@@ -78,7 +79,8 @@ def list_memory_budgets(
 
 def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMemory | None) -> dict[str, float]:
     parts = {"weights": trainer.weights, "optimizer": trainer.optimizer, "step": trainer.step}
-    others = {"reference": trainer.reference} if trainer.reference else {}
+    scorers = {"reference": trainer.reference, "teacher": trainer.teacher}
+    others = {name: size for name, size in scorers.items() if size}
     if critic is not None:
         others["critic"] = critic.steady
         # The step of the critic comes after the step of the policy.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture
 from rlscale.architectures.hf_config import architecture_fields, read_hf_fields
-from rlscale.config import ModelConfig
+from rlscale.config import ModelConfig, RunConfig, uses_critic, uses_reference, uses_teacher
 from rlscale.errors import ConfigError, Problem
 
 
@@ -24,9 +26,26 @@ def policy_architecture(model: ModelConfig) -> Architecture:
     return Architecture.from_fields(fields)
 
 
-def reference_architecture(model: ModelConfig, policy: Architecture) -> Architecture:
-    """The architecture of the reference: that of `model.ref_load` if its `config.json` is found, else the policy's."""
-    fields = read_hf_fields(model.ref_load)
+def list_architectures(config: RunConfig, policy: Architecture) -> dict[str, Architecture]:
+    """Architectures of all models of the trainers, by role. The critic has no output layer."""
+    models, model = {"policy": policy}, config.model
+    if uses_reference(config.algo):
+        models["reference"] = _role_architecture(model.ref_load, policy)
+    if uses_critic(config.algo):
+        models["critic"] = replace(_role_architecture(config.critic.load, policy), tied=True)
+    if uses_teacher(config.algo):
+        models["teacher"] = _role_architecture(model.teacher_load, policy)
+    return models
+
+
+def _role_architecture(path: str | None, policy: Architecture) -> Architecture:
+    """The architecture of the model of another role than the policy.
+
+    Args:
+        path: of the model. Without a `config.json` on this machine its architecture is taken for the policy's.
+        policy: architecture of the policy.
+    """
+    fields = read_hf_fields(path)
     return Architecture.from_fields(fields) if all(name in fields for name in REQUIRED_FIELDS) else policy
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlscale.config import ClusterConfig, RunConfig
 from rlscale.config.rules import has_critic_ranks, num_critic_ranks, uses_engines
+from rlscale.errors import ConfigError, Problem, count_noun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Bundles of one placement group; a bundle is one GPU, or on a CPU one slot instead of a GPU.
+    """Bundles of one placement group: those of the trainers, then of separate engines, of a separate critic, and of
+    the engines of a judge or reward model.
 
-    Trainer rank i has bundle i. Engine j has `gpus_per_engine` bundles from `engine_bundles[j]`. Colocated engines use
-    the bundles of the trainers, separate engines the bundles after them. A critic with dedicated GPUs comes last.
+    A bundle is one GPU, or on a CPU one slot instead of a GPU; trainer rank i has bundle i. An engine has a process on
+    each of its nodes. Colocated engines use the bundles of the trainers, in their order. A process of a separate engine
+    has one bundle with all its GPUs, which Ray therefore keeps on one node.
     """
 
     num_trainers: int
@@ -21,28 +27,80 @@ class Layout:
     gpus_per_engine: int
     colocate: bool
     num_critics: int = 0  # ranks of a critic with dedicated bundles
+    gpus_per_node: int = 8
+    num_reward_engines: int = 0
+    gpus_per_reward_engine: int = 1
+
+    @property
+    def gpus_per_process(self) -> int:
+        """GPUs of an engine on one of its nodes."""
+        return min(self.gpus_per_engine, self.gpus_per_node)
+
+    @property
+    def processes_per_engine(self) -> int:
+        """Nodes of an engine, each with one process."""
+        return -(-self.gpus_per_engine // self.gpus_per_process)
+
+    @property
+    def bundle_sizes(self) -> tuple[int, ...]:
+        """GPUs of each bundle."""
+        if self.colocate:
+            policy = (1,) * max(self.num_trainers, self.num_engines * self.gpus_per_engine)
+        else:
+            policy = (1,) * self.num_trainers
+            policy += (self.gpus_per_process,) * (self.num_engines * self.processes_per_engine)
+        reward = self.reward_layout if self.num_reward_engines else None
+        sizes = (
+            () if reward is None else (reward.gpus_per_process,) * (reward.processes_per_engine * reward.num_engines)
+        )
+        return policy + (1,) * self.num_critics + sizes
 
     @property
     def num_bundles(self) -> int:
         """Bundles of the whole run."""
-        return self.first_critic + self.num_critics
+        return len(self.bundle_sizes)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole run, or slots on a CPU."""
+        return sum(self.bundle_sizes)
 
     @property
     def first_critic(self) -> int:
         """The bundle of the critic's rank 0, after those of policy and engines."""
-        rollout = self.num_engines * self.gpus_per_engine
-        return max(self.num_trainers, rollout) if self.colocate else self.num_trainers + rollout
+        return self._num_policy_bundles
 
     @property
-    def engine_bundles(self) -> tuple[int, ...]:
-        """The first bundle of each engine."""
-        first = 0 if self.colocate else self.num_trainers
-        return tuple(first + j * self.gpus_per_engine for j in range(self.num_engines))
+    def reward_layout(self) -> Layout:
+        """The layout whose engines are those of the judge: bundles of other processes stand for trainers."""
+        return Layout(
+            num_trainers=self._num_policy_bundles + self.num_critics,
+            num_engines=self.num_reward_engines,
+            gpus_per_engine=self.gpus_per_reward_engine,
+            colocate=False,
+            gpus_per_node=self.gpus_per_node,
+        )
+
+    @property
+    def _num_policy_bundles(self) -> int:
+        """Bundles of trainers and engines."""
+        if self.colocate:
+            return max(self.num_trainers, self.num_engines * self.gpus_per_engine)
+        return self.num_trainers + self.num_engines * self.processes_per_engine
 
     @property
     def share(self) -> float:
         """Fraction of a bundle that an actor requests, so that a trainer and an engine fit into one."""
         return 0.5 if self.colocate else 1.0
+
+    def process_bundles(self, engine: int) -> tuple[tuple[int, ...], ...]:
+        """The bundles of each process of an engine, in the order of its ranks."""
+        number, size = self.processes_per_engine, self.gpus_per_process
+        if not self.colocate:
+            first = self.num_trainers + engine * number
+            return tuple((first + process,) for process in range(number))
+        first = engine * self.gpus_per_engine
+        return tuple(tuple(range(first + i * size, first + (i + 1) * size)) for i in range(number))
 
 
 def build_cluster_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
@@ -54,15 +112,133 @@ def build_cluster_layout(config: ClusterConfig, *, needs_engines: bool) -> Layou
         num_engines=rollout_gpus // config.rollout_num_gpus_per_engine,
         gpus_per_engine=config.rollout_num_gpus_per_engine,
         colocate=config.colocate,
+        gpus_per_node=config.num_gpus_per_node,
     )
 
 
 def build_layout(config: RunConfig) -> Layout:
     """The layout of a run. Without a trainer the engines share no GPU."""
     layout = build_cluster_layout(config.cluster, needs_engines=uses_engines(config))
+    judge = config.reward.engine
+    if judge.num_gpus and uses_engines(config):
+        number, size = judge.num_gpus // judge.num_gpus_per_engine, judge.num_gpus_per_engine
+        layout = replace(layout, num_reward_engines=number, gpus_per_reward_engine=size)
     if config.debug.rollout_only:
         return replace(layout, num_trainers=0, colocate=False)
     return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
+
+
+def order_bundles(layout: Layout, nodes: Sequence[str]) -> tuple[int, ...]:
+    """The placed bundle that each bundle of the layout uses, so that ranks of one node are consecutive.
+
+    Args:
+        layout: of the run.
+        nodes: node of each placed bundle, which has the size of the layout's bundle at the same position.
+
+    Raises:
+        ConfigError: the GPUs of a process of a colocated engine are not on one node.
+    """
+    sizes = layout.bundle_sizes
+    counts = Counter(node for node, size in zip(nodes, sizes, strict=True) if size == 1)
+    part = layout.gpus_per_process if layout.colocate else 1
+    # Nodes whose GPUs engines can use completely come first: the last ranks have no engine if there are fewer engines.
+    order = sorted(range(len(nodes)), key=lambda i: (counts[nodes[i]] % part != 0, nodes[i], i))
+    placed = {size: iter([i for i in order if sizes[i] == size]) for size in set(sizes)}
+    found = tuple(next(placed[size]) for size in sizes)
+    for engine in range(layout.num_engines):
+        for bundles in layout.process_bundles(engine):
+            if len({nodes[found[bundle]] for bundle in bundles}) > 1:
+                raise ConfigError([_split_engine(part, list(counts.values()))])
+    return found
+
+
+def reorder_bundles(
+    layout: Layout, order: Sequence[int], before: Sequence[str], now: Sequence[str]
+) -> tuple[int, ...] | None:
+    """The placed bundle that each bundle of the layout uses after Ray has moved the bundles of dead nodes.
+
+    Ray moves every bundle by itself, so the GPUs of a process may get to several nodes. The moved bundles are given out
+    again, first to processes of colocated engines, each of which needs one node. All others keep their rank or engine,
+    whose actors may live.
+
+    Args:
+        layout: of the run.
+        order: the placed bundles in use, see `order_bundles`.
+        before: node of each placed bundle when it was given out.
+        now: its node now.
+
+    Returns: None if the processes do not fit on the nodes.
+    """
+    moved = {bundle: placed for bundle, placed in enumerate(order) if before[placed] != now[placed]}
+    found = dict(enumerate(order))
+    # A process of a separate engine has one bundle, which stays its own. A colocated one was on one node that died.
+    processes = [process for e in range(layout.num_engines) for process in layout.process_bundles(e)]
+    shared = [process for process in processes if layout.colocate and set(process) <= moved.keys()]
+    in_shared = {bundle for process in shared for bundle in process}
+    singles = [bundle for bundle in moved if bundle not in in_shared and layout.bundle_sizes[bundle] == 1]
+    free: dict[str, list[int]] = {}
+    for placed in sorted(moved[bundle] for bundle in [*in_shared, *singles]):
+        free.setdefault(now[placed], []).append(placed)
+    for process in shared:
+        node = next((node for node in sorted(free) if len(free[node]) >= len(process)), None)
+        if node is None:
+            return None
+        found |= {bundle: free[node].pop(0) for bundle in process}
+    left = [placed for node in sorted(free) for placed in free[node]]
+    found |= dict(zip(singles, left, strict=True))
+    return tuple(found[bundle] for bundle in range(len(order)))
+
+
+def check_node_sizes(layout: Layout, node_gpus: Sequence[int]) -> list[Problem]:
+    """The problem of nodes that have too few GPUs each for the processes of the engines, however they are placed.
+
+    Args:
+        node_gpus: GPUs of each node.
+    """
+    judge = _check_parts(layout.reward_layout, node_gpus, key="reward.engine.num_gpus_per_engine")
+    return _check_parts(layout, node_gpus) + judge
+
+
+def _check_parts(
+    layout: Layout, node_gpus: Sequence[int], *, key: str = "cluster.rollout_num_gpus_per_engine"
+) -> list[Problem]:
+    part, total = layout.gpus_per_process, layout.num_engines * layout.gpus_per_engine
+    if part == 1 or _usable_gpus(node_gpus, part) >= total:
+        return []
+    smaller = max(
+        size for size in range(1, part) if part % size == 0 and (size == 1 or _usable_gpus(node_gpus, size) >= total)
+    )
+    given = ", ".join(map(str, sorted(node_gpus, reverse=True)))
+    problem = Problem(
+        path=key,
+        rule=f"fit on the nodes ({total // part} x {part} GPUs of one node)",
+        value=f"{count_noun(len(node_gpus), 'node')} with {given} GPUs",
+        fix=f"set cluster.num_gpus_per_node to the GPUs of a node, or set it to {smaller}",
+    )
+    return [problem]
+
+
+def _usable_gpus(node_gpus: Sequence[int], part: int) -> int:
+    """GPUs that can be used in parts of this size, each on one node."""
+    return sum(gpus // part * part for gpus in node_gpus)
+
+
+def _split_engine(part: int, counts: Sequence[int]) -> Problem:
+    given = ", ".join(map(str, sorted(counts, reverse=True)))
+    return Problem(
+        path="cluster.rollout_num_gpus_per_engine",
+        rule=f"fit on the nodes, with {part} GPUs of each",
+        value=f"{given} free GPUs on {len(counts)} nodes",
+        fix=f"wait until whole nodes are free (see `ray status`), or set it to {math.gcd(part, *counts)}",
+    )
+
+
+def further_engines(config: RunConfig, layout: Layout) -> tuple[Layout, int]:
+    """Layout of one engine that may join the run later, and the maximum number of such engines."""
+    maximum, size = config.cluster.rollout_max_num_gpus, layout.gpus_per_engine
+    number = 0 if maximum is None or not layout.num_engines else maximum // size - layout.num_engines
+    one = replace(layout, num_trainers=0, num_engines=1, num_critics=0, num_reward_engines=0, colocate=False)
+    return one, max(0, number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +266,29 @@ def place_actors(layout: Layout, *, gpus_per_node: int, has_critic: bool = False
             on[rank].append(f"critic rank {rank}")
     for rank in range(layout.num_critics):
         on[layout.first_critic + rank].append(f"critic rank {rank}")
-    for engine, first in enumerate(layout.engine_bundles):
-        for bundle in range(first, first + layout.gpus_per_engine):
-            on[bundle].append(f"engine {engine}")
-    return [
-        Place(node=bundle // gpus_per_node, gpu=bundle % gpus_per_node, actors=tuple(actors))
-        for bundle, actors in enumerate(on)
+    for engine in range(layout.num_engines):
+        for bundles in layout.process_bundles(engine):
+            for bundle in bundles:
+                on[bundle].append(f"engine {engine}")
+    for engine in range(layout.num_reward_engines):
+        for (bundle,) in layout.reward_layout.process_bundles(engine):
+            on[bundle].append(f"reward engine {engine}")
+    places = [
+        Place(node=node, gpu=gpu, actors=tuple(actors))
+        for actors, (node, gpus) in zip(on, fill_nodes(layout, gpus_per_node=gpus_per_node), strict=True)
+        for gpu in gpus
     ]
+    return sorted(places, key=lambda place: (place.node, place.gpu))
+
+
+def fill_nodes(layout: Layout, *, gpus_per_node: int) -> list[tuple[int, range]]:
+    """Node and GPUs of each bundle on equal, empty nodes: the first node that has room for the bundle."""
+    used: list[int] = []
+    found = []
+    for size in layout.bundle_sizes:
+        node = next((i for i, taken in enumerate(used) if taken + size <= gpus_per_node), len(used))
+        if node == len(used):
+            used.append(0)
+        found.append((node, range(used[node], used[node] + size)))
+        used[node] += size
+    return found

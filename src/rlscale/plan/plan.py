@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from rlscale.config import (
     TrainBackendName,
     WeightChannelName,
     uses_critic,
-    uses_reference,
 )
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
@@ -27,10 +26,11 @@ from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
 from rlscale.plan.engine_memory import EngineMemory, engine_memory
 from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
+from rlscale.plan.host_memory import HostMemory, host_memories
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.megatron_memory import MegatronWork, megatron_memory
 from rlscale.plan.memory_budget import MemoryBudget, PartMemories, list_memory_budgets
-from rlscale.plan.model_size import policy_architecture, reference_architecture, route_bytes_per_token
+from rlscale.plan.model_size import list_architectures, policy_architecture, route_bytes_per_token
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
 
@@ -63,6 +63,8 @@ class Plan:
     trainer: TrainerMemory | None  # None: no trainer
     critic: TrainerMemory | None  # of a rank of the critic, shared or dedicated; None: no critic
     trainer_alternative: TrainerMemory | None  # with the opposite of `recompute`
+    host: HostMemory | None  # of a trainer rank; None: no trainer, or Megatron-core
+    critic_host: HostMemory | None  # of a rank of a critic on dedicated GPUs
     recompute: bool
     engine: EngineMemory | None  # None: no generation, or external engines
     memory_budgets: tuple[MemoryBudget, ...]
@@ -91,6 +93,8 @@ class Plan:
             "trainer": _memory(self.trainer),
             "critic": _memory(self.critic),
             "trainer_alternative": _memory(self.trainer_alternative),
+            "host": _host(self.host),
+            "critic_host": _host(self.critic_host),
             "recompute": self.recompute,
             "engine": None if self.engine is None else {**asdict(self.engine), "total": self.engine.total},
             "memory_budgets": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.memory_budgets],
@@ -107,6 +111,10 @@ def _memory(memory: TrainerMemory | None) -> dict[str, Any] | None:
         return None
     totals = {name: getattr(memory, name) for name in ("steady", "step", "peak", "peak_phase")}
     return {**asdict(memory), **totals}
+
+
+def _host(memory: HostMemory | None) -> dict[str, Any] | None:
+    return None if memory is None else {**asdict(memory), "kept": memory.kept, "peak": memory.peak}
 
 
 def make_plan(
@@ -128,7 +136,7 @@ def make_plan(
         ConfigError: the architecture of the model is unknown.
     """
     a = policy_architecture(config.model)
-    reference = reference_architecture(config.model, a) if uses_reference(config.algo) else None
+    models = list_architectures(config, a)
     lengths = assume_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
     layout = build_layout(config)
     batches = _batches(config, lengths, layout)
@@ -137,16 +145,19 @@ def make_plan(
     recompute = _is_recomputed(config)
     # The tables compare both settings of recomputation.
     trainer, otherwise = (
-        _trainer(_with_recompute(config, each), a, reference, batches, lengths) if layout.num_trainers else None
+        _trainer(_with_recompute(config, each), models, batches, lengths) if layout.num_trainers else None
         for each in (recompute, not recompute)
     )
-    critic = _critic(_with_recompute(config, recompute), a, layout, lengths) if layout.num_trainers else None
+    critic = None
+    if layout.num_trainers and "critic" in models:
+        critic = _critic(_with_recompute(config, recompute), models["critic"], layout, lengths)
+    host, critic_host = host_memories(config, models, layout)
     engine = engine_memory(config, a, lengths, hardware=hardware) if layout.num_engines else None
     memories = PartMemories(trainer=trainer, critic=critic, engine=engine)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
     inputs = RooflineInputs(
         a=a,
-        reference=reference,
+        reference=models.get("reference"),
         lengths=lengths,
         batches=batches,
         layout=layout,
@@ -155,7 +166,7 @@ def make_plan(
         dtype=config.train.dtype,
         sync_bytes=sync.num_bytes if sync is not None else 0.0,
         recompute=recompute,
-        is_one_node=layout.num_bundles <= config.cluster.num_gpus_per_node,
+        is_one_node=layout.num_gpus <= config.cluster.num_gpus_per_node,
     )
     return Plan(
         name=config.run.name or "",
@@ -170,6 +181,8 @@ def make_plan(
         trainer=trainer,
         critic=critic,
         trainer_alternative=otherwise,
+        host=host,
+        critic_host=critic_host,
         recompute=recompute,
         engine=engine,
         memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
@@ -193,11 +206,11 @@ def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
 
 
 def _batches_on(config: RunConfig, lengths: Lengths, num_ranks: int) -> Batches:
+    ranks, context = max(1, num_ranks // config.fsdp.context_parallel_size), config.fsdp.context_parallel_size
     if config.train.backend == TrainBackendName.megatron:
         parallel = ParallelSizes.from_config(config.megatron, num_ranks)
-        return count_batches(config.batch, lengths, ranks=parallel.data, context_ranks=parallel.context)
-    context = config.fsdp.context_parallel_size
-    return count_batches(config.batch, lengths, ranks=max(1, num_ranks // context), context_ranks=context)
+        ranks, context = parallel.data, parallel.context
+    return count_batches(config.batch, lengths, ranks=ranks, context_ranks=context, epochs=config.algo.ppo_epochs)
 
 
 def _is_recomputed(config: RunConfig) -> bool:
@@ -215,21 +228,20 @@ def _with_recompute(config: RunConfig, recompute: bool) -> RunConfig:
     )
 
 
-def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory | None:
+def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory:
     """The memory of a rank of the critic: all weights are trained, with one value per token instead of logits."""
-    if not uses_critic(config.algo):
-        return None
     num_ranks = layout.num_critics or layout.num_trainers
     work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
         megatron_work = MegatronWork(num_ranks=num_ranks, num_microbatches=work.num_microbatches, is_critic=True)
-        return megatron_memory(replace(a, tied=True), config.megatron, work.largest, work=megatron_work)
-    return trainer_memory(replace(a, tied=True), replace(work, adapter_rank=0, has_values=True))
+        return megatron_memory(a, config.megatron, work.largest, work=megatron_work)
+    return trainer_memory(a, replace(work, adapter_rank=0, has_values=True))
 
 
 def _trainer(
-    config: RunConfig, a: Architecture, reference: Architecture | None, batches: Batches, lengths: Lengths
+    config: RunConfig, models: Mapping[str, Architecture], batches: Batches, lengths: Lengths
 ) -> TrainerMemory:
+    a, reference = models["policy"], models.get("reference")
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
@@ -237,10 +249,10 @@ def _trainer(
             num_ranks=num_ranks,
             num_microbatches=work.num_microbatches,
             has_reference=reference is not None,
-            sends_own=config.train.weight_channel in (WeightChannelName.process_group, WeightChannelName.disk),
+            sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
         )
         return megatron_memory(a, config.megatron, work.largest, work=megatron_work)
-    return trainer_memory(a, work, reference=reference)
+    return trainer_memory(a, work, reference=reference, teacher=models.get("teacher"))
 
 
 def _allows_fused_layers(config: RunConfig) -> bool:

@@ -152,7 +152,8 @@ def _training(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     if setting.reference is not None:
         scored = setting.reference.forward_flops(tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
         parts.append(_overlapped("reference logprobs", scored, moved=traffic.scoring, setting=setting))
-    parts.append(_overlapped("forward and backward", 3 * forward + again, moved=traffic.training, setting=setting))
+    trained = (3 * forward + again) * config.algo.ppo_epochs
+    parts.append(_overlapped("forward and backward", trained, moved=traffic.training, setting=setting))
     touched = batches.steps * ADAM_TRAFFIC * a.parameters / setting.layout.num_trainers
     seconds = touched / setting.hardware.memory_bandwidth
     return [*parts, StepPart(name="optimizer", seconds=seconds, bound="memory bandwidth")]
@@ -177,7 +178,8 @@ def _traffic(config: RunConfig, setting: RooflineInputs) -> _Traffic:
         return _Traffic(scoring=0.0, training=batches.steps * own * (FLOAT32 + b) * (copies - 1) / copies)
     whole = setting.a.parameters * (ranks - 1) / ranks
     passes = batches.steps * batches.microbatches_per_rank
-    return _Traffic(scoring=whole * passes * b, training=whole * (2 * passes * b + batches.steps * FLOAT32))
+    training = whole * (2 * passes * b + batches.steps * FLOAT32)
+    return _Traffic(scoring=whole * passes * b / config.algo.ppo_epochs, training=training)
 
 
 def _overlapped(name: str, flops: float, *, moved: float, setting: RooflineInputs) -> StepPart:
@@ -193,5 +195,5 @@ def needs_old_logprobs(config: RunConfig) -> bool:
     if not compares_policies(algo) or algo.use_rollout_logprobs:
         return False
     normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
-    several = (config.batch.num_steps_per_rollout or 1) > 1
+    several = (config.batch.num_steps_per_rollout or 1) * algo.ppo_epochs > 1
     return several or normalized or algo.kl_coef > 0 or not config.train.reuse_logprobs

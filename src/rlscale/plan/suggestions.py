@@ -107,7 +107,7 @@ def _suggestion(overrides: Sequence[str], plan: Plan) -> Suggestion:
         overrides=" ".join(overrides),
         needed=fullest.needed,
         available=fullest.available,
-        num_gpus=plan.layout.num_bundles,
+        num_gpus=plan.layout.num_gpus,
     )
 
 
@@ -198,7 +198,7 @@ def _with_ranks(config: RunConfig, overrides: str, nodes: int, each: int) -> Cha
         cluster = replace(cluster, rollout_num_gpus=nodes * each)
         overrides += f" cluster.rollout_num_gpus={nodes * each}"
     train = config.train
-    if nodes > 1 and train.weight_channel == WeightChannelName.shared_memory:
+    if nodes > 1 and train.weight_channel == WeightChannelName.shared_memory and cluster.device == Device.cpu:
         train = replace(train, weight_channel=WeightChannelName.process_group)
         overrides += " train.weight_channel=process_group"
     return Change(overrides=overrides, config=replace(config, cluster=cluster, train=train))

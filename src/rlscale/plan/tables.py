@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlscale.config import TrainBackendName
 from rlscale.config.errors import show
+from rlscale.errors import count_noun
 from rlscale.plan.batches import Lengths
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.placement import Place
@@ -31,6 +32,8 @@ def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[Renderabl
     yield _placement(plan)
     if plan.trainer is not None and plan.trainer_alternative is not None:
         yield _memory_of_trainer(plan, [plan.trainer, plan.trainer_alternative])
+    if plan.host is not None:
+        yield _host_memory(plan)
     if plan.engine is not None:
         yield _memory_of_engine(plan)
     yield _fit(plan, suggestions)
@@ -45,22 +48,26 @@ def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[Renderabl
 
 def _head(plan: Plan) -> RenderableType:
     model = plan.model
-    active = f", {_count(model.active_parameters)} of them active" if model.num_experts else ""
+    active = f", {format_count(model.active_parameters)} of them active" if model.num_experts else ""
     lines = [
         f"plan of {plan.name}; no process was started",
-        f"model     {_count(model.parameters)} parameters{active}, in {model.num_layers} layers",
-        f"hardware  {plan.hardware.name}: {plan.hardware.title}, {_size(plan.hardware.memory_bytes)}",
+        f"model     {format_count(model.parameters)} parameters{active}, in {count_noun(model.num_layers, 'layer')}",
+        f"hardware  {plan.hardware.name}: {plan.hardware.title}, {format_size(plan.hardware.memory_bytes)}",
         f"lengths   {_lengths(plan.lengths)}",
     ]
     if plan.engine is None and plan.sync is not None:
         lines.append("engines   external; their memory and time are not planned")
+    if plan.layout.num_reward_engines:
+        size = count_noun(plan.layout.gpus_per_reward_engine, "GPU")
+        number = count_noun(plan.layout.num_reward_engines, "engine")
+        lines.append(f"judge     {number} of {size} each for reward.engine; their memory and time are not planned")
     return Text("\n".join(lines))
 
 
 def _lengths(lengths: Lengths) -> str:
     return (
-        f"prompt {lengths.prompt} tokens ({lengths.prompt_from}), "
-        f"response {lengths.response} tokens ({lengths.response_from})"
+        f"prompt {count_noun(lengths.prompt, 'token')} ({lengths.prompt_from}), "
+        f"response {count_noun(lengths.response, 'token')} ({lengths.response_from})"
     )
 
 
@@ -82,7 +89,7 @@ def _batches(plan: Plan) -> Table:
     for name, number in rows.items():
         table.add_row(name, f"{number:,}")
     if b.route_bytes:
-        table.add_row("expert routing of the rollout, in host memory", _size(b.route_bytes))
+        table.add_row("expert routing of the rollout, in host memory", format_size(b.route_bytes))
     return table
 
 
@@ -134,11 +141,26 @@ def _memory_of_trainer(plan: Plan, both: Sequence[TrainerMemory]) -> RenderableT
     is_megatron = plan.backend == TrainBackendName.megatron
     sides = [_trainer_parts(each, weights="weights" if is_megatron else "weights, float32") for each in both]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
-        table.add_row(name, *[_size(side[name]) if name in side else "" for side in sides])
-    table.add_row("peak", *[_size(each.peak) for each in both], style="bold")
+        table.add_row(name, *[format_size(side[name]) if name in side else "" for side in sides])
+    table.add_row("peak", *[format_size(each.peak) for each in both], style="bold")
     table.add_row("phase of the peak", *[each.peak_phase for each in both])
     if is_megatron and plan.hardware.name != "cpu":
         return Group(table, Text("An estimate: Transformer Engine's layers on GPUs were not measured."))
+    return table
+
+
+def _host_memory(plan: Plan) -> Table:
+    ranks = {"trainer rank": plan.host, "critic rank": plan.critic_host}
+    planned = {name: each for name, each in ranks.items() if each is not None}
+    table = _table(f"host memory of a {' and a '.join(planned)} up to the first step", "part", *planned)
+    for role in dict.fromkeys(role for each in planned.values() for role in each.models):
+        sizes = [format_size(each.models[role]) if role in each.models else "" for each in planned.values()]
+        table.add_row(role, *sizes)
+    parts = {"copies": "copy of the offloaded policy", "process": "Python and packages"}
+    for part, name in {**parts, "load": "buffers of the load", "sync": "buffers of the first weight sync"}.items():
+        if any(getattr(each, part) for each in planned.values()):
+            table.add_row(name, *[format_size(getattr(each, part)) for each in planned.values()])
+    table.add_row("peak", *[format_size(each.peak) for each in planned.values()], style="bold")
     return table
 
 
@@ -146,6 +168,8 @@ def _trainer_parts(memory: TrainerMemory, *, weights: str) -> dict[str, float]:
     parts = {weights: memory.weights, "optimizer": memory.optimizer}
     if memory.reference:
         parts["reference model"] = memory.reference
+    if memory.teacher:
+        parts["teacher model"] = memory.teacher
     parts |= dict(memory.phases[memory.peak_phase])
     # Shown even if the peak is in another phase: `train.log_probs_chunk_size` changes them.
     if "logits" not in parts:
@@ -157,12 +181,14 @@ def _memory_of_engine(plan: Plan) -> Table:
     engine = plan.engine
     assert engine is not None, "the caller must check that there is an engine"
     per = f"each of its {engine.gpus} GPUs" if engine.gpus > 1 else "its GPU"
+    nodes = plan.layout.processes_per_engine
+    per += f" on {nodes} nodes" if nodes > 1 else ""
     table = _table(f"memory of an engine ({engine.kind}), on {per}", "part", "size")
-    table.add_row("weights", _size(engine.weights))
-    table.add_row("KV cache", _size(engine.cache))
+    table.add_row("weights", format_size(engine.weights))
+    table.add_row("KV cache", format_size(engine.cache))
     if engine.scratch:
-        table.add_row("logits and copies of weights", _size(engine.scratch))
-    table.add_row("total", _size(engine.total), style="bold")
+        table.add_row("logits and copies of weights", format_size(engine.scratch))
+    table.add_row("total", format_size(engine.total), style="bold")
     samples = engine.cache_tokens // plan.lengths.sample
     table.add_row("capacity of the engine's cache, in tokens", f"{engine.cache_tokens:,}")
     table.add_row("the same in samples", f"{samples:,}")
@@ -173,13 +199,14 @@ def _fit(plan: Plan, suggestions: Sequence[Suggestion]) -> RenderableType:
     table = _table("memory budgets", "location", "required", "available", "")
     for budget in plan.memory_budgets:
         verdict = Text("fits", style="green") if budget.fits else Text("DOES NOT FIT", style="bold red")
-        table.add_row(budget.where, _size(budget.needed), _size(budget.available), verdict)
+        table.add_row(budget.where, format_size(budget.needed), format_size(budget.available), verdict)
     if not plan.over_budget:
         return table
     if not suggestions:
         return Group(table, Text("No suggestion: no single change and no tested combination makes the run fit."))
     lines = [
-        f"  {each.overrides}  (requires {_size(each.needed)} of {_size(each.available)} on {each.num_gpus} GPUs)"
+        f"  {each.overrides}  (requires {format_size(each.needed)} of {format_size(each.available)} on "
+        f"{count_noun(each.num_gpus, 'GPU')})"
         for each in suggestions
     ]
     return Group(table, Text("\n".join(["The run fits with", *lines])))
@@ -192,8 +219,8 @@ def _roofline(plan: Plan) -> Table:
     how = "generation and training overlap" if plan.roofline.overlaps else "generation, then training"
     table.add_row("total", f"{plan.roofline.seconds:.3g}", how, style="bold")
     if plan.sync is not None:
-        traffic = f"{_size(plan.sync.num_bytes)} in {plan.sync.num_buckets} buckets by {plan.sync.channel}"
-        table.add_row("traffic of a weight sync", "", traffic)
+        buckets = f"{count_noun(plan.sync.num_buckets, 'bucket')} by {plan.sync.channel}"
+        table.add_row("traffic of a weight sync", "", f"{format_size(plan.sync.num_bytes)} in {buckets}")
     return table
 
 
@@ -206,12 +233,14 @@ def _table(title: str, *columns: str) -> Table:
         title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0), min_width=len(title)
     )
     for index, column in enumerate(columns):
-        is_number = column in ("number", "size", "required", "available", "seconds") or column.startswith("activations")
+        is_number = column in ("number", "size", "required", "available", "seconds") or column.startswith(
+            ("activations", "trainer", "critic")
+        )
         table.add_column(column, justify="right" if is_number and index else "left")
     return table
 
 
-def _size(num_bytes: float) -> str:
+def format_size(num_bytes: float) -> str:
     """Bytes with a binary unit: `76.3 GiB`."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
@@ -219,7 +248,7 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def _count(number: float) -> str:
+def format_count(number: float) -> str:
     """A number with its magnitude: `4.02 billion`."""
     for word, size in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
         if number >= size:

@@ -1,0 +1,124 @@
+"""Checks of prompt files: they exist, can be read, and their first rows fit the config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlscale.config import DataConfig, RunConfig
+from rlscale.config.installed import is_installed
+from rlscale.config.resolve.eval_sets import eval_sets
+from rlscale.config.rules import learns_conversations, uses_engines
+from rlscale.data.data_paths import resolve_data_path
+from rlscale.data.first_row import check_first_row
+from rlscale.data.rows import PARQUET, SUFFIXES
+from rlscale.driver.preflight.model_sources import starting_folder
+from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.models.chat_template import ChatTemplate, read_chat_template, tiny_chat_template
+
+
+def check_prompts(config: RunConfig) -> list[Problem]:
+    """Problems of the training prompts, of their first row and of the chat template."""
+    data = config.data
+    problems = check_template(config)
+    if not data.rollout_global_dataset or data.prompt_data is None:
+        return problems
+    # A source of the user reads the file in its way.
+    is_read = data.data_source_path is None
+    keys = _row_keys(config, data.prompt_data, data.input_key, data.label_key)
+    return problems + _check_file(
+        "data.prompt_data", keys, template=_template(config), learns=learns_conversations(config), is_read=is_read
+    )
+
+
+def check_eval_sets(config: RunConfig) -> list[Problem]:
+    """Problems of the files of an evaluation."""
+    if config.eval.interval is None or not uses_engines(config):
+        return []
+    try:
+        sets = eval_sets(config.eval)
+    except ConfigError as error:
+        return list(error.problems)
+    except ValueError:
+        return []  # a rule of the config reports a name without a file
+    key, template = "eval.prompt_data" if config.eval.config is None else "eval.config", _template(config)
+    data = config.data
+    return [
+        problem
+        for each in sets
+        for problem in _check_file(
+            key,
+            _row_keys(config, each.path, each.eval.input_key or data.input_key, each.eval.label_key or data.label_key),
+            template=template,
+        )
+    ]
+
+
+def check_template(config: RunConfig) -> list[Problem]:
+    """Problem of `data.apply_chat_template` with a tokenizer that has no template."""
+    if not config.data.apply_chat_template or config.model.build is not None:
+        return []
+    folder = starting_folder(config)
+    if folder is None or _template(config) is not None:
+        return []
+    rule = f"be false with {str(folder)!r}, whose tokenizer has no chat template"
+    fix = "give a model with chat_template.jinja, or prompts that are strings"
+    return [Problem(path="data.apply_chat_template", rule=rule, value="true", fix=fix)]
+
+
+def check_replay(config: RunConfig) -> list[Problem]:
+    """Problems of the files of all rollouts, as far as their number is known."""
+    template, key = config.debug.load_rollout_data, "debug.load_rollout_data"
+    if template is None:
+        return []
+    # With data.num_epoch the number of rollouts is unknown here; then the first file is checked.
+    rollouts = range(config.data.start_rollout_id or 0, config.data.num_rollout or 1)
+    missing = [path for i in rollouts if not Path(path := template.replace("{rollout_id}", str(i))).is_file()]
+    if not missing:
+        return []
+    fix = "lower data.num_rollout to the number of saved rollouts, or check the path"
+    return [Problem(path=key, rule="name files that exist for every rollout", value=missing[0], fix=fix)]
+
+
+def _template(config: RunConfig) -> ChatTemplate | None:
+    if not config.data.apply_chat_template:
+        return None
+    if config.model.build is not None:
+        return tiny_chat_template()
+    folder = starting_folder(config)
+    return None if folder is None else read_chat_template(folder)
+
+
+def _row_keys(config: RunConfig, path: str, input_key: str, label_key: str | None) -> DataConfig:
+    """The group `data` with another file and its fields."""
+    data = config.data
+    return DataConfig(
+        prompt_data=path,
+        input_key=input_key,
+        label_key=label_key,
+        metadata_key=data.metadata_key,
+        apply_chat_template=data.apply_chat_template,
+        apply_chat_template_kwargs=data.apply_chat_template_kwargs,
+        loss_mask_type=data.loss_mask_type,
+    )
+
+
+def _check_file(
+    key: str, rows: DataConfig, *, template: ChatTemplate | None, learns: bool = False, is_read: bool = True
+) -> list[Problem]:
+    path = rows.prompt_data
+    assert path is not None, "every set has a file"
+    file = resolve_data_path(path)
+    if not file.is_file():
+        return [Problem(path=key, rule="name a file that exists", value=path, fix=f"looked for {file.absolute()}")]
+    if not is_read:
+        return []
+    if file.suffix not in SUFFIXES:
+        return [Problem(path=key, rule=f"end in {' or '.join(SUFFIXES)}", value=path, fix="convert it")]
+    if file.suffix == PARQUET and not is_installed("pyarrow"):
+        return []  # reported by the check of packages
+    try:
+        check_first_row(rows, learns_conversations=learns, template=template)
+    except (DataError, OSError) as error:
+        cause = " ".join(str(error).split())
+        return [Problem(path=key, rule="name a file whose first row can be used", value=path, fix=cause)]
+    return []

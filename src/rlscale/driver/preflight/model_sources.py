@@ -1,0 +1,212 @@
+"""Checks of model folders, hub ids and checkpoints that a config names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from rlscale.architectures.hf_config import local_model_folder, read_config_json, read_hf_fields
+from rlscale.checkpoint.store import CheckpointStore
+from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
+from rlscale.config import LossType, ModelConfig, RunConfig, TrainBackendName, uses_critic, uses_teacher
+from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.models.adapter_targets import check_targets
+from rlscale.models.model_path import check_offline, looks_like_path
+from rlscale.models.parameter_names import folder_parameters, tiny_parameters
+from rlscale.models.resolve_model import check_model, is_hf_folder
+from rlscale.training.modules.freeze import trained_names
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tiktoken.model",
+)
+"""Files of which a tokenizer has at least one."""
+
+ROUTE_SIZES = ("num_layers", "num_experts_per_tok", "num_experts")
+"""Fields that give the shape of expert routes."""
+
+_POLICY = "model.hf_checkpoint"
+
+
+def check_start(config: RunConfig) -> list[Problem]:
+    """Problems of `checkpoint.load`: a folder of Hugging Face, of Megatron-core's format, or with checkpoints."""
+    load = config.checkpoint.load
+    if load is not None and is_hf_folder(load):
+        return _check_model("checkpoint.load", config.model, load)
+    problems = _check_folder("checkpoint.load", load)
+    if load is not None and config.debug.rollout_only:
+        rule, fix = "name a Hugging Face folder with debug.rollout_only", "engines cannot read training checkpoints"
+        return [Problem(path="checkpoint.load", rule=rule, value=load, fix=fix)]
+    if load is None or problems:
+        return problems
+    if is_bare_weights(load):
+        return _check_bare_weights("checkpoint.load", load, config.train.backend)
+    folder = Path(load).expanduser()
+    if not CheckpointStore.has_checkpoint(folder) and not CheckpointStore.is_leftover(folder):
+        rule = "name a Hugging Face folder, a checkpoint of a run or a folder in Megatron-core's format (torch_dist)"
+        fix = "it has no config.json, no checkpoint.json and no torch_dist/metadata.json; check the path"
+        return [Problem(path="checkpoint.load", rule=rule, value=repr(load), fix=fix)]
+    return _check_checkpoint("checkpoint.load", load)
+
+
+def check_policy(config: RunConfig) -> list[Problem]:
+    """Problems of `model.hf_checkpoint`, and of the tokenizer and the experts of the starting model."""
+    problems = _check_model(_POLICY, config.model, config.model.hf_checkpoint) if config.model.build is None else []
+    return problems or [*_check_tokenizer(config), *_check_experts(config)]
+
+
+def check_roles(config: RunConfig) -> list[Problem]:
+    """Problems of reference, teacher and critic, as far as their sources are not those of the policy."""
+    model, backend = config.model, config.train.backend
+    checked = (model.hf_checkpoint, config.checkpoint.load)
+    problems: list[Problem] = []
+    if model.ref_load not in checked or model.ref_ckpt_step is not None:
+        step = model.ref_ckpt_step
+        problems += _check_source("model.ref_load", model, model.ref_load, backend=backend, rollout_id=step)
+    if uses_teacher(config.algo):  # of any architecture: the policy's fields do not apply
+        problems += _check_source("model.teacher_load", ModelConfig(), model.teacher_load, backend=backend)
+    if uses_critic(config.algo) and config.critic.load not in checked:
+        problems += _check_source("critic.load", model, config.critic.load, backend=backend)
+    return problems
+
+
+def check_trained_parameters(config: RunConfig) -> list[Problem]:
+    """Problems of patterns of parameter names and of the layers of adapters, where the names are known here."""
+    train = config.train
+    has_patterns = train.only_train_params is not None or train.freeze_params is not None
+    targets = train.lora.target_modules if train.lora.rank else None
+    if config.debug.rollout_only or not (has_patterns or targets):
+        return []
+    names = _parameter_names(config)
+    if names is None:
+        return []
+    problems: list[Problem] = []
+    if has_patterns:
+        try:
+            trained_names(names, train)
+        except ConfigError as error:
+            problems += error.problems
+        except re.error:
+            return []  # a rule of the config reports it
+    linear = {name.split(".")[-2] for name in names if "_proj" in name and name.endswith(".weight")}
+    found = check_targets(targets, names, linear=linear)
+    problems += found
+    if targets and not found and not any(name.endswith(f".{each}.weight") for name in names for each in targets):
+        fix = f"it has {', '.join(sorted(linear))}"
+        rule = "name linear layers of the model"
+        problems.append(Problem(path="train.lora.target_modules", rule=rule, value=str(targets), fix=fix))
+    return problems
+
+
+def check_adapters(config: RunConfig) -> list[Problem]:
+    """Problem of `train.lora.load` without adapters in peft's format."""
+    lora = config.train.lora
+    if lora.load is None or not lora.rank or config.debug.rollout_only:
+        return []
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    folder = Path(lora.load)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not missing:
+        return []
+    fix = f"it has no {' and no '.join(missing)}; check the path"
+    return [Problem(path="train.lora.load", rule="be a folder of adapters in peft's format", value=lora.load, fix=fix)]
+
+
+def starting_folder(config: RunConfig) -> Path | None:
+    """The folder with configuration and tokenizer of the starting model; None: it is built, or not on this machine."""
+    load = config.checkpoint.load
+    if load is not None and is_hf_folder(load):
+        return Path(load).expanduser()
+    return None if config.model.build is not None else local_model_folder(config.model.hf_checkpoint)
+
+
+def _parameter_names(config: RunConfig) -> list[str] | None:
+    folder, model = starting_folder(config), config.model
+    if folder is not None:
+        return folder_parameters(folder, read_config_json(str(folder)))
+    if model.build is None:
+        return None
+    given = ("num_layers", "tie_word_embeddings", "first_k_dense_replace")
+    return tiny_parameters(model.build, {name: getattr(model, name) for name in given})
+
+
+def _check_tokenizer(config: RunConfig) -> list[Problem]:
+    folder = starting_folder(config)
+    if folder is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return []
+    key = "checkpoint.load" if config.checkpoint.load is not None else _POLICY
+    fix = f"it has none of {', '.join(TOKENIZER_FILES[:3])}; save the tokenizer there, too"
+    return [Problem(path=key, rule="have a tokenizer", value=repr(str(folder)), fix=fix)]
+
+
+def _check_experts(config: RunConfig) -> list[Problem]:
+    """Problem of a replay of expert routes with a model whose `config.json` names no experts."""
+    algo, folder = config.algo, starting_folder(config)
+    is_replayed = algo.use_rollout_routing_replay and algo.loss_type != LossType.sft_loss
+    if not is_replayed or config.debug.rollout_only or folder is None:
+        return []
+    fields = read_hf_fields(str(folder))
+    if all(fields.get(name) is not None for name in ROUTE_SIZES):
+        return []
+    rule, fix = "be false with a model that has no experts", f"remove it, or check {folder}/config.json"
+    return [Problem(path="algo.use_rollout_routing_replay", rule=rule, value="true", fix=fix)]
+
+
+def _check_source(
+    key: str,
+    model: ModelConfig,
+    path: str | None,
+    *,
+    backend: TrainBackendName,
+    rollout_id: int | None = None,
+) -> list[Problem]:
+    """Problems of a Hugging Face folder or hub id, or of checkpoints of a trainer."""
+    if path is None or not is_checkpoint(path):
+        return _check_model(key, model, path)
+    if is_bare_weights(path):
+        return _check_bare_weights(key, path, backend)
+    return _check_checkpoint(key, path, rollout_id=rollout_id)
+
+
+def _check_checkpoint(key: str, path: str, *, rollout_id: int | None = None) -> list[Problem]:
+    try:
+        CheckpointStore.resolve(path, key=key, rollout_id=rollout_id)
+    except ConfigError as error:
+        return list(error.problems)
+    except DataError as error:
+        return [Problem(path=key, rule="name a checkpoint that can be read", value=path, fix=str(error))]
+    return []
+
+
+def _check_bare_weights(key: str, path: str, backend: TrainBackendName) -> list[Problem]:
+    """Problem of weights in Megatron-core's format, which only its own backend reads."""
+    if backend == TrainBackendName.megatron:
+        return []
+    rule = f"be a Hugging Face folder or a checkpoint of a run with train.backend={backend}"
+    fix = f"it is in Megatron-core's format; convert it: rlscale-convert {path} <new folder>"
+    return [Problem(path=key, rule=rule, value=path, fix=fix)]
+
+
+def _check_folder(key: str, path: str | None) -> list[Problem]:
+    if path is None or Path(path).expanduser().is_dir():
+        return []
+    return [Problem(path=key, rule="name a folder that exists", value=path, fix="check the path")]
+
+
+def _check_model(key: str, config: ModelConfig, checkpoint: str | None) -> list[Problem]:
+    """Problems of a folder or a hub id."""
+    if checkpoint is None:
+        return []
+    try:
+        check_model(config, checkpoint)
+    except ConfigError as error:
+        # Only the problem of the path gets this key; a problem of a model field keeps the name of the field.
+        return [replace(each, path=key) if each.path == _POLICY else each for each in error.problems]
+    is_folder = looks_like_path(checkpoint) or Path(checkpoint).expanduser().exists()
+    return [] if is_folder else check_offline(checkpoint, name=key)

@@ -1,0 +1,105 @@
+"""Checks of the folders that a run writes, and of the space on their disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture
+from rlscale.architectures.hf_config import architecture_fields
+from rlscale.checkpoint.run_folder import RunFolder, unwritable
+from rlscale.config import OptimizerName, RunConfig, TrainBackendName, to_yaml
+from rlscale.errors import Problem
+from rlscale.models.resolve_model import cache_root
+from rlscale.secrets import redact_yaml
+
+EXPORT_BYTES = 2
+"""Bytes of a parameter in an export, at least."""
+
+WEIGHT_BYTES, MOMENT_BYTES = 4, 8
+"""Bytes of a parameter in a checkpoint: its float32 value, and the two moments of Adam."""
+
+
+def check_run_folder(config: RunConfig) -> list[Problem]:
+    """Problems of `run.dir`: it cannot be written, or another process uses it."""
+    assert config.run.dir is not None, "set by the resolve step"
+    return RunFolder.check(Path(config.run.dir))
+
+
+def check_unfinished_run(config: RunConfig) -> list[Problem]:
+    """Problem of a `run.dir` with an unfinished run of another config."""
+    assert config.run.dir is not None, "set by the resolve step"
+    if config.run.resume_changed:
+        return []
+    return RunFolder.check_config(Path(config.run.dir), lambda: redact_yaml(to_yaml(config)))
+
+
+def check_output_folders(config: RunConfig) -> list[Problem]:
+    """Problems of further folders that cannot be written."""
+    debug, checkpoint = config.debug, config.checkpoint
+    folders = {
+        "checkpoint.save": checkpoint.save,
+        "critic.save": config.critic.save,
+        "debug.dump_details": debug.dump_details,
+        "debug.profile_dir": debug.profile_dir if debug.profile_rollouts is not None else None,
+        "logging.tensorboard.dir": config.logging.tensorboard.dir if config.logging.tensorboard.enabled else None,
+    }
+    # Templates of files: their folder up to the first part that a rollout determines.
+    templates = {
+        "checkpoint.save_hf": checkpoint.save_hf,
+        "debug.save_rollout_data": debug.save_rollout_data,
+        "debug.save_train_data": debug.save_train_data,
+    }
+    paths = {key: Path(folder).expanduser() for key, folder in folders.items() if folder is not None}
+    paths |= {key: Path(given.split("{")[0] + "x").parent for key, given in templates.items() if given is not None}
+    if config.model.build is not None or config.model.warmup_experiment is not None:
+        paths["model.cache_dir"] = cache_root(config.model.cache_dir)
+    inside = None if config.run.dir is None else Path(config.run.dir).absolute()
+    # Below the run folder a problem would be reported twice.
+    return [
+        problem
+        for key, path in paths.items()
+        if inside not in path.absolute().parents and (problem := unwritable(key, path)) is not None
+    ]
+
+
+def check_disk_space(config: RunConfig) -> list[Problem]:
+    """Problem of a disk that does not have room for one checkpoint and the final export.
+
+    Only of the policy, and only where the model's size is known: less space than this always ends in a failure.
+    """
+    checkpoint, model = config.checkpoint, config.model
+    saves = checkpoint.save_final or checkpoint.save_interval is not None
+    if config.debug.rollout_only or not saves or checkpoint.save is None:
+        return []
+    given = {name: getattr(model, name) for name in REQUIRED_FIELDS}
+    fields = architecture_fields(given, build=model.build, hf_checkpoint=model.hf_checkpoint)
+    if any(name not in fields for name in REQUIRED_FIELDS):
+        return []
+    folder = Path(checkpoint.save).expanduser().absolute()
+    above = next(each for each in (folder, *folder.parents) if each.exists())
+    needed, free = (
+        Architecture.from_fields(fields).parameters * _bytes_per_parameter(config),
+        shutil.disk_usage(above).free,
+    )
+    if free >= needed:
+        return []
+    return [
+        Problem(
+            path="checkpoint.save",
+            rule=f"be on a disk with {needed / 1e9:.1f} GB free, for one checkpoint and the export",
+            value=f"{checkpoint.save} with {free / 1e9:.1f} GB",
+            fix="choose a folder on another disk, or set checkpoint.save_final=false checkpoint.save_interval=null",
+        )
+    ]
+
+
+def _bytes_per_parameter(config: RunConfig) -> int:
+    """Bytes that a run certainly writes for each parameter of the policy."""
+    train = config.train
+    export = EXPORT_BYTES if config.checkpoint.save_final else 0
+    if train.lora.rank:  # a checkpoint has adapters only
+        return export
+    has_moments = train.backend == TrainBackendName.fsdp and config.optim.name != OptimizerName.muon
+    is_whole = train.only_train_params is None and train.freeze_params is None
+    return export + WEIGHT_BYTES + (MOMENT_BYTES if has_moments and is_whole else 0)
