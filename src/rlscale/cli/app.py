@@ -19,7 +19,7 @@ from rlscale.config.errors import show
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.config.keys import keys
-from rlscale.config.load import with_origin
+from rlscale.config.load import CheckConfig, check_nothing, with_origin
 from rlscale.errors import (
     CheckError,
     ConfigError,
@@ -85,12 +85,6 @@ class RunnableJob(Protocol):
 
 MakeJob = Callable[[RunConfig], RunnableJob]
 Report = Callable[[RunConfig, Any], None]
-CheckJob = Callable[[RunConfig], Sequence[Problem]]
-
-
-def check_nothing(config: RunConfig) -> Sequence[Problem]:
-    """Reports no problem."""
-    return ()
 
 
 def no_report(config: RunConfig, result: Any) -> None:
@@ -98,7 +92,7 @@ def no_report(config: RunConfig, result: Any) -> None:
 
 
 def main_train(
-    argv: Sequence[str], *, make_job: MakeJob, report: Report = no_report, check_job: CheckJob = check_nothing
+    argv: Sequence[str], *, make_job: MakeJob, report: Report = no_report, check_job: CheckConfig = check_nothing
 ) -> int:
     """Runs the command `rlscale-train`.
 
@@ -106,7 +100,8 @@ def main_train(
         argv: the arguments after the command's name.
         make_job: creates the job of one config; called only when every config of the command is valid.
         report: prints the result of a single run; a sweep prints a table instead.
-        check_job: problems of a config that loads, e.g. of the user code it names; called before anything starts.
+        check_job: finds problems of what a config names, e.g. files and packages. They are reported together with those
+            of the config, before anything starts.
 
     Returns: the exit code. 0: done. 1: the run, or a job of a sweep, failed. 2: the input is wrong. 130: interrupted.
     """
@@ -115,21 +110,21 @@ def main_train(
         if _print_information(arguments):
             return OK
         if arguments.problems:
-            raise ConfigError([*arguments.problems, *_override_problems(arguments)])
+            raise ConfigError([*arguments.problems, *_override_problems(arguments, check_job)])
         if arguments.multirun:
             return _run_sweep(arguments, make_job, check_job)
-        loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
+        check = check_nothing if arguments.show_config else check_job
+        loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, check=check)
         if arguments.show_config:
             sys.stdout.write(redact_yaml(to_yaml(loaded.config)))
             return OK
-        if problems := check_job(loaded.config):
-            raise ConfigError([with_origin(problem, loaded.composed) for problem in problems])
         _print_notes(loaded)
         try:
             # Called from here, not from a helper: few frames lie between the command and the training loop.
             result = make_job(loaded.config).run()
         except ConfigError as error:  # files, folders or a cluster do not match the config
-            raise ConfigError([with_origin(problem, loaded.composed) for problem in error.problems]) from error
+            found = [with_origin(problem, loaded.composed) for problem in error.problems]
+            raise ConfigError(found, after_start=error.after_start) from error
         report(loaded.config, result)
         return OK
     except ConfigError as error:
@@ -151,7 +146,8 @@ def format_errors(command: str, error: ConfigError) -> str:
     number = len(error.problems)
     heading = "1 error" if number == 1 else f"{number} errors"
     lines = "".join(f"  {problem}\n" for problem in error.problems)
-    return f"{command}: {heading}, nothing was started\n{lines}"
+    state = "found after the start of Ray" if error.after_start else "nothing was started"
+    return f"{command}: {heading}, {state}\n{lines}"
 
 
 def usage(groups: Mapping[str, Sequence[str]]) -> str:
@@ -194,10 +190,10 @@ def _failure_text(error: BaseException) -> str:
     return text
 
 
-def _override_problems(arguments: CommandArguments) -> tuple[Problem, ...]:
+def _override_problems(arguments: CommandArguments, check_job: CheckConfig) -> tuple[Problem, ...]:
     """Problems of the overrides, to be reported with those of the flags."""
     try:
-        load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir)
+        load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, check=check_job)
     except ConfigError as error:
         # The overrides of a sweep may have several values.
         return tuple(each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE))
@@ -211,7 +207,7 @@ def _print_notes(loaded: LoadedConfig) -> None:
     sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
 
 
-def _run_sweep(arguments: CommandArguments, make_job: MakeJob, check_job: CheckJob) -> int:
+def _run_sweep(arguments: CommandArguments, make_job: MakeJob, check_job: CheckConfig) -> int:
     from rich.console import Console
 
     from rlscale.config.hydra.sweep import run_sweep

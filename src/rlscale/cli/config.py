@@ -62,7 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="as JSON")
     command = add("minimize", "print a configuration as differences from defaults and options")
     command.add_argument("configuration", help=_CONFIGURATION)
-    command.add_argument("--words", action="store_true", help="as a command line instead of an experiment file")
+    command.add_argument(
+        "--command-line", action="store_true", help="print a command line instead of an experiment file"
+    )
     command.add_argument("--from", dest="experiment", metavar="EXPERIMENT", help="as a command line on this experiment")
     command = add("schema", "print or write the JSON schemas of the YAML files, for editors")
     command.add_argument("group", nargs="?", help="print that of conf/<group>/*.yaml; default: of experiments")
@@ -118,7 +120,7 @@ def _minimize(arguments: argparse.Namespace) -> str:
     if arguments.experiment is not None:
         return minimize_from(values, arguments.experiment, folders=folders).command() + "\n"
     minimal = minimize(values, folders=folders)
-    return minimal.command() + "\n" if arguments.words else minimal.yaml()
+    return minimal.command() + "\n" if arguments.command_line else minimal.yaml()
 
 
 def _schema(arguments: argparse.Namespace) -> str:

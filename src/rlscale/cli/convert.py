@@ -10,14 +10,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlscale.errors import ConfigError, DataError
+from rlscale.architectures.hf_config import read_config_json
+from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture
+from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.megatron_folder import torch_dist_folder
+from rlscale.models.model_path import check_model_path, error_of_argument
 
 log = logging.getLogger("rlscale.convert")
 
 DONE, WRONG_INPUT = 0, 2
 MODES = ("raw", "bridge")
 DTYPES = ("float32", "bfloat16", "float16")
+_OF_RUNS = " with train.backend=megatron"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -55,12 +59,94 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.target.exists():
         log.error("TARGET must be a new folder, got %s, which exists; choose another folder", args.target)
         return WRONG_INPUT
+    if errors := check_arguments(args):
+        log.error("%s", "\n".join(errors))
+        return WRONG_INPUT
     try:
         _convert(args)
-    except (ConfigError, DataError) as error:
+    except ConfigError as error:  # of keys of a run, which this command does not have
+        log.error("%s", error_of_argument(error, name="SOURCE"))
+        return WRONG_INPUT
+    except DataError as error:
         log.error("%s", error)
         return WRONG_INPUT
     return DONE
+
+
+def check_arguments(args: argparse.Namespace) -> list[str]:
+    """Errors of the arguments, one line each; imports neither torch nor Megatron-core."""
+    problems: list[Problem] = []
+    if torch_dist_folder(args.source) is None:
+        problems += _check_source(args.source)
+    if args.model is not None:
+        problems += check_model_path(args.model, name="--model")
+    found = [*map(str, problems), *_target_errors(args.target), *_size_errors(args), *_package_errors(args)]
+    return found if problems else [*found, *_architecture_errors(args.source, mode=args.mode)]
+
+
+def _check_source(source: str) -> list[Problem]:
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        fix = "it has neither; check the path"
+        rule = "be a Hugging Face folder (config.json) or one in Megatron-core's format (torch_dist/metadata.json)"
+        return [Problem(path="SOURCE", rule=rule, value=source, fix=fix)]
+    return check_model_path(source, name="SOURCE")
+
+
+def _target_errors(target: Path) -> list[str]:
+    """Errors of the nearest folder above the new one that exists."""
+    above = next(each for each in target.absolute().parents if each.exists())
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        return []
+    return [f"TARGET must be in a folder that can be written, got {target}; {above} is not one"]
+
+
+def _size_errors(args: argparse.Namespace) -> list[str]:
+    """Errors of parallel sizes, which must divide the number of processes."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    sizes = {
+        "--tensor-parallel": args.tensor_parallel,
+        "--pipeline-parallel": args.pipeline_parallel,
+        "--expert-parallel": args.expert_parallel,
+    }
+    wrong = [f"{flag} must be at least 1, got {size}" for flag, size in sizes.items() if size < 1]
+    if wrong:
+        return wrong
+    # Experts are not split further, so tensor-parallel and expert-parallel ranks may be the same.
+    products = {
+        "--tensor-parallel times --pipeline-parallel": args.tensor_parallel * args.pipeline_parallel,
+        "--expert-parallel times --pipeline-parallel": args.expert_parallel * args.pipeline_parallel,
+    }
+    start = "start it with torchrun --nproc-per-node <number>"
+    return [
+        f"{flags} must divide the number of processes ({world_size}), got {product}; {start}"
+        for flags, product in products.items()
+        if world_size % product
+    ]
+
+
+def _package_errors(args: argparse.Namespace) -> list[str]:
+    # Imported here: the configuration takes longer to import than all of this module.
+    from rlscale.config.installed import is_installed
+
+    extras = {"megatron.core": "megatron"} | ({"mbridge": "bridge"} if args.mode == "bridge" else {})
+    return [
+        f"rlscale-convert must have the package {module.replace('.', '-')}; pip install 'rlscale[{extra}]'"
+        for module, extra in extras.items()
+        if not is_installed(module)
+    ]
+
+
+def _architecture_errors(source: str, *, mode: str) -> list[str]:
+    """Errors of a model that Megatron-core does not support."""
+    config_json = read_config_json(source)
+    keys = MegatronKeys(uses_bridge=mode == "bridge", uses_hf_config=True)
+    names = {"model.model_type": "the model_type of SOURCE", "model.megatron_to_hf_mode": "--mode"}
+    # The advice is about keys of a run.
+    return [
+        f"{names.get(each.path, 'SOURCE')} must {each.rule.removesuffix(_OF_RUNS)}, got {each.value}"
+        for each in (check_architecture(config_json, keys) if config_json else [])
+    ]
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -73,10 +159,6 @@ def _convert(args: argparse.Namespace) -> None:
     from rlscale.training.megatron.parallel_dims import destroy_parallel_dims
 
     is_megatron = torch_dist_folder(args.source) is not None
-    if not is_megatron and Path(args.source).is_dir() and not (Path(args.source) / "config.json").is_file():
-        fix = "it has neither; check the path"
-        rule = "be a Hugging Face folder (config.json) or one in Megatron-core's format (torch_dist/metadata.json)"
-        raise DataError(f"SOURCE must {rule}, got {args.source}; {fix}")
     # By default Megatron-core shards the experts with tensor parallelism too.
     expert = args.expert_parallel
     sizes = MegatronConfig(

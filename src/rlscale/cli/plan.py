@@ -12,11 +12,13 @@ from rich.console import Console
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import parse_arguments
+from rlscale.cli.plan_schedule import COSTS_FLAG, FLAG, parse_costs, print_schedules
 from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_notes
 from rlscale.config.errors import nearest
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.errors import ConfigError, Problem
 from rlscale.plan import HARDWARE, Hardware, Plan, find_hardware, find_suggestions, find_unsupported, make_plan
+from rlscale.plan.rollout_simulation import NO_COSTS, EngineCosts
 from rlscale.plan.tables import print_plan
 
 DEFAULT_GPU = "h100"
@@ -34,9 +36,16 @@ examples:
   rlscale-plan experiment=qwen3_4b_grpo model=qwen3_14b cluster.actor_num_gpus_per_node=8 --json
 
 flags:
-  --hardware NAME        {hardware}; default: cpu with cluster.device=cpu, else {default}
+  --hardware NAME        {hardware}; default: cpu with cluster.device=cpu, else {default}.
+                         A GPU means cluster.device=cuda, also on a machine without GPUs
   --prompt-tokens N      length of a prompt; default: rollout.max_prompt_len
   --response-tokens N    length of a response; default: rollout.max_response_len
+  --schedule FILE        compare the schedules of rollouts for the response lengths in FILE, lines such as
+                         {{"length": 120}} or, for the responses of a prompt, {{"lengths": [120, 340]}}
+  --engine-costs COSTS   for --schedule, measured times of the engine, in decoding steps with all slots:
+                         step_of_one=0.8,request=0.2,abort=0.3,prefill=1,prefill_token=0.006 is a step of a single
+                         request, transfer and abort of a request, prefill, and prefill of a token of a response
+                         that is continued; default: a step of one takes as long as one of all, the rest no time
   --json                 print JSON: bytes and seconds
   --config-dir DIR       also use experiments and options from DIR, which has the layout of conf/
   -h, --help             print this text
@@ -46,7 +55,7 @@ The groups, options and keys are those of rlscale-train; see rlscale-train --hel
 """
 
 
-_WITH_VALUE = ("--hardware", "--prompt-tokens", "--response-tokens")
+_WITH_VALUE = (FLAG, COSTS_FLAG, "--hardware", "--prompt-tokens", "--response-tokens")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +65,8 @@ class PlanFlags:
     hardware: str | None = None
     prompt_tokens: int | None = None
     response_tokens: int | None = None
+    schedule: str | None = None
+    engine_costs: EngineCosts = NO_COSTS
     json: bool = False
 
 
@@ -80,8 +91,9 @@ def _run(argv: list[str]) -> int:
     problems += arguments.problems
     if arguments.multirun:
         problems.append(Problem(path="-m", rule="not be used", value="-m", fix="plan one job at a time"))
+    overrides = [*arguments.overrides, *_device_overrides(arguments.overrides, flags, problems)]
     try:
-        loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
+        loaded = load_config_with_notes(overrides, config_dir=arguments.config_dir, to_run=False)
     except ConfigError as error:
         # With -m the overrides of a sweep may have several values; -m itself is reported.
         found = [each for each in error.problems if not (arguments.multirun and each.rule == SINGLE_VALUE_RULE)]
@@ -90,6 +102,19 @@ def _run(argv: list[str]) -> int:
         raise ConfigError(problems)
     _show(loaded, flags)
     return OK
+
+
+def _device_overrides(overrides: Sequence[str], flags: PlanFlags, problems: list[Problem]) -> list[str]:
+    """The override of `cluster.device` for the named hardware; adds a problem if the command line has another one."""
+    if flags.hardware is None:
+        return []
+    device = Device.cpu if flags.hardware == "cpu" else Device.cuda
+    given = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("cluster.device=")]
+    if wrong := [value for value in given if value not in (device, Device.auto)]:
+        rule, fix = f"be {device} with --hardware {flags.hardware}", "remove one of the two"
+        problems.append(Problem(path="cluster.device", rule=rule, value=wrong[0], fix=fix))
+    # The last override wins, also over the files of the experiment.
+    return [f"cluster.device={device}"]
 
 
 def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
@@ -109,6 +134,10 @@ def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
         warnings=loaded.warnings,
         unsupported=find_unsupported(loaded.config, loaded.derived),
     )
+    if flags.schedule is not None:
+        width = None if sys.stdout.isatty() else WIDTH
+        print_schedules(loaded.config, plan, flags.schedule, costs=flags.engine_costs, as_json=flags.json, width=width)
+        return
     suggestions = find_suggestions(loaded.config, plan, replan)
     if flags.json:
         text = {**plan.to_dict(), "fits": not plan.over_budget}
@@ -120,7 +149,7 @@ def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
 
 
 def _hardware(config: RunConfig, flags: PlanFlags) -> Hardware:
-    # A run on a CPU is planned for one; any other run for a GPU, even on a machine without.
+    # By default a run on a CPU is planned for one, and any other run for a GPU.
     if flags.hardware is None:
         return find_hardware("cpu" if config.cluster.device == Device.cpu else DEFAULT_GPU)
     return find_hardware(flags.hardware)
@@ -149,10 +178,23 @@ def read_flags(argv: Sequence[str]) -> tuple[PlanFlags, list[str], list[Problem]
 
 def _set_flag(flags: PlanFlags, name: str, value: str) -> list[Problem]:
     if name == "--hardware":
-        flags.hardware = value
         if value not in HARDWARE:
+            found = nearest(value, HARDWARE)
             fix = f"remove it to use cpu or {DEFAULT_GPU}, depending on cluster.device"
+            fix = f"did you mean {found}?" if found else fix
             return [Problem(path=name, rule=f"be one of {', '.join(HARDWARE)}", value=value or "nothing", fix=fix)]
+        flags.hardware = value
+    elif name == FLAG:
+        if not value:
+            return [
+                Problem(path=name, rule="name a file", value="nothing", fix="give the path of a JSONL file of lengths")
+            ]
+        flags.schedule = value
+    elif name == COSTS_FLAG:
+        try:
+            flags.engine_costs = parse_costs(value)
+        except ConfigError as error:
+            return list(error.problems)
     elif value.isdigit() and int(value) > 0:
         setattr(flags, name.lstrip("-").replace("-", "_"), int(value))
     else:

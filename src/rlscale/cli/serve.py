@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
@@ -26,7 +27,9 @@ from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
 from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, is_loopback
+from rlscale.errors import ConfigError
 from rlscale.models.batch_shapes import MAX_CACHED_TOKENS
+from rlscale.models.model_path import check_model_path, error_of_argument
 from rlscale.weights.receiver import EngineReceiver
 
 log = logging.getLogger("rlscale.serve")
@@ -95,13 +98,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return EXIT_USAGE
     try:
+        _check_arguments(args)
         service, scheduler, error_handler = build(args)
+    except ConfigError as e:
+        log.error("%s", error_of_argument(e, name="--model-path"))
+        return EXIT_USAGE
     except ValueError as e:
         log.error("%s", e)
         return EXIT_USAGE
     # The decode thread and the HTTP server run side by side from here on.
-    asyncio.run(_serve(args, service, scheduler, error_handler, api_key))
-    return 0
+    return asyncio.run(_serve(args, service, scheduler, error_handler, api_key))
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a wrong model path, ValueError for a wrong number of slots or device."""
+    if problems := check_model_path(args.model_path, name="--model-path"):
+        raise ConfigError(problems)
+    if args.num_slots < 1:
+        raise ValueError(f"--num-slots must be at least 1, got {args.num_slots}")
+    try:
+        kind = "cpu" if args.device == "auto" else torch.device(args.device).type
+    except RuntimeError as error:
+        raise ValueError(f"--device must be auto, cpu, cuda or cuda:<index>, got {args.device}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device must be cpu on a machine without CUDA, got {args.device}")
 
 
 class _DecodeErrorHandler:
@@ -116,9 +136,11 @@ class _DecodeErrorHandler:
 
 
 def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _DecodeErrorHandler]:
-    """Loads the model and creates engine and weight receiver. Raises ValueError for a model that cannot be served."""
-    if args.num_slots < 1:
-        raise ValueError(f"--num-slots must be at least 1, got {args.num_slots}")
+    """Loads the model and creates engine and weight receiver.
+
+    Raises:
+        ConfigError, ValueError: the model cannot be served.
+    """
     max_threads = args.num_threads or torch.get_num_threads()
     # GNU OpenMP creates one thread pool per thread that computes in parallel. With more pool threads than cores they
     # sleep between operations, and a decode step takes 1.5 times as long. So this thread computes single-threaded.
@@ -126,13 +148,17 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     kind = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(kind)
     dtype = getattr(torch, args.dtype)
-    decoder, limit = load_decoder(
-        args.model_path,
-        lambda path: _load_with_transformers(path, dtype),
-        dtype=dtype,
-        device=device,
-        max_context_len=args.max_context_len,
-    )
+    try:
+        decoder, limit = load_decoder(
+            args.model_path,
+            lambda path: _load_with_transformers(path, dtype),
+            dtype=dtype,
+            device=device,
+            max_context_len=args.max_context_len,
+        )
+    except (KeyError, SafetensorError) as error:
+        fix = f"{type(error).__name__}: {error}"
+        raise ValueError(f"--model-path must be a complete checkpoint, got {args.model_path}; {fix}") from error
     receiver = EngineReceiver(device=kind)
     weights = WeightStore(
         decoder.weights,
@@ -177,16 +203,23 @@ async def _serve(
     scheduler: Scheduler,
     error_handler: _DecodeErrorHandler,
     api_key: str | None,
-) -> None:
+) -> int:
     scheduler.start()
     server = Server(build_app(service, api_key=api_key), host=args.host, port=args.port)
     error_handler.server = server
-    await server.start()
-    log.info("ready at %s", server.url)
     try:
+        try:
+            await server.start()
+        except OSError as error:
+            await server.stop()
+            got = f"{args.host}:{args.port}"
+            log.error("--host and --port must be an address to listen at, got %s; %s", got, error.strerror)
+            return EXIT_USAGE
+        log.info("ready at %s", server.url)
         await server.run()
     finally:
         scheduler.close()
+    return 0
 
 
 def _load_with_transformers(path: str, dtype: torch.dtype) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:

@@ -9,35 +9,59 @@ from typing import TYPE_CHECKING
 from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
-from rlscale.config.user_functions import check_hooks
 from rlscale.secrets import redact_override
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from rlscale.config import RunConfig
     from rlscale.driver.trainer import RunResult, Trainer
+    from rlscale.errors import Problem
+    from rlscale.rehearsal.rehearsal import Rehearsal
 
 
 def main() -> None:
     """Entry point of the package."""
     hide_secrets()
-    sys.exit(main_train(sys.argv[1:], make_job=make_trainer, report=report, check_job=check_hooks))
+    sys.exit(main_train(sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run))
 
 
-def make_trainer(config: RunConfig) -> Trainer:
-    """Creates the trainer of a valid config."""
+def check_run(config: RunConfig, broken: Collection[str]) -> Sequence[Problem]:
+    """Problems of files, packages and user code that a config names."""
+    # Imported here: `--help` and `--cfg job` need none of it.
+    if config.run.rehearsal:
+        from rlscale.rehearsal.first_checks import find_launch_problems
+
+        return [] if broken else find_launch_problems(config)
+    from rlscale.driver import preflight
+
+    return preflight.check_run(config, broken)
+
+
+def make_trainer(config: RunConfig) -> Trainer | Rehearsal:
+    """Creates the trainer of a valid config, or its rehearsal."""
     # Imported here because it takes seconds (torch, transformers, Ray): config errors are reported before it.
+    if config.run.rehearsal:
+        from rlscale.rehearsal.rehearsal import Rehearsal
+
+        return Rehearsal(config, overrides=config.run.overrides)
     from rlscale.driver.trainer import Trainer
 
-    return Trainer(config, overrides=config.run.overrides)
+    return Trainer(config, overrides=config.run.overrides, is_checked=True)
 
 
 def report(config: RunConfig, result: RunResult) -> None:
-    """Prints the results of a run, its folders, and commands to try next."""
+    """Prints the results of a run, its folders, and commands to try next. A rehearsal prints its own report."""
+    if config.run.rehearsal:
+        return
     # Imported here so that config errors are reported at once.
     from rlscale.observe.jsonl import read_records
+    from rlscale.observe.metrics.fates import describe_fates
     from rlscale.observe.metrics.metric_names import PHASES
     from rlscale.observe.summary import RunSummary, phase_seconds, print_summary
 
+    records, batch = read_records(result.metrics_file), config.batch
+    per_rollout = batch.rollout_batch_size * batch.n_samples_per_prompt
     print_summary(
         RunSummary(
             title=result.run_dir.name,
@@ -51,7 +75,8 @@ def report(config: RunConfig, result: RunResult) -> None:
             checkpoint=result.checkpoint,
             hf_folder=result.hf_folder,
             metrics_file=result.metrics_file,
-            seconds_by_phase=phase_seconds(read_records(result.metrics_file), PHASES),
+            seconds_by_phase=phase_seconds(records, PHASES),
+            trajectories=describe_fates(records, per_rollout=per_rollout),
             warnings=result.warnings,
             next_commands=next_commands(config, result),
         )

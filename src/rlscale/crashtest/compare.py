@@ -1,7 +1,7 @@
 """Comparison of a killed run with an uninterrupted one, and checks of the samples of any run."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ def compare_metrics(unbroken: Path, broken: Path) -> list[str]:
     return _first_lines(differences)
 
 
-def check_samples(dumps: Path, *, num_groups: int, max_staleness: int) -> list[str]:
+def check_samples(dumps: Path, *, num_groups: int, max_staleness: int, untrained: Collection[int] = ()) -> list[str]:
     """Faults of the samples that were trained on: groups lost, used twice, or too old.
 
     Args:
         dumps: folder of `<rollout>.jsonl` files.
         num_groups: groups of one rollout.
+        untrained: groups that were dropped, that failed, or that were open at the end.
     """
     rollouts = sorted(dumps.glob("*.jsonl"), key=lambda path: int(path.stem))
     wrong = []
@@ -45,11 +46,14 @@ def check_samples(dumps: Path, *, num_groups: int, max_staleness: int) -> list[s
         wrong.append(f"rollouts 0 to {len(rollouts) - 1} must all exist, got {[path.stem for path in rollouts]}")
     used: Counter[int] = Counter()
     for path in rollouts:
-        samples = read_dump(path)
-        used.update({sample["group_index"] for sample in samples})
+        samples = [sample for sample in read_dump(path) if sample["status"] != "failed"]
+        groups = {sample["group_index"] for sample in samples}
+        if len(groups) != num_groups:
+            wrong.append(f"rollout {path.stem} has {len(groups)} groups instead of {num_groups}")
+        used.update(groups)
         wrong += _find_stale(samples, path.stem, max_staleness)
-    # Indices of groups count over the whole run, `num_groups` a rollout.
-    lost = set(range(len(rollouts) * num_groups)) - used.keys()
+    # Indices of groups count over the whole run.
+    lost = set(range(max(used, default=-1) + 1)) - used.keys() - set(untrained)
     wrong += [f"group {index} was never trained on" for index in sorted(lost)]
     wrong += [f"group {index} was trained on {times} times" for index, times in sorted(used.items()) if times > 1]
     return _first_lines(wrong)

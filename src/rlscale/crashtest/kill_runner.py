@@ -8,7 +8,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+from rlscale.crashtest.node_pool import NodePool
 from rlscale.crashtest.victims import MARK, Victim, candidates, kill, processes
 from rlscale.observe.jsonl import read_records
 
@@ -51,6 +53,16 @@ class KillPlan:
     log: Path
     victims: Sequence[Victim]  # in the order of the kills
     gap_s: tuple[float, float]  # shortest and longest time from a start or kill to the next kill
+    nodes: NodePool | None = None  # on which the run takes place; None: on this machine alone
+
+
+def start_driver(
+    command: Sequence[str], *, env: Mapping[str, str], output: IO[bytes], nodes: NodePool | None
+) -> "subprocess.Popen[bytes]":
+    """Starts the command of a run on the head node of `nodes`, or on this machine."""
+    if nodes is not None:
+        return nodes.start_driver(command, env=env, output=output)
+    return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **env})
 
 
 class KillRunner:
@@ -78,9 +90,9 @@ class KillRunner:
         """Runs the driver until it ends or is killed; True when the run is over, finished or failed."""
         # A new mark for each start: processes of an earlier driver must not count as those of this one.
         mark = uuid.uuid4().hex
-        env = {**os.environ, **self._plan.env, MARK: mark}
+        env = {**self._plan.env, MARK: mark}
         with self._plan.log.open("ab") as log:
-            driver = subprocess.Popen(self._plan.command, stdout=log, stderr=log, env=env)
+            driver = start_driver(self._plan.command, env=env, output=log, nodes=self._plan.nodes)
         self.outcome.num_starts += 1
         try:
             return self._watch(driver, mark)
@@ -92,6 +104,8 @@ class KillRunner:
     def _watch(self, driver: "subprocess.Popen[bytes]", mark: str) -> bool:
         self._schedule_next()
         while driver.poll() is None:
+            if self._plan.nodes is not None:
+                self._plan.nodes.start_due()
             self._check_progress()
             if self._is_silent():
                 self.outcome.failure = f"no metrics for {SILENCE_TIMEOUT_S:.0f} s: the run hangs"
@@ -121,8 +135,7 @@ class KillRunner:
     def _kill(self, driver: int, mark: str) -> bool:
         """Kills a process of the next kind; False while there is none."""
         victim = self._victims[0]
-        found = candidates(victim, driver=driver, mark=mark)
-        if not found or not kill(self._rng.choice(found)):
+        if not self._kill_victim(victim, driver, mark):
             return False
         self._victims.pop(0)
         at_s = time.monotonic() - self._began
@@ -132,6 +145,13 @@ class KillRunner:
             f"kill {number}/{total}: {victim} at {at_s:.1f} s, {self.outcome.kills[-1].records} metrics records"
         )
         return True
+
+    def _kill_victim(self, victim: Victim, driver: int, mark: str) -> bool:
+        if victim == Victim.node:
+            assert self._plan.nodes is not None, "the command plans kills of nodes only where there are nodes"
+            return self._plan.nodes.kill_one() is not None
+        found = candidates(victim, driver=driver, mark=mark)
+        return bool(found) and kill(self._rng.choice(found))
 
     def _wait_until_gone(self, mark: str) -> None:
         began = time.monotonic()

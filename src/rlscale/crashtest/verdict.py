@@ -67,7 +67,9 @@ def _findings(verdict: Verdict) -> list[str]:
     if verdict.outcome.failure is not None:
         found.append(f"- The run did not finish: {verdict.outcome.failure}")
     elif len(verdict.outcome.kills) < verdict.num_planned:
-        found.append("- The run finished before all kills were made: use more rollouts or a smaller --gap.")
+        found.append(
+            "- The run finished before all kills were made: use more rollouts, fewer --kills or a smaller --gap."
+        )
     if verdict.differences is None:
         found.append("- Metrics were not compared: runs with staleness, or with this engine, are not bit-identical.")
     elif verdict.differences:

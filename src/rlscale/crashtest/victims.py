@@ -19,6 +19,7 @@ class Victim(StrEnum):
     trainer = "trainer"
     engine = "engine"
     router = "router"
+    node = "node"
 
 
 _COMMAND_PARTS: Mapping[Victim, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from rlscale.types import Float32, Group, RouteIds, Sample, TrainBatch, WeightVe
 
 
 class RolloutDump:
-    """Writes one JSONL file per rollout, one line per sample. A rollout repeated after a resume overwrites its file.
+    """Writes one JSONL file per rollout, one line per sample, failed ones included.
+
+    A rollout repeated after a resume overwrites its file.
 
     Expert routes (hundreds of ids per token) go into `<file>.routes.safetensors`: one tensor for each sample with
     routes. Its key is the line number of the sample, counted from 0.
@@ -31,7 +34,7 @@ class RolloutDump:
         path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
         path.parent.mkdir(parents=True, exist_ok=True)
         # Routes first: a reader that finds the samples also finds their routes.
-        _write_routes(path, [sample for group in groups for sample in group.samples])
+        _write_routes(path, [sample for group in groups for sample in (*group.samples, *group.failed)])
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(record) + "\n" for record in _records(rollout_id, groups, version))
@@ -58,8 +61,9 @@ class BatchDump:
             logprobs: by sample, under the weights before the rollout's first update, as in `TrainResult`.
         """
         columns = {name: getattr(batch, name) for name in _COLUMNS}
-        if batch.routes is not None:
-            columns["routes"] = batch.routes
+        for name in ("routes", "named_rewards"):
+            if getattr(batch, name) is not None:
+                columns[name] = getattr(batch, name)
         trainer = np.full(len(batch.tokens), np.nan, dtype=np.float32)
         # The response is the end of a sample's tokens, so its logprobs end where the sample ends.
         for sample, values in logprobs.items():
@@ -130,22 +134,24 @@ def _write_routes(path: Path, samples: Sequence[Sample]) -> None:
 
 def _records(rollout_id: int, groups: Sequence[Group], version: WeightVersion) -> Iterator[dict[str, Any]]:
     for group in groups:
-        for sample in group.samples:
+        for sample in (*group.samples, *group.failed):
             yield {
                 "rollout_id": rollout_id,
                 "version": version,
                 "group_index": group.index,
                 "sample_index": sample.index,
+                "path": sample.path,
                 "prompt_index": sample.prompt.index,
                 "prompt": sample.prompt.text,
                 "response": sample.response,
                 "label": sample.prompt.label,
                 "reward": sample.reward,
                 "status": sample.status.value,
+                "failure": None if sample.failure is None else asdict(sample.failure),
                 "seed": sample.seed,
-                "tokens": sample.tokens,
-                "loss_mask": sample.loss_mask,
-                "rollout_logprobs": sample.rollout_logprobs,
-                "weight_versions": sample.weight_versions,
+                "tokens": sample.tokens.tolist(),
+                "loss_mask": sample.loss_mask.tolist(),
+                "rollout_logprobs": sample.rollout_logprobs.tolist(),
+                "weight_versions": sample.weight_versions.tolist(),
                 "metadata": sample.metadata,
             }

@@ -1,16 +1,33 @@
 """Output of the control loop: metrics to sinks, progress to the console, samples to files, warnings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rlscale.observe.console import Console
 from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.metrics.combined_sink import CombinedSink
 from rlscale.observe.rollout_log import RolloutLog
+from rlscale.observe.step_lines import StepLines
 from rlscale.protocols import MetricSink
 from rlscale.types import Float32, Group, TrainBatch, WeightVersion
 
 _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
 """Limit of the mean |trainer - engine| logprob difference by dtype. Correct runs stay well below."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutFiles:
+    """Files that receive the samples of every rollout. None: not written."""
+
+    dump: RolloutDump | None = None
+    batches: BatchDump | None = None
+    rollouts: RolloutLog | None = None
+    ledger: StepLines | None = None  # fates of trajectories
+
+
+CONSTANT_ROLLOUTS = 5
+"""Rollouts in a row with equal rewards before a warning."""
 
 
 class Observer:
@@ -22,13 +39,12 @@ class Observer:
         console: Console,
         sinks: Sequence[MetricSink],
         diff_limit: float,
-        dump: RolloutDump | None = None,
-        batches: BatchDump | None = None,
-        rollouts: RolloutLog | None = None,
+        files: RolloutFiles | None = None,
     ) -> None:
-        self.console, self._sink, self._dump, self._rollouts = console, CombinedSink(sinks), dump, rollouts
-        self._diff_limit, self._batches = diff_limit, batches
+        self.console, self._sink, self._diff_limit = console, CombinedSink(sinks), diff_limit
+        self._files = files or RolloutFiles()
         self.warnings: list[str] = []
+        self._num_constant = 0  # rollouts in a row with one and the same reward
 
     def phase(self, name: str) -> None:
         self.console.phase(name)
@@ -38,19 +54,20 @@ class Observer:
         self._sink.log(metrics, step=step)
         self.console.step(step, metrics)
         self._check_logprob_diff(metrics, step=step)
+        self._check_rewards(metrics, step=step)
 
     def choose_logprob_samples(self, groups: Sequence[Group]) -> tuple[int, ...]:
         """Selects the samples whose logprobs the trainer returns, for `TrainBatch.logprob_samples`."""
-        if self._batches is not None:
+        if self._files.batches is not None:
             return tuple(range(sum(len(group.samples) for group in groups)))
-        return () if self._rollouts is None else self._rollouts.choose(groups)
+        return () if self._files.rollouts is None else self._files.rollouts.choose(groups)
 
     def trained(
         self, rollout_id: int, groups: Sequence[Group], *, batch: TrainBatch, logprobs: Mapping[int, Float32]
     ) -> None:
         """Records the samples of a finished training phase, their batch, and the requested trainer logprobs."""
-        if self._batches is not None:
-            self._batches.write(rollout_id, batch, logprobs=logprobs)
+        if self._files.batches is not None:
+            self._files.batches.write(rollout_id, batch, logprobs=logprobs)
         self.generated(rollout_id, groups, version=batch.version, logprobs=logprobs)
 
     def generated(
@@ -62,12 +79,17 @@ class Observer:
         logprobs: Mapping[int, Float32] | None = None,
     ) -> None:
         """Records complete samples. Without a trainer the engine's logprobs are the only ones."""
-        if self._dump is not None:
-            self._dump.write(rollout_id, groups, version=version)
-        if self._rollouts is not None:
-            chosen = self._rollouts.choose(groups)
+        if self._files.dump is not None:
+            self._files.dump.write(rollout_id, groups, version=version)
+        if self._files.rollouts is not None:
+            chosen = self._files.rollouts.choose(groups)
             kept = {index: values for index, values in (logprobs or {}).items() if index in chosen}
-            self._rollouts.write(rollout_id, groups, logprobs=kept)
+            self._files.rollouts.write(rollout_id, groups, logprobs=kept)
+
+    def ledger(self, page: Mapping[str, Any]) -> None:
+        """Records the fates of a rollout's trajectories."""
+        if self._files.ledger is not None:
+            self._files.ledger.append([page])
 
     def evaluated(self, metrics: Mapping[str, float], *, step: int, num_done: int | None = None) -> None:
         """Records the metrics of an evaluation that is not part of a step's record.
@@ -92,19 +114,31 @@ class Observer:
                 "policy; check for stale weights, another dtype, or sampling parameters that the trainer does not apply"
             )
 
+    def _check_rewards(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Warns once about rewards that are all equal: a reward that never works, or a task that is solved."""
+        self._num_constant = self._num_constant + 1 if metrics.get("reward/std") == 0 else 0
+        if self._num_constant == CONSTANT_ROLLOUTS:
+            self.warn(
+                f"rollouts {step - CONSTANT_ROLLOUTS + 1} to {step}: every reward is {metrics['reward/mean']:g}, so "
+                "that there is nothing to learn from; read some responses in samples.jsonl, and check the reward and "
+                "the labels"
+            )
+
     def rewind(self, step: int) -> None:
         """Removes records of `step` and later: the run resumes from an earlier checkpoint and reports them again."""
         self._sink.rewind(step)
-        if self._rollouts is not None:
-            self._rollouts.rewind(step)
+        for lines in (self._files.rollouts, self._files.ledger):
+            if lines is not None:
+                lines.rewind(step)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
         self.console.warning(text)
 
     def close(self) -> None:
-        if self._rollouts is not None:
-            self._rollouts.close()
+        for lines in (self._files.rollouts, self._files.ledger):
+            if lines is not None:
+                lines.close()
         self._sink.close()
 
 

@@ -6,15 +6,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from rlscale.observe.step_lines import StepLines
 from rlscale.types import Float32, Group, Sample
 
 SAMPLES_FILE, DISTRIBUTIONS_FILE = "samples.jsonl", "distributions.jsonl"
@@ -63,8 +62,8 @@ class RolloutLog:
 
     def __init__(self, folder: Path, *, num_samples: int, text_of: Callable[[int], str], resume_at_step: int) -> None:
         self._num_samples, self._text_of = num_samples, text_of
-        self._samples = _Lines(folder / SAMPLES_FILE, resume_at_step=resume_at_step) if num_samples else None
-        self._distributions = _Lines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
+        self._samples = StepLines(folder / SAMPLES_FILE, resume_at_step=resume_at_step) if num_samples else None
+        self._distributions = StepLines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
 
     def choose(self, groups: Sequence[Group]) -> tuple[int, ...]:
         """Indices of the samples to store, spread over the groups and within them. They index all samples in order."""
@@ -112,7 +111,7 @@ class RolloutLog:
 
     def _record(self, step: int, sample: Sample, trainer: Float32) -> dict[str, Any]:
         # SFT samples have no reward and no generated tokens. Their rollout logprobs are placeholders.
-        engine = None if sample.reward is None else [_number(value) for value in sample.rollout_logprobs]
+        engine = None if sample.reward is None else [_number(value) for value in sample.rollout_logprobs.tolist()]
         return {
             "step": step,
             "index": sample.index,
@@ -125,50 +124,11 @@ class RolloutLog:
             "response": sample.response,
             "token_ids": sample.response_ids,
             "tokens": [self._text_of(token_id) for token_id in sample.response_ids],
-            "loss_mask": _runs(sample.loss_mask),
-            "weight_versions": _runs(sample.weight_versions),
+            "loss_mask": _runs(sample.loss_mask.tolist()),
+            "weight_versions": _runs(sample.weight_versions.tolist()),
             "engine_logprobs": engine,
             "trainer_logprobs": [_number(value) for value in trainer.tolist()],
         }
-
-
-class _Lines:
-    """File of JSON lines with non-decreasing steps. Appended lines survive a crash of the process."""
-
-    def __init__(self, path: Path, *, resume_at_step: int) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
-        if path.exists():
-            cut_lines(path, resume_at_step)
-
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.writelines(
-            json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in records
-        )
-        self._file.flush()
-
-    def rewind(self, step: int) -> None:
-        self.close()
-        if self._path.exists():
-            cut_lines(self._path, step)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def cut_lines(path: Path, step: int) -> None:
-    """Truncates a file of JSON lines before the first incomplete line or line of `step` or later."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n") or json.loads(line)["step"] >= step:
-                break
-            end += len(line)
-    os.truncate(path, end)
 
 
 def distribution(values: Sequence[float]) -> list[list[float]]:

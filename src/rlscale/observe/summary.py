@@ -28,6 +28,7 @@ class RunSummary:
     metrics_file: Path
     num_steps_before: int = 0  # by earlier starts
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    trajectories: str | None = None  # their fates, if some were not trained on
     warnings: Sequence[str] = ()
     next_commands: Sequence[tuple[str, str]] = ()  # (command, description)
 
@@ -93,6 +94,8 @@ def _facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "steps", f"{summary.num_steps:,} in {summary.seconds:.1f} s{before}"
     rate = summary.num_tokens / summary.seconds if summary.seconds > 0 else 0.0
     yield "tokens", f"{summary.num_tokens:,}, {rate:,.0f} tokens/s"
+    if summary.trajectories is not None:
+        yield "trajectories", summary.trajectories
     total = sum(summary.seconds_by_phase.values())
     if total > 0:
         parts = (f"{name} {s:.1f} s ({100 * s / total:.0f}%)" for name, s in summary.seconds_by_phase.items())

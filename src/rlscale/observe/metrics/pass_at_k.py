@@ -23,14 +23,13 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def pass_rates(groups: Sequence[Group], *, first_k: int) -> dict[str, float]:
-    """Mean of `pass@k` over groups for k = first_k, 2 first_k, ... up to the size of the smallest group.
+    """Mean of `pass@k` for k = first_k, 2 first_k, ..., each over the groups with at least k trajectories.
 
-    A sample is correct when its reward is 1.
+    A trajectory is correct when its reward is 1. Groups have different sizes if some of their trajectories failed.
     """
+    outcomes = [[reward == 1 for reward in group.trajectory_rewards()] for group in groups]
     rates, k = {}, first_k
-    while k <= min(len(group.samples) for group in groups):
-        rates[f"pass@{k}"] = fmean(
-            pass_at_k(len(group.samples), sum(sample.reward == 1 for sample in group.samples), k) for group in groups
-        )
+    while large := [each for each in outcomes if len(each) >= k]:
+        rates[f"pass@{k}"] = fmean(pass_at_k(len(each), sum(each), k) for each in large)
         k *= 2
     return rates

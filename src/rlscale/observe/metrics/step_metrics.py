@@ -46,18 +46,26 @@ def optional_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str
 
 
 def train_metrics(result: TrainResult) -> dict[str, float]:
-    """`train/*` as means over the optimiser steps of a rollout (learning rates: last step), and rollout metrics."""
+    """`train/*` as means over the optimiser steps of a rollout (learning rates: last step), and rollout metrics.
+
+    With several passes over the rollout also `train_epoch_<n>/*`, the means over the steps of pass n, from 1.
+    """
     names = result.steps[0].keys() if result.steps else ()
     metrics = {f"train/{name}": fmean(step[name] for step in result.steps) for name in names}
     rates = [name for name in names if name in ("lr", "critic_lr")]
     metrics |= {f"train/{name}": result.steps[-1][name] for name in rates}
+    if result.num_epochs > 1:
+        size = len(result.steps) // result.num_epochs
+        for epoch in range(result.num_epochs):
+            steps = result.steps[epoch * size : (epoch + 1) * size]
+            metrics |= {f"train_epoch_{epoch + 1}/{name}": fmean(step[name] for step in steps) for name in names}
     return metrics | result.metrics | {f"time/train_{name}_s": value for name, value in result.seconds.items()}
 
 
 def _multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
     # A turn of the policy is a run of trainable tokens; the tokens between two runs come from the environment.
-    turns = [sum(trainable for trainable, _ in groupby(sample.loss_mask)) for sample in samples]
-    policy = [sum(sample.loss_mask) for sample in samples]
+    turns = [sum(trainable for trainable, _ in groupby(sample.loss_mask.tolist())) for sample in samples]
+    policy = [int(sample.loss_mask.sum()) for sample in samples]
     environment = [sample.response_len - num_policy for sample, num_policy in zip(samples, policy, strict=True)]
     return {
         "multi_turn/turns_mean": fmean(turns),

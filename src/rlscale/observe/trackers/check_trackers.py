@@ -1,12 +1,12 @@
 """Checks enabled trackers before the run starts."""
 
 import os
-from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlscale.config import LoggingConfig, WandbConfig, WandbMode
+from rlscale.config.installed import is_installed
 from rlscale.errors import Problem
 
 _LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
@@ -15,10 +15,10 @@ _LOGIN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 def check_trackers(config: LoggingConfig) -> list[Problem]:
     """Problems of enabled trackers whose package is missing or that cannot log in."""
     problems = []
-    if config.tensorboard.enabled and find_spec("tensorboard") is None:
+    if config.tensorboard.enabled and not is_installed("tensorboard"):
         problems.append(_not_installed("tensorboard"))
     if config.wandb.enabled and wandb_mode(config.wandb) != WandbMode.disabled:
-        problems += [_not_installed("wandb")] if find_spec("wandb") is None else _check_login(config.wandb)
+        problems += [_not_installed("wandb")] if not is_installed("wandb") else _check_login(config.wandb)
     return problems
 
 

@@ -1,0 +1,1 @@
+"""Independent checks of a machine: device, training, engines, weight channels, speed, and a whole run."""

@@ -1,0 +1,46 @@
+"""Files of JSON lines, one or more for each step."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+class StepLines:
+    """File of JSON lines with non-decreasing steps. Appended lines survive a crash of the process."""
+
+    def __init__(self, path: Path, *, resume_at_step: int) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+        if path.exists():
+            cut_lines(path, resume_at_step)
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8")
+        self._file.writelines(
+            json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in records
+        )
+        self._file.flush()
+
+    def rewind(self, step: int) -> None:
+        self.close()
+        if self._path.exists():
+            cut_lines(self._path, step)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def cut_lines(path: Path, step: int) -> None:
+    """Truncates a file of JSON lines before the first incomplete line or line of `step` or later."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["step"] >= step:
+                break
+            end += len(line)
+    os.truncate(path, end)

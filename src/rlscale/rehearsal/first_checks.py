@@ -1,0 +1,83 @@
+"""Checks of the uncut run before its rehearsal: what would stop the real launch stops the rehearsal, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlscale.config import EngineKind, RunConfig
+from rlscale.config.rules import uses_engines
+from rlscale.data.data_paths import resolve_data_path
+from rlscale.driver.preflight import CHECKS, check_cluster, check_sglang, check_warmup
+from rlscale.driver.preflight.run_paths import check_disk_space
+from rlscale.errors import ConfigError, Problem
+from rlscale.rehearsal.rehearsal_report import Row
+
+NOT_NEEDED = frozenset(
+    {
+        "sglang.python",
+        "rollout.engine",
+        "router.enabled",
+        "cluster.offload_train_mode",
+        "fsdp.attn_implementation",
+        "sglang.ep_size",
+        "sglang.dp_size",
+        "sglang.attn_dp_size",
+        "cluster.rollout_num_gpus_per_engine",
+    }
+)
+"""Keys whose packages a rehearsal does not use: SGLang and its limits on a CPU, torch_memory_saver, flash attention."""
+
+DATA_KEYS = ("data.prompt_data", "eval.prompt_data", "eval.config")
+MODEL_KEYS = ("model.hf_checkpoint", "model.ref_load", "model.teacher_load", "critic.load", "checkpoint.load")
+
+
+OF_THE_CLUSTER = (check_cluster, check_disk_space, check_sglang, check_warmup)
+"""Checks of what the machines of the real run have, and of a warm-up, which a rehearsal does not run."""
+
+
+def check_launch(config: RunConfig) -> tuple[Row, ...]:
+    """Checks files, packages and functions of the run; returns its missing checkpoints, which are generated.
+
+    Raises:
+        ConfigError: the run would not start, for another reason than a missing data set or checkpoint.
+    """
+    problems = find_launch_problems(config)
+    if problems:
+        raise ConfigError(problems)
+    missing: dict[str, str] = {}
+    for problem in _all_problems(config):
+        if _is_missing_model(problem):
+            missing[f"{problem.path}={problem.value}"] = "the random model"
+    checkpoint = config.model.hf_checkpoint
+    if checkpoint is not None and not Path(checkpoint).expanduser().exists():
+        missing[f"model.hf_checkpoint={checkpoint}"] = "the random model"
+    return tuple(missing.items())
+
+
+def find_launch_problems(config: RunConfig) -> list[Problem]:
+    """Problems of the run that its rehearsal does not replace."""
+    found = [each for each in _all_problems(config) if not _is_missing_model(each) and not _is_replaced(each)]
+    return _check_engines(config) + found
+
+
+def _all_problems(config: RunConfig) -> list[Problem]:
+    return [problem for check in CHECKS if check not in OF_THE_CLUSTER for problem in check(config)]
+
+
+def _is_missing_model(problem: Problem) -> bool:
+    """Whether a checkpoint is not on this machine; one that exists and is broken is a problem."""
+    return problem.path in MODEL_KEYS and not Path(problem.value.strip("'")).expanduser().exists()
+
+
+def _is_replaced(problem: Problem) -> bool:
+    """Whether the rehearsal generates the file, or does not need the package."""
+    if problem.path in DATA_KEYS:
+        return not resolve_data_path(problem.value).exists()
+    return problem.path in NOT_NEEDED
+
+
+def _check_engines(config: RunConfig) -> list[Problem]:
+    if config.rollout.engine != EngineKind.external or not uses_engines(config):
+        return []
+    rule, fix = "be sglang or embedded with run.rehearsal", "start the rehearsal with rollout.engine=sglang"
+    return [Problem(path="rollout.engine", rule=rule, value="external", fix=fix)]

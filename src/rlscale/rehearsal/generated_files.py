@@ -1,0 +1,88 @@
+"""Files that stand in for those of a run: tokenizer and weights of the tiny model, and missing data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlscale.config import RunConfig
+from rlscale.config.resolve.eval_sets import eval_sets
+from rlscale.config.rules import learns_conversations, uses_engines
+from rlscale.data.data_paths import resolve_data_path, row_slice
+
+NUM_ROWS = 64
+MAX_ROWS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFiles:
+    """Data files of the rehearsal: those of the run, or generated ones in place of missing ones."""
+
+    train: str | None
+    evaluation: tuple[str, ...]  # name, path, name, path
+    generated: dict[str, str] = field(default_factory=dict)  # missing path -> file
+
+
+def stand_in_data(config: RunConfig, folder: Path) -> DataFiles:
+    """Generates every data set that is missing, in the format and with the fields that the config reads."""
+    generated: dict[str, str] = {}
+    data, evaluation = config.data, config.eval
+
+    def existing(path: str, *, name: str, fields: tuple[str, str | None], conversation: bool) -> str:
+        if resolve_data_path(path).is_file():
+            return path
+        file = resolve_data_path(path)
+        stand_in = folder / f"{name}{file.suffix}"
+        rows = row_slice(path)
+        # The rows that a slice selects exist, too.
+        number = min(MAX_ROWS, max(NUM_ROWS, rows.stop or 0, (rows.start or 0) + NUM_ROWS))
+        write_rows(stand_in, input_key=fields[0], label_key=fields[1], number=number, conversation=conversation)
+        text = str(stand_in) + path[len(path.split("@[")[0]) :]
+        generated[path] = text
+        return text
+
+    train = data.prompt_data
+    if train is not None and data.rollout_global_dataset:
+        keys = (data.input_key, data.label_key)
+        train = existing(train, name="train", fields=keys, conversation=learns_conversations(config))
+    sets: list[str] = []
+    if evaluation.interval is not None and uses_engines(config):
+        for each in eval_sets(evaluation):
+            keys = (each.eval.input_key or data.input_key, each.eval.label_key or data.label_key)
+            sets += [each.name, existing(each.path, name=f"eval_{each.name}", fields=keys, conversation=False)]
+    return DataFiles(train=train, evaluation=tuple(sets), generated=generated)
+
+
+def write_rows(file: Path, *, input_key: str, label_key: str | None, number: int, conversation: bool) -> None:
+    """Writes sums as prompts with their results as labels, to a `.jsonl` or `.parquet` file.
+
+    A file with another ending gets JSON lines: reading it fails as it would with the real file.
+    """
+    rows: list[dict[str, Any]] = []
+    for i in range(number):
+        question, answer = f"What is {i} + {i + 1}?", str(2 * i + 1)
+        chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        row: dict[str, Any] = {input_key: chat if conversation else question}
+        rows.append(row if label_key is None else row | {label_key: answer})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".parquet":
+        # Imported here: an optional package, which JSON lines do not need.
+        from pyarrow import Table, parquet  # type: ignore[import-untyped]
+
+        parquet.write_table(Table.from_pylist(rows), str(file))
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_model(folder: Path, config_json: Mapping[str, Any], *, seed: int) -> None:
+    """Writes a model with random weights and the byte tokenizer in Hugging Face format."""
+    # Imported here: torch and transformers take seconds, and the checks of a rehearsal come before them.
+    from rlscale.models.byte_tokenizer import byte_tokenizer
+    from rlscale.models.random_weights import save_random_model
+
+    tokenizer = byte_tokenizer(int(config_json["max_position_embeddings"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_random_model(folder, config_json, tokenizer, seed=seed)
