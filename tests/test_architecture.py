@@ -29,10 +29,13 @@ def test_every_exception_has_a_reason() -> None:
         ("secrets", {"torch", "ray", "transformers", "pydantic"}),
         ("architectures", {"torch", "ray", "transformers", "pydantic", "numpy"}),
         ("protocols", {"torch", "ray", "transformers"}),
+        ("hook_protocols", {"torch", "ray", "transformers"}),
+        ("plugins", {"torch", "ray", "transformers"}),
         ("config", {"torch", "ray", "transformers"}),
         ("plan", {"torch", "ray", "transformers"}),
         ("observe", {"torch", "ray", "transformers"}),
         ("control", {"torch", "ray"}),
+        ("launch", {"torch", "ray", "transformers"}),
     ],
 )
 def test_light_parts_import_nothing_heavy(part: str, absent: set[str]) -> None:

@@ -12,10 +12,13 @@ import pytest
 
 from rlscale.cli.app import main_train
 from rlscale.cli.config import main as main_config
+from rlscale.cli.launch import main as main_launch
 from rlscale.cli.plan import main as main_plan
 from rlscale.config import RewardConfig, RunConfig
 from rlscale.engines.fake import FakeServer
+from rlscale.launch.parse_options import flag_of, option_schemas
 from rlscale.rewards import load_reward
+from rlscale.testing import adapt, check_generate, check_rollout
 from rlscale.types import Prompt, Sample
 from tests.unit.config.interpreters import fake_interpreter
 
@@ -66,6 +69,25 @@ def test_every_plan_is_made(argv: list[str], capsys: pytest.CaptureFixture[str])
     assert "memory budgets" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("argv", commands("rlscale-launch"), ids=" ".join)
+def test_every_launch_writes_a_file(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main_launch([*argv, "--stdout"]) == 0
+    assert "rlscale-train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "kuberay", "skypilot"])
+def test_the_page_of_a_launcher_has_each_of_its_options(launcher: str) -> None:
+    page = (ROOT / "docs" / "how-to" / f"{launcher}.md").read_text()
+    options = {flag_of(name) for name in option_schemas(launcher)}
+    # `--help` explains these two well enough, and no page needs them.
+    assert {option for option in options if f"`{option}" not in page} <= {"--name", "--hardware"}
+    named = set(re.findall(r"`(--[a-z-]+)", page)) - {"--stdout", "--submit", "--no-kill"}
+    assert named <= options, named - options
+
+
 def config_commands() -> list[list[str]]:
     """Arguments of every `rlscale-config` on the pages that needs no run folder."""
     lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
@@ -93,6 +115,26 @@ def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert scores == [1.0, 0.1, 0.0]
     exec(trial, {})
     load_reward(RewardConfig(custom_path="remote_reward:score"))
+
+
+def test_the_generate_function_on_the_page_of_plug_ins_makes_a_sample() -> None:
+    program, rollout, _ = blocks(ROOT / "docs" / "how-to" / "plug-ins.md", "python")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    samples = check_generate(adapt("generate", names["generate"]))
+    assert [sample.response for sample in samples] == ["2", "2"]
+    exec(rollout, names)
+    assert len(check_rollout(adapt("rollout", names["rollout"]))) == 2
+
+
+def test_the_test_of_a_function_on_the_page_of_plug_ins_passes() -> None:
+    _, _, program = blocks(ROOT / "docs" / "how-to" / "plug-ins.md", "python")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["test_score"]()
+    names["score"] = lambda args, sample, **kwargs: 1.0
+    with pytest.raises(AssertionError):
+        names["test_score"]()
 
 
 def test_the_client_program_of_the_docs_works(capsys: pytest.CaptureFixture[str]) -> None:

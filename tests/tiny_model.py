@@ -41,6 +41,14 @@ def write_tiny_qwen3_moe(folder: Path, *, seed: int = 0) -> Path:
     return _write(folder, Qwen3MoeForCausalLM, config, seed=seed)
 
 
+def write_tiny_reward_model(folder: Path, *, seed: int = 0) -> Path:
+    """Like `write_tiny_qwen3`, with one number for a text, read at its last token, instead of logits."""
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    config = Qwen3Config(intermediate_size=160, num_labels=1, **FIGURES)
+    return _write(folder, Qwen3ForSequenceClassification, config, seed=seed)
+
+
 def _write(folder: Path, kind: Any, config: Any, *, seed: int) -> Path:
     import torch
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.recorded import DESCRIBE
 from rlscale.config.passthrough.sglang_args import CLASSES, DISTRIBUTION
 from rlscale.config.passthrough.sglang_python import check_python, find_python
@@ -41,6 +42,7 @@ class Target:
     keeps_retracted: bool = True  # the tokens of a retracted request that is then aborted
     refuses_by_name: bool = True  # every bad request, with status 400 and the name of the field
     splits_seeds: bool = True  # sample j of n is drawn with seed + j
+    spare_tokens: int = 0  # that a server reserves of its context
     batch_invariant: bool = True  # logprobs are the same to the last bit, whatever else is being decoded
 
 
@@ -140,6 +142,7 @@ def open_sglang(
             keeps_retracted=False,
             refuses_by_name=False,
             splits_seeds=False,
+            spare_tokens=SGLANG_SPARE_TOKENS,
             batch_invariant=False,
         )
     finally:
@@ -163,9 +166,9 @@ def sglang_launch(model: Path) -> SglangLaunch:
     )
 
 
-def describe_installed() -> Any:
+def describe_installed(classes: Sequence[str] = CLASSES) -> Any:
     """The output of describe.py in the interpreter that has SGLang."""
-    command = [str(find_python(None)), str(DESCRIBE), DISTRIBUTION, *CLASSES]
+    command = [str(find_python(None)), str(DESCRIBE), DISTRIBUTION, *classes]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
-from rlscale.config import AlgoConfig, BatchConfig, RunConfig
+from rlscale.config import AlgoConfig, BatchConfig, MegatronConfig, RunConfig, TrainBackendName, TrainConfig
 from rlscale.config.user_functions import check_hooks
 from rlscale.errors import ConfigError
 from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_advantages
@@ -27,7 +28,7 @@ from rlscale.training.loss.user_postprocess import postprocess_columns
 from rlscale.types import StepPlan, StepSamples, TrainBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"
-EXAMPLES = ["my_loss", "my_advantages", "my_weights", "my_reducer", "my_postprocess"]
+EXAMPLES = ["my_loss", "spread", "my_advantages", "my_weights", "my_reducer", "my_postprocess"]
 NAN = float("nan")
 LAYOUT = TokenLayout.from_lengths(torch.tensor([True, False, True, True]), lengths_S=torch.tensor([3, 1]))
 
@@ -65,6 +66,13 @@ def other_number(step):
 def in_place(rollout):
     rollout.tokens.advantages.mul_(2)
     return rollout.tokens, {}
+
+def of_trajectories(rollout):
+    return rollout.tokens, {"ids": (rollout.trajectory_ids.sum().float(), float(len(rollout.rewards)))}
+
+def over_the_mean(rollout):
+    assert len(rollout.rewards) == len(rollout.trajectory_ids) == rollout.tokens.num_samples
+    return (rollout.rewards - rollout.rewards.mean() + rollout.trajectory_ids)[rollout.tokens.sample_ids]
 
 def without_old(rollout):
     return replace(rollout.tokens, old_logprobs=None), {}
@@ -165,6 +173,39 @@ def test_without_advantages_only_rollout_logprobs_are_set() -> None:
 def test_a_loss_receives_the_entropy() -> None:
     algo = {**CUSTOM, "custom_loss_function_path": "other_hooks_for_test:of_entropy"}
     assert losses(vector(0, 0, 0, 0), entropy=vector(1, NAN, 2, 3), **algo)[0].tolist() == [1.0, 0.0, 2.0, 3.0]
+
+
+def test_a_loss_with_a_parameter_logits_receives_them() -> None:
+    logits = torch.tensor([[0.0, 0.0], [NAN, NAN], [0.0, 1.0], [2.0, 0.0]], requires_grad=True)
+    algo = AlgoConfig(**{**CUSTOM, "custom_loss_function_path": "spread:spread"})
+    inputs = TokenInputs(
+        old_logprobs=vector(-1, NAN, -1, -2),
+        rollout_logprobs=vector(-1, NAN, -3, -1),
+        advantages=vector(1, NAN, 1, -2),
+        logits=logits,
+    )
+    found, sums = compute_token_losses(
+        algo, logprobs=vector(-1, NAN, -1, -2), entropy=None, inputs=inputs, layout=LAYOUT
+    )
+    top = [float(row.softmax(0).max()) for row in logits.detach()]
+    assert found.tolist() == pytest.approx([1 + 0.01 * top[0], 0.0, 1 + 0.01 * top[2], -4 + 0.01 * top[3]])
+    assert float(sums["top"][0]) == pytest.approx(top[0] + top[2] + top[3])
+    assert check_hooks(config_of(**{**CUSTOM, "custom_loss_function_path": "spread:spread"})) == []
+
+
+def test_a_loss_that_reads_logits_needs_the_whole_vocabulary() -> None:
+    algo = AlgoConfig(**{**CUSTOM, "custom_loss_function_path": "spread:spread"})
+    megatron = MegatronConfig(tensor_model_parallel_size=2)
+    train = TrainConfig(backend=TrainBackendName.megatron)
+    config = RunConfig(batch=BatchConfig(rollout_batch_size=1), algo=algo, megatron=megatron, train=train)
+    (problem,) = check_hooks(config)
+    assert str(problem) == (
+        "megatron.tensor_model_parallel_size must be 1 with a loss that has the parameter logits: its ranks divide the "
+        "vocabulary, got 2; set it to 1, e.g. with pipeline or context parallelism, or remove the parameter from "
+        "spread:spread"
+    )
+    megatron.tensor_model_parallel_size = 1
+    assert check_hooks(config) == []
 
 
 def test_the_weights_of_the_docs() -> None:
@@ -306,6 +347,26 @@ def test_postprocess_runs_on_a_rank_without_samples() -> None:
 def test_changes_in_place_are_applied() -> None:
     changed, _ = postprocess_columns("other_hooks_for_test:in_place", COLUMNS, batch=BATCH, rows=ROWS)
     assert changed["advantages"].tolist() == [0, 8, -2, 0, 1, 0, -18] and changed.keys() == {"advantages"}
+
+
+def test_postprocess_gets_the_trajectories_of_its_samples() -> None:
+    batch = replace(BATCH, trajectory_ids=np.array([8, 8, 2]))
+    _, sums = postprocess_columns("other_hooks_for_test:of_trajectories", COLUMNS, batch=batch, rows=ROWS)
+    assert [float(each) for each in sums["ids"]] == [10.0, 2.0]
+
+
+def test_advantages_get_a_trajectory_of_two_samples_as_one() -> None:
+    # One row of rewards for both: the mean over rows counts it once.
+    layout = TokenLayout.from_lengths(torch.ones(4, dtype=torch.bool), lengths_S=torch.tensor([2, 1, 1]))
+    given = rollout(
+        rewards_S=vector(1.0, 1.0, 0.0),
+        group_ids_S=torch.tensor([4, 4, 4]),
+        trajectory_ids_S=torch.tensor([9, 9, 5]),
+        response_lens_S=torch.tensor([2, 1, 1]),
+        layout=layout,
+    )
+    algo = AlgoConfig(custom_advantage_function_path="other_hooks_for_test:over_the_mean")
+    assert compute_rollout_advantages(algo, given).tolist() == [9.5, 9.5, 9.5, 4.5]
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ async def test_live_rid_may_not_be_used_again(wire: Wire) -> None:
     assert len((await task)[1]["output_ids"]) == wire.target.long_answer
 
 
-async def test_pause_abort_returns_partial_answers_and_holds_new_ones(wire: Wire) -> None:
+async def test_pause_abort_returns_partial_answers_and_queues_new_requests(wire: Wire) -> None:
     task = await start_long(wire, "pause-abort")
     assert (await wire.post("/pause_generation", {"mode": "abort"}))[0] == 200
     status, answer = await task

@@ -2,25 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from rlscale.config import RouterConfig
 from rlscale.config.passthrough.sglang_python import find_python
+from rlscale.config.passthrough.sglang_sampling_params import CHANGES_DISTRIBUTION, DROPPED_BY_ROUTER, EMBEDDED
+from rlscale.engines.client import http_engine
 from rlscale.engines.client.http_engine import HttpEngine
+from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.sglang.router_process import RouterLaunch, RouterProcess
 from rlscale.errors import EngineError
+from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress, Generation, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, sampling_seed=1)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CONFIG = RouterConfig(timeout_s=60, max_connections=64, health_check_interval_s=1, health_check_failure_threshold=1)
 READY_S = 120
 
@@ -66,6 +73,52 @@ def test_both_engines_answer_and_responses_are_unchanged(stack: ExitStack, tmp_p
     assert all(fake.service.num_requests > 5 for fake in fakes)
 
 
+PASSABLE: dict[str, Any] = {
+    "custom_params": {"a": 1},
+    "ebnf": 'root ::= "a"',
+    "frequency_penalty": 0.5,
+    "ignore_eos": True,
+    "json_schema": "{}",
+    "logit_bias": {"3": 1.0},
+    "min_new_tokens": 1,
+    "no_stop_trim": True,
+    "presence_penalty": 0.5,
+    "regex": "a+",
+    "repetition_penalty": 1.5,
+    "spaces_between_special_tokens": False,
+    "stop_regex": "a+",
+    "structural_tag": "{}",
+}
+"""A value of each entry of `rollout.sampling_params`."""
+
+
+def test_the_router_drops_the_recorded_sampling_params(stack: ExitStack, tmp_path: Path) -> None:
+    assert set(PASSABLE) == {*EMBEDDED, *CHANGES_DISTRIBUTION, "stop_regex"}
+    received: list[dict[str, Any]] = []
+
+    @web.middleware
+    async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/generate":
+            return await handler(request)
+        received.append((await request.json())["sampling_params"])
+        return web.json_response({"text": "", "output_ids": [], "meta_info": {}})
+
+    fake = FakeServer(vocab_size=100)
+    fake._app.middlewares.insert(0, record)
+    router, _ = open_router(stack, tmp_path, [stack.enter_context(fake)])
+
+    async def send_each() -> None:
+        async with aiohttp.ClientSession() as session:
+            for name, value in PASSABLE.items():
+                body = {"input_ids": [5], "sampling_params": {name: value}, "return_logprob": True}
+                async with session.post(f"{router.url}/generate", json=body) as response:
+                    assert response.status == 200
+
+    asyncio.run(send_each())
+    dropped = [name for name, params in zip(PASSABLE, received, strict=True) if params != {name: PASSABLE[name]}]
+    assert dropped == sorted(DROPPED_BY_ROUTER)
+
+
 def test_a_dead_engine_is_avoided_and_replaced(stack: ExitStack, tmp_path: Path) -> None:
     alive, new = open_fake(stack), open_fake(stack)
     with ExitStack() as dying:
@@ -98,6 +151,39 @@ def test_an_error_of_an_engine_is_forwarded_unchanged(stack: ExitStack, tmp_path
         asyncio.run(send_too_long())
     # The router does not retry.
     assert sum(fake.service.num_requests for fake in fakes) == 0
+
+
+@pytest.mark.parametrize("server_name", ["rlscale", "sglang"])
+def test_requests_are_aborted_on_the_engine_that_the_router_chose(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server_name: str
+) -> None:
+    # The client takes every server with another name for SGLang and sends it single samples.
+    monkeypatch.setattr(http_engine, "SERVER_NAME", server_name)
+    fakes = [open_fake(stack) for _ in range(2)]
+    router, _ = open_router(stack, tmp_path, fakes)
+    params = replace(PARAMS, max_new_tokens=200)  # 1 s
+
+    async def abort_half() -> tuple[list[list[Generation]], list[list[Generation]]]:
+        ids = RequestIds()
+        addresses = [EngineAddress(name=f"engine {i}", url=fake.url) for i, fake in enumerate(fakes)]
+        pool = EnginePool([HttpEngine(a, timeout_s=30, router=router, ids=ids) for a in addresses], routed=True)
+        calls = {
+            rid: asyncio.create_task(pool.generate([5, 6], params, n=2, rid=rid, oldest=0, newest=None))
+            for rid in (f"{purpose}-{i}" for purpose in ("train", "eval") for i in range(8))
+        }
+        async with asyncio.timeout(20):
+            while sum(len(fake.service._running) for fake in fakes) < 32:
+                await asyncio.sleep(0.01)
+        await pool.abort_requests({"train"})
+        answers = {rid: await call for rid, call in calls.items()}
+        await pool.close()
+        return ([a for r, a in answers.items() if "train" in r], [a for r, a in answers.items() if "eval" in r])
+
+    aborted, finished = asyncio.run(abort_half())
+    assert all(fake.service.num_requests > 0 for fake in fakes)
+    assert {sample.finish_reason for samples in aborted for sample in samples} == {"abort"}
+    assert {sample.finish_reason for samples in finished for sample in samples} == {"length"}
+    assert all(len(sample.output_ids) == 200 for samples in finished for sample in samples)
 
 
 def test_requests_without_the_key_are_refused(stack: ExitStack, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from rlscale.config.passthrough import sglang_sampling_params
 from rlscale.config.passthrough.sglang_args import RECORDED, load_arguments
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
@@ -103,8 +104,8 @@ async def test_an_update_that_cannot_flush_the_cache_is_an_error(
     version = (await engine.info())["weight_version"]
     folder = Path((await engine.info())["tokenizer_path"])
     long = SamplingParams(max_new_tokens=sglang.long_answer, ignore_eos=True)
-    task = asyncio.create_task(engine.generate(PROMPT, long))
-    await asyncio.sleep(0.2)
+    events = engine.stream(PROMPT, long)
+    await anext(events)  # from here on the request is running
     await engine.pause("in_place")
     other = HttpEngine(address, timeout_s=TIMEOUT_S)  # it does not know of the pause, and so requests a flush
     try:
@@ -113,7 +114,8 @@ async def test_an_update_that_cannot_flush_the_cache_is_an_error(
     finally:
         await other.close()
         await engine.resume()
-    assert len((await task)[0].output_ids) == sglang.long_answer
+    answers = [answer async for answer in events]
+    assert len(answers[-1].output_ids) == sglang.long_answer
 
 
 def test_a_used_group_name_is_refused_in_time(address: EngineAddress) -> None:
@@ -156,6 +158,21 @@ def test_the_recorded_arguments_match_the_tested_version() -> None:
     assert installed == recorded
     assert load_arguments(None).version == recorded["version"]
     assert set(SGLANG_ARGUMENTS) <= installed["types"].keys()
+
+
+def test_the_recorded_sampling_params_match_the_tested_version() -> None:
+    installed = describe_installed(sglang_sampling_params.CLASSES)
+    assert installed == json.loads(sglang_sampling_params.RECORDED.read_text())
+    known = {*sglang_sampling_params.EMBEDDED, *sglang_sampling_params.CHANGES_DISTRIBUTION, "stop_regex"}
+    assert known | sglang_sampling_params.RESERVED.keys() == installed["types"].keys()
+
+
+async def test_a_prompt_needs_the_spare_tokens(engine: HttpEngine, sglang: Target) -> None:
+    longest = sglang.max_context_len - 1 - sglang.spare_tokens
+    params = SamplingParams(max_new_tokens=1)
+    assert len((await engine.generate([5] * longest, params))[0].output_ids) == 1
+    with pytest.raises(EngineError, match="exceeds the maximum allowed length"):
+        await engine.generate([5] * (longest + 1), params)
 
 
 def test_the_error_for_a_server_that_cannot_start_has_its_log(tmp_path: Path) -> None:

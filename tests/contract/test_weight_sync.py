@@ -55,7 +55,7 @@ def generate_and_checksum(address: EngineAddress) -> tuple[list[Generation], dic
     async def request() -> tuple[list[Generation], dict[str, str]]:
         engine = HttpEngine(address, timeout_s=TIMEOUT_S)
         try:
-            return await engine.generate([5, 6, 7], PARAMS, n=3), await engine.checksums()
+            return await engine.generate([5, 6, 7], PARAMS, n=3), dict((await engine.checksums())[0].checksums)
         finally:
             await engine.close()
 
@@ -134,8 +134,8 @@ def test_real_sglang_reads_every_channel_and_its_checksums_are_compared(sglang: 
     channel.close()
 
 
-def push_tampered(address: EngineAddress, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Changes one bit in the folder after the trainer computed the checksums."""
+def push_tampered(address: EngineAddress, state: dict[str, torch.Tensor], folder: Path, *, row: int = 3) -> None:
+    """Changes one bit of a row in the folder after the trainer computed the checksums."""
     victim = "model.layers.1.mlp.up_proj.weight"
 
     class Tampering(HttpEngine):
@@ -143,7 +143,7 @@ def push_tampered(address: EngineAddress, state: dict[str, torch.Tensor], folder
             for file in path.glob("*.safetensors"):
                 tensors = map_file(file)
                 if victim in tensors:
-                    tensors[victim].view(torch.int32)[3, 3] ^= 1
+                    tensors[victim].view(torch.int32)[row, 3] ^= 1
             await super().update_from_disk(path, **arguments)  # type: ignore[arg-type]
 
     group = SenderGroup(rank=0)

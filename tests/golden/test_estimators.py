@@ -1,12 +1,23 @@
 """Advantage estimators, penalties and the value loss, compared with hand-computed values and loops over tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlscale.algo.advantages import ESTIMATORS, AdvantageInputs, distill, gae, leave_one_out, overlong_penalty
+from rlscale.algo.advantages import (
+    ESTIMATORS,
+    AdvantageInputs,
+    batch_std,
+    distill,
+    gae,
+    leave_one_out,
+    length_adaptive_lambda,
+    overlong_penalty,
+)
 from rlscale.algo.losses import value_loss
 from rlscale.algo.ragged import TokenLayout
 from rlscale.algo.reduce import mean_per_length
@@ -251,3 +262,116 @@ def test_mean_per_length_by_hand() -> None:
     assert float(mean_per_length(values, layout=layout, num_trajectories=2, length=17)) == 1.0
     with pytest.raises(ValueError, match="length must be above 0, got 0"):
         mean_per_length(values, layout=layout, num_trajectories=2, length=0)
+
+
+def one_token_each(rewards: Tensor, groups: list[int], **options: object) -> AdvantageInputs:
+    """Responses of one token."""
+    ones = torch.ones(len(rewards), dtype=torch.int64)
+    layout = TokenLayout.from_lengths(ones.bool(), lengths_S=ones)
+    return AdvantageInputs(rewards_S=rewards, group_ids_S=torch.tensor(groups), layout=layout, **options)  # type: ignore[arg-type]
+
+
+def test_gpg_by_hand() -> None:
+    # Groups: (1, 0) centred to +-0.5; (1, 1) and (0.3) without gradient: 5 samples, 2 of them count.
+    given = one_token_each(vector(1.0, 1.0, 0.0, 1.0, 0.3), [0, 1, 0, 1, 2], divide_by_std=False)
+    torch.testing.assert_close(ESTIMATORS["gpg"].compute(given).advantages_T, vector(1.25, 0.0, -1.25, 0.0, 0.0))
+
+
+def test_gpg_of_groups_with_equal_rewards_is_zero() -> None:
+    assert ESTIMATORS["gpg"].compute(one_token_each(vector(0.1, 0.1), [0, 0])).advantages_T.tolist() == [0.0, 0.0]
+
+
+def test_gpg_of_raw_rewards_counts_unequal_groups() -> None:
+    given = one_token_each(vector(1.0, 0.0, 1.0, 1.0), [0, 0, 1, 1], normalize_rewards=False)
+    torch.testing.assert_close(ESTIMATORS["gpg"].compute(given).advantages_T, vector(2.0, 0.0, 2.0, 2.0))
+
+
+def test_gdpo_keeps_a_small_reward_next_to_a_large_one() -> None:
+    # Figure 2 of the paper: summed first, (0, 2) and (1, 1) are the same; normalised first, each kind counts.
+    named = torch.tensor([[0.0, 200.0], [1.0, 100.0], [0.0, 100.0]], dtype=torch.float64)
+    given = one_token_each(named.sum(dim=1), [0, 0, 0], named_rewards_SK=named)
+    expected = torch.stack([(x - x.mean()) / (x.std() + 1e-6) for x in named.unbind(dim=1)]).sum(dim=0)
+    expected = (expected - expected.mean()) / (expected.std() + 1e-6)
+    actual = ESTIMATORS["gdpo"].compute(given).advantages_T
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual[0], actual[1], rtol=1e-5, atol=0.0)  # up to the 1e-6
+
+
+def test_gdpo_of_one_reward_is_grpo_normalised_over_the_batch() -> None:
+    rewards, groups = vector(1.0, 0.0, 0.2, 0.9, 0.4), [0, 0, 1, 1, 1]
+    grpo = ESTIMATORS["grpo"].compute(one_token_each(rewards, groups)).advantages_T
+    actual = ESTIMATORS["gdpo"].compute(one_token_each(rewards, groups)).advantages_T
+    torch.testing.assert_close(actual, (grpo - grpo.mean()) / (grpo.std() + 1e-6))
+
+
+def test_named_rewards_and_weights_of_another_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="named_rewards_SK must have one row per sample"):
+        one_token_each(vector(1.0, 0.0), [0, 0], named_rewards_SK=torch.zeros(3, 2))
+    given = one_token_each(vector(1.0, 0.0), [0, 0], named_rewards_SK=torch.zeros(2, 2), reward_weights_K=torch.ones(3))
+    with pytest.raises(ValueError, match="reward_weights_K must have shape"):
+        ESTIMATORS["gdpo"].compute(given)
+
+
+def test_scaled_by_the_batch_prompts_keep_their_weights() -> None:
+    # Group 0 is nearly equal: by its own deviation its advantages would be as large as those of group 1.
+    rewards, groups = vector(0.50, 0.51, 0.0, 1.0), [0, 0, 1, 1]
+    spread = rewards.std() + 1e-6
+    actual = ESTIMATORS["grpo"].compute(one_token_each(rewards, groups, batch_std=True)).advantages_T
+    torch.testing.assert_close(actual, vector(-0.005, 0.005, -0.5, 0.5) / spread)
+
+
+@pytest.mark.parametrize("rewards", [[0.1] * 7, [0.7], [-1e6] * 3])
+def test_the_deviation_of_equal_rewards_is_exactly_zero(rewards: list[float]) -> None:
+    assert float(batch_std(torch.tensor(rewards))) == 0.0
+
+
+def test_lambda_by_length_by_hand() -> None:
+    # 3, 0 and 1 trainable tokens with alpha 0.5: 1 - 2/3, and 0 where it would be negative.
+    torch.testing.assert_close(length_adaptive_lambda(LAYOUT, alpha=0.5), torch.tensor([1 / 3, 0.0, 0.0]))
+    with pytest.raises(ValueError, match="alpha must be above 0"):
+        length_adaptive_lambda(LAYOUT, alpha=0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("lengths", [[5, 0, 1], [200, 3, CHUNK, CHUNK + 1], [3 * CHUNK * CHUNK + 5, 7]])
+def test_sums_with_a_decay_of_each_sample_are_those_of_the_recursion(lengths: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    total, num = sum(lengths), len(lengths)
+    mask = torch.rand(total, generator=generator) < 0.8
+    values = torch.randn(total, generator=generator, dtype=torch.float64)
+    decays = torch.rand(num, generator=generator, dtype=torch.float64)
+    decays[:2] = torch.tensor([0.999, 0.0])
+    layout = TokenLayout.from_lengths(mask, lengths_S=torch.tensor(lengths))
+    actual = discounted_sums(values, layout=layout, decay=decays)
+    expected, start = [], 0
+    for length, decay in zip(lengths, decays.tolist(), strict=True):
+        part = slice(start, start + length)
+        expected += reference_sums(values[part].tolist(), mask[part].tolist(), [length], decay)
+        start += length
+    torch.testing.assert_close(actual, vector(*expected), rtol=1e-9, atol=1e-9)
+
+
+def test_vapo_has_one_lambda_for_the_advantages_and_one_for_the_returns() -> None:
+    values, rewards = vector(0.5, NAN, -0.2, 0.1, NAN, 0.7), vector(8.0, 5.0, 2.0)
+    result = ESTIMATORS["ppo"].compute(
+        inputs(rewards_S=rewards, values_T=values, gamma=0.9, lambd_alpha=0.5, lambd_critic=1.0)
+    )
+    token_rewards = [0.0, 0.0, 0.0, 8.0, 0.0, 2.0]
+    expected = {}
+    # Sample 0 has three trainable tokens, lambda 1/3; sample 2 has one, for which lambda does not matter.
+    for name, lambd in (("advantages", 1 / 3), ("returns", 1.0)):
+        columns = {"rewards": token_rewards, "values": values.nan_to_num().tolist()}
+        expected[name] = vector(*reference_gae(columns, LAYOUT.mask_T.tolist(), [5, 0, 1], gamma=0.9, lambd=lambd))
+    torch.testing.assert_close(result.advantages_T, expected["advantages"])
+    assert result.returns_T is not None
+    torch.testing.assert_close(
+        result.returns_T, torch.where(LAYOUT.mask_T, expected["returns"] + values.nan_to_num(), 0.0)
+    )
+
+
+def test_without_own_lambda_the_returns_are_those_of_the_advantages() -> None:
+    given = inputs(values_T=vector(0.5, NAN, -0.2, 0.1, NAN, 0.7), gamma=0.9, lambd=0.7)
+    plain = ESTIMATORS["ppo"].compute(given)
+    set_equal = ESTIMATORS["ppo"].compute(replace(given, lambd_critic=0.7))
+    assert plain.returns_T is not None and set_equal.returns_T is not None
+    assert torch.equal(plain.returns_T, set_equal.returns_T)

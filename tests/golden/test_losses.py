@@ -12,6 +12,8 @@ from rlscale.algo.losses import (
     cispo_policy_loss,
     clipped_policy_loss,
     gspo_policy_loss,
+    reinforce_policy_loss,
+    sapo_policy_loss,
     sft_loss,
 )
 from rlscale.algo.ragged import TokenLayout
@@ -166,7 +168,8 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
     loss.sum().backward()
     assert lp.grad is not None
     torch.testing.assert_close(lp.grad, -advantages)
-    assert float(sums["pg_clipfrac"][0]) == 0.0 and float(sums["kl"][0]) == 0.0
+    assert float(sums["kl"][0]) == 0.0
+    assert name in ("sapo", "reinforce") or float(sums["pg_clipfrac"][0]) == 0.0
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -187,3 +190,46 @@ def test_a_ratio_beyond_float32_stays_finite(name: str) -> None:
 def test_dual_must_exceed_one() -> None:
     with pytest.raises(ValueError, match=r"dual must be greater than 1, got 0\.9"):
         ClipRange(low=0.2, dual=0.9)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "tau"), [(1.0, 2.0, 1.5), (1.7, 2.0, 1.5), (0.4, -3.0, 0.5), (6.0, 0.0, 0.5)]
+)
+def test_the_soft_gate_by_hand(ratio: float, advantage: float, tau: float) -> None:
+    # f = 4 / tau * sigmoid(tau (r - 1)); its slope at ratio 1 is 1, so the gradient there is that of the plain ratio.
+    lp = vector(log(ratio) - 1.0).requires_grad_()
+    loss, sums = sapo_policy_loss(
+        lp,
+        old_logprobs_T=vector(-1.0),
+        advantages_T=vector(advantage),
+        layout=one_sample(1),
+        clip=ClipRange(low=0.2, gate_pos=1.5, gate_neg=0.5),
+    )
+    gate = 1 / (1 + exp(-tau * (ratio - 1)))
+    torch.testing.assert_close(loss, vector(-4 / tau * gate * advantage))
+    (grad,) = torch.autograd.grad(loss.sum(), lp)
+    torch.testing.assert_close(grad, vector(-4 * gate * (1 - gate) * ratio * advantage))
+    assert float(sums["gate_mean"][0]) == pytest.approx(4 * gate * (1 - gate))
+
+
+def test_reinforce_is_minus_advantage_times_logprob() -> None:
+    # The NaN is masked; ratios are for metrics: e^0.5, e^0 and no token.
+    layout = TokenLayout.from_lengths(torch.tensor([True, False, True]), lengths_S=torch.tensor([2, 1]))
+    lp = vector(-0.5, float("nan"), -2.0).requires_grad_()
+    loss, sums = reinforce_policy_loss(
+        lp,
+        old_logprobs_T=vector(-1.0, float("nan"), -2.0),
+        advantages_T=vector(3.0, float("nan"), -0.5),
+        layout=layout,
+        clip=ClipRange(low=0.2),
+    )
+    assert loss.tolist() == [1.5, 0.0, -1.0]
+    (grad,) = torch.autograd.grad(loss.sum(), lp)
+    assert grad.tolist() == [-3.0, 0.0, 0.5]
+    assert float(sums["ratio_mean"][0]) == pytest.approx(exp(0.5) + 1)
+
+
+@pytest.mark.parametrize(("pos", "neg"), [(0.0, 1.0), (1.0, -1.0)])
+def test_a_gate_needs_positive_temperatures(pos: float, neg: float) -> None:
+    with pytest.raises(ValueError, match="gate_pos and gate_neg must be above 0"):
+        ClipRange(low=0.2, gate_pos=pos, gate_neg=neg)

@@ -15,13 +15,21 @@ NAMES = (
     "dapo",
     "gspo",
     "cispo",
+    "sapo",
+    "gpg",
+    "reinforce",
+    "gdpo",
     "rloo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "ppo",
+    "vapo",
     "custom_loss",
     "sft",
 )
+
+IN_CI = ("grpo", "dapo", "gspo", "ppo", "custom_loss", "sft")
+"""One for each path through the trainer; the others differ in formulas, which have unit tests."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +53,9 @@ def test_the_table_is_complete(table: ModuleType) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [each if each in IN_CI else pytest.param(each, marks=pytest.mark.nightly) for each in NAMES]
+)
 def test_an_algorithm_learns(
     table: ModuleType, name: str, cache: Path, warm: Path, tmp_path: Path, shared_ray: str
 ) -> None:

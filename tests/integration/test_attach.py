@@ -16,6 +16,8 @@ def test_runs_attach_to_a_running_ray_and_leave_it_alive(command: Command, monke
     (command.folder / ".ray").mkdir()
     (command.folder / ".ray" / "auth_token").write_text(os.urandom(32).hex())
     monkeypatch.setenv("HOME", str(command.folder))
+    # A test that started Ray in this process has left it.
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with ray_head(command.folder / "ray.log", num_cpus=NUM_CPUS) as address:
         assert "Token authentication is enabled" in (command.folder / "ray.log").read_text()
         for name in ("first", "second"):

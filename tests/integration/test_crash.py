@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import SMALL
+from tests.integration.conftest import REWARDED, SMALL
 
 pytestmark = pytest.mark.own_ray
 
@@ -41,7 +41,7 @@ def test_two_ranks_and_two_engines_behind_a_router_repeat_to_the_bit(tmp_path: P
     assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine", "router"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_two_stages_of_megatron_that_both_send_weights_repeat_to_the_bit(tmp_path: Path, cache: Path) -> None:
     stages = ("train=megatron", "cluster.actor_num_gpus_per_node=2", "megatron.pipeline_model_parallel_size=2")
@@ -57,3 +57,20 @@ def test_with_staleness_no_sample_is_lost_or_used_twice(tmp_path: Path, cache: P
     assert report["sample_faults"] == []
     assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine"}
     assert report["differences"] is None
+
+
+@pytest.mark.nightly
+def test_partial_rollouts_and_filters_repeat_with_their_ledger(tmp_path: Path, cache: Path) -> None:
+    sampling = (
+        "sampling.partial_rollout=true",
+        "sampling.round_tokens=4",
+        "sampling.over_sampling_batch_size=8",
+        "algo.dynamic_sampling=true",
+        "rollout.max_response_len=24",
+        REWARDED,
+    )
+    report = run_crashtest(tmp_path, cache, "data.num_rollout=250", *sampling, num_kills=20)
+    assert report["differences"] == []
+    assert report["sample_faults"] == []
+    ledger = (tmp_path / "crash" / "broken" / "ledger.jsonl").read_text()
+    assert "dropped/equal_rewards" in ledger

@@ -60,7 +60,7 @@ def test_both_expert_parallel_ranks_send_their_experts_to_the_engine(command: Co
     assert all(record["logprob_diff/mean"] < 1e-4 for record in steps)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1300)
 def test_the_quickstart_reaches_the_reward_of_fsdp(command: Command) -> None:
     done = command.run(*TWO, STAGES, "ci.enabled=true", small=False, timeout_s=1200)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.integration.conftest import Command
+from tests.integration.conftest import REWARDED, Command
 
 PLUG_INS = """
 import os
@@ -53,6 +53,30 @@ def test_user_functions_get_custom_and_trainers_get_env_vars(whole: Command) -> 
     assert [record["train/seen"] for record in steps] == [7.5] * 3
     assert all(record["reward/mean"] == 3 * record["reward/length/mean"] for record in steps)
     assert all(record["reward/mean"] == record["reward/scaled/mean"] > 0 for record in steps)
+
+
+def test_several_functions_score_training_and_evaluation(command: Command) -> None:
+    (command.folder / "plug_ins.py").write_text(PLUG_INS)
+    named = "{luck: random, style: plug_ins:score, right: exact_match}"
+    done = command.run(
+        "reward.type=null",
+        f"reward.functions={named}",
+        "reward.weights={luck: 1.0, style/scaled: 0.5}",
+        "custom.scale=0.5",
+        "algo.advantage_estimator=gdpo",
+        "debug.dump_details=details",
+    )
+    assert done.code == 0, done.err
+    steps = [record for record in command.metrics() if "train/loss" in record]
+    assert len(steps) == 3 and all(record["train/grad_norm"] > 0 for record in steps)
+    for record in steps:
+        parts = record["reward/luck/mean"], record["reward/style/scaled/mean"]
+        assert record["reward/mean"] == pytest.approx(parts[0] + 0.5 * parts[1])
+        assert parts[1] == 0.5 * record["reward/style/length/mean"] > 0
+    assert all("reward/right/mean" in record for record in steps)
+    (sample, *_) = records(command.folder / "details" / "rollout_data" / "0.jsonl")
+    assert sample["metadata"]["reward_weights"] == {"luck": 1.0, "style/scaled": 0.5}
+    assert [record["step"] for record in command.metrics() if "eval/reward_mean" in record] == [0, 1, 3]
 
 
 def test_details_contain_samples_batches_and_the_tokenizer(whole: Command) -> None:
@@ -123,3 +147,21 @@ def test_ci_checks_pass_and_the_run_fails_for_its_metric(command: Command) -> No
     assert "Traceback" not in done.err
     assert [record["step"] for record in command.metrics() if "train/loss" in record] == [0, 1, 2]
     assert json.loads((command.run_dir / "finished.json").read_text())["num_rollouts"] == 3
+
+
+def test_responses_are_cut_where_the_context_ends(command: Command) -> None:
+    """Prompts of 8 tokens leave 4 of a context of 12; the limit of a response is 8."""
+    done = command.run(
+        REWARDED,
+        "debug.rollout_only=true",
+        'debug.save_rollout_data="dump/{rollout_id}.jsonl"',
+        "eval.interval=null",
+        "rollout.max_context_len=12",
+        "rollout.sampling_params.ignore_eos=true",
+        "rollout.sampling_params.repetition_penalty=1.5",
+        "data.num_rollout=1",
+    )
+    assert done.code == 0, done.err
+    samples = records(command.folder / "dump" / "0.jsonl")
+    assert samples and {len(sample["tokens"]) for sample in samples} == {12}
+    assert "so logprob_diff/* contains this difference" in done.out + done.err

@@ -14,7 +14,7 @@ def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str)
     # The random model is never right; the other rewards would be 0.
     extra = {
         # At an evaluation the engine releases the GPU to the trainer, which computes the loss of the labels.
-        "nanochat_sft": ("batch.n_samples_per_prompt=1", "cluster.colocate=true"),
+        "nanochat_sft": ("batch.n_samples_per_prompt=1", "batch.balance_data=true", "cluster.colocate=true"),
         "nanochat_rl": ("reward.type=random",),
     }[experiment]
     done = command.run(f"experiment={experiment}", "+on=cpu", *overrides, *extra)
@@ -38,6 +38,7 @@ def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str)
     assert "name: muon" in config and "embedding_lr: 0.2" in config
 
 
+@pytest.mark.nightly
 def test_nanochat_rl_improves_the_small_model(command: Command) -> None:
     done = command.run("+experiment=nanochat_rl", "+on=cpu", small=False)
     assert done.code == 0, done.err

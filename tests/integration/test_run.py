@@ -71,7 +71,7 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
     torch.testing.assert_close(steps_of(command), steps_of(alone), atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_mixture_of_experts_learns(command: Command) -> None:
     ends = ("checkpoint.save_interval=null", "eval.stop_reward=0.75")

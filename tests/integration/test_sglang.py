@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections import deque
 from pathlib import Path
 
 import pytest
 
+from rlscale.config.passthrough.sglang_python import find_python, foreign_environment
 from tests.integration.conftest import Command
 from tests.integration.test_faults import GONE_WITHIN_S, wait_for_training, wait_until
 
@@ -56,15 +58,37 @@ def test_a_wrong_interpreter_is_refused_before_anything_starts(command: Command)
         assert not command.run_dir.exists()
 
 
+RENAME = """
+import os
+import sys
+
+os.environ.pop("RLSCALE_ENGINE_API_KEY")
+from setproctitle import setproctitle
+
+setproctitle("sglang::router")
+print(open("/proc/self/cmdline").read().strip("\\0"))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_of_sglang_names_itself_whatever_the_order_of_its_environment() -> None:
+    # The key is the first variable in a Ray worker whose environment is so ordered; servers remove it at their start.
+    environment = foreign_environment({"RLSCALE_ENGINE_API_KEY": "secret", **os.environ})
+    done = subprocess.run(
+        [str(find_python(None)), "-c", RENAME], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "sglang::router\n"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Command) -> None:
     process = command.start("rollout=sglang", *TWO_ENGINES, *FOREVER, "sglang.max_total_tokens=4096")
     wait_for_training(command, process, timeout_s=400)
     alive = descendants(command)
-    titles = [command_line(pid) for pid in alive]
-    assert sum("sglang::scheduler" in title for title in titles) == 2
-    assert sum("sglang::router" in title for title in titles) == 1
+    titles = sorted(command_line(pid).strip()[:60] for pid in alive)
+    assert sum("sglang::scheduler" in title for title in titles) == 2, "\n".join(titles)
+    assert sum("sglang::router" in title for title in titles) == 1, "\n".join(titles)
     process.kill()
     process.communicate()
     wait_until(lambda: not any(map(command_line, alive)), GONE_WITHIN_S, "the end of all processes")
@@ -77,7 +101,7 @@ def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Comm
         assert "Prefill batch" in log, f"the router sent nothing to engine {index}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_the_quickstart_learns_on_it(command: Command, warm: Path) -> None:
     """Trains until the reward has clearly risen; benchmarks/results/sglang_quickstart.md has a complete run."""

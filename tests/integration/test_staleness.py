@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
@@ -37,13 +38,20 @@ def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact
     assert command.left_over() == {}
 
 
+def has_tokens(checkpoint: Path) -> bool:
+    """Whether groups that were not trained on have tokens in a complete checkpoint."""
+    file = checkpoint / "groups.safetensors"
+    return file.is_file() and len(load_file(file)["weight_versions"]) > 0
+
+
 @pytest.mark.own_ray
 def test_a_killed_run_resumes_with_the_groups_it_had_generated(command: Command) -> None:
     overrides = (*LONG, "rollout.max_staleness=2", "checkpoint.save_interval=1", "data.num_rollout=8")
     process = command.start(*overrides)
     end = time.monotonic() + 120
-    while not list(command.run_dir.glob("checkpoints/rollout_0000000[3-6]")):
-        assert process.poll() is None and time.monotonic() < end, "the run made no checkpoint"
+    # On a slow machine the engine may not have begun the next rollouts when a checkpoint is written.
+    while not any(map(has_tokens, command.run_dir.glob("checkpoints/rollout_0000000[3-6]"))):
+        assert process.poll() is None and time.monotonic() < end, "no checkpoint has a generated group"
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -52,7 +60,7 @@ def test_a_killed_run_resumes_with_the_groups_it_had_generated(command: Command)
     groups = json.loads((newest / "groups.json").read_text())
     versions = load_file(newest / "groups.safetensors")["weight_versions"]
     assert {group["index"] for group in groups} <= set(range(8 * position, 8 * (position + 3)))
-    assert versions.min() >= position - 2
+    assert (versions >= position - 2).all()
 
     again = command.run(*overrides)
     assert again.code == 0, again.err

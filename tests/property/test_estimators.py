@@ -91,7 +91,7 @@ def test_groups_are_independent(name: str, inputs: AdvantageInputs, reward: floa
     assert torch.equal(before[same_T], after[same_T])
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "gpg", "gdpo", "rloo", "reinforce_plus_plus_baseline"])
 def test_a_group_of_one_and_equal_rewards_have_advantage_zero(name: str) -> None:
     inputs = AdvantageInputs(
         rewards_S=torch.tensor([0.7, 0.1, 0.1, 0.1]),
@@ -112,7 +112,8 @@ def test_a_sample_without_a_trainable_token_counts_in_its_group_only(name: str) 
         divide_by_std=False,
         values_T=torch.zeros(5, dtype=torch.float64),
     )
-    first = {"rloo": 0.75, "reinforce_plus_plus": 1.0, "ppo": 1.0}.get(name, 0.5)
+    # gdpo divides by the deviation of the sums, which is 0.5 here, with 1e-6 added.
+    first = {"rloo": 0.75, "reinforce_plus_plus": 1.0, "ppo": 1.0, "gdpo": 0.5 / 0.500001}.get(name, 0.5)
     last = {"reinforce_plus_plus": 0.5, "ppo": 0.5}.get(name, 0.0)
     actual = ESTIMATORS[name].compute(inputs).advantages_T
     torch.testing.assert_close(actual, torch.tensor([first, first, 0.0, 0.0, last], dtype=torch.float64))

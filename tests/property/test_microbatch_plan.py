@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
 from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
 from rlscale.data.microbatch_plan import plan_steps
@@ -41,6 +42,7 @@ def batch_of(lengths: list[int], trajectories: list[int], seed: int) -> TrainBat
     scoring_limit=st.none() | st.integers(1, 200),
     fan_out=st.integers(1, 3),
     seed=st.integers(0, 2**31),
+    per_token=st.integers(1, 10_000),
 )
 def test_schedule(
     lengths: list[int],
@@ -52,6 +54,7 @@ def test_schedule(
     scoring_limit: int | None,
     fan_out: int,
     seed: int,
+    per_token: int,
 ) -> None:
     batch = batch_of(lengths, [i // fan_out for i in range(len(lengths))], seed)
     config = BatchConfig(
@@ -63,8 +66,9 @@ def test_schedule(
         micro_batch_size=limit,
         balance_data=balance,
     )
-    steps = plan_steps(batch, config, num_ranks=num_ranks)
-    assert steps == plan_steps(batch, config, num_ranks=num_ranks)
+    cost = ForwardCost(per_token=per_token, per_pair=2, per_logit_row=per_token // 4)
+    steps = plan_steps(batch, config, num_ranks=num_ranks, cost=cost)
+    assert steps == plan_steps(batch, config, num_ranks=num_ranks, cost=cost)
     assert sorted(i for step in steps for i in step.sample_indices) == list(range(len(lengths)))
     assert sum(step.num_tokens for step in steps) == batch.loss_mask.sum()
     seen: set[int] = set()

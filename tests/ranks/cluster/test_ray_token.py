@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cluster.attach import AUTH_MODE
+from rlscale.cluster.ray_token import AUTH_MODE
 
 PROGRAM = """
 import sys
 from ray._raylet import AuthenticationMode, get_authentication_mode
-from rlscale.cluster.attach import _enable_token
-_enable_token(sys.argv[1])
+from rlscale.cluster.ray_token import enable_token
+enable_token(sys.argv[1].split(":")[0])
 print(get_authentication_mode() == AuthenticationMode.TOKEN)
 """
 
@@ -36,3 +36,28 @@ def test_a_token_is_sent_to_this_machine_only(
     env = {**os.environ, "HOME": str(tmp_path), **({} if mode is None else {AUTH_MODE: mode})}
     done = subprocess.run([sys.executable, "-c", PROGRAM, address], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == str(is_sent)
+
+
+CREATE = """
+from pathlib import Path
+from rlscale.cluster.ray_token import create_token
+create_token()
+print(Path.home().joinpath(".ray", "auth_token").read_text())
+"""
+
+
+def test_runs_that_start_at_the_same_time_have_one_token(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-c", CREATE]
+    processes = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    tokens = {process.communicate(timeout=60)[0].split()[-1] for process in processes}
+    assert len(tokens) == 1 and len(tokens.pop()) >= 32
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == (tmp_path / ".ray" / "auth_token").read_text()
+
+
+def test_no_token_is_created_where_it_is_disabled(tmp_path: Path) -> None:
+    env = {**os.environ, "HOME": str(tmp_path), AUTH_MODE: "disabled"}
+    program = "from rlscale.cluster.ray_token import create_token; create_token()"
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    assert list(tmp_path.iterdir()) == []

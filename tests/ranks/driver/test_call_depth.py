@@ -46,7 +46,7 @@ def test_few_frames_lead_from_the_command_to_the_loop(
 ) -> None:
     # Ray is replaced; everything else is real.
     monkeypatch.setattr(trainer, "ray_session", lambda *_: nullcontext(SimpleNamespace(wait=lambda: None)))
-    monkeypatch.setattr(run, "placement_group_for", lambda *_: nullcontext(Bundles(None, "CPU")))
+    monkeypatch.setattr(run, "placement_group_for", lambda _, layout: nullcontext(Bundles(None, "CPU", layout)))
     monkeypatch.setattr(run, "RayTrainers", StackRecorder)
     monkeypatch.setenv("RLSCALE_CACHE", str(tmp_path / "cache"))
     without_engines = ("algo=sft", "batch.n_samples_per_prompt=1", "eval.prompt_data=null", "eval.interval=null")

@@ -9,12 +9,13 @@ import pytest
 
 from rlscale.config import load_config
 from rlscale.driver.engines import build_launch
-from rlscale.engines.launch import EngineLaunch
+from rlscale.engines.launch import EngineLaunch, ProcessPlace
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
 from tests.unit.config.interpreters import fake_interpreter
 
 PYTHON = Path()
+PLACE = ProcessPlace(host="127.0.0.1", port=7)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +34,7 @@ def launch_of(*overrides: str, device: str | None = None) -> EngineLaunch:
 def arguments_of(*overrides: str, device: str | None = None) -> dict[str, Any]:
     launch = launch_of("rollout=sglang", f"sglang.python={PYTHON}", *overrides, device=device)
     assert isinstance(launch, SglangLaunch)
-    return launch.arguments("127.0.0.1", 7)
+    return launch.arguments(PLACE)
 
 
 def test_the_engine_of_the_config_is_launched() -> None:
@@ -43,12 +44,12 @@ def test_the_engine_of_the_config_is_launched() -> None:
 
 def test_sglang_takes_its_arguments_from_a_file(tmp_path: Path) -> None:
     launch = replace(launch_of("rollout=sglang", f"sglang.python={PYTHON}"), api_key="secret")
-    command = launch.command("127.0.0.1", 7, tmp_path / "logs")
+    command = launch.command(PLACE, tmp_path / "logs")
     assert command[0] == str(PYTHON) and Path(command[1]).name == "serve.py" and Path(command[1]).is_file()
     written = (tmp_path / "logs" / "engine_1_arguments.json").read_text()
     assert command[2] == str(tmp_path / "logs" / "engine_1_arguments.json")
     assert json.loads(written)["model_path"] == "/models/m" and "secret" not in written
-    assert "secret" in launch.environment().values() and "secret" not in repr(launch)
+    assert "secret" in launch.environment(PLACE).values() and "secret" not in repr(launch)
 
 
 def test_sglang_on_a_cpu() -> None:

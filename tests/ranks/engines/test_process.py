@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError
 
@@ -27,6 +28,7 @@ time.sleep(600)
 PARENT = """
 import os, sys, time
 from pathlib import Path
+from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 folder = Path(sys.argv[1])
 process = EngineProcess([sys.executable, "-c", "import time; time.sleep(600)"], name="engine 0", url="http://127.0.0.1:9",
@@ -35,6 +37,17 @@ process.start()
 (folder / "pid.tmp").write_text(str(process.pid))
 (folder / "pid.tmp").rename(folder / "pid")
 time.sleep(600)
+"""
+
+# Answers every request with status 200.
+HEALTHY = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer.allow_reuse_address = False
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
@@ -104,3 +117,22 @@ def test_server_dies_with_its_parent(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait_until_dead(pid)
+
+
+def test_another_server_at_the_port_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    serve = [sys.executable, "-c", HEALTHY, str(port)]
+    url = f"http://127.0.0.1:{port}"
+    first, second = (
+        EngineProcess(serve, name=f"engine {i}", url=url, env=os.environ, log_path=tmp_path / f"{i}.log")
+        for i in range(2)
+    )
+    try:
+        first.start()
+        first.wait_ready(timeout_s=20)
+        second.start()
+        with pytest.raises(EngineError, match="Address already in use"):
+            second.wait_ready(timeout_s=20)
+    finally:
+        first.stop()
+        second.stop()

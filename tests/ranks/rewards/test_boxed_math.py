@@ -1,18 +1,30 @@
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+"""The grader of expressions, here and in its processes."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from rlscale.rewards import boxed_math
-from rlscale.rewards.boxed_math import MathReward, last_boxed
-from rlscale.types import Sample
+from rlscale.config import RewardConfig, RewardType
+from rlscale.rewards import RewardRunner, RewardSpec, prepare_reward
+from rlscale.rewards.boxed_math import math_reward
+from rlscale.rewards.last_box import last_boxed
+from rlscale.types import Failure, Sample
 
 
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    made = MathReward()
-    yield made
-    made.close()
+@contextmanager
+def open_runner(*, max_cpu_s: float | None = None) -> Iterator[RewardRunner]:
+    spec = prepare_reward(RewardConfig(type=RewardType.math))
+    assert isinstance(spec, RewardSpec) and spec.max_cpu_s == 5.0
+    with RewardRunner(replace(spec, max_cpu_s=max_cpu_s or spec.max_cpu_s), max_retries=0) as runner:
+        yield runner
+
+
+def score(samples: Sequence[Sample], *, max_cpu_s: float | None = None) -> dict[int, Failure]:
+    with open_runner(max_cpu_s=max_cpu_s) as runner:
+        return asyncio.run(runner.score(samples))
 
 
 @pytest.mark.parametrize(
@@ -43,37 +55,29 @@ def test_last_boxed(text: str, content: str | None) -> None:
         ("25", "25", 0.0),  # no box
     ],
 )
-def test_answers(
-    response: str, label: str, expected: float, reward: MathReward, make_sample: Callable[..., Sample]
-) -> None:
-    assert reward(make_sample(response, label=label)) == expected
+def test_answers(response: str, label: str, expected: float, make_sample: Callable[..., Sample]) -> None:
+    assert math_reward(make_sample(response, label=label)) == expected
 
 
-def test_many_threads_at_once(reward: MathReward, make_sample: Callable[..., Sample]) -> None:
+def test_many_samples_in_several_processes(make_sample: Callable[..., Sample]) -> None:
     samples = [make_sample(rf"\boxed{{{i}/2}}", label=str(i // 2), index=i) for i in range(40)]
-    with ThreadPoolExecutor(4) as threads:
-        rewards = list(threads.map(reward, samples))
-    assert rewards == [float(i % 2 == 0) for i in range(40)]
+    assert score(samples) == {}
+    assert [sample.reward for sample in samples] == [float(i % 2 == 0) for i in range(40)]
 
 
 def test_an_endless_comparison_counts_as_wrong(
     caplog: pytest.LogCaptureFixture, make_sample: Callable[..., Sample]
 ) -> None:
-    reward = MathReward(max_cpu_s=0.3)
-    assert reward(make_sample(r"\boxed{9^{9^{9^{9}}} + 1}", label="25", index=7)) == 0.0
-    assert "sample 7 took over 0.3 s; it counts as wrong" in caplog.text
-    assert reward(make_sample(r"\boxed{25}", label="25")) == 1.0
-    reward.close()
+    endless = make_sample(r"\boxed{9^{9^{9^{9}}} + 1}", label="25", index=7)
+    right = make_sample(r"\boxed{25}", label="25", index=8)
+    # The first call also imports the library.
+    assert score([endless, right], max_cpu_s=4.0) == {}
+    assert (endless.reward, right.reward) == (0.0, 1.0)
+    assert "sample 7 took over 4 s; it counts as wrong" in caplog.text
 
 
-def test_a_label_that_is_no_expression_is_an_error(reward: MathReward, make_sample: Callable[..., Sample]) -> None:
+def test_a_label_that_is_no_expression_is_a_failure(make_sample: Callable[..., Sample]) -> None:
     with pytest.raises(ValueError, match="the label must be a number or LaTeX expression, got ''; correct the data"):
-        reward(make_sample(r"\boxed{1}", label=""))
-
-
-def test_a_child_process_that_dies_is_an_error_and_no_zero(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object, make_sample: Callable[..., Sample]
-) -> None:
-    monkeypatch.setattr(boxed_math, "_CHILD", f"{tmp_path}/missing.py")
-    with pytest.raises(RuntimeError, match="the process that compares answers exited with code 2"):
-        MathReward()(make_sample(r"\boxed{1}", label="1"))
+        math_reward(make_sample(r"\boxed{1}", label=""))
+    with pytest.raises(ValueError, match=r"must have a label; set data\.label_key"):
+        math_reward(make_sample(r"\boxed{1}"))

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from rlscale.config import ComputeDtype, MisConfig, MisLevel, QkvFormat
+from rlscale.architectures.architecture import ForwardCost
+from rlscale.config import BatchConfig, ComputeDtype, MisConfig, MisLevel, QkvFormat
+from rlscale.data.microbatch_plan import plan_steps
 from rlscale.errors import WorkerError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -31,6 +33,7 @@ from tests.unit.training.user_functions import ALL, HERE
 NUM_STEPS = 3
 BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(NUM_STEPS)]
 TWO_RANKS = [[[0, 5, 6], [1, 2]], [[3, 4, 7], []]]  # uneven, and one rank has an empty micro-batch at the end
+BALANCED = make_batch([(3, 27), (2, 20), (2, 8), (2, 6), (1, 3), (1, 1)], seed=0)
 SAVED_AFTER = 2
 REQUESTED = (0, 4, 5)  # of both ranks
 
@@ -82,6 +85,19 @@ def other_micro_batches(model_path: str, rank: int) -> dict[str, dict[str, float
     step = replace(plan(BATCHES[0], TWO_RANKS), scoring=(((0, 5, 6, 1, 2),), ((3, 4, 7),)))
     result = scoring.train(BATCHES[0], [step])
     return {"padded": train(padded, BATCHES[0], TWO_RANKS), "scoring": {**result.steps[0], **result.metrics}}
+
+
+def balanced(model_path: str, rank: int) -> dict[str, Any]:
+    """A step with `batch.balance_data`, for models with much and with little attention."""
+    config = BatchConfig(rollout_batch_size=6, use_dynamic_batch_size=True, max_tokens_per_gpu=32, balance_data=True)
+    report: dict[str, Any] = {"metrics": [], "shares": []}
+    for per_token in (15, 49):
+        cost = ForwardCost(per_token=per_token, per_pair=2, per_logit_row=0)
+        (step,) = plan_steps(BALANCED, config, num_ranks=2, cost=cost)
+        result = FsdpBackend(full_spec(model_path), rank=rank, world_size=2).train(BALANCED, [step])
+        report["metrics"].append({**result.steps[0], **result.metrics})
+        report["shares"].append([sorted(i for micro in share for i in micro) for share in step.microbatches])
+    return report
 
 
 def nan_on_rank_1(model_path: str, rank: int) -> str:
@@ -149,6 +165,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "user_functions": [train(users, batch, TWO_RANKS) for batch in BATCHES[:2]],
         "other_micro_batches": other_micro_batches(model_path, rank),
+        "balanced": balanced(model_path, rank),
         "features": {name: train_feature(name, model_path, rank=rank, world_size=2) for name in FEATURES},
         "threads": torch.get_num_threads(),
     }

@@ -43,7 +43,8 @@ def all_roles(model_path: str, other: str, *, offload: OffloadSpec | None = None
     algo = {"advantage_estimator": "ppo", "lambd": 0.9, "kl_coef": 0.2, "kl_loss_type": "k2", "opd_kl_coef": 0.1}
     return spec(
         model_path,
-        algo={**algo, "ref_update_interval": 2},
+        # Two passes: a later one must leave the columns of the first one unchanged on every backend.
+        algo={**algo, "ref_update_interval": 2, "ppo_epochs": 2},
         ref_path=model_path,
         teacher=ModelSource(path=other),
         critic=CriticSpec(source=ModelSource(path=model_path), lr=1e-2),

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rlscale.engines.ports import free_port
@@ -14,22 +16,26 @@ ROOT = Path(__file__).parents[3]
 def run_ranks(module: str, *arguments: str, num_ranks: int = 2, timeout_s: float = 120) -> None:
     """Runs `python -m <module> <rank> <port> <arguments>` for all ranks; a failure shows their output."""
     port = free_port("127.0.0.1")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), str(port), *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=timeout_s)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * num_ranks, "\n".join(outputs)
+    with ExitStack() as stack:
+        # Files: a rank that fills a pipe, which is read after that of another rank, would wait for ever.
+        files = [stack.enter_context(TemporaryFile("w+", encoding="utf-8")) for _ in range(num_ranks)]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, str(rank), str(port), *arguments],
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, file in enumerate(files)
+        ]
+        try:
+            for process in ranks:
+                process.wait(timeout=timeout_s)
+        finally:
+            for process in ranks:
+                process.kill()
+        outputs = [Path(f"/proc/self/fd/{file.fileno()}").read_text(encoding="utf-8") for file in files]
+    assert [process.returncode for process in ranks] == [0] * num_ranks, "\n".join(outputs)
 
 
 def report(folder: Path, rank: int) -> dict[str, Any]:

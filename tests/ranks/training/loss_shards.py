@@ -24,7 +24,10 @@ PARTS = [[0, 3], [1, 4], [2, 5]]  # samples of each micro-batch; in one of them 
 
 def rollout() -> Rollout:
     made = make_rollout(LENGTHS, seed=3, trainable=0.8)
+    # Samples 2 and 3 are one trajectory, so they have one group and one reward.
+    made.trajectory_ids = torch.tensor([0, 1, 2, 2, 4, 5])
     made.group_ids = torch.tensor([0, 0, 1, 1, 0, 1])
+    made.rewards = made.rewards[made.trajectory_ids]
     return made
 
 

@@ -58,7 +58,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     spec = spec_with_hooks(model_path)
     backend = MegatronBackend(spec, rank=rank, world_size=2)
     for version, batch in enumerate(BATCHES[:2], start=4):
-        train(backend, replace(batch, version=version), 1)
+        train(backend, replace(batch, version=version, rollout_id=version), 1)
     before = HfCheckpoint(model_path)
     unchanged = [name for name, weight in backend.weights() if torch.equal(weight, before.tensor(name))]
     calls = list(importlib.import_module(CODE).calls)

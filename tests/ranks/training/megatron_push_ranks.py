@@ -23,7 +23,7 @@ from rlscale.weights.sync import WeightSync
 
 TIMEOUT_S = 100.0
 BUCKET_BYTES = 3000
-GROUP, DISK = WeightChannelName.process_group, WeightChannelName.disk
+GROUP, DISK, DELTA = WeightChannelName.process_group, WeightChannelName.disk, WeightChannelName.delta
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -41,7 +41,7 @@ def open_channel(name: WeightChannelName, *, rank: int, senders: Sequence[int], 
     return make_channel(spec, make_engine=_client, rank=rank, senders=senders)
 
 
-def arrives(channel: WeightSync, exporter: Exporter, path: str, engines: Sequence[EngineAddress]) -> dict[str, Any]:
+def arrives(channel: WeightSync, exporter: Any, path: str, engines: Sequence[EngineAddress]) -> dict[str, Any]:
     """Pushes twice. Returns bytes by sender and, on rank 0, whether all engines hold the weights of the folder."""
     checkpoint = HfCheckpoint(path)
     expected = {name: checksum(checkpoint.tensor(name)) for name in checkpoint.files}
@@ -60,13 +60,13 @@ def arrives(channel: WeightSync, exporter: Exporter, path: str, engines: Sequenc
 
 
 def one_owner_fails(
-    exporter: Exporter, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
+    exporter: Any, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
 ) -> dict[str, Any]:
     """The error of each rank when the weight iterator of one owner fails, and the result of the next push."""
     channel = open_channel(GROUP, rank=rank, senders=exporter.senders, folder=folder)
     channel.connect(engines)
     victim = exporter.senders[-1]
-    failing = _failing(exporter.weights()) if rank == victim else exporter.weights()
+    failing = _FailsOnce(exporter.weights()) if rank == victim else exporter.weights()
     return {
         "victim": victim,
         "error": _push(channel, failing),
@@ -76,7 +76,7 @@ def one_owner_fails(
 
 
 def one_engine_dies(
-    exporter: Exporter, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
+    exporter: Any, path: str, engines: Sequence[EngineAddress], *, rank: int, folder: Path
 ) -> dict[str, Any]:
     """The error of each rank when the last engine dies at the first bucket, and the result of a push without it."""
     channel = open_channel(GROUP, rank=rank, senders=exporter.senders, folder=folder)
@@ -92,9 +92,20 @@ def owners_of(model: Any) -> Exporter:
     return Exporter(model, to=WeightOwners.owners, bucket_bytes=BUCKET_BYTES)
 
 
-def _failing(weights: Weights) -> Weights:
-    yield next(weights)
-    raise RuntimeError("no memory left")
+class _FailsOnce:
+    """Weights whose second item cannot be had; afterwards the others can, as the ranks that need shards require."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._number = weights, 0
+
+    def __iter__(self) -> Weights:
+        return self
+
+    def __next__(self) -> tuple[str, Tensor]:
+        self._number += 1
+        if self._number == 2:
+            raise RuntimeError("no memory left")
+        return next(self._weights)
 
 
 def _push(channel: WeightSync, weights: Weights) -> str:
@@ -121,7 +132,7 @@ def _checksums(address: EngineAddress) -> dict[str, str]:
     async def ask() -> dict[str, str]:
         engine = _client(address)
         try:
-            return await engine.checksums()
+            return dict((await engine.checksums())[0].checksums)
         finally:
             await engine.close()
 

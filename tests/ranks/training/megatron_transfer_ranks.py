@@ -27,8 +27,8 @@ from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
 from rlscale.training.megatron.parallel_dims import build_parallel_dims
-from rlscale.training.megatron.transfer.exchange import P2P
 from rlscale.training.spec import WeightOwners
+from rlscale.training.transfer.exchange import P2P
 from rlscale.types import EngineAddress
 from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, round_trips
 from tests.ranks.training.megatron_push_ranks import (

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.ranks.training.fsdp_features import FEATURES, train_feature
 from tests.ranks.training.fsdp_ranks import (
+    BALANCED,
     BATCHES,
     REQUESTED,
     SAVED_AFTER,
@@ -92,6 +93,15 @@ def test_other_micro_batches_are_equal_on_two_ranks(folder: Path) -> None:
     assert found["padded"].pop("rollout/padding") == pytest.approx(1 - tokens / slots)
     for name in ("padded", "scoring"):
         assert found[name] == pytest.approx(content["steps"][0], abs=1e-5, rel=1e-4), name
+
+
+def test_balancing_changes_the_shares_of_the_ranks_and_no_metric(folder: Path, model_path: str) -> None:
+    backend = FsdpBackend(full_spec(model_path), rank=0, world_size=1)
+    expected = train(backend, BALANCED, [[list(range(BALANCED.num_samples))]])
+    found = report(folder, 0)["balanced"]
+    assert found["shares"][0] != found["shares"][1]
+    for metrics in found["metrics"]:
+        assert metrics == pytest.approx(expected, abs=1e-5, rel=1e-4)
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_three_steps_equal_those_of_fsdp(folder: Path, mode: str) -> None:
     assert_equal(mode, report(folder, 0)["modes"][mode])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", LONG)
 def test_three_steps_in_slow_layouts_equal_those_of_fsdp(slow_folders: dict[int, Path], mode: str) -> None:
     found = report(slow_folders[MODES[mode].num_ranks], 0)
@@ -79,7 +79,7 @@ def test_all_roles_equal_those_of_fsdp(folder: Path, mode: str) -> None:
     assert_roles(report(folder, 0)["roles"][mode])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", MORE_ROLES)
 def test_all_roles_in_slow_layouts_equal_those_of_fsdp(slow_folders: dict[int, Path], mode: str) -> None:
     assert_roles(report(slow_folders[MODES[mode].num_ranks], 0)["roles"][mode])
@@ -126,14 +126,14 @@ def test_tokens_use_the_experts_of_the_old_logprobs(folder: Path, mode: str) -> 
     assert_replayed(report(folder, 0)["replays"], mode)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [2, 4])
 def test_routes_are_replayed_in_slow_layouts(slow_folders: dict[int, Path], number: int) -> None:
     for mode in REPLAYS[number, True]:
         assert_replayed(report(slow_folders[number], 0)["replays"], mode)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", LATENT_REPLAYS)
 def test_tokens_use_the_experts_that_scores_and_bias_chose(slow_folders: dict[int, Path], mode: str) -> None:
     assert_replayed(report(slow_folders[2], 0)["latent replays"], mode)
@@ -158,7 +158,7 @@ def test_another_layout_continues_from_a_checkpoint(folder: Path, mode: str) -> 
     assert report(folder, 0)["resharded"][mode] < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", MORE_RESHARDED)
 def test_experts_are_resharded(slow_folders: dict[int, Path], mode: str) -> None:
     assert report(slow_folders[2], 0)["resharded"][mode] < 1e-5

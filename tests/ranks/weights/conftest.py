@@ -67,7 +67,7 @@ def checksums_of(address: EngineAddress) -> dict[str, str]:
     async def request() -> dict[str, str]:
         engine = HttpEngine(address, timeout_s=TIMEOUT_S)
         try:
-            return await engine.checksums()
+            return dict((await engine.checksums())[0].checksums)
         finally:
             await engine.close()
 

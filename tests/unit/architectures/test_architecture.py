@@ -1,7 +1,6 @@
 """Parameters, cache and operations of an architecture, compared with the models of transformers."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import pytest
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.hf_config import hf_fields, read_hf_fields
-from rlscale.config import ModelBuild, ModelConfig
+from rlscale.config import ModelBuild, ModelConfig, load_config
 from rlscale.errors import ConfigError
-from rlscale.plan.model_size import policy_architecture, reference_architecture
+from rlscale.plan.model_size import list_architectures, policy_architecture
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -51,6 +50,9 @@ COMMON = {
     "tie_word_embeddings": False,
     "pad_token_id": 0,
 }
+
+
+SMALLEST: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "vocab_size": 10}
 
 
 def saved_architecture(model_type: str, folder: Path, **fields: Any) -> Architecture:
@@ -101,6 +103,55 @@ def test_operations_are_two_for_each_weight_and_four_for_each_pair_of_head_width
     assert more == 10 * 4 * 4 * 4 * 16 * 7  # tokens, two products of two operations, layers, heads, width, context
 
 
+@pytest.mark.parametrize(
+    ("model", "per_token", "per_pair"),
+    [
+        # Per layer: attention 8 * (12 + 6 + 6 + 12), MLP 3 * 8 * 16, norms 16. Two layers, two operations per weight.
+        (Architecture(num_layers=2, num_heads=4, num_kv_heads=2, head_dim=3, **SMALLEST), 2 * 2 * 688, 2 * 2 * 4 * 6),
+        # One key head less: 2 * 8 * 3 weights less, and as much attention.
+        (Architecture(num_layers=2, num_heads=4, num_kv_heads=1, head_dim=3, **SMALLEST), 2 * 2 * 640, 2 * 2 * 4 * 6),
+        # Attention 8 * (8 + 4 + 4 + 8), router 8 * 4, 2 of 4 experts and a shared one 3 * 3 * 8 * 5, norms 16.
+        (
+            Architecture(
+                num_layers=1,
+                num_heads=2,
+                num_kv_heads=1,
+                head_dim=4,
+                num_experts=4,
+                experts_per_token=2,
+                expert_size=5,
+                num_shared_experts=1,
+                **SMALLEST,
+            ),
+            2 * 600,
+            2 * 2 * 8,
+        ),
+        # Queries 8 * 6 + 6 + 6 * 2 * 5, keys and values 8 * (4 + 2) + 4 + 4 * 2 * 8, output 8 * 10, MLP, norms.
+        (
+            Architecture(
+                num_layers=1,
+                num_heads=2,
+                num_kv_heads=2,
+                head_dim=4,
+                q_rank=6,
+                kv_rank=4,
+                nope_dim=3,
+                rope_dim=2,
+                value_dim=5,
+                **SMALLEST,
+            ),
+            2 * 710,
+            2 * 2 * (5 + 5),
+        ),
+    ],
+    ids=["grouped", "one_key_head", "experts", "latent"],
+)
+def test_the_cost_of_a_token_and_of_a_pair_by_hand(model: Architecture, per_token: int, per_pair: int) -> None:
+    cost = model.forward_cost
+    assert (cost.per_token, cost.per_pair, cost.per_logit_row) == (per_token, per_pair, 2 * 8 * 10)
+    assert model.forward_flops(tokens=3, context=5, logit_rows=2) == 3 * (per_token + 5 * per_pair) + 2 * 160
+
+
 def test_the_config_overrides_the_checkpoint(tmp_path: Path) -> None:
     saved_architecture("qwen3", tmp_path)
     model = ModelConfig(hf_checkpoint=str(tmp_path), num_layers=7)
@@ -124,9 +175,15 @@ def test_every_missing_field_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_reference_may_have_another_architecture(tmp_path: Path) -> None:
     policy = saved_architecture("qwen3", tmp_path / "policy")
     saved_architecture("qwen3", tmp_path / "reference", num_hidden_layers=2)
-    model = ModelConfig(ref_load=str(tmp_path / "reference"))
-    assert reference_architecture(model, policy).num_layers == 2
-    assert reference_architecture(replace(model, ref_load=str(tmp_path / "nowhere")), policy) == policy
+
+    def layers(reference: str) -> dict[str, int]:
+        config = load_config(
+            ["algo.use_kl_loss=true", "algo.kl_loss_coef=0.1", f"model.ref_load={tmp_path / reference}"]
+        )
+        return {role: each.num_layers for role, each in list_architectures(config, policy).items()}
+
+    assert layers("reference") == {"policy": policy.num_layers, "reference": 2}
+    assert layers("nowhere") == {"policy": policy.num_layers, "reference": policy.num_layers}
 
 
 def test_a_config_json_without_an_object_gives_no_fields(tmp_path: Path) -> None:

@@ -105,23 +105,23 @@ def test_config_rules_know_a_family_of_one_file(embedded: bool) -> None:
     assert "rollout.engine must be sglang or external with model.model_type=llama_next" in str(caught.value)
 
 
-def test_the_plan_knows_a_family_of_one_file(embedded: bool) -> None:
+def test_the_plan_supports_a_family_of_one_file(embedded: bool) -> None:
     plan = make_plan(load("rollout=sglang"), HARDWARE["h100"])
     assert plan.model.qk_norm and plan.model.model_type == "llama_next"
     micro = MicrobatchSpec(tokens=8, logit_rows=4, sample_len=8, dtype_bytes=4, may_fuse=True)
     assert is_chunked(plan.model, micro) and is_fused_layer(plan.model, 0, micro)
 
 
-def test_the_embedded_engine_knows_a_family_of_one_file(embedded: bool) -> None:
+def test_the_embedded_engine_supports_a_family_of_one_file(embedded: bool) -> None:
     if embedded:
         config = DecoderConfig.from_config_json(CONFIG_JSON)
         assert config.architecture == Architecture.from_config_json(CONFIG_JSON) and config.architecture.group_size == 2
         return
-    with pytest.raises(ValueError, match=r"model_type must be one of .*, got llama_next; this model needs rollout"):
+    with pytest.raises(ValueError, match=r"model_type must be one of .*, got llama_next; serve this model with SGLang"):
         DecoderConfig.from_config_json(CONFIG_JSON)
 
 
-def test_megatron_core_knows_a_family_of_one_file(embedded: bool) -> None:
+def test_megatron_core_supports_a_family_of_one_file(embedded: bool) -> None:
     assert hf_fields(CONFIG_JSON)["use_qk_norm"] is True
     assert check_architecture(CONFIG_JSON, MegatronKeys(uses_hf_config=True)) == []
     fields = megatron_fields(CONFIG_JSON)
@@ -130,7 +130,7 @@ def test_megatron_core_knows_a_family_of_one_file(embedded: bool) -> None:
     assert problem.rule.startswith("be raw for a llama_next model")
 
 
-def test_the_name_mapping_knows_a_family_of_one_file(embedded: bool) -> None:
+def test_the_name_mapping_supports_a_family_of_one_file(embedded: bool) -> None:
     transformer = SimpleNamespace(
         multi_latent_attention=False, num_layers=2, num_moe_experts=None, moe_layer_freq=1, q_lora_rank=None
     )

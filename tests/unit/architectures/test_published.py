@@ -1,5 +1,6 @@
 """Parameters of the models in conf/model, compared with those that their makers publish."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ WITHOUT_FIELDS = {"hf"}
 TINY = {"tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"}
 
 
+@cache
 def architecture(name: str) -> Architecture:
     overrides = [f"model={name}", "rollout=sglang", "model.warmup_experiment=null"]
     return policy_architecture(load_config_with_notes(overrides, to_run=False).config.model)
@@ -63,6 +65,7 @@ def test_every_model_file_is_compared() -> None:
     assert {file.stem for file in FOLDER.glob("*.yaml")} == {*PUBLISHED, *WITHOUT_FIELDS, *TINY}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_match_the_published_ones(name: str) -> None:
     assert architecture(name).parameters == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)

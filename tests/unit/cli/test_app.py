@@ -1,6 +1,7 @@
 """The command `rlscale-train`: exit codes, messages, tables."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +101,28 @@ def test_a_config_error_of_the_run_names_the_origin_of_its_value(capsys: pytest.
     assert output in capsys.readouterr().err
 
 
+def test_the_heading_says_whether_anything_was_started(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = Problem(path="checkpoint.load", rule="name a folder that exists", value="/none")
+    for after_start, state in ((False, "nothing was started"), (True, "found after the start of Ray")):
+        assert main_train([], make_job=FakeJobs(ConfigError([missing], after_start=after_start))) == 2
+        assert f"rlscale-train: 1 error, {state}" in capsys.readouterr().err.splitlines()
+
+
+def test_problems_of_machine_and_config_are_one_list(capsys: pytest.CaptureFixture[str]) -> None:
+    def check(config: RunConfig, broken: Collection[str]) -> list[Problem]:
+        assert set(broken) == {"algo.eps_clip"} and config.run.dir is not None, "it is resolved"
+        return [Problem(path="data.prompt_data", rule="exist", value="x")]
+
+    jobs = FakeJobs()
+    assert main_train(["algo.eps_clip=x", "data.prompt_data=x"], make_job=jobs, check_job=check) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "rlscale-train: 2 errors, nothing was started",
+        "  algo.eps_clip must be a number, got x; remove it to use the default, 0.2 (command line)",
+        "  data.prompt_data must exist, got x (command line)",
+    ]
+    assert jobs.ran == []
+
+
 def test_an_unexpected_failure_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         main_train([], make_job=FakeJobs(RuntimeError("boom")))
@@ -130,6 +153,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("rlscale ")
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = FakeJobs(RuntimeError("engine 0 died"))
     assert main_train(["-m", "algo.eps_clip=0.1,0.25"], make_job=jobs) == 1
@@ -143,12 +167,14 @@ def test_a_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["error"] for row in json.loads(file.read_text())] == ["RuntimeError: engine 0 died", None]
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = FakeJobs(KeyboardInterrupt(), failing_run=2)
     assert main_train(["-m", "algo.eps_clip=0.1,0.2,0.3"], make_job=jobs) == 130
     assert "best: job 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep_without_failure_returns_0() -> None:
     assert main_train(["-m", "algo.eps_clip=0.1,0.2"], make_job=FakeJobs()) == 0
 
@@ -177,7 +203,7 @@ def test_config_dir_adds_options(tmp_path: Path) -> None:
     assert [config.algo.eps_clip for config in jobs.ran] == [0.7, 0.7, 0.2]
 
 
-def test_the_shown_config_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shown_config_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_train(["--cfg", "job", "logging.wandb.key=abc123"], make_job=FakeJobs()) == 0
     out = capsys.readouterr().out
     assert "abc123" not in out

@@ -98,12 +98,15 @@ def test_diff_of_missing_configurations(capsys: pytest.CaptureFixture[str]) -> N
     assert "must be valid YAML" in refused(capsys, "diff", "other.yaml", "quickstart")
 
 
+@pytest.mark.slow
 def test_minimize(capsys: pytest.CaptureFixture[str]) -> None:
     assert "- override /model: tiny_qwen3" in shown(capsys, "minimize", "quickstart")
     assert shown(capsys, "minimize", "algo.eps_clip=0.1", "--from", "quickstart") == (
         "rlscale-train experiment=quickstart algo.eps_clip=0.1\n"
     )
-    assert shown(capsys, "minimize", "quickstart", "--words").startswith("rlscale-train experiment=null cluster=cpu ")
+    assert shown(capsys, "minimize", "quickstart", "--command-line").startswith(
+        "rlscale-train experiment=null cluster=cpu "
+    )
 
 
 def test_schema(capsys: pytest.CaptureFixture[str]) -> None:

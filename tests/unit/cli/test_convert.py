@@ -1,5 +1,6 @@
 """The command `rlscale-convert`."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,77 @@ def test_the_help_describes_conversion_of_large_models(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--help"])
     assert "torchrun" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/nope", "/x"], "SOURCE must name an existing folder or a hub id, got '/nope'; e.g. Qwen/Qwen3-4B"),
+        (
+            ["no/model", "/x"],
+            "SOURCE must be in the local cache of Hugging Face with HF_HUB_OFFLINE=1, got no/model; download it where "
+            "there is a network (hf download no/model), or unset HF_HUB_OFFLINE",
+        ),
+        (["{file}", "/x"], "SOURCE must be a folder, got '{file}'; it is a file; give its folder"),
+        (
+            ["{model}", "{file}/new"],
+            "TARGET must be in a folder that can be written, got {file}/new; {file} is not one",
+        ),
+        (
+            ["{model}", "/x", "--model", "/nope"],
+            "--model must name an existing folder or a hub id, got '/nope'; e.g. Qwen/Qwen3-4B",
+        ),
+        (["{model}", "/x", "--tensor-parallel", "0"], "--tensor-parallel must be at least 1, got 0"),
+        (
+            ["{model}", "/x", "--tensor-parallel", "3"],
+            "--tensor-parallel times --pipeline-parallel must divide the number of processes (1), got 3; start it with "
+            "torchrun --nproc-per-node <number>",
+        ),
+    ],
+)
+def test_each_wrong_argument_is_one_line(
+    words: list[str],
+    expected: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    file, model = tmp_path / "file", tmp_path / "model"
+    file.touch()
+    write_model(model, model_type="qwen3")
+    named = {"file": str(file), "model": str(model)}
+    assert main([word.format(**named) for word in words]) == 2
+    assert caplog.text.splitlines()[-1].endswith(expected.format(**named))
+    assert len(caplog.records) == 1
+
+
+def test_megatron_core_must_be_installed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model", model_type="qwen3")
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    monkeypatch.setitem(sys.modules, "mbridge", None)
+    assert main([str(tmp_path / "model"), str(tmp_path / "new"), "--mode", "bridge"]) == 2
+    (record,) = caplog.records
+    assert record.getMessage().splitlines() == [
+        "rlscale-convert must have the package megatron-core; pip install 'rlscale[megatron]'",
+        "rlscale-convert must have the package mbridge; pip install 'rlscale[bridge]'",
+    ]
+
+
+def test_a_model_that_megatron_core_does_not_train(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_model(tmp_path / "model", model_type="gemma3")
+    assert main([str(tmp_path / "model"), str(tmp_path / "new")]) == 2
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the model_type of SOURCE must be one of ")
+    assert record.getMessage().endswith("got gemma3")
+    assert "train" not in record.getMessage()
+
+
+def write_model(folder: Path, *, model_type: str) -> None:
+    """Files by which a folder is recognised as a Hugging Face checkpoint."""
+    folder.mkdir()
+    (folder / "config.json").write_text(f'{{"model_type": "{model_type}", "num_hidden_layers": 1}}')
+    (folder / "model.safetensors").touch()

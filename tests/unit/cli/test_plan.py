@@ -1,6 +1,7 @@
 """The command `rlscale-plan`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def test_the_output_has_every_table(capsys: pytest.CaptureFixture[str], tmp_path
     for title in ("a rollout in which", "placement", "memory of a trainer rank", "memory of an engine", "required"):
         assert title in text
     assert "roofline (lower bound) of a rollout" in text
-    assert "batch.global_batch_size = 384: 384 samples per rollout / 1 steps" in text
+    assert "batch.global_batch_size = 384: 384 samples per rollout / 1 step\n" in text
     assert "algo.tis_clip is ignored" in text
     assert list(tmp_path.iterdir()) == []  # nothing was started, nothing written
 
@@ -77,6 +78,7 @@ def test_an_unsupported_run_of_many_nodes_can_be_planned(capsys: pytest.CaptureF
     assert {place["node"] for place in found["places"]} == set(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
 def test_every_experiment_can_be_planned(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, f"experiment={experiment}")
@@ -85,10 +87,58 @@ def test_every_experiment_can_be_planned(experiment: str, capsys: pytest.Capture
     assert planned(capsys, f"experiment={experiment}", "on=cpu")["hardware"]["name"] == "cpu"
 
 
+@pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
+def test_naming_a_gpu_plans_for_gpus(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    named = planned(capsys, f"experiment={experiment}", "--hardware", "h100")
+    assert named == planned(capsys, f"experiment={experiment}", "cluster.device=cuda")
+    assert named["hardware"]["name"] == "h100"
+
+
+@pytest.mark.parametrize("given", [(), ("cluster.device=auto",), ("cluster.device=cuda",), ("on=cpu",)])
+def test_the_tables_of_named_hardware_are_those_of_its_device(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for words in (["--hardware=h200", *given], [*given, "cluster.device=cuda", "--hardware=h200"]):
+        assert main(["experiment=qwen3_4b_grpo", *words]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and "hardware  h200" in texts[0]
+
+
+def test_naming_the_cpu_plans_for_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    quickstart = ["experiment=quickstart", "--hardware=cpu"]
+    assert planned(capsys, *quickstart) == planned(capsys, "experiment=quickstart")
+
+
+@pytest.mark.parametrize(("device", "name", "right"), [("cpu", "h100", "cuda"), ("cuda", "cpu", "cpu")])
+def test_another_device_than_that_of_the_hardware_is_an_error(
+    device: str, name: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment=qwen3_4b_grpo", "algo.eps_clp=1", f"cluster.device={device}", f"--hardware={name}"]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("rlscale-plan: 2 errors")
+    assert f"cluster.device must be {right} with --hardware {name}, got {device}; remove one of the two" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("H100", "did you mean h100?"), ("h20", "did you mean h200?"), ("tpu-v5p", "remove it")]
+)
+def test_wrong_hardware_gets_advice(name: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--hardware", name]) == 2
+    assert f"--hardware must be one of h100, h200, b200, a100, cpu, got {name}; {advice}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
+def test_one_of_something_is_singular(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"experiment={experiment}", "--hardware=h100"]) == 0
+    assert re.findall(r"\b1 [a-z]+s\b", capsys.readouterr().out) == []
+
+
 def test_derived_values_are_not_unsupported_features(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(capsys)["unsupported"] == []
-    (line,) = planned(capsys, "sampling.over_sampling_batch_size=96")["unsupported"]
-    assert "sampling.over_sampling_batch_size" in line and "not supported yet" in line
+    assert planned(capsys, "sampling.over_sampling_batch_size=96")["unsupported"] == []
+    (line,) = planned(capsys, "data.tool_key=tools")["unsupported"]
+    assert "data.tool_key" in line and "not supported yet" in line
 
 
 def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +146,7 @@ def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> 
     assert main(overrides) == 2
     text = capsys.readouterr().err
     assert text.startswith("rlscale-plan: 5 errors, nothing was started\n")
-    assert "--hardware must be one of h100, h200, b200, a100, cpu, got h1000" in text
+    assert "--hardware must be one of h100, h200, b200, a100, cpu, got h1000; did you mean h100?" in text
     assert "did you mean algo.eps_clip?" in text
 
 
@@ -121,3 +171,54 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: rlscale-plan" in capsys.readouterr().out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rlscale ")
+
+
+def test_schedules_are_compared_for_lengths_of_the_user(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"length": 900}\n\n' + '{"lengths": [20, 30]}\n' * 9)
+    found = planned(capsys, "rollout.num_slots=32", "--schedule", str(path))
+    assert found["slots"] == 32 and found["requests_per_slot"] == 12 and found["staleness"] == 0
+    assert found["prompts"] == 10 and found["choices"]["plain"]["ratio"] == 1
+    assert set(found["choices"]) == {"plain", "longest_first", "tail_batching", "over_sampling", "partial_rollout"}
+    assert main([f"--schedule={path}", "rollout.num_slots=32"]) == 0
+    text = capsys.readouterr().out
+    assert "32 slots, 12 requests per slot, rollout.max_staleness=0" in text
+    best = found["fastest_partial_rollout"]
+    assert best["ratio"] >= found["choices"]["partial_rollout"]["ratio"] * 0.98
+    assert f"sampling.over_sampling_batch_size={best['over_sampling_batch_size']} sampling.max_weight_ver" in text
+
+
+def test_costs_of_the_engine_change_the_prediction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"lengths": [20, 30]}\n' * 9)
+    costs = "--engine-costs=step_of_one=0.5,request=2"
+    free, paid = (planned(capsys, "rollout.num_slots=32", f"--schedule={path}", *flags) for flags in ([], [costs]))
+    steps = [found["choices"]["plain"]["steps_per_rollout"] for found in (free, paid)]
+    assert steps[1] > steps[0] + 300  # 384 requests of 2 steps, of which decoding is faster
+    assert free["engine_costs"] | {"step_of_one": 0.5, "request": 2.0} == paid["engine_costs"]
+
+
+@pytest.mark.parametrize("value", ["request=-1", "request", "requests=1", "step_of_one=0", "step_of_one=1.5", ""])
+def test_wrong_costs_are_errors(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    assert main(["--engine-costs", value]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "--engine-costs must have decoding steps of step_of_one, request, abort, prefill, prefill_token" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "--schedule must name a file with lengths, got"),
+        ('{"length": 0}', "--schedule must have lines with positive lengths in tokens, got"),
+        ("many", "--schedule must have lines with positive lengths in tokens, got many in"),
+        (None, "--schedule must name a readable file, got"),
+    ],
+)
+def test_wrong_lengths_are_errors(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, message: str
+) -> None:
+    path = tmp_path / "lengths.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert main(["--schedule", str(path)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,5 +1,7 @@
 """The command `rlscale-serve`."""
 
+from pathlib import Path
+
 import pytest
 
 from rlscale.cli.serve import main, make_parser
@@ -16,3 +18,41 @@ def test_defaults() -> None:
     args = make_parser().parse_args(["--model-path", "m"])
     assert (args.host, args.deterministic, args.dtype) == ("127.0.0.1", True, "float32")
     assert make_parser().parse_args(["--model-path", "m", "--no-deterministic"]).deterministic is False
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--model-path", "/nope"],
+            "--model-path must name an existing folder or a hub id, got '/nope'; e.g. Qwen/Qwen3-4B",
+        ),
+        (
+            ["--model-path", "{empty}"],
+            "--model-path must be a Hugging Face checkpoint, got '{empty}'; it has no config.json; give a folder "
+            "written by save_pretrained",
+        ),
+        (
+            ["--model-path", "{broken}"],
+            "--model-path must be a complete checkpoint, got {broken}; SafetensorError: Error while deserializing "
+            "header: header too small",
+        ),
+        (["--model-path", "{broken}", "--num-slots", "0"], "--num-slots must be at least 1, got 0"),
+        (
+            ["--model-path", "{broken}", "--device", "banana"],
+            "--device must be auto, cpu, cuda or cuda:<index>, got banana",
+        ),
+    ],
+)
+def test_each_wrong_argument_is_one_line(
+    words: list[str], expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty, broken = tmp_path / "empty", tmp_path / "broken"
+    empty.mkdir()
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "qwen3"}')
+    (broken / "model.safetensors").write_bytes(b"?")
+    named = {"empty": str(empty), "broken": str(broken)}
+    assert main([word.format(**named) for word in words]) == 2
+    (record,) = caplog.records
+    assert record.getMessage() == expected.format(**named)

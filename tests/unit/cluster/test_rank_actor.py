@@ -17,8 +17,8 @@ class FakeWorker:
 
     role = "actor"
 
-    def __init__(self, *_: Any, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, *_: Any, rank: int, address: str) -> None:
+        self.rank, self.address = rank, address
 
     def add(self, a: int, b: int) -> int:
         return self.rank + a + b
@@ -37,7 +37,7 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> _RankActor:
     monkeypatch.setattr(_RankActor, "worker_class", FakeWorker, raising=False)
 
     spec: Any = SimpleNamespace(train=SimpleNamespace(env_vars={}))
-    world: Any = None
+    world: Any = SimpleNamespace(single_node=True)
     return _RankActor(spec, world, rank=3, log_folder=Path("logs"))
 
 

@@ -7,7 +7,7 @@ import pytest
 from rlscale.config.keys import keys
 from tests.unit.config.arguments import differences, progress, rows
 
-NUM_ROWS = 261
+NUM_ROWS = 265
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['key']}:{row['argument']}:{row['experiment']}")
@@ -15,7 +15,7 @@ def test_a_row_is_a_key_or_a_value_of_a_preset(row: Mapping[str, str]) -> None:
     assert differences(row) == []
 
 
-def test_the_report_counts_every_row_once_and_knows_what_is_missing() -> None:
+def test_the_report_counts_every_row_once_and_lists_what_is_missing() -> None:
     found = progress()
     assert sum(found.counts.values()) == len(rows()) == NUM_ROWS
     assert found.counts["missing"] == 0, found.missing

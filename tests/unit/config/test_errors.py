@@ -44,7 +44,7 @@ def share_right(pairs: Iterable[tuple[str, str]]) -> float:
 
 
 def test_typos_of_keys_are_recognised() -> None:
-    assert share_right((f"{typo}=1", path) for path in keys() for typo in typos(path, 4)) >= 0.95
+    assert share_right((f"{typo}=1", path) for path in keys() for typo in typos(path, 2)) >= 0.95
 
 
 def test_typos_of_groups_are_recognised() -> None:

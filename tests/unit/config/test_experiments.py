@@ -46,12 +46,14 @@ def test_an_experiment_is_valid(experiment: str) -> None:
         assert loaded.config.run.name is not None and loaded.config.run.name.startswith(f"{experiment}-")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(selections())))
 def test_every_option_wins_over_some_experiment_and_overlay(index: int) -> None:
     experiment, overlay = EXPERIMENTS[index % len(EXPERIMENTS)], GROUPS["on"][index % len(GROUPS["on"])]
     assert_wins(selections()[index], f"experiment={experiment}", f"on={overlay}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 @pytest.mark.parametrize("overlay", GROUPS["on"])
 def test_a_typed_value_wins_over_experiment_and_overlay(experiment: str, overlay: str) -> None:

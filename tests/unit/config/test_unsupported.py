@@ -14,11 +14,6 @@ CASES = [
         "optim.name=muon train=megatron",
         "optim.name must be adam with train.backend=megatron (not supported yet), got muon; choose train=fsdp",
     ),
-    (
-        "reward.type=f1",
-        "reward.type must be one of null, exact_match, math, random, boxed_exact_match, boxed_math (not supported yet: "
-        "this reward)",
-    ),
 ]
 
 
@@ -53,14 +48,6 @@ def test_every_entry_has_values_of_its_key() -> None:
         kind: Any = dict if key.is_mapping else list if key.type in (list[str], list[int]) else key.type
         assert key.default in built.values, path
         assert all(value is None or isinstance(value, kind) for value in built.values), path
-
-
-def test_a_value_that_would_be_derived_is_accepted() -> None:
-    assert config_errors("sampling.over_sampling_batch_size=48") == []
-    (message,) = config_errors("sampling.over_sampling_batch_size=49")
-    assert message.startswith(
-        "sampling.over_sampling_batch_size must be null (not supported yet: over-sampling and filters)"
-    )
 
 
 WITH_MEGATRON = {

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.config import (
@@ -16,22 +16,28 @@ from rlscale.config import (
     EvalConfig,
     RolloutConfig,
     RunConfig,
+    SamplingConfig,
     TrainConfig,
     UpdateMode,
 )
 from rlscale.control.loop import TrainingLoop
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
+from rlscale.control.rollout_hooks import RolloutHooks
+from rlscale.control.signals import StopRequest
 from rlscale.errors import EngineError
 from rlscale.evaluation.evaluator import EvalSet, Evaluator
+from rlscale.evaluation.user_evaluator import UserEvaluator
 from rlscale.observe.console import open_console
-from rlscale.observe.reporter import Observer
+from rlscale.observe.reporter import Observer, RolloutFiles
+from rlscale.observe.step_lines import StepLines
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, sampling_params
+from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import (
     EngineAddress,
     Generation,
-    Group,
     Prompt,
     SamplingParams,
     StepPlan,
@@ -82,9 +88,11 @@ class SimulatedEngine:
         self.running: set[str] = set()
         self.log: list[str] = []
         self.aborts_next = 0
+        self.aborted: set[str] = set()
         self.hangs_for: set[str] = set()
         self.fails_for: str | None = None  # one failure
         self.keeps_version = False
+        self.pace: Callable[[], int] = lambda: 1  # iterations of the event loop for a token
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
@@ -97,26 +105,35 @@ class SimulatedEngine:
                 self.fails_for = None
                 raise EngineError(f"{self.address.name} has ended")
             versions: list[int] = []
-            for _ in range(self.length(input_ids[1])):
-                await wait_iterations(1)
+            # The tokens after the prompt of two are those of an aborted answer, which is continued.
+            num_left = self.length(input_ids[1]) - (len(input_ids) - 2)
+            for _ in range(min(num_left, params.max_new_tokens)):
+                await wait_iterations(self.pace())
+                if rid in self.aborted:
+                    self.aborted.discard(rid)
+                    return [self._answer(versions, "abort") for _ in range(n)]
                 versions.append(self.version)
             while rid in self.hangs_for:
                 await wait_iterations(1)
             aborted = self.aborts_next > 0
             self.aborts_next -= aborted
-            return [self._answer(versions, aborted=aborted) for _ in range(n)]
+            reason = "abort" if aborted else "length" if num_left > params.max_new_tokens else "stop"
+            return [self._answer(versions, reason) for _ in range(n)]
         finally:
             self.running.discard(rid)
 
-    def _answer(self, versions: list[int], *, aborted: bool) -> Generation:
+    def _answer(self, versions: list[int], reason: Literal["abort", "length", "stop"]) -> Generation:
         return Generation(
             output_ids=list(versions),
             logprobs=[-0.1 * (1 + v) for v in versions],
             weight_versions=list(versions),
-            finish_reason="abort" if aborted else "stop",
+            finish_reason=reason,
             text="x",
             engine=self.address.name,
         )
+
+    async def abort(self, rid: str | None = None) -> None:
+        self.aborted |= self.running if rid is None else self.running & {rid}
 
     async def close(self) -> None: ...
 
@@ -127,7 +144,9 @@ class Trained:
 
     groups: list[int]
     versions: list[list[int]]  # by sample
+    masks: list[list[int]]  # by sample
     version: WeightVersion
+    rewards: list[float] = field(default_factory=list)  # by sample
 
 
 @dataclass
@@ -141,13 +160,17 @@ class SimulatedTrainers:
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         self.engine.log.append(f"train {len(self.history)}")
-        spans = zip(batch.offsets[:-1] + batch.prompt_lens, batch.offsets[1:], strict=True)
+        spans = list(zip(batch.offsets[:-1] + batch.prompt_lens, batch.offsets[1:], strict=True))
         versions = [batch.weight_versions[start:stop].tolist() for start, stop in spans]
+        masks = [batch.loss_mask[start:stop].tolist() for start, stop in spans]
         groups = list(dict.fromkeys(batch.group_ids.tolist()))
         if self.hold is not None:
             await self.hold.wait()
         await wait_iterations(self.num_iterations)
-        self.history.append(Trained(groups=groups, versions=versions, version=batch.version))
+        rewards = batch.rewards.tolist()
+        self.history.append(
+            Trained(groups=groups, versions=versions, masks=masks, version=batch.version, rewards=rewards)
+        )
         return TrainResult(steps=[{"loss": 0.0, "lr": 0.0}], metrics={})
 
     async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
@@ -204,12 +227,16 @@ class InstantExecutor(ThreadPoolExecutor):
         return done
 
 
-class InstantRewards(RewardRunner):
-    """Scores within the call, for the same reason as above."""
+class Pages(StepLines):
+    """The ledger in memory."""
 
-    async def score(self, group: Group, *, key: str | None = None) -> None:
-        for sample in group.samples:
-            sample.reward = self._call(sample, key)
+    def __init__(self, pages: list[Mapping[str, Any]]) -> None:
+        self._pages = pages
+
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self._pages += records
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -223,6 +250,8 @@ class Simulation:
     pool: EnginePool
     sink: Sink
     store: CheckpointStore
+    stop: StopRequest
+    pages: list[Mapping[str, Any]]  # of the ledger
 
     @property
     def trained_groups(self) -> list[int]:
@@ -233,21 +262,33 @@ class Simulation:
         """Age of every trained token, in weight updates."""
         return [each.version - v for each in self.trainers.history for sample in each.versions for v in sample]
 
+    @property
+    def ages_of_trainable(self) -> list[int]:
+        """The same of the tokens that are in the loss."""
+        return [
+            each.version - v
+            for each in self.trainers.history
+            for versions, mask in zip(each.versions, each.masks, strict=True)
+            for v, trainable in zip(versions, mask, strict=True)
+            if trainable
+        ]
+
 
 @contextmanager
 def simulation(
-    folder: Path, *, staleness: int, num_rollouts: int = 6, start: Checkpoint | None = None, **values: Any
+    folder: Path, *, staleness: int = 0, num_rollouts: int = 6, start: Checkpoint | None = None, **values: Any
 ) -> Iterator[Simulation]:
     """A run of `num_rollouts`.
 
     `values`: `drain`, `update_interval`, `train_iterations`, `length`, `save_interval`, `eval_interval`,
-    `eval_prompts`, `stop_reward`.
+    `eval_prompts`, `stop_reward`, `filters`, `generate`, `sampling`, `hooks`, `rollout_function`,
+    `eval_function`, `prompts`, `groups` (further groups of the config).
     """
     asyncio.get_running_loop().set_default_executor(InstantExecutor(max_workers=1))
     progress = Progress() if start is None else Progress(**start.state["progress"])
     engine = SimulatedEngine(version=progress.version, length=values.get("length", lambda index: 3))
     trainers = SimulatedTrainers(engine=engine, num_iterations=values.get("train_iterations", 10))
-    prompts, pool, sink = Prompts(), EnginePool(list[Any]([engine])), Sink()
+    prompts, pool, sink = values.get("prompts") or Prompts(), EnginePool(list[Any]([engine])), Sink()
     store = CheckpointStore(folder, keep_last=2)
     update_mode = UpdateMode.boundary if values.get("drain") else UpdateMode.in_flight
     rollout = RolloutConfig(max_staleness=staleness, update_mode=update_mode)
@@ -257,22 +298,25 @@ def simulation(
         train=TrainConfig(update_weights_interval=values.get("update_interval", 1)),
         eval=EvalConfig(interval=values.get("eval_interval"), stop_reward=values.get("stop_reward")),
         checkpoint=CheckpointConfig(save_interval=values.get("save_interval"), save_final=False),
+        sampling=values.get("sampling", SamplingConfig()),
+        **values.get("groups", {}),
     )
     config = LoopConfig(run=run, num_rollouts=num_rollouts)
     with (
-        InstantRewards(lambda sample: 1.0, max_workers=1) as rewards,
+        RewardRunner(lambda sample: 1.0) as rewards,
         open_console("none", title="test", total=num_rollouts) as console,
     ):
         source = GeneratedRollouts(
             prompts=prompts,
-            pool=pool,
+            sessions=SessionFactory(pool, sampling_params(rollout)),
             rewards=rewards,
-            params=sampling_params(rollout),
-            batch=run.batch,
+            config=run,
+            filters=values.get("filters"),
+            generate=values.get("generate"),
         )
-        evaluator = None
+        evaluator: Evaluator | UserEvaluator | None = None
         if "eval_prompts" in values:
-            evaluator = Evaluator(
+            evaluator = built_in = Evaluator(
                 sets=[
                     EvalSet(
                         name="held_out",
@@ -280,16 +324,42 @@ def simulation(
                         params=sampling_params(rollout),
                     )
                 ],
-                pool=pool,
+                sessions=lambda each: SessionFactory(pool, each.params, purpose=f"eval-{each.name}"),
                 rewards=rewards,
+                config=run,
             )
-        observer = Observer(console=console, sinks=[sink], diff_limit=1.0)
+            if "hooks" in values:
+                built_in.set_log(values["hooks"].evaluated)
+        if "eval_function" in values:
+            own = SessionFactory(pool, sampling_params(rollout), purpose="eval-function", config=run)
+            evaluator = UserEvaluator(values["eval_function"], lambda version: own.open(0, (version, version)))
+        user_rollout = None
+        if "rollout_function" in values:
+            own = SessionFactory(pool, sampling_params(rollout), purpose="rollout", config=run)
+            user_rollout = UserRollout(hook=values["rollout_function"], sessions=own, num_groups=NUM_PROMPTS)
+        pages: list[Mapping[str, Any]] = []
+        observer = Observer(console=console, sinks=[sink], diff_limit=1.0, files=RolloutFiles(ledger=Pages(pages)))
         deps = LoopDeps(
-            source=source, trainers=trainers, store=store, observer=observer, evaluator=evaluator, pool=pool
+            source=source,
+            trainers=trainers,
+            store=store,
+            observer=observer,
+            evaluator=evaluator,
+            pool=pool,
+            hooks=values.get("hooks", RolloutHooks()),
+            user_rollout=user_rollout,
         )
         loop = TrainingLoop(config, deps, progress)
         if start is not None:
             loop.load(start)
         yield Simulation(
-            loop=loop, engine=engine, trainers=trainers, prompts=prompts, pool=pool, sink=sink, store=store
+            loop=loop,
+            engine=engine,
+            trainers=trainers,
+            prompts=prompts,
+            pool=pool,
+            sink=sink,
+            store=store,
+            stop=deps.stop,
+            pages=pages,
         )

@@ -24,7 +24,7 @@ def result(*, kl_loss: float | None = None, **metrics: float) -> TrainResult:
     return TrainResult(steps=[step, {"loss": 0.0, "kl_loss": 0.5}], metrics=metrics)
 
 
-def test_engines_hold_the_version_that_was_sent() -> None:
+def test_engines_have_the_version_that_was_sent() -> None:
     engines: Any = [Engine(0, 4), Engine(1, 3)]
     asyncio.run(check_versions(engines[:1], 4))
     with pytest.raises(CheckError, match="engine 1 must hold weight version 4 after the sync, got 3"):

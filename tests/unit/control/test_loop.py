@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import (
     BatchConfig,
@@ -24,6 +25,7 @@ from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.observe.console import open_console
 from rlscale.observe.reporter import Observer
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.fixed_rollouts import FixedRollouts
 from rlscale.types import (
     EngineAddress,
     Group,
@@ -38,7 +40,7 @@ from rlscale.types import (
 )
 
 
-class Journal:
+class Journal(FixedRollouts):
     """Trainers, source, evaluator and sink in one; records the order of their calls."""
 
     has_rewards = True
@@ -55,10 +57,18 @@ class Journal:
         self.logged: dict[int, dict[str, float]] = {}
         self._eval_rewards, self._fail_at = list(eval_rewards), fail_at
 
-    def next_prompts(self, rollout_id: int) -> list[tuple[int, Prompt]]:
+    def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         return [(rollout_id, Prompt(index=0, text="a", token_ids=(1, 2)))]
 
-    async def group(self, index: int, prompt: Prompt, *, oldest: WeightVersion, newest: WeightVersion | None) -> Group:
+    async def group(
+        self,
+        index: int,
+        prompt: Prompt,
+        *,
+        oldest: WeightVersion,
+        newest: WeightVersion | None,
+        before: Group | None = None,
+    ) -> Group:
         self.events.append(f"rollout {index} v{oldest}")
         sample = Sample(index=index, group_index=index, prompt=prompt, seed=0)
         sample.append([3, 4], logprobs=[-1.0, -2.0], weight_versions=[oldest, oldest])
@@ -119,8 +129,10 @@ def build_loop(
     journal: Journal, folder: Path, *, num_rollouts: int = 2, staleness: int = 0, with_eval: bool = False, **values: Any
 ) -> TrainingLoop:
     saves_in_background = journal.written is not None
+    cost: ForwardCost | None = values.get("forward_cost")
+    balances = cost is not None
     run = RunConfig(
-        batch=BatchConfig(rollout_batch_size=1, global_batch_size=1, num_steps_per_rollout=1),
+        batch=BatchConfig(rollout_batch_size=1, global_batch_size=1, num_steps_per_rollout=1, balance_data=balances),
         rollout=RolloutConfig(max_staleness=staleness),
         train=TrainConfig(
             backend=TrainBackendName.megatron if saves_in_background else TrainBackendName.fsdp,
@@ -132,7 +144,8 @@ def build_loop(
             save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
         ),
     )
-    config = LoopConfig(run=run, num_rollouts=num_rollouts, rollouts_per_epoch=values.get("rollouts_per_epoch"))
+    per_epoch = values.get("rollouts_per_epoch")
+    config = LoopConfig(run=run, num_rollouts=num_rollouts, rollouts_per_epoch=per_epoch, forward_cost=cost)
     with open_console("none", title="test", total=num_rollouts) as console:
         observer = Observer(console=console, sinks=[journal], diff_limit=1.0)
     deps = LoopDeps(
@@ -154,6 +167,14 @@ async def test_without_staleness_both_sides_alternate(tmp_path: Path) -> None:
         "rollout 1 v1", "train on v1", "sync v2",
     ]  # fmt: skip
     assert (progress.next_rollout, progress.version, progress.num_tokens) == (2, 2, 4)
+
+
+async def test_balanced_batches_are_planned_with_the_cost_of_the_model(tmp_path: Path) -> None:
+    journal = Journal()
+    cost = ForwardCost(per_token=24, per_pair=2, per_logit_row=4)
+    progress = await build_loop(journal, tmp_path, forward_cost=cost).run()
+    assert [event for event in journal.events if event.startswith("train")] == ["train on v0", "train on v1"]
+    assert progress.next_rollout == 2
 
 
 async def test_labels_do_not_wait_for_a_weight_sync(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class Server:
 
     def __init__(self) -> None:
         self.alive, self.version, self.connected, self.healthy = True, -1, False, True
+        self.num_requests = 0  # in progress
 
 
 class FakeCluster:
@@ -36,6 +37,7 @@ class FakeCluster:
 
     def __init__(self, num_engines: int, *, startups: Sequence[bool] = ()) -> None:
         self.names = [f"engine {i}" for i in range(num_engines)]
+        self.elastic = range(0)
         self.servers = [Server() for _ in self.names]
         self.startups = list(startups)  # whether each of the next restarts succeeds
         self.syncs: list[int] = []
@@ -101,10 +103,14 @@ class Client:
         self._server, self._steps = server, steps
 
     async def generate(self, input_ids: Any, params: Any, *, n: int = 1, rid: str | None = None) -> list[Generation]:
-        for _ in range(self._steps):
-            await asyncio.sleep(0.005)
-            if not self._server.alive:
-                raise EngineError(f"{self.address.name} must answer, got connection reset")
+        self._server.num_requests += 1
+        try:
+            for _ in range(self._steps):
+                await asyncio.sleep(0.005)
+                if not self._server.alive:
+                    raise EngineError(f"{self.address.name} must answer, got connection reset")
+        finally:
+            self._server.num_requests -= 1
         version = self._server.version
         one = Generation(
             output_ids=[1], logprobs=[0.0], weight_versions=[version], finish_reason="stop", text="", engine="e"
@@ -150,7 +156,7 @@ async def begin(recovery: EngineRecovery, cluster: FakeCluster, version: int = 3
 
 
 def request(pool: EnginePool, version: int) -> Awaitable[list[Generation]]:
-    return pool.generate(PROMPT, PARAMS, n=1, rid="r", oldest=version, newest=version)
+    return pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="r", oldest=version, newest=version)
 
 
 @pytest.mark.parametrize("num_engines", [1, 2])
@@ -196,7 +202,7 @@ async def test_an_engine_that_dies_during_training_waits_for_the_next_weights() 
         training = asyncio.ensure_future(recovery.train(None, []))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         cluster.kill(0)
-        call = asyncio.ensure_future(pool.generate(PROMPT, PARAMS, n=1, rid="r", oldest=3, newest=None))
+        call = asyncio.ensure_future(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="r", oldest=3, newest=None))
         while not cluster.lines or cluster.servers[0].connected:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
@@ -260,3 +266,14 @@ async def test_an_engine_that_hangs_is_restarted_after_its_first_wait(first_wait
     assert all("health check within 1 s" in line for line in cluster.lines)
     if restarted:
         assert cluster.servers[0].version == 3
+
+
+def test_the_restarts_after_the_death_of_one_node_count_once() -> None:
+    restarts = Restarts(1, report=lambda line: None)
+    for worker in ("engine 0", "engine 1", "actor rank 3"):
+        restarts.allow(WorkerError(worker, "its node a (10.0.0.1), id 1234, died"))
+    assert restarts.count == 1
+    with pytest.raises(WorkerError, match="id 5678"):
+        restarts.allow(WorkerError("engine 0", "its node a (10.0.0.1), id 5678, died"))
+    with pytest.raises(WorkerError):
+        restarts.allow(WorkerError("engine 0", "its process died"))

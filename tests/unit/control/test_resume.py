@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.checkpoint.pending_groups import load_groups
 from rlscale.control.loop_config import Progress
-from rlscale.errors import DataError
 from tests.unit.control.simulation import NUM_PROMPTS, Prompts, simulation
 
 NUM_ROLLOUTS = 10
@@ -59,7 +59,10 @@ async def test_finished_groups_are_reused_and_others_generated_again(tmp_path: P
         await asyncio.gather(task, return_exceptions=True)
         start = run.store.latest()
     assert start is not None and start.rollout_id == 2
-    assert start.state["source"] == {"prompts": {"position": 2 * NUM_PROMPTS}}
+    # Rollouts 2 and 3 are ahead of the trainer: their prompts are drawn, and their groups are in the checkpoint.
+    drawn = 4 * NUM_PROMPTS
+    assert start.state["source"] == {"prompts": {"position": drawn}, "next_index": drawn}
+    assert [group.index for group in load_groups(start.folder)] == list(range(2 * NUM_PROMPTS, drawn))
     with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, start=start) as again:
         await again.trainers.load(start.folder)
         await again.loop.run()
@@ -85,24 +88,35 @@ async def test_restored_groups_that_became_too_old_are_generated_again_and_count
     assert sum(metrics.get("staleness/dropped_groups", 0) for metrics in run.sink.logged.values()) > 0
 
 
-async def test_a_checkpoint_of_other_prompts_is_refused(tmp_path: Path) -> None:
-    await run_and_kill(tmp_path, after_trained=2)
-    with simulation(tmp_path, staleness=2) as peek:
-        start = peek.store.latest()
-    assert start is not None
-    start.state["source"]["prompts"]["position"] += 1
-    with simulation(tmp_path, staleness=2, num_rollouts=NUM_ROLLOUTS, start=start) as run:
-        with pytest.raises(BaseExceptionGroup) as caught:
-            await run.loop.run()
-        assert caught.value.subgroup(DataError) is not None
-
-
-async def test_without_staleness_a_checkpoint_holds_no_groups(tmp_path: Path) -> None:
+async def test_without_staleness_a_checkpoint_contains_no_groups(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=0, num_rollouts=3, save_interval=1) as run:
         await run.loop.run()
         newest = run.store.latest()
     assert newest is not None
     assert sorted(path.name for path in newest.folder.iterdir()) == ["checkpoint.json", "history.json"]
-    assert newest.state["source"] == {"prompts": {"position": 3 * NUM_PROMPTS}}
+    assert newest.state["source"] == {"prompts": {"position": 3 * NUM_PROMPTS}, "next_index": 3 * NUM_PROMPTS}
     assert Progress(**newest.state["progress"]).next_rollout == 3
     assert Prompts().position == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_a_requested_stop_saves_after_the_step_and_the_resumed_run_continues_there(
+    tmp_path: Path, staleness: int
+) -> None:
+    with simulation(tmp_path, staleness=staleness, num_rollouts=NUM_ROLLOUTS, length=long_tailed) as run:
+        task = asyncio.create_task(run.loop.run())
+        while len(run.trainers.history) < 3:
+            await asyncio.sleep(0.0005)
+        run.stop.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        num_trained, start = len(run.trainers.history), run.store.latest()
+    assert start is not None
+    assert 3 <= start.rollout_id == num_trained < NUM_ROLLOUTS
+    assert max(run.sink.logged) == num_trained - 1
+    assert not start.state["progress"]["stopped"], "the resumed run would end at once"
+    with simulation(tmp_path, staleness=staleness, num_rollouts=NUM_ROLLOUTS, start=start, length=long_tailed) as again:
+        await again.trainers.load(start.folder)
+        progress = await again.loop.run()
+    assert progress.next_rollout == NUM_ROLLOUTS
+    assert again.trained_groups == list(range(NUM_ROLLOUTS * NUM_PROMPTS))

@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rlscale.control.signals import cancellation_as_interrupt, cancelled_by_sigterm
+from rlscale.control.signals import (
+    StopRequest,
+    cancel_this_task,
+    cancellation_as_interrupt,
+    cancelled_by_sigterm,
+    stop_requested_by_sigusr1,
+)
 
 T = TypeVar("T")
 
@@ -51,6 +57,23 @@ def test_a_signal_cancels_the_run_without_other_failures(
     assert signal.getsignal(number) == before
 
 
+def test_a_second_sigterm_does_not_cancel_the_end_of_the_run() -> None:
+    ended: list[str] = []
+
+    async def main() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            ended.append("in order")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main())
+    assert ended == ["in order"]
+
+
 def test_in_another_thread_it_is_asyncio_run() -> None:
     results: list[int] = []
 
@@ -80,3 +103,34 @@ def test_a_cancelled_part_of_the_run_is_no_interruption() -> None:
 
     with pytest.raises(RuntimeError, match="must not be cancelled while others wait"):
         run(wait_for_a_cancelled_task())
+
+
+def test_sigusr1_only_requests_the_end_and_the_run_ends_itself() -> None:
+    request, before = StopRequest(), signal.getsignal(signal.SIGUSR1)
+    seen: list[bool] = []
+
+    async def main() -> None:
+        with stop_requested_by_sigusr1(request):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not request.is_set:
+                await asyncio.sleep(0)
+            seen.append(request.is_set)
+            await cancel_this_task()
+            seen.append(False)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main())
+    assert seen == [True]
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_in_another_thread_sigusr1_is_left_alone() -> None:
+    async def main() -> signal.Handlers | object:
+        with stop_requested_by_sigusr1(StopRequest()):
+            return signal.getsignal(signal.SIGUSR1)
+
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(run(main())))
+    thread.start()
+    thread.join()
+    assert results == [signal.getsignal(signal.SIGUSR1)]

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
+from rlscale.control import staleness
 from rlscale.control.staleness import VersionGate, check_staleness
 from rlscale.data.batch import build_batch
 from rlscale.errors import StalenessError
@@ -48,3 +50,26 @@ def test_the_check_before_training_names_the_sample(versions: list[int], mask: l
     else:
         with pytest.raises(StalenessError, match=r"sample 41 of group 20 must be made by weight versions 3 to 5"):
             check_staleness(batch, groups, max_staleness=2)
+
+
+def test_ages_are_those_of_all_trainable_tokens_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staleness, "_CHUNK_TOKENS", 7)
+    random, prompt = np.random.default_rng(0), Prompt(index=0, text="a", token_ids=(1, 2))
+    samples = []
+    for index, length in enumerate((3, 20, 1, 9)):
+        sample = Sample(index=index, group_index=0, prompt=prompt, seed=0, status=SampleStatus.completed, reward=0.0)
+        sample.append([3] * length, logprobs=[-1.0] * length, weight_versions=random.integers(4, 9, size=length))
+        sample.loss_mask = random.integers(2, size=length, dtype=np.uint8)
+        samples.append(sample)
+    groups = [Group(index=0, prompt=prompt, samples=samples)]
+    ages = 8 - np.concatenate([each.weight_versions[each.loss_mask > 0] for each in samples])
+    expected = {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())}
+    assert check_staleness(build_batch(groups, 8), groups, max_staleness=4) == expected
+
+
+def test_a_batch_without_trainable_tokens_has_no_age() -> None:
+    prompt = Prompt(index=0, text="a", token_ids=(1,))
+    sample = Sample(index=0, group_index=0, prompt=prompt, seed=0, status=SampleStatus.completed, reward=0.0)
+    sample.append([2], logprobs=[0.0], weight_versions=[0], trainable=False)
+    groups = [Group(index=0, prompt=prompt, samples=[sample])]
+    assert check_staleness(build_batch(groups, 9), groups, max_staleness=0) == {}

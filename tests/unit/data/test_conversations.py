@@ -14,7 +14,7 @@ from rlscale.data.source import build_prompt_source
 from rlscale.errors import DataError
 from rlscale.models.char_tokenizer import character_tokenizer
 from rlscale.rollout.sft import SftSource, labelled_group
-from rlscale.types import Group, Turn
+from rlscale.types import ConversationPart, Group
 
 Write = Callable[..., str]
 
@@ -65,8 +65,8 @@ def test_only_answers_are_in_the_loss(write_jsonl: Write, tokenizer: PreTrainedT
     assert learned(found, tokenizer) == [("b<|eos|>", True), ("<|user|>c<|assistant|>", False), ("d e<|eos|>", True)]
     (sample,) = found.samples
     whole = tokenizer.apply_chat_template(messages[:-1], tokenize=False)
-    assert sample.tokens == tokenizer.encode(whole, add_special_tokens=False)
-    assert sample.weight_versions == [3] * sample.response_len
+    assert sample.tokens.tolist() == tokenizer.encode(whole, add_special_tokens=False)
+    assert sample.weight_versions.tolist() == [3] * sample.response_len
 
 
 def test_thinking_stays_where_answers_are_rendered_one_by_one(write_jsonl: Write) -> None:
@@ -143,6 +143,6 @@ def test_a_conversation_survives_a_checkpoint(
     found = group(messages, write_jsonl({"messages": messages}), tokenizer)
     save_groups(tmp_path, [found])
     assert load_groups(tmp_path) == [found]
-    assert found.prompt.turns == (Turn("b<|eos|>", True),)
+    assert found.prompt.turns == (ConversationPart("b<|eos|>", True),)
     again = labelled_group(found.index, found.prompt, tokenizer, version=3)
     assert again == found

@@ -3,11 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlscale.architectures.architecture import Architecture, ForwardCost
 from rlscale.config import BatchConfig
 from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
-from rlscale.data.load_balance import assign_to_ranks, flops
+from rlscale.data.load_balance import assign_to_ranks, sample_work
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import TrainBatch
+
+# 2 * per_token / per_pair is 12 h for a dense layer of width h with full attention: linear layers against attention.
+WIDTH_1, WIDTH_100, WIDTH_1024 = (ForwardCost(per_token=6 * h, per_pair=1, per_logit_row=0) for h in (1, 100, 1024))
 
 
 def batch_of(
@@ -88,7 +92,7 @@ def test_balanced_ranks_by_hand() -> None:
     # In turn: 10+6+4 and 9+5+2 tokens. Balanced, equally many each: 10+5+2 and 9+6+4 (squares matter little here).
     lengths = [10, 9, 6, 5, 4, 2]
     (plain,) = plan_steps(batch_of(lengths), static(6, 1), num_ranks=2)
-    (balanced,) = plan_steps(batch_of(lengths), static(6, 1, balance_data=True), num_ranks=2)
+    (balanced,) = plan_steps(batch_of(lengths), static(6, 1, balance_data=True), num_ranks=2, cost=WIDTH_1024)
     assert plain.microbatches == (((0,), (2,), (4,)), ((1,), (3,), (5,)))
     tokens = [sum(lengths[i] for micro in rank for i in micro) for rank in balanced.microbatches]
     assert max(tokens) - min(tokens) <= 2
@@ -96,27 +100,91 @@ def test_balanced_ranks_by_hand() -> None:
 
 def test_long_sequences_cost_more_than_their_tokens() -> None:
     # One sequence of 80 costs as much as many of 20 when attention dominates.
-    (step,) = plan_steps(
-        batch_of([80, 20, 20, 20, 20, 20]), static(6, 1, balance_data=True), num_ranks=2, hidden_size=1
-    )
+    (step,) = plan_steps(batch_of([80, 20, 20, 20, 20, 20]), static(6, 1, balance_data=True), num_ranks=2, cost=WIDTH_1)
     ranks = [{i for micro in rank for i in micro} for rank in step.microbatches]
     assert all(len(rank) == 3 for rank in ranks)
 
 
 def test_samples_go_to_ranks_by_tokens_and_flops_before_they_are_packed() -> None:
     # The 8 and the 7 are half of all tokens. The 6 joins the 7 and the 5 the 8; then squares decide: the 4 joins 7 + 6.
-    (step,) = plan_steps(batch_of([4, 8, 6, 7, 5]), dynamic(5, 9, balance_data=True), num_ranks=2, hidden_size=100)
+    (step,) = plan_steps(batch_of([4, 8, 6, 7, 5]), dynamic(5, 9, balance_data=True), num_ranks=2, cost=WIDTH_100)
     assert step.microbatches == (((1,), (4,), ()), ((3,), (2,), (0,)))
 
 
 @pytest.mark.parametrize("num_ranks", [8, 64])
 def test_neither_tokens_nor_flops_of_a_rank_are_far_above_the_mean(num_ranks: int) -> None:
     lengths_S = np.minimum(np.random.default_rng(0).lognormal(6.0, 1.2, 8000).astype(np.int64) + 16, 16_384)
-    shares = assign_to_ranks(lengths_S.tolist(), num_ranks=num_ranks, hidden_size=1024)
+    work_S = sample_work(lengths_S, lengths_S, WIDTH_1024)
+    shares = assign_to_ranks(lengths_S.tolist(), work_S.tolist(), num_ranks=num_ranks)
     assert sorted(i for share in shares for i in share) == list(range(len(lengths_S)))
-    for sizes_S in (lengths_S, flops(lengths_S, hidden_size=1024)):
+    for sizes_S in (lengths_S, work_S):
         loads = [sizes_S[share].sum() for share in shares]
         assert max(loads) <= 1.02 * np.mean(loads)
+
+
+def test_work_by_hand() -> None:
+    # In units of half of per_pair: linear layers 2 * 2752 / 96 = 57, output layer 2 * 160 / 96 = 3.
+    cost = ForwardCost(per_token=2752, per_pair=96, per_logit_row=160)
+    lengths_S, rows_S = np.asarray([10, 100], np.int64), np.asarray([4, 0], np.int64)
+    assert sample_work(lengths_S, rows_S, cost).tolist() == [10 * (57 + 10) + 4 * 3, 100 * (57 + 100)]
+
+
+def test_work_is_the_forward_pass_of_the_plan() -> None:
+    """Up to a factor, and to the rounding of the ratio between linear layers and attention."""
+    a = QWEN3_4B
+    lengths_S = np.asarray([100, 4000, 100_000], np.int64)
+    work_S = sample_work(lengths_S, lengths_S // 2, a.forward_cost)
+    flops = [a.forward_flops(tokens=n, context=n / 2, logit_rows=n // 2) for n in lengths_S.tolist()]
+    assert (work_S * a.forward_cost.per_pair / 2).tolist() == pytest.approx(flops, rel=1e-4)
+
+
+def test_work_of_the_longest_batch_fits_into_64_bits() -> None:
+    """A billion tokens of a model with 37 billion active parameters."""
+    cost = ForwardCost(per_token=75_000_000_000, per_pair=5_000_000, per_logit_row=2_000_000_000)
+    lengths_S = np.full(10_000, 100_000, np.int64)
+    exact = 10_000 * (100_000 * (30_000 + 100_000) + 100_000 * 800)
+    assert int(sample_work(lengths_S, lengths_S, cost).sum()) == exact
+
+
+QWEN3_0_6B, QWEN3_4B = (
+    Architecture(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        tied=True,
+    )
+    for num_layers, hidden_size, intermediate_size, num_heads in [(28, 1024, 3072, 16), (36, 2560, 9728, 32)]
+)
+QWEN3_30B_A3B = Architecture(
+    num_layers=48,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    vocab_size=151_936,
+    num_experts=128,
+    experts_per_token=8,
+    expert_size=768,
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "shares"),
+    [
+        (QWEN3_4B, [[0, 4, 5], [1, 2, 3]]),
+        (QWEN3_30B_A3B, [[0, 4], [1, 2, 3, 5]]),  # half of the linear layers per attention
+        (QWEN3_0_6B, [[0, 5], [1, 2, 3, 4]]),  # a third of them, so that the longest sample costs most
+    ],
+)
+def test_the_shape_of_the_model_decides_who_gets_which_sample(model: Architecture, shares: list[list[int]]) -> None:
+    batch, config = batch_of([15_000, 11_000, 5000, 4000, 2000, 1000]), dynamic(6, 16_000, balance_data=True)
+    (step,) = plan_steps(batch, config, num_ranks=2, cost=model.forward_cost)
+    assert [sorted(i for micro in rank for i in micro) for rank in step.microbatches] == shares
 
 
 def test_passes_without_gradient_have_separate_micro_batches() -> None:

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 from transformers import PreTrainedTokenizerBase
 
-from rlscale.config import DataConfig, RolloutConfig
-from rlscale.data.prompts import FilePromptSource, load_prompts
+from rlscale.config import DataConfig, EngineKind, RolloutConfig
+from rlscale.data.prompts import FilePromptSource, load_prompts, prompt_limit
 from rlscale.errors import ConfigError, DataError
 
 Write = Callable[..., str]
@@ -20,8 +20,8 @@ def config(path: str, **settings: Any) -> DataConfig:
     return DataConfig(prompt_data=path, **settings)
 
 
-def rollout(**settings: Any) -> RolloutConfig:
-    return RolloutConfig(**settings)
+def rollout(engine: EngineKind = EngineKind.embedded, **settings: Any) -> RolloutConfig:
+    return RolloutConfig(engine=engine, **settings)
 
 
 def test_reads_prompt_label_and_metadata(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -93,6 +93,56 @@ def test_prompts_too_long_for_a_response_are_dropped_and_counted(
     assert "1 of 2" in caplog.text and "the model's 10 positions minus rollout.max_response_len=6" in caplog.text
     assert len(load_prompts(config(path), rollout(max_response_len=5), tokenizer, positions=10)) == 2
     assert len(load_prompts(config(path), rollout(max_prompt_len=4), tokenizer, positions=99)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "limit"),
+    [
+        ({}, 1, "rollout.max_context_len minus 1 token (4 tokens)"),
+        ({"max_prompt_len": 4}, 1, "rollout.max_context_len minus 1 token (4 tokens)"),  # as derived
+        ({"max_prompt_len": 3}, 0, "rollout.max_prompt_len (3)"),
+        ({"max_response_len": 3}, 1, "rollout.max_context_len minus 1 token (4 tokens)"),
+    ],
+)
+def test_prompts_that_leave_no_token_of_the_context_are_dropped(
+    settings: dict[str, int],
+    kept: int,
+    limit: str,
+    write_jsonl: Write,
+    tokenizer: PreTrainedTokenizerBase,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = write_jsonl({"input": "1234"}, {"input": "12345"})
+    given = rollout(max_context_len=5, **settings)
+    if kept:
+        # The model's positions do not matter: the context is at most as long.
+        assert [p.text for p in load_prompts(config(path), given, tokenizer, positions=6)] == ["1234"]
+        assert limit in caplog.text
+        return
+    with pytest.raises(DataError) as caught:
+        load_prompts(config(path), given, tokenizer)
+    assert limit in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "positions", "limit", "name"),
+    [
+        ({"max_context_len": 100}, 1000, 99, "rollout.max_context_len minus 1 token"),
+        ({"max_context_len": 100}, 102, 95, "the model's 102 positions minus 7 tokens, which SGLang reserves"),
+        ({"max_context_len": 100, "max_prompt_len": 95}, 102, 95, "the model's 102 positions minus 7"),
+        ({"max_context_len": 100, "external": True}, 1000, 93, "rollout.max_context_len minus 7 tokens"),
+        ({"max_context_len": 100, "engine": EngineKind.external}, None, 93, "rollout.max_context_len minus 7 tokens"),
+        ({"max_response_len": 3}, 100, 93, "the model's 100 positions minus 7 tokens, which SGLang reserves"),
+        ({"max_response_len": 30}, 100, 70, "the model's 100 positions minus rollout.max_response_len=30"),
+        ({"max_response_len": 3, "max_prompt_len": 97}, 100, 97, "rollout.max_prompt_len"),
+    ],
+)
+def test_servers_of_sglang_reserve_tokens(
+    settings: dict[str, Any], positions: int | None, limit: int, name: str
+) -> None:
+    found = prompt_limit(rollout(**{"engine": EngineKind.sglang, **settings}), positions)
+    assert found is not None and found.tokens == limit and found.name.startswith(name)
+    assert prompt_limit(rollout(EngineKind.sglang), None) is None
 
 
 @pytest.mark.parametrize(

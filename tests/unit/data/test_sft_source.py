@@ -38,7 +38,7 @@ def test_the_label_and_the_end_token_are_the_response(write_jsonl: Write, tokeni
     assert [g.index for g in groups] == [6, 7]
     sample = groups[1].samples[0]
     assert tokenizer.decode(sample.response_ids) == "21<|eos|>"
-    assert sample.loss_mask == [1, 1, 1] and sample.weight_versions == [5, 5, 5]
+    assert sample.loss_mask.tolist() == [1, 1, 1] and sample.weight_versions.tolist() == [5, 5, 5]
     batch = build_batch(groups, version=5, has_rewards=sft.has_rewards)
     assert batch.loss_mask.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1]
     assert [g.prompt.text for g in rollout(sft, 4, version=6)] == ["0+0=", "1+1="]
@@ -74,6 +74,19 @@ def test_prompts_too_long_with_their_labels_are_dropped_with_a_warning(
         kept = load_prompts(data, lengths, tokenizer, positions=6, sft_target=SftTarget.labels)
     assert [prompt.index for prompt in kept] == [0, 2]
     assert "1 of 3 prompts with their labels of" in caplog.text and "were dropped: rows 2" in caplog.text
+
+
+@pytest.mark.parametrize(("context", "positions"), [(6, None), (6, 9), (9, 6)])
+def test_the_context_limits_prompts_with_their_labels(
+    context: int, positions: int | None, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    # With the end token they have 6 and 7 tokens.
+    data = DataConfig(
+        prompt_data=write_jsonl({"input": "1+1=", "label": "2"}, {"input": "1+1=", "label": "22"}), label_key="label"
+    )
+    rollout = RolloutConfig(max_context_len=context)
+    found = load_prompts(data, rollout, tokenizer, positions=positions, sft_target=SftTarget.labels)
+    assert [prompt.label for prompt in found] == ["2"]
 
 
 def test_a_warning_lists_ten_rows_and_counts_the_others(

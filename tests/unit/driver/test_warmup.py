@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.config import load_config
+from rlscale.config import load_config, to_yaml
 from rlscale.driver.warmup import warmup_config
 from rlscale.errors import ConfigError
 
@@ -41,3 +41,10 @@ def test_an_error_of_the_warm_up_names_it() -> None:
     (problem,) = caught.value.problems
     assert problem.path == "batch.global_batch_size"
     assert problem.origin == "in the warm-up, model.warmup_experiment=quickstart_warmup"
+
+
+def test_the_folder_is_the_only_difference_to_the_config_of_the_overrides() -> None:
+    warmup = warmup_config(load_config(["+experiment=quickstart"]))
+    assert warmup is not None
+    loaded = load_config(warmup.run.overrides)
+    assert to_yaml(loaded) == to_yaml(warmup)

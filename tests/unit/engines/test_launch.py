@@ -10,10 +10,12 @@ import pytest
 
 from rlscale.config import load_config
 from rlscale.driver.engines import build_client, build_launch
-from rlscale.engines.launch import EngineLaunch
-from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.launch import EngineLaunch, ProcessPlace
+from rlscale.engines.launch_sglang import CORES_OF_RANKS, SglangLaunch, split_cores
 from rlscale.engines.sglang.serve import redact_in_logs
 from rlscale.types import EngineAddress
+
+PLACE = ProcessPlace(host="127.0.0.1", port=7)
 
 
 def launch_of(*overrides: str, device: str | None = None) -> EngineLaunch:
@@ -23,7 +25,7 @@ def launch_of(*overrides: str, device: str | None = None) -> EngineLaunch:
 
 
 def test_embedded_command(tmp_path: Path) -> None:
-    command = launch_of("rollout.max_context_len=64", "rollout.num_slots=5").command("127.0.0.1", 7, tmp_path)
+    command = launch_of("rollout.max_context_len=64", "rollout.num_slots=5").command(PLACE, tmp_path)
     assert command[:3] == [sys.executable, "-m", "rlscale.cli.serve"]
     assert {"--model-path=/models/m", "--port=7", "--num-slots=5", "--max-context-len=64", "--num-threads=3"} <= set(
         command
@@ -51,22 +53,76 @@ def test_sglang_on_gpus() -> None:
     config = load_config([*overrides, "cluster=one_node_colocate", "rollout.max_context_len=20000"])
     launch = build_launch(config, model_path="Qwen/Qwen3-4B", num_threads=1)
     assert isinstance(launch, SglangLaunch) and launch.num_ranks == 4
-    arguments = launch.arguments("127.0.0.1", 7)
+    arguments = launch.arguments(PLACE)
     assert arguments["tp_size"] == 2 and arguments["pp_size"] == 2 and arguments["context_length"] == 20000
     assert arguments["enable_memory_saver"] is True and arguments["device"] == "cuda"
     assert "attention_backend" not in arguments and "mem_fraction_static" not in arguments
     apart = build_launch(load_config([*overrides, "cluster=one_node"]), model_path="m", num_threads=1)
-    assert isinstance(apart, SglangLaunch) and "enable_memory_saver" not in apart.arguments("127.0.0.1", 7)
+    assert isinstance(apart, SglangLaunch) and "enable_memory_saver" not in apart.arguments(PLACE)
+
+
+@pytest.mark.parametrize(("longest", "length"), [(64, 70), (508, 512), (512, 512), (None, None)])
+def test_a_server_of_sglang_has_room_for_the_tokens_that_it_reserves(
+    longest: int | None, length: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 512}')
+    lengths = ["rollout.max_response_len=8"] + ([] if longest is None else [f"rollout.max_context_len={longest}"])
+    launch = build_launch(load_config(["rollout=sglang", *lengths]), model_path=str(tmp_path), num_threads=1)
+    assert isinstance(launch, SglangLaunch)
+    assert launch.arguments(PLACE).get("context_length") == length
 
 
 def test_another_interpreter_does_not_get_this_pythonpath(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     monkeypatch.setenv("SOMETHING", "else")
-    environment = launch_of("rollout=sglang").environment()
+    environment = launch_of("rollout=sglang").environment(PLACE)
     assert "PYTHONPATH" not in environment and environment["SOMETHING"] == "else"
     assert environment["OMP_NUM_THREADS"] == "1"
-    assert launch_of().environment()["PYTHONPATH"] == "/mine"
+    assert launch_of().environment(PLACE)["PYTHONPATH"] == "/mine"
     assert os.environ["PYTHONPATH"] == "/mine"
+
+
+def test_a_server_sees_the_gpus_of_its_place() -> None:
+    place = replace(PLACE, gpus=("3", "1"))
+    for launch in (launch_of("rollout=sglang"), launch_of()):
+        assert launch.variables(place)["CUDA_VISIBLE_DEVICES"] == "3,1"
+        assert "CUDA_VISIBLE_DEVICES" not in launch.variables(PLACE)
+
+
+def test_each_rank_of_sglang_on_a_cpu_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = launch_of("rollout=sglang", "cluster.rollout_num_gpus=4", "cluster.rollout_num_gpus_per_engine=4")
+    monkeypatch.delenv(CORES_OF_RANKS, raising=False)
+    assert len(launch.variables(PLACE)[CORES_OF_RANKS].split("|")) == 4
+    assert "|" not in launch.variables(replace(PLACE, num_nodes=4))[CORES_OF_RANKS]
+    # An engine of one rank uses all cores, on a GPU none are bound, and a binding of the user is kept.
+    assert CORES_OF_RANKS not in launch_of("rollout=sglang").variables(PLACE)
+    assert CORES_OF_RANKS not in replace(launch, device="cuda").variables(PLACE)
+    monkeypatch.setenv(CORES_OF_RANKS, "0|1|2|3")
+    assert CORES_OF_RANKS not in launch.variables(PLACE)
+    assert launch.environment(PLACE)[CORES_OF_RANKS] == "0|1|2|3"
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_ranks", "found"),
+    [([0, 1, 2, 3], 2, "0,1|2,3"), ([4, 6, 7], 2, "4|6"), ([0, 1], 4, "0|1|0|1"), ([5], 2, "5|5")],
+)
+def test_cores_are_divided_among_the_ranks(cores: list[int], num_ranks: int, found: str) -> None:
+    assert split_cores(cores, num_ranks) == found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "saves"),
+    [
+        ((), False),
+        (("cluster.offload_rollout=true",), True),
+        (("cluster.offload=true",), True),
+        (("cluster=one_node_colocate",), True),
+        (("cluster=one_node_colocate", "cluster.offload_rollout=false"), False),
+    ],
+)
+def test_sglang_can_release_its_memory_where_the_run_offloads_it(overrides: tuple[str, ...], saves: bool) -> None:
+    given = ("rollout=sglang", "cluster=one_node", "cluster.device=cuda", *overrides)
+    assert (launch_of(*given).arguments(PLACE).get("enable_memory_saver") is True) == saves
 
 
 def test_only_sglang_limits_samples_in_flight() -> None:

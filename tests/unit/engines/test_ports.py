@@ -1,12 +1,13 @@
 """Ports that connections do not use before the server listens."""
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from rlscale.engines import ports
-from rlscale.engines.ports import free_port
+from rlscale.engines.ports import free_port, reserve_port
 
 HOST = "127.0.0.1"
 
@@ -39,3 +40,30 @@ def test_without_candidates_or_range_file_a_port_is_found(range_file: Path, cont
         range_file.write_text(content)
     with socket.create_server((HOST, free_port(HOST))) as server:
         assert server.getsockname()[1] > 1023
+
+
+def test_consecutive_ports_are_all_free(range_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HOST, free_port(HOST, number=4))) as taken:
+        port = taken.getsockname()[1]
+        range_file.write_text(f"{port + 2} 65535\n")
+        monkeypatch.setattr(ports, "FIRST_PORT", port - 1)
+        # Of the three candidates the first two contain the port in use.
+        assert {free_port(HOST, number=2) for _ in range(50)} == {port + 1}
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+def test_a_port_of_an_ipv6_address_is_found() -> None:
+    with socket.create_server(("::1", free_port("::1")), family=socket.AF_INET6) as server:
+        assert server.getsockname()[1] > 1023
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux")
+def test_a_reserved_port_is_not_given_again(range_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_reserved", kept := [])
+    range_file.write_text("20003 65535\n")
+    reserved = {reserve_port(HOST), reserve_port(HOST)}
+    assert len(reserved) == len(kept) == 2
+    assert {free_port(HOST) for _ in range(30)} == {20_000, 20_001, 20_002} - reserved
+    for mark in kept:
+        mark.close()
+    assert len({free_port(HOST) for _ in range(100)}) == 3

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
 from rlscale.control.engine_sleep import released_engines
 from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
@@ -38,7 +39,7 @@ class Log(list[str]):
         return float(batch.num_samples)
 
 
-def labelled(num_prompts: int) -> LabelledSet:
+def labelled(num_prompts: int, *, cost: ForwardCost | None = None) -> LabelledSet:
     groups = []
     for i in range(num_prompts):
         prompt = Prompt(index=i, text=str(i), token_ids=(1, 2))
@@ -46,8 +47,14 @@ def labelled(num_prompts: int) -> LabelledSet:
         sample.append([3], logprobs=[0.0], weight_versions=[0])
         sample.status = SampleStatus.completed
         groups.append(Group(index=i, prompt=prompt, samples=[sample]))
-    config = BatchConfig(rollout_batch_size=2, n_samples_per_prompt=1, num_steps_per_rollout=1, global_batch_size=2)
-    return LabelledSet.from_groups(groups, config, num_ranks=1, context_ranks=1)
+    config = BatchConfig(
+        rollout_batch_size=2,
+        n_samples_per_prompt=1,
+        num_steps_per_rollout=1,
+        global_batch_size=2,
+        balance_data=cost is not None,
+    )
+    return LabelledSet.from_groups(groups, config, num_ranks=1, context_ranks=1, cost=cost)
 
 
 async def test_the_loss_is_the_mean_over_the_sets() -> None:
@@ -55,6 +62,11 @@ async def test_the_loss_is_the_mean_over_the_sets() -> None:
     held_out = HeldOutLoss({"a": labelled(2), "b": labelled(4)}, compute=log.eval_loss)
     assert await held_out.run(7) == {"eval/a/loss": 2.0, "eval/b/loss": 4.0, "eval/loss": 3.0}
     assert log == ["loss of 2 in 1 steps", "loss of 4 in 2 steps"]
+
+
+def test_balanced_labels_are_planned_with_the_cost_of_the_model() -> None:
+    cost = ForwardCost(per_token=24, per_pair=2, per_logit_row=4)
+    assert labelled(4, cost=cost).steps == labelled(4).steps  # one rank, samples of one length
 
 
 async def test_engines_release_once_and_get_the_same_version_again() -> None:

@@ -1,9 +1,32 @@
-"""Limit of the logprob difference between trainer and engine."""
+"""Warnings about metrics, and the limit of the logprob difference between trainer and engine."""
 
 import math
+from collections.abc import Sequence
+
+import pytest
 
 from rlscale.config import PauseMode, RolloutConfig, UpdateMode, mixes_caches
-from rlscale.observe.reporter import diff_limit
+from rlscale.observe.console import open_console
+from rlscale.observe.reporter import Observer, diff_limit
+
+
+@pytest.mark.parametrize(
+    ("deviations", "warned"),
+    [
+        ([0.0] * 4, []),
+        ([0.5, *[0.0] * 7], ["rollouts 1 to 5: every reward is 0.25"]),
+        ([*[0.0] * 4, 0.1, *[0.0] * 4], []),
+        ([*[0.0] * 5, 0.1, *[0.0] * 5], ["rollouts 0 to 4: every reward is 0.25", "rollouts 6 to 10: every reward is"]),
+    ],
+)
+def test_constant_rewards_are_a_warning(deviations: Sequence[float], warned: Sequence[str]) -> None:
+    with open_console("none", title="test", total=len(deviations)) as console:
+        observer = Observer(console=console, sinks=[], diff_limit=1.0)
+        for step, deviation in enumerate(deviations):
+            observer.step({"reward/std": deviation, "reward/mean": 0.25}, step=step)
+        observer.step({"train/loss": 1.0}, step=len(deviations))
+    assert len(observer.warnings) == len(warned)
+    assert all(text.startswith(start) for text, start in zip(observer.warnings, warned, strict=True))
 
 
 def test_the_dtype_sets_the_default_limit() -> None:

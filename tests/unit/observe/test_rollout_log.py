@@ -13,9 +13,9 @@ from rlscale.observe.rollout_log import (
     SAMPLES_FILE,
     RolloutLog,
     TokenTexts,
-    cut_lines,
     distribution,
 )
+from rlscale.observe.step_lines import cut_lines
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 PIECES = ["<end>", "a", "b", " c", "é"[:1]]

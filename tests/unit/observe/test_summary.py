@@ -51,6 +51,11 @@ def test_the_plain_summary_is_lines() -> None:
     ]
 
 
+def test_fates_are_a_line_if_some_trajectories_were_not_trained_on() -> None:
+    text = shown(replace(SUMMARY, trajectories="90 trained, 6 (6.2%) failed by grader"), io.StringIO())
+    assert "\ntrajectories     90 trained, 6 (6.2%) failed by grader\n" in text
+
+
 def test_paths_and_commands_are_not_wrapped_on_a_terminal() -> None:
     text = shown(SUMMARY, FakeTerminal())
     for whole in (str(LONG / "checkpoints" / "220"), str(LONG / "metrics.jsonl"), "rlscale-train algo=gspo"):

@@ -31,10 +31,11 @@ def test_packed_micro_batches_are_filled_to_the_limit(tokens: int, ranks: int, s
 def test_micro_batches_match_the_schedule(balance: bool) -> None:
     import numpy as np
 
+    from rlscale.architectures.architecture import ForwardCost
     from rlscale.data.microbatch_plan import plan_steps
     from rlscale.types import TrainBatch
 
-    lengths = np.full(32, 400)
+    lengths, cost = np.full(32, 400), ForwardCost(per_token=24, per_pair=2, per_logit_row=4)
     total = int(lengths.sum())
     rollout = TrainBatch(
         tokens=np.zeros(total, np.int32),
@@ -55,7 +56,7 @@ def test_micro_batches_match_the_schedule(balance: bool) -> None:
     by_samples = [batch(micro_batch_size=number, balance_data=balance) for number in (1, 3, 5, 10, 16)]
     for config in (*by_tokens, *by_samples):
         for ranks in (1, 2, 4):
-            steps = plan_steps(rollout, config, num_ranks=ranks)
+            steps = plan_steps(rollout, config, num_ranks=ranks, cost=cost)
             found = count_batches(config, SAMPLES, ranks=ranks)
             assert [len(steps), len(steps[0].microbatches[0])] == [found.steps, found.microbatches_per_rank]
             largest = max(len(micro) for rank in steps[0].microbatches for micro in rank)
@@ -77,3 +78,13 @@ def test_an_unlimited_prompt_length_is_assumed_and_marked() -> None:
     found = assume_lengths(config, positions=500)
     assert found.prompt == 200  # what the model has room for
     assert "assumed" in found.prompt_from
+
+
+def test_lengths_together_are_at_most_the_context() -> None:
+    config = load_config(["experiment=quickstart", "rollout.max_context_len=100", "rollout.max_response_len=70"])
+    assert config.rollout.max_prompt_len == 99
+    found = assume_lengths(config)
+    assert (found.prompt, found.response, found.prompt_from) == (30, 70, "rollout.max_context_len minus the response")
+    long = assume_lengths(config, prompt=60)
+    assert (long.prompt, long.response, long.response_from) == (60, 40, "rollout.max_context_len minus the prompt")
+    assert assume_lengths(config, prompt=20).response == 70

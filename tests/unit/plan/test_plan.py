@@ -111,7 +111,7 @@ def test_a_wider_engine_has_a_larger_cache() -> None:
 
 def test_dp_attention_replicates_attention_weights_and_separates_caches() -> None:
     overrides = ("cluster.rollout_num_gpus_per_engine=4", "sglang.mem_fraction_static=0.8")
-    shared = plan(*overrides, "sglang.dp_size=2").engine
+    shared = plan(*overrides).engine
     separate = plan(*overrides, "sglang.dp_size=2", "sglang.enable_dp_attention=true").engine
     assert shared is not None and separate is not None
     # Qwen3-4B: 8 key heads over 4 ranks, or 4 over each of two pairs; q, k, v and o twice.
@@ -312,15 +312,19 @@ def test_mixed_nodes_have_a_row_for_each_kind_of_actor() -> None:
 def test_constants_match_those_of_modules_that_import_torch() -> None:
     from rlscale.engines.embedded.scheduler_options import SchedulerOptions
     from rlscale.engines.launch_sglang import ON_CPU
+    from rlscale.models import hf_weights
     from rlscale.models.batch_shapes import MIN_LENGTH
-    from rlscale.plan import activations, plan
+    from rlscale.plan import activations, host_memory, plan
     from rlscale.plan import engine_memory as engine
     from rlscale.training.attention import packed as attention
+    from rlscale.training.fsdp import export, export_plan
     from rlscale.training.modules import logprob_head as head
 
     assert activations.TILE_ELEMENTS == head.TILE_ELEMENTS
     assert activations.MIN_CHUNKED_VOCABULARY == head.MIN_VOCABULARY
     assert plan.MAX_MATRIX_LEN == attention._MAX_SHORT
+    assert (host_memory.COPIED_BYTES, host_memory.MESSAGE_BYTES) == (hf_weights.BLOCK_BYTES, export.BUCKET_BYTES)
+    assert host_memory.MAX_SENDERS == export_plan.MAX_SENDERS
     assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_CACHE_LEN, engine.MAX_CACHED_TOKENS)
     assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]
     assert ON_CPU["max_total_tokens"] == engine.SGLANG_CPU_TOKENS

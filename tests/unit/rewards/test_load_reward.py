@@ -8,7 +8,7 @@ import pytest
 
 from rlscale.config import RewardConfig, RewardType
 from rlscale.errors import ConfigError
-from rlscale.rewards import BUILTINS, load_reward
+from rlscale.rewards import BUILTINS, RewardFunctions, RewardSpec, load_reward, prepare_reward
 from rlscale.types import Sample
 
 MODULE = """
@@ -84,7 +84,7 @@ def test_custom_rewards(
         ("broken_for_test:score", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("{}:number", "must be callable, got {}:number; it is of type int"),
         ("{}:Judge", "must be a function or an object, got {}:Judge; it is a class"),
-        ("{}:two", "must be callable with (sample), got {}:two; its parameters are (sample, group)"),
+        ("{}:two", "must be callable with (sample) or (args, sample), got {}:two; its parameters are (sample, group)"),
     ],
 )
 def test_unusable_custom_rewards(path: str, message: str, module: str) -> None:
@@ -92,13 +92,10 @@ def test_unusable_custom_rewards(path: str, message: str, module: str) -> None:
         load_reward(RewardConfig(custom_path=path.replace("{}", module)))
 
 
-def test_reward_type_is_unset_or_unsupported() -> None:
+def test_reward_type_is_unset_or_needs_a_url() -> None:
     with pytest.raises(ConfigError, match=r"reward\.type must be set, got None"):
         load_reward(RewardConfig())
-    with pytest.raises(
-        ConfigError,
-        match=r"reward\.type must be one of exact_match, math, random, boxed_exact_match, boxed_math, got remote_rm",
-    ):
+    with pytest.raises(ConfigError, match=r"reward\.url must be set with remote_rm"):
         load_reward(RewardConfig(type=RewardType.remote_rm))
 
 
@@ -106,3 +103,25 @@ def test_reward_type_is_unset_or_unsupported() -> None:
 def test_a_reward_receives_the_values_of_custom(module: str, name: str, make_sample: Callable[..., Sample]) -> None:
     reward = load_reward(RewardConfig(custom_path=f"{module}:{name}"), custom={"bonus": 4.0})
     assert reward(make_sample("x")) == 4.0
+
+
+def test_functions_by_name(module: str, make_sample: Callable[..., Sample]) -> None:
+    config = RewardConfig(functions={"right": "exact_match", "math": "math", "length": f"{module}:score"})
+    loaded = prepare_reward(config)
+    assert isinstance(loaded, RewardFunctions)
+    assert [isinstance(each, RewardSpec) for each in loaded.functions.values()] == [False, True, True]
+    sample = make_sample("2", label="2")
+    assert [load_reward(config, name=name)(sample) for name in config.functions] == [1.0, 0.0, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_module_of_this_name:a", "reward.functions.a must be importable, got no_module_of_this_name:a; importing"),
+        ("MODULE:two", "reward.functions.a must be callable with (sample) or (args, sample), got "),
+        ("remote_rm", "reward.url must be set with remote_rm"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_named(function: str, message: str, module: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        prepare_reward(RewardConfig(functions={"a": function.replace("MODULE", module)}))

@@ -1,15 +1,16 @@
 """Balance of requests over engines, and rejection of answers of old weights."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.rollout.group import generate_group, group_seed
-from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams
+from rlscale.rollout.generate_session import SessionFactory, group_seed
+from rlscale.rollout.group_generator import GroupGenerator, GroupSettings
+from rlscale.types import EngineAddress, Failure, Generation, Prompt, Sample, SamplingParams
 
 PROMPT = Prompt(index=0, text="ab", token_ids=(1, 2), label="c")
 PARAMS = SamplingParams(max_new_tokens=2, sampling_seed=5)
@@ -42,6 +43,15 @@ class SlowEngine:
         ]
 
 
+class NoScorer:
+    """Leaves the samples without a reward."""
+
+    async def score(
+        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+    ) -> Mapping[int, Failure]:
+        return {}
+
+
 def pool_of(*engines: SlowEngine) -> EnginePool:
     return EnginePool(list[Any](engines))
 
@@ -50,7 +60,7 @@ async def test_a_request_goes_to_the_engine_with_the_fewest_in_flight() -> None:
     engines = SlowEngine("engine 0"), SlowEngine("engine 1")
     pool = pool_of(*engines)
     calls = [
-        asyncio.create_task(pool.generate(PROMPT, PARAMS, n=n, rid=str(i), oldest=0, newest=0))
+        asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=n, rid=str(i), oldest=0, newest=0))
         for i, n in enumerate([4, 1, 1, 1])
     ]
     await asyncio.sleep(0)
@@ -73,15 +83,18 @@ async def test_accepts_what_the_staleness_bound_allows() -> None:
     assert len(await pool_of(engine).generate(PROMPT, PARAMS, n=2, rid="r", oldest=2, newest=4)) == 2
 
 
-async def test_a_group_holds_one_sample_for_each_answer() -> None:
+async def test_a_group_contains_one_sample_for_each_answer() -> None:
     engine = SlowEngine("engine 0")
     engine.release.set()
-    group = await generate_group(pool_of(engine), PROMPT, PARAMS, index=6, n=3, versions=(0, 0))
+    settings = GroupSettings(num_samples=3)
+    group = await GroupGenerator(SessionFactory(pool_of(engine), PARAMS), NoScorer(), settings).run(
+        6, PROMPT, versions=(0, 0)
+    )
     assert [sample.index for sample in group.samples] == [18, 19, 20]
     assert [sample.seed - group.samples[0].seed for sample in group.samples] == [0, 1, 2]
     assert [sample.status for sample in group.samples] == ["truncated", "completed", "completed"]
-    assert group.samples[1].tokens == [1, 2, 7, 1]
-    assert group.samples[1].loss_mask == [1, 1]
+    assert group.samples[1].tokens.tolist() == [1, 2, 7, 1]
+    assert group.samples[1].loss_mask.tolist() == [1, 1]
     assert engine.seeds == [group.samples[0].seed]
 
 
@@ -91,15 +104,16 @@ def test_seeds_differ_by_run_purpose_and_group() -> None:
     assert group_seed(1, "train", 0) == group_seed(1, "train", 0)
 
 
-async def test_drain_waits_for_running_requests_and_holds_new_ones() -> None:
+async def test_drain_waits_for_running_requests_and_queues_new_ones() -> None:
     engine = SlowEngine("engine 0")
     pool = pool_of(engine)
-    running = asyncio.create_task(pool.generate(PROMPT, PARAMS, n=2, rid="a", oldest=0, newest=0))
+    running = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=2, rid="a", oldest=0, newest=0))
     await asyncio.sleep(0)
     drained = asyncio.create_task(pool.drain())
     await asyncio.sleep(0)
     held = [
-        asyncio.create_task(pool.generate(PROMPT, PARAMS, n=1, rid=rid, oldest=0, newest=None)) for rid in ("b", "c")
+        asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid=rid, oldest=0, newest=None))
+        for rid in ("b", "c")
     ]
     await asyncio.sleep(0.01)
     assert not drained.done() and engine.num_requested == 2
@@ -118,7 +132,7 @@ async def test_drain_of_an_idle_pool_returns_at_once() -> None:
     engine.release.set()
     pool = pool_of(engine)
     await asyncio.wait_for(pool.drain(), timeout=5)
-    held = asyncio.create_task(pool.generate(PROMPT, PARAMS, n=1, rid="a", oldest=0, newest=0))
+    held = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="a", oldest=0, newest=0))
     await asyncio.sleep(0.01)
     assert engine.num_requested == 0 and not held.done()
     pool.admit()
@@ -141,7 +155,7 @@ class ReleasingEngine:
         self.is_gone = False
         self.calls: list[str] = []
 
-    async def abort(self) -> None:
+    async def abort(self, rid: str | None = None) -> None:
         self._answer("abort")
 
     async def pause(self) -> None:
@@ -207,3 +221,20 @@ async def test_a_restarted_engine_has_its_memory() -> None:
     later.released = pool.released
     await later.resume_memory("weights")
     assert new.calls == []
+
+
+async def test_requests_that_a_dead_engine_holds_fail_at_once() -> None:
+    pool = pool_of(SlowEngine("engine 0"), SlowEngine("engine 1"))
+    held, other = (
+        asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid=rid, oldest=0, newest=0))
+        for rid in ("a", "b")
+    )
+    await asyncio.sleep(0)
+    pool.drop_requests(0)
+    with pytest.raises(EngineError, match="engine 0 died during a request"):
+        await held
+    assert not other.done()
+    # Cancelled by its owner, not by the death of an engine.
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other

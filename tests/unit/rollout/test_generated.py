@@ -28,6 +28,15 @@ def params_of(given: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
         ("skip_special_tokens", True, "skip_special_tokens", True),
         ("max_response_len", 7, "max_new_tokens", 7),
         ("seed", 9, "sampling_seed", 9),
+        ("max_context_len", 2000, "max_context_len", 2000),
+        ("sampling_params", {"repetition_penalty": 1.1}, "repetition_penalty", 1.1),
+        ("sampling_params", {"frequency_penalty": 0.5}, "frequency_penalty", 0.5),
+        ("sampling_params", {"presence_penalty": -0.5}, "presence_penalty", -0.5),
+        ("sampling_params", {"min_new_tokens": 3}, "min_new_tokens", 3),
+        ("sampling_params", {"ignore_eos": True}, "ignore_eos", True),
+        ("sampling_params", {"no_stop_trim": True}, "no_stop_trim", True),
+        ("sampling_params", {"spaces_between_special_tokens": False}, "spaces_between_special_tokens", False),
+        ("sampling_params", {"logit_bias": {"3": 1.0}, "regex": None}, "others", {"logit_bias": {"3": 1.0}}),
     ],
 )
 def test_rollout_key_reaches_both(key: str, value: Any, field: str, expected: Any) -> None:
@@ -55,3 +64,8 @@ def test_eval_key_reaches_evaluation_alone(key: str, value: Any, field: str) -> 
 
 def test_special_tokens_are_text_by_default() -> None:
     assert params_of({})[0].to_wire()["skip_special_tokens"] is False
+
+
+def test_eval_min_new_tokens_precedes_that_of_both() -> None:
+    given = {"rollout.sampling_params": {"min_new_tokens": 3}}
+    assert [params.min_new_tokens for params in params_of({**given, "eval.min_new_tokens": 0})] == [3, 0]

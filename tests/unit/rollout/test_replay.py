@@ -44,7 +44,7 @@ def test_samples_are_read_as_written_except_for_the_version(tmp_path: Path) -> N
     for read, written in zip(replay(template, 2), GROUPS, strict=True):
         assert (read.index, read.prompt) == (written.index, written.prompt)
         for ours, theirs in zip(read.samples, written.samples, strict=True):
-            assert ours.weight_versions == [2, 2, 2]
+            assert ours.weight_versions.tolist() == [2, 2, 2]
             ours.weight_versions = theirs.weight_versions
             assert ours == theirs
 
@@ -87,7 +87,7 @@ def broken(**changes: Any) -> str:
     ("content", "message"),
     [
         (None, "must contain rollout 0 for debug.load_rollout_data, got .*; set data.num_rollout"),
-        ("", "must contain at least one sample, got none"),
+        ("", "must contain at least one sample that did not fail, got none"),
         ("x\n", "row 1 must be a JSON object, got 'x'"),
         (broken(), "row 1 must be a sample, got KeyError: 'prompt_index'"),
     ],

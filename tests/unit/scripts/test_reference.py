@@ -52,6 +52,6 @@ def test_the_tests_and_pictures_that_the_page_names_exist() -> None:
     assert [file for file in pictures if not (FOLDER / file).is_file()] == []
 
 
-def test_the_numbers_of_an_addition_stand_in_the_test_that_is_named() -> None:
+def test_the_numbers_of_an_addition_are_in_the_test_that_is_named() -> None:
     for each in ADDITIONS:
         assert each.function.__name__ in (FOLDER.parents[1] / GOLDEN[each.function.__name__]).read_text()

@@ -65,6 +65,7 @@ def numbers(result: TrainResult) -> dict[str, float]:
     return steps | result.metrics
 
 
+@pytest.mark.slow
 def test_results_equal_those_of_a_critic_on_the_policys_ranks(model_path: str, cache: Path) -> None:
     other = tiny_model(cache, seed=1)
     together = FsdpBackend(spec_of(model_path, own=None, reference=other), rank=0, world_size=1)
@@ -86,6 +87,7 @@ def test_the_policy_is_unchanged_while_only_the_critic_trains(model_path: str) -
     assert (separate.policy.policy.num_steps, separate.critic.critic.num_steps) == (2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_checkpoint_resumes_exactly_on_dedicated_or_shared_ranks(
     model_path: str, tmp_path: Path, moves: bool
@@ -110,3 +112,23 @@ def test_a_failure_names_the_critics_rank(model_path: str) -> None:
     separate.critic.values(BATCHES[0], [plan(BATCHES[0], cut) for cut in TWO_STEPS])
     with pytest.raises(WorkerError, match="critic rank 0: the loss of optimiser step 0 must be finite"):
         separate.critic.train(np.full(len(BATCHES[0].tokens), np.nan, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("algo", "passes"), [({"use_kl_loss": True}, set()), ({"kl_coef": 0.2}, {"old_logprobs", "ref_logprobs"})]
+)
+def test_only_passes_that_the_returns_need_run_while_only_the_critic_trains(
+    model_path: str, algo: dict[str, Any], passes: set[str]
+) -> None:
+    made = spec(
+        model_path,
+        algo={"advantage_estimator": "ppo", "kl_loss_type": "k2", **algo},
+        ref_path=model_path,
+        critic=CriticSpec(source=ModelSource(path=model_path), lr=1e-3, num_only_rollouts=1, num_only_steps=2),
+        total_steps=2,
+    )
+    trainer = FsdpBackend(made, rank=0, world_size=1)
+    before = {name: weight.clone() for name, weight in trainer.weights()}
+    result = trainer.train(BATCHES[0], [plan(BATCHES[0], cut) for cut in TWO_STEPS])
+    assert set(result.seconds) == {"values", "optimize_critic", *passes}
+    assert all(np.array_equal(weight, before[name]) for name, weight in trainer.weights())

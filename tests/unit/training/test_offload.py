@@ -1,5 +1,7 @@
 """Offloading of models that share a device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,7 @@ def test_copies_are_dropped_without_keeps_copies() -> None:
         assert model.weight[0, 0] == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("keeps_copies", [True, False])
 def test_offloading_changes_no_number_and_frees_all_memory(model_path: str, tmp_path: Path, keeps_copies: bool) -> None:
@@ -142,6 +145,12 @@ class FakeSaver:
     def resume(self) -> None:
         self.calls.append("resume")
 
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        self.calls.append("disable")
+        yield
+        self.calls.append("enable")
+
 
 def test_the_memory_saver_pauses_while_no_model_is_resident() -> None:
     saver = FakeSaver()
@@ -156,6 +165,18 @@ def test_the_memory_saver_pauses_while_no_model_is_resident() -> None:
         offloader.offload_all()
     assert saver.calls == ["pause", "resume", "pause", "resume", "pause"]
     assert saver.memory_margin_bytes == 7
+
+
+def test_weights_are_sent_from_memory_that_engines_can_open() -> None:
+    saver = FakeSaver()
+    offloader = MemorySaverOffload(saver, margin_bytes=0)
+    offloader.offload_all()
+    with offloader.exportable(), offloader.resident("policy"):
+        saver.calls.append("send")
+    assert saver.calls == ["pause", "disable", "resume", "send", "enable"]
+    for other in (NoOffload(), CpuOffload(CPU, keeps_copies=False)):
+        with other.exportable():
+            pass
 
 
 def test_the_spec_selects_the_offloader() -> None:

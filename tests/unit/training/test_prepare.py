@@ -16,6 +16,7 @@ MIS = {"use_tis": True, "tis_type": "mis", "mis": MisConfig(normalize=True)}
     [
         ({}, 1, True, False),  # the training pass has the old weights
         ({}, 2, True, True),  # later steps are not
+        ({"algo": {"ppo_epochs": 2}}, 1, True, True),  # nor is a second pass
         ({"reuse_logprobs": False}, 1, True, True),
         (
             {"algo": {"kl_coef": 0.1, "advantage_estimator": "rloo"}},

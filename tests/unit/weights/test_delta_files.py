@@ -21,7 +21,8 @@ from rlscale.weights.delta_files import (
     update_mirror,
 )
 from rlscale.weights.receiver import EngineReceiver
-from rlscale.weights.safetensors_folder import map_file, write_folder
+from rlscale.weights.safetensors_folder import map_file
+from tests.tiny_weights import write_folder
 
 Weights = dict[str, Tensor]
 

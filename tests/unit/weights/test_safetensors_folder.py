@@ -1,6 +1,8 @@
 """Weights as a folder: the files are safetensors, and the error for a changed tensor names it."""
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
-from rlscale.weights.safetensors_folder import FolderWeights, map_file, read_checksums, write_file, write_folder
-from tests.tiny_weights import make_weights
+from rlscale.weights.safetensors_folder import (
+    FolderWeights,
+    map_file,
+    read_checksums,
+    start_folder,
+    write_file,
+    write_files,
+)
+from tests.tiny_weights import make_weights, write_folder
 
 
 def write_version(folder: Path) -> Path:
@@ -99,3 +108,22 @@ def test_a_mapped_file_is_the_file(tmp_path: Path) -> None:
     write_file(tmp_path / "f.safetensors", [("w", torch.ones(5)), ("v", torch.zeros(2, 2))])
     map_file(tmp_path / "f.safetensors")["v"][1, 1] = 7
     assert load_file(tmp_path / "f.safetensors")["v"].tolist() == [[0, 0], [0, 7]]
+
+
+def test_a_bucket_is_freed_before_the_next_is_filled(tmp_path: Path) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    peaks = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(12):
+            tensor = torch.full((256,), float(i))
+            alive.append(weakref.ref(tensor))
+            peaks.append(sum(each() is not None for each in alive))
+            yield f"weight {i}", tensor
+            del tensor
+
+    start_folder(tmp_path / "v1")
+    written = write_files(tmp_path / "v1", weights(), bucket_bytes=4 * 1024)
+    assert written.num_files == 3 and len(written.checksums) == 12
+    # Four tensors of a full bucket, and the one that did not fit.
+    assert max(peaks) <= 5

@@ -22,11 +22,12 @@ NAMES = ["a", "b", "c"]
 class RecordingEngine:
     """An engine that records the calls of a sync in a common list."""
 
-    def __init__(self, address: EngineAddress, calls: list[str], *, refuses: str = "") -> None:
-        self.address, self._calls, self._refuses, self._version = address, calls, refuses, 0
+    def __init__(self, address: EngineAddress, calls: list[str], *, refuses: str = "", device: str = "") -> None:
+        self.address, self._calls, self._refuses, self._device, self._version = address, calls, refuses, device, 0
 
     async def info(self) -> dict[str, Any]:
-        return {"weight_version": 0, "compares_checksums": True}
+        own = {"device": self._device} if self._device else {"compares_checksums": True}
+        return {"weight_version": 0, **own}
 
     async def weight_version(self) -> WeightVersion:
         self._record("weight_version")
@@ -88,9 +89,15 @@ class RecordingTransport(Transport):
 
 
 def open_sync(
-    calls: list[str], *, streams: bool = True, rank: int = 0, refuses: str = "", fails_after: int = 100
+    calls: list[str],
+    *,
+    streams: bool = True,
+    rank: int = 0,
+    refuses: str = "",
+    fails_after: int = 100,
+    device: str = "",
 ) -> WeightSync:
-    make_engine: Callable[[EngineAddress], Engine] = lambda a: RecordingEngine(a, calls, refuses=refuses)  # type: ignore[assignment, return-value]  # noqa: E731
+    make_engine: Callable[[EngineAddress], Engine] = lambda a: RecordingEngine(a, calls, refuses=refuses, device=device)  # type: ignore[assignment, return-value]  # noqa: E731
     sync = WeightSync(
         RecordingTransport(calls, streams=streams, fails_after=fails_after),
         make_engine=make_engine,
@@ -122,6 +129,15 @@ def test_engines_decode_while_any_other_transport_sends() -> None:
     open_sync(calls, streams=False).push(weights([]), 3)
     paused = ["pause retract", "end_weight_update", "weight_version", "resume"]
     assert calls == ["prepare", "send", "publish", *paused, "prune"]
+
+
+def test_weights_for_sglang_on_gpus_are_not_hashed(caplog: pytest.LogCaptureFixture) -> None:
+    # Its checksums use another hash, and a tensor without storage has no bytes for one.
+    sync = open_sync([], device="cuda")
+    sync.push(iter({"a": torch.ones(1, device="meta")}.items()), 3)
+    assert "engine 0: SGLang on cuda uses another hash; the contents of its weights are not compared" in caplog.text
+    with pytest.raises(NotImplementedError):
+        open_sync([], device="cpu").push(iter({"a": torch.ones(1, device="meta")}.items()), 3)
 
 
 @pytest.mark.parametrize(

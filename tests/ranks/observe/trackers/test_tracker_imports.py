@@ -15,7 +15,7 @@ class Hidden(PathFinder):
         return None if name in ("wandb", "tensorboard") else PathFinder.find_spec(name, path, target)
 sys.meta_path = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
 from rlscale.config import LoggingConfig, TensorboardConfig, WandbConfig
-from rlscale.observe.trackers import check_trackers
+from rlscale.observe.trackers.check_trackers import check_trackers
 config = LoggingConfig(wandb=WandbConfig(enabled=True), tensorboard=TensorboardConfig(enabled=True))
 sys.stdout.writelines(f"{problem}\\n" for problem in check_trackers(config))
 """

@@ -13,7 +13,7 @@ import pytest
 from rlscale.config import LoggingConfig, WandbConfig, WandbMode, load_config, to_dict
 from rlscale.errors import ConfigError
 from rlscale.observe.jsonl import JsonlSink
-from rlscale.observe.trackers import TrackedRun, open_trackers
+from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 from rlscale.observe.trackers.wandb_files import read_history, read_records
 from rlscale.protocols import MetricSink
 from rlscale.secrets import REDACTED, redact

@@ -32,7 +32,7 @@ def test_an_interpolation_is_shown_as_it_was_set(monkeypatch: pytest.MonkeyPatch
 
 def test_a_derived_value_has_its_reason_and_the_replaced_value() -> None:
     found = explained("batch.global_batch_size")
-    assert found.value == 384 and found.set_by == "derived: 384 samples per rollout / 1 steps"
+    assert found.value == 384 and found.set_by == "derived: 384 samples per rollout / 1 step"
     assert found.replaced_from == ""
     replaced = explained("fsdp.attn_implementation", "cluster.device=cpu")
     assert (replaced.value, replaced.replaced) == ("sdpa", "flash_attention_2")
@@ -45,7 +45,7 @@ def test_a_key_without_effect_has_a_warning() -> None:
 
 
 def test_an_unsupported_key_is_marked() -> None:
-    assert "Not supported yet" in explained("rollout.function_path").not_built
+    assert "Not supported yet" in explained("data.tool_key").not_built
 
 
 def test_a_required_key() -> None:
@@ -58,6 +58,13 @@ def test_keys_of_a_library_and_below_a_mapping() -> None:
     assert (found.value, found.set_by) == (16, "command line")
     assert "integer" in found.type and "SGLang" in found.description
     assert explained("sglang.page_size").value is None
+    fraction = explained("megatron.optimizer_offload_fraction", "train=megatron", "megatron.optimizer_cpu_offload=true")
+    assert (fraction.value, fraction.set_by) == (1.0, "derived: megatron.optimizer_cpu_offload, without a fraction")
+
+
+def test_refused_arguments_of_a_library_have_the_reason() -> None:
+    assert "Only null is allowed: the loss is not scaled" in explained("megatron.loss_scale").description
+    assert "Not supported yet: LoRA adapters in SGLang" in explained("sglang.enable_lora").not_built
     below = explained("data.apply_chat_template_kwargs.enable_thinking", "data.apply_chat_template_kwargs={a: 1}")
     assert below.value is None and below.type == "a mapping"
 

@@ -42,6 +42,7 @@ def resolved_again(minimal: Minimal, folder: Path) -> RunConfig:
     return load("experiment=minimal", config_dir=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
 def test_every_experiment_is_restored(experiment: str, tmp_path: Path) -> None:
     try:

@@ -17,9 +17,18 @@ from rlscale.config import (
     to_yaml,
 )
 from rlscale.config.resolve.defaults import resolve
+from tests.unit.config.rules.cases import CASES
 from tests.unit.config.rules.valid_config import config_with, valid_config
 
 PPO = {"algo.advantage_estimator": "ppo"}
+ON_GPUS = {"cluster.device": Device.cuda}
+STAGES = {
+    "rollout.engine": "sglang",
+    "sglang.server_args": {"pp_size": 2},
+    "cluster.rollout_num_gpus_per_engine": 16,
+    "cluster.rollout_num_gpus": 16,
+}
+"""An engine whose pipeline stages are on two nodes."""
 
 
 def derive(values: dict[str, Any], *, has_cuda: bool = False) -> tuple[RunConfig, dict[str, Any]]:
@@ -32,6 +41,12 @@ def test_the_given_config_is_not_changed() -> None:
     before = deepcopy(given)
     resolve(given, has_cuda=lambda: False)
     assert given == before
+
+
+@pytest.mark.parametrize(("name", "values"), [case[:2] for case in CASES])
+def test_a_config_that_breaks_a_rule_is_resolved(name: str, values: dict[str, Any]) -> None:
+    config, _ = derive(values)
+    assert config.run.dir is not None and config.cluster.device != Device.auto
 
 
 def test_resolving_twice_derives_nothing_more() -> None:
@@ -64,6 +79,10 @@ def test_resolving_twice_derives_nothing_more() -> None:
         ({"cluster.colocate": True}, "train.weight_channel", "shared_memory"),
         ({"cluster.colocate": True, "cluster.actor_num_nodes": 2}, "train.weight_channel", "process_group"),
         ({"cluster.colocate": True, "rollout.engine": "external"}, "train.weight_channel", "process_group"),
+        ({"cluster.colocate": True, "cluster.actor_num_nodes": 2, **ON_GPUS}, "train.weight_channel", "shared_memory"),
+        ({"cluster.colocate": True, "cluster.rollout_num_gpus": 2, **ON_GPUS}, "train.weight_channel", "disk"),
+        ({**STAGES, **ON_GPUS}, "train.weight_channel", "disk"),
+        ({**STAGES, "cluster.colocate": True, **ON_GPUS}, "train.weight_channel", "disk"),
         ({"rollout.max_context_len": 100}, "rollout.max_prompt_len", 99),
         ({"rollout.temperature": 0.7}, "eval.temperature", 0.7),
         ({"rollout.top_p": 0.9}, "eval.top_p", 0.9),
@@ -93,6 +112,7 @@ def test_resolving_twice_derives_nothing_more() -> None:
         ),
         ({"algo.advantage_estimator": "ppo", "model.hf_checkpoint": "/m"}, "critic.load", "/m"),
         ({"train.backend": "megatron", "train.dtype": "float32"}, "megatron.bf16", False),
+        ({"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4}, "cluster.num_gpus_per_node", 4),
         ({"model.max_position_embeddings": 99}, "megatron.max_position_embeddings", 99),
         (
             {"model.vocab_size": 101, "megatron.tensor_model_parallel_size": 4},
@@ -104,7 +124,7 @@ def test_resolving_twice_derives_nothing_more() -> None:
         ({"rollout.engine": "external"}, "rollout.external", True),
         ({"rollout.function_path": "a:b"}, "eval.function_path", "a:b"),
         ({"data.tool_key": "tools"}, "eval.tool_key", "tools"),
-        ({"train.keep_old_actor": True}, "train.reuse_logprobs", False),
+        ({"train.keep_old_actor": True, "rollout.max_staleness": 1}, "train.reuse_logprobs", False),
         ({"algo.use_kl_loss": True, "model.hf_checkpoint": "/m"}, "model.ref_load", "/m"),
         (
             {"algo.kl_coef": 0.1, "algo.advantage_estimator": "rloo", "model.hf_checkpoint": "/m"},
@@ -125,6 +145,38 @@ def test_derived_values(given: dict[str, Any], key: str, value: Any) -> None:
     config, derived = derive(given)
     group, name = key.split(".")
     assert derived[key] == value == getattr(getattr(config, group), name)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 8}, 8),
+        ({"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 2, "cluster.num_gpus_per_node": 4}, 4),
+        ({"cluster.actor_num_gpus_per_node": 4}, 8),  # engines have the other GPUs of the node
+        ({"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4, "debug.train_only": True}, 8),
+    ],
+)
+def test_other_nodes_keep_their_size(values: dict[str, Any], expected: int) -> None:
+    config, derived = derive(values)
+    assert config.cluster.num_gpus_per_node == expected and "cluster.num_gpus_per_node" not in derived
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"optimizer_cpu_offload": True}, 1.0),
+        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}, 0.5),
+        ({"optimizer_cpu_offload": False}, None),
+        ({}, None),
+    ],
+)
+def test_the_whole_optimizer_is_offloaded_unless_a_fraction_is_given(given: dict[str, Any], expected: Any) -> None:
+    values = {"train.backend": TrainBackendName.megatron, "megatron.core_args": dict(given)}
+    config, derived = derive(values)
+    assert config.megatron.core_args.get("optimizer_offload_fraction") == expected
+    is_derived = expected == 1.0
+    assert derived.get("megatron.optimizer_offload_fraction") == (1.0 if is_derived else None)
+    assert resolve(config, has_cuda=lambda: False) == (config, [])
 
 
 def test_a_critic_on_the_policys_gpus_has_no_separate_gpus() -> None:

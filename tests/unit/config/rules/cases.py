@@ -3,9 +3,11 @@
 from tests.unit.config.rules import (
     cases_algo,
     cases_cluster,
+    cases_library_args,
     cases_model,
     cases_parallel,
     cases_rewards,
+    cases_sampling_params,
     cases_training,
 )
 from tests.unit.config.rules.valid_config import Values
@@ -16,6 +18,8 @@ CASES: list[tuple[str, Values, str, Values]] = [
     *cases_algo.CASES,
     *cases_training.CASES,
     *cases_cluster.CASES,
+    *cases_library_args.CASES,
     *cases_rewards.CASES,
+    *cases_sampling_params.CASES,
 ]
 """Name of a rule, values that violate it, a part of the message, and similar values that satisfy it."""

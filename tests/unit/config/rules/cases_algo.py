@@ -39,6 +39,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"batch.n_samples_per_prompt": 1, "algo.custom_advantage_function_path": "a:b"},
     ),
     (
+        "group_baseline_needs_two_samples",
+        {"batch.n_samples_per_prompt": 1, "algo.advantage_estimator": "gdpo", "algo.rewards_normalization": False},
+        "batch.n_samples_per_prompt must be at least 2 with algo.advantage_estimator=gdpo, got 1; all "
+        "advantages would be 0; set e.g. batch.n_samples_per_prompt=8",
+        {"batch.n_samples_per_prompt": 2, "algo.advantage_estimator": "gdpo"},
+    ),
+    (
         "estimator_supports_kl_coef",
         {"algo.kl_coef": 0.1},
         "algo.kl_coef must be 0 with algo.advantage_estimator=grpo, got 0.1; this estimator has no KL "
@@ -56,6 +63,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"algo.kl_coef": 0.1, "algo.advantage_estimator": "cispo"},
         "use algo.use_kl_loss and algo.kl_loss_coef",
         {"algo.advantage_estimator": "cispo"},
+    ),
+    (
+        "estimator_supports_kl_coef",
+        {"algo.kl_coef": 0.1, "algo.advantage_estimator": "gdpo"},
+        "algo.kl_coef must be 0 with algo.advantage_estimator=gdpo, got 0.1",
+        {"algo.advantage_estimator": "gpg"},
     ),
     (
         "one_kl_penalty",
@@ -116,6 +129,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**SFT, "data.label_key": None, "data.apply_chat_template": True},
     ),
     (
+        "supervised_training_has_one_pass",
+        {**SFT, "algo.ppo_epochs": 2},
+        "algo.ppo_epochs must be 1 with algo.loss_type=sft_loss, got 2; remove it, and set data.num_epoch=2",
+        SFT,
+    ),
+    (
         "tis_needs_trainer_logprobs",
         {"algo.use_tis": True, "algo.use_rollout_logprobs": True},
         "algo.use_tis must be false with algo.use_rollout_logprobs",
@@ -164,13 +183,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
         },
         "algo.mis.reject_low must be at most algo.mis.reject_high=2.5, got 3",
         {"algo.use_tis": True, "algo.tis_clip_low": 3.0, "algo.custom_tis_function_path": "a:b"},
-    ),
-    (
-        "critic_only_steps_end_before_the_run",
-        {**PPO, "critic.num_critic_only_steps": 3},
-        "critic.num_critic_only_steps must be less than data.num_rollout=3, got 3; lower it; the policy would "
-        "never be trained",
-        {**PPO, "critic.num_critic_only_steps": 2},
     ),
     (
         "critic_fits_a_node",

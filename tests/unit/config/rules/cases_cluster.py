@@ -4,6 +4,8 @@ from rlscale.config import EngineKind
 from tests.unit.config.rules.valid_config import GPUS_PER_ENGINE, SFT, SGLANG, Values
 
 ADDRESSES = "rollout.external_engine_addrs"
+CHANNEL = "train.weight_channel"
+ON_GPUS: Values = {"cluster.device": "cuda", "cluster.colocate": True}
 
 CASES: list[tuple[str, Values, str, Values]] = [
     (
@@ -20,37 +22,95 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**SFT, "train.update_weights_interval": 2},
     ),
     (
-        "shared_memory_needs_one_machine",
-        {"train.weight_channel": "shared_memory", "cluster.actor_num_nodes": 2},
+        "shared_memory_reaches_the_engines",
+        {CHANNEL: "shared_memory", "cluster.actor_num_nodes": 2},
         "train.weight_channel must be process_group, disk or delta with cluster.actor_num_nodes=2, got "
         "shared_memory; use train.weight_channel=process_group",
-        {"train.weight_channel": "disk", "cluster.actor_num_nodes": 2},
+        {CHANNEL: "disk", "cluster.actor_num_nodes": 2},
     ),
     (
-        "shared_memory_needs_one_machine",
-        {"train.weight_channel": "shared_memory", "rollout.engine": "external"},
+        "shared_memory_reaches_the_engines",
+        {CHANNEL: "shared_memory", "cluster.actor_num_nodes": 2, "cluster.colocate": True, "cluster.device": "cpu"},
+        "train.weight_channel must be process_group, disk or delta with cluster.actor_num_nodes=2",
+        {CHANNEL: "shared_memory", "cluster.actor_num_nodes": 2, **ON_GPUS},
+    ),
+    (
+        "shared_memory_reaches_the_engines",
+        {CHANNEL: "shared_memory", "rollout.engine": "external"},
         "train.weight_channel must be process_group, disk or delta with rollout.engine=external, got "
         "shared_memory; use train.weight_channel=process_group; the servers may be on other machines",
-        {"train.weight_channel": "shared_memory"},
+        {CHANNEL: "shared_memory"},
+    ),
+    (
+        "shared_memory_reaches_the_engines",
+        {CHANNEL: "shared_memory", "cluster.device": "cuda"},
+        "train.weight_channel must be process_group, disk or delta without cluster.colocate on GPUs, got "
+        "shared_memory; use train.weight_channel=process_group; engines on other GPUs cannot open the memory of the "
+        "trainer",
+        {CHANNEL: "shared_memory", "cluster.device": "cpu"},
+    ),
+    (
+        "shared_memory_reaches_the_engines",
+        {CHANNEL: "shared_memory", "cluster.rollout_num_gpus": 2, **ON_GPUS},
+        "train.weight_channel must be disk with these engines, got shared_memory; use train.weight_channel=disk; some "
+        "ranks of the engines cannot open the memory of a trainer rank",
+        {CHANNEL: "disk", "cluster.rollout_num_gpus": 2, **ON_GPUS},
+    ),
+    (
+        "shared_memory_reaches_the_engines",
+        {**SGLANG, CHANNEL: "shared_memory", GPUS_PER_ENGINE: 2, "sglang.server_args": {"pp_size": 2}, **ON_GPUS},
+        "train.weight_channel must be disk with these engines, got shared_memory",
+        {**SGLANG, CHANNEL: "disk", GPUS_PER_ENGINE: 2, "sglang.server_args": {"pp_size": 2}, **ON_GPUS},
+    ),
+    (
+        "ranks_of_a_group_have_separate_gpus",
+        {CHANNEL: "process_group", **ON_GPUS},
+        "train.weight_channel must be shared_memory with cluster.colocate on GPUs, got process_group; use "
+        "train.weight_channel=shared_memory; NCCL accepts no group with two ranks on one GPU",
+        {CHANNEL: "process_group", **ON_GPUS, "cluster.distributed_backend": "gloo"},
+    ),
+    (
+        "ranks_of_a_group_have_separate_gpus",
+        {CHANNEL: "process_group", "cluster.rollout_num_gpus": 2, **ON_GPUS},
+        "train.weight_channel must be disk with cluster.colocate on GPUs",
+        {CHANNEL: "process_group", "cluster.device": "cuda", "cluster.rollout_num_gpus": 2},
+    ),
+    (
+        "pipeline_stages_read_a_folder",
+        {**SGLANG, CHANNEL: "process_group", GPUS_PER_ENGINE: 4, "sglang.server_args": {"pp_size": 2}},
+        "train.weight_channel must be disk with sglang.pp_size=2, got process_group; use train.weight_channel=disk; "
+        "SGLang forms a weight group of one pipeline stage only",
+        {**SGLANG, CHANNEL: "disk", GPUS_PER_ENGINE: 4, "sglang.server_args": {"pp_size": 2}},
+    ),
+    (
+        "ray_address_has_a_port",
+        {"cluster.ray_address": "banana"},
+        "cluster.ray_address must be auto, local or <host>:<port>, got banana; write e.g. 10.0.0.1:6379, or remove it",
+        {"cluster.ray_address": "banana:6379"},
+    ),
+    (
+        "ray_address_has_a_port",
+        {"cluster.ray_address": "http://10.0.0.1:8265"},
+        "got http://10.0.0.1:8265",
+        {"cluster.ray_address": "ray://10.0.0.1:10001"},
+    ),
+    (
+        "ray_address_has_a_port",
+        {"cluster.ray_address": "::1:6379"},
+        "got ::1:6379; write [::1]:6379, or remove it",
+        {"cluster.ray_address": "[::1]:1"},
+    ),
+    (
+        "ray_address_has_a_port",
+        {"cluster.ray_address": "head:65536"},
+        "got head:65536; write e.g. 10.0.0.1:6379, or remove it",
+        {"cluster.ray_address": "head:65535"},
     ),
     (
         "trainer_fits_a_node",
         {"cluster.actor_num_gpus_per_node": 8, "cluster.num_gpus_per_node": 4},
         "cluster.actor_num_gpus_per_node must be at most cluster.num_gpus_per_node=4, got 8",
         {"cluster.actor_num_gpus_per_node": 4, "cluster.num_gpus_per_node": 4},
-    ),
-    (
-        "small_nodes_are_declared",
-        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4},
-        "cluster.num_gpus_per_node must be 4 with cluster.colocate and cluster.actor_num_gpus_per_node=4, got 8; "
-        "set cluster.num_gpus_per_node=4",
-        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 4, "cluster.num_gpus_per_node": 4},
-    ),
-    (
-        "small_nodes_are_declared",
-        {"cluster.colocate": True, "cluster.actor_num_gpus_per_node": 1},
-        "set cluster.num_gpus_per_node=1, or use all 8 GPUs of a node",
-        {"cluster.colocate": False, "cluster.actor_num_gpus_per_node": 1},
     ),
     (
         "offload_covers_both",
@@ -63,6 +123,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"cluster.offload": True, "cluster.offload_rollout": False},
         "cluster.offload_rollout must not be false with cluster.offload",
         {"cluster.offload_rollout": False},
+    ),
+    (
+        "further_engines_can_join",
+        {"cluster.rollout_max_num_gpus": 8},
+        "cluster.rollout_max_num_gpus must be null without fault_tolerance.enabled, got 8",
+        {"cluster.rollout_max_num_gpus": 8, "fault_tolerance.enabled": True},
+    ),
+    (
+        "further_engines_can_join",
+        {"cluster.rollout_max_num_gpus": 1, "cluster.rollout_num_gpus": 4, "fault_tolerance.enabled": True},
+        "cluster.rollout_max_num_gpus must be at least cluster.rollout_num_gpus=4",
+        {"cluster.rollout_max_num_gpus": 1, "cluster.rollout_num_gpus": 4, **SFT},
     ),
     (
         "engines_fit_nodes",
@@ -177,7 +249,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "external_engines_have_addresses",
         {"rollout.engine": "external"},
         "rollout.external_engine_addrs must be set with rollout.engine=external, got null; set it, e.g.",
-        {"rollout.engine": "external", ADDRESSES: ["10.0.0.1:30000", "http://host:80/", "[::1]:3"]},
+        {"rollout.engine": "external", ADDRESSES: ["10.0.0.1:30000", "host:80", "[::1]:3"]},
     ),
     (
         "external_engines_have_addresses",
@@ -190,6 +262,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"rollout.engine": "external", ADDRESSES: ["host"]},
         "rollout.external_engine_addrs must contain addresses as host:port, got host; write e.g. 10.0.0.1:30000",
         {ADDRESSES: ["host"]},
+    ),
+    (
+        "external_engines_have_addresses",
+        {"rollout.engine": "external", ADDRESSES: ["http://10.0.0.2:30000"]},
+        "rollout.external_engine_addrs must contain addresses as host:port, got http://10.0.0.2:30000; write "
+        "10.0.0.2:30000",
+        {"rollout.engine": "external", ADDRESSES: ["10.0.0.2:30000"]},
     ),
     (
         "external_engines_are_not_colocated",

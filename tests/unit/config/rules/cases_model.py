@@ -58,22 +58,35 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "lengths_fit",
-        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 41},
-        "rollout.max_response_len must be at most rollout.max_context_len=100 minus a prompt of 60 tokens, "
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 100},
+        "rollout.max_response_len must be at most rollout.max_context_len=100 minus a prompt of 1 token, "
+        "got 100; set rollout.max_response_len=99 or less",
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 99},
+    ),
+    (
+        "lengths_fit",
+        {"model.max_position_embeddings": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 41},
+        "rollout.max_response_len must be at most model.max_position_embeddings=100 minus a prompt of 60 tokens, "
         "got 41; set rollout.max_response_len=40 or less",
-        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 40},
+        {"model.max_position_embeddings": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 40},
+    ),
+    (
+        "prompts_leave_a_token",
+        {"rollout.max_context_len": 2000, "rollout.max_prompt_len": 2000},
+        "rollout.max_prompt_len must be below rollout.max_context_len=2000, got 2000; set it to 1999 or less, or",
+        {"rollout.max_context_len": 2000, "rollout.max_prompt_len": 1999},
     ),
     (
         "lengths_fit",
         {"model.max_position_embeddings": 1024, "rollout.max_response_len": 1024},
         "rollout.max_response_len must be at most model.max_position_embeddings=1024 minus a prompt of 1 "
-        "tokens, got 1024; set rollout.max_response_len=1023 or less",
+        "token, got 1024; set rollout.max_response_len=1023 or less",
         {"model.max_position_embeddings": 1024, "rollout.max_response_len": 1023},
     ),
     (
         "lengths_fit",
         {"eval.max_response_len": 2000, "rollout.max_context_len": 2000},
-        "eval.max_response_len must be at most rollout.max_context_len=2000 minus a prompt of 1 tokens, got "
+        "eval.max_response_len must be at most rollout.max_context_len=2000 minus a prompt of 1 token, got "
         "2000; set eval.max_response_len=1999 or less",
         {"eval.max_response_len": 1999, "rollout.max_context_len": 2000},
     ),
@@ -87,7 +100,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "lengths_fit",  # model.build has its own limit
         {"model.max_position_embeddings": None, "rollout.max_response_len": 512},
         "rollout.max_response_len must be at most model.max_position_embeddings=512 minus a prompt of 1 "
-        "tokens, got 512; set rollout.max_response_len=511 or less",
+        "token, got 512; set rollout.max_response_len=511 or less",
         {"model.max_position_embeddings": None, "rollout.max_response_len": 511},
     ),
     ("top_k_is_off_or_positive", {"eval.top_k": 0}, "eval.top_k must be -1 (off) or at least 1", {"eval.top_k": 1}),
@@ -167,6 +180,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"eval.min_new_tokens": 9, "rollout.max_response_len": 8},
         "eval.min_new_tokens must be at most the maximum response length of 8 tokens, got 9; set it to 8 or less",
         {"eval.min_new_tokens": 9, "rollout.max_response_len": 8, "eval.max_response_len": 9},
+    ),
+    (
+        "some_difficulty_is_drawn",
+        {"sampling.difficulty_weights": [-1.0, 1.0]},
+        "sampling.difficulty_weights must be numbers from 0, at least one above 0, got",
+        {"sampling.difficulty_weights": [0.0, 1.0]},
+    ),
+    (
+        "some_difficulty_is_drawn",
+        {"sampling.difficulty_weights": [0.0, 0.0]},
+        "sampling.difficulty_weights must be numbers from 0, at least one above 0, got",
+        {"sampling.difficulty_weights": [0.0, 1.0]},
     ),
     (
         "over_sampling_covers_a_rollout",

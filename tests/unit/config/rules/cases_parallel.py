@@ -84,7 +84,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "tensor_parallel_divides_heads",
         {**MEGATRON, TENSOR: 4, "model.num_attention_heads": 32, "model.num_key_value_heads": 6},
-        "must divide model.num_key_value_heads=6, or be a multiple of it, got 4; set it to 3",
+        "must divide model.num_key_value_heads=6, or be a multiple of it, got 4; set it to 2",
         {**MEGATRON, TENSOR: 8, "model.num_attention_heads": 32, "model.num_key_value_heads": 4},
     ),
     (
@@ -149,23 +149,47 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**SGLANG, GPUS_PER_ENGINE: 6, "model.num_attention_heads": 32, "sglang.server_args": {"pp_size": 3}},
     ),
     (
+        "pipeline_stages_fill_nodes",
+        {**SGLANG, GPUS_PER_ENGINE: 24, "sglang.server_args": {"pp_size": 2}},
+        "sglang.pp_size must divide the 3 nodes of an engine, or be a multiple of them, got 2; set it to 1",
+        {**SGLANG, GPUS_PER_ENGINE: 24, "sglang.server_args": {"pp_size": 6}},
+    ),
+    (
+        "data_parallel_engines_are_separate",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 2}},
+        "sglang.dp_size must be 1 without sglang.enable_dp_attention, got 2; remove it, and set "
+        "cluster.rollout_num_gpus for more engines: each is a replica",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 2, "enable_dp_attention": True}},
+    ),
+    (
+        "data_parallel_attention_has_groups",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"enable_dp_attention": True}},
+        "sglang.enable_dp_attention must be false without sglang.attn_dp_size above 1, got true; remove it, or set "
+        "sglang.attn_dp_size, too",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"enable_dp_attention": True, "attn_dp_size": 2}},
+    ),
+    (
+        "engine_parallel_sizes_are_positive",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"attn_dp_size": 0}},
+        "sglang.attn_dp_size must be at least 1, got 0; remove it",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"attn_dp_size": 2}},
+    ),
+    (
         "engine_parallel_sizes_divide",
         {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 3, "dp_size": 16}},
-        "sglang.ep_size must divide the 8 GPUs of a pipeline stage of an engine, got 3; set it to 2, or raise "
-        "cluster.rollout_num_gpus_per_engine",
+        "sglang.ep_size must divide the 8 GPUs of a pipeline stage of an engine, got 3; set it to 2",
         {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 8, "dp_size": 8}},
     ),
     (
         "engine_parallel_sizes_divide",
-        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16}},
-        "sglang.dp_size must divide the 8 GPUs of a pipeline stage of an engine, got 16; set it to 8, or "
-        "raise cluster.rollout_num_gpus_per_engine",
+        {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16, "enable_dp_attention": True}},
+        "sglang.dp_size must divide the 8 GPUs of a pipeline stage of an engine, got 16; set it to 8",
         {"rollout.engine": "embedded", GPUS_PER_ENGINE: 8, "sglang.server_args": {"dp_size": 16}},
     ),
     (
         "engine_parallel_sizes_divide",
         {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 8}, "model.num_experts": 60},
-        "sglang.ep_size must divide model.num_experts=60, got 8; set it to 6",
+        "sglang.ep_size must divide model.num_experts=60, got 8; set it to 4",
         {**SGLANG, GPUS_PER_ENGINE: 8, "sglang.server_args": {"ep_size": 4}, "model.num_experts": 60},
     ),
     (
@@ -211,9 +235,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "offloaded_optimizer_has_a_fraction",
-        {**MEGATRON, CORE_ARGS: {"optimizer_cpu_offload": True}},
+        {**MEGATRON, CORE_ARGS: {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.0}},
         "megatron.optimizer_offload_fraction must be above 0 and at most 1 with megatron.optimizer_cpu_offload, got 0",
-        {**MEGATRON, CORE_ARGS: {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}},
+        {**MEGATRON, CORE_ARGS: {"optimizer_cpu_offload": True}},
     ),
     (
         "fixed_seq_length_fits_a_micro_batch",

@@ -1,14 +1,204 @@
 """Cases of the rules about rewards, evaluation and partial runs; see `cases.CASES` for the columns."""
 
 from rlscale.config import RewardType
-from tests.unit.config.rules.valid_config import SFT, Values
+from rlscale.config.groups.judge import RewardEngineKind
+from tests.unit.config.rules.valid_config import SFT, SGLANG, Values
+
+NAMED: Values = {"reward.type": None, "reward.functions": {"right": "math", "style": "my_rewards:style"}}
+WEIGHTED: Values = {**NAMED, "reward.weights": {"right": 1.0}}
+
+JUDGED: Values = {"reward.type": "judge", "reward.engine.num_gpus": 1}
 
 CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "judge_has_engines",
+        {"reward.type": None, "reward.functions": {"tone": "judge"}},
+        "reward.engine.num_gpus must be at least 1 with reward.functions.tone=judge, got 0; set it, e.g. "
+        "reward.engine.num_gpus=1",
+        JUDGED,
+    ),
+    (
+        "reward_engines_are_used",
+        {**WEIGHTED, "reward.functions": {"right": "math"}, "reward.engine.num_gpus": 2},
+        "reward.engine.num_gpus must be 0 without a function that asks the engines, got 2; set it to 0",
+        {**WEIGHTED, "reward.engine.num_gpus": 2},
+    ),
+    (
+        "reward_engines_have_whole_gpus",
+        {**JUDGED, "reward.engine.num_gpus": 5, "reward.engine.num_gpus_per_engine": 4},
+        "reward.engine.num_gpus must be a multiple of reward.engine.num_gpus_per_engine=4, got 5; set it to 8",
+        {**JUDGED, "reward.engine.num_gpus": 8, "reward.engine.num_gpus_per_engine": 4},
+    ),
+    (
+        "reward_engines_fit_nodes",
+        {**JUDGED, "reward.engine.num_gpus_per_engine": 12},
+        "reward.engine.num_gpus_per_engine must be at most cluster.num_gpus_per_node=8, or a multiple of it, got 12",
+        {**JUDGED, "reward.engine.num_gpus_per_engine": 16},
+    ),
+    (
+        "reward_engine_kind_is_set",
+        {**JUDGED, "rollout.external": True},
+        "reward.engine.kind must be set with external rollout engines, got null; set reward.engine.kind=sglang",
+        {**JUDGED, "rollout.external": True, "reward.engine.kind": RewardEngineKind.sglang},
+    ),
+    (
+        "embedded_reward_engines_are_small",
+        {**JUDGED, "reward.engine.num_gpus_per_engine": 2},
+        "reward.engine.num_gpus_per_engine must be 1 with the embedded engine, got 2; set it to 1",
+        {**JUDGED, **SGLANG, "reward.engine.num_gpus_per_engine": 2, "reward.engine.is_embedding": True},
+    ),
+    (
+        "embedded_reward_engines_are_small",
+        {**JUDGED, "reward.engine.is_embedding": True},
+        "reward.engine.is_embedding must be false with the embedded engine, got true",
+        {"reward.engine.is_embedding": True},
+    ),
+    (
+        "reward_models_do_not_judge",
+        {**JUDGED, **SGLANG, "reward.engine.is_embedding": True},
+        "reward.engine.is_embedding must be false with reward.type=judge, got true; set it to false, or replace",
+        {**JUDGED, "reward.custom_path": "a:b", "reward.engine.is_embedding": True},
+    ),
+    (
+        "judge_prompt_has_the_response",
+        {**JUDGED, "reward.judge.prompt": "Rate {answer}"},
+        "reward.judge.prompt must have only the placeholders {prompt}, {response} and {label}, got {answer}; write {{",
+        {**JUDGED, "reward.judge.prompt": "Rate {{1}} {response}"},
+    ),
+    (
+        "judge_prompt_has_the_response",
+        {**JUDGED, "reward.judge.prompt": "Rate {prompt}"},
+        "reward.judge.prompt must have the placeholder {response}, got Rate {prompt}; add it",
+        {"reward.judge.prompt": "Rate {prompt}"},
+    ),
+    (
+        "judge_prompt_has_the_response",
+        {**JUDGED, "reward.judge.prompt": "Rate {response"},
+        "reward.judge.prompt must be a template, got Rate {response; write {{ and }} for braces",
+        JUDGED,
+    ),
+    (
+        "judge_pattern_has_a_group",
+        {**JUDGED, "reward.judge.pattern": "[0-9"},
+        "reward.judge.pattern must be a regular expression, got [0-9; correct it: ",
+        {**JUDGED, "reward.judge.pattern": "([0-9])"},
+    ),
+    (
+        "judge_pattern_has_a_group",
+        {**JUDGED, "reward.judge.pattern": "[0-9]"},
+        "reward.judge.pattern must have a group for the number, got [0-9]; put parentheses around the number",
+        {"reward.judge.pattern": "[0-9]"},
+    ),
+    (
+        "judge_scores_have_a_range",
+        {**JUDGED, "reward.judge.max_score": 0.0},
+        "reward.judge.max_score must be above reward.judge.min_score=0, got 0.0; raise it",
+        {**JUDGED, "reward.judge.max_score": 1.0},
+    ),
+    (
+        "rehearsals_have_no_judge",
+        {**JUDGED, "run.rehearsal": True},
+        "reward.engine.num_gpus must be 0 with run.rehearsal, got 1; set it to 0 and reward.type=random",
+        JUDGED,
+    ),
+    (
+        "reward_functions_have_names",
+        {"reward.functions": {"a-b": "math"}},
+        "reward.functions must have names of letters, digits and underscores, got a-b; write e.g. a_b",
+        WEIGHTED,
+    ),
+    (
+        "reward_functions_exist",
+        {"reward.functions": {"a": "deepscale"}},
+        "reward.functions.a must be a built-in reward or package.module:name, got deepscale; did you mean deepscaler?",
+        WEIGHTED,
+    ),
+    (
+        "reward_functions_exist",
+        {"reward.functions": {"a": "style py"}},
+        "reward.functions.a must be a built-in reward or package.module:name, got style py; write",
+        {"reward.functions": {"a": "a.b.c"}},
+    ),
+    (
+        "reward_functions_exclude_other_rewards",
+        {**WEIGHTED, "reward.type": "exact_match"},
+        "reward.type must be null with reward.functions, got exact_match; set reward.type=null, and name it in "
+        "reward.functions",
+        WEIGHTED,
+    ),
+    (
+        "reward_functions_exclude_other_rewards",
+        {**WEIGHTED, "reward.custom_path": "a:b"},
+        "reward.custom_path must be null with reward.functions, got a:b; set reward.custom_path=null",
+        {"reward.type": "math", "reward.custom_path": "a:b"},
+    ),
+    (
+        "reward_functions_exclude_groups",
+        {**WEIGHTED, "reward.group": True},
+        "reward.group must be false with reward.functions, got true; set reward.group=false",
+        WEIGHTED,
+    ),
+    (
+        "reward_functions_are_weighted",
+        {**NAMED, "reward.functions": {"a": "math", "b": "dapo"}},
+        "reward.weights must be set with reward.functions, got {}; set 'reward.weights={a: 1.0, b/score: 1.0}', or "
+        "reward.key=a",
+        {**NAMED, "reward.key": "style"},
+    ),
+    (
+        "weighted_functions_exist",
+        {**NAMED, "reward.weights": {"right": 1.0, "styl/tone": 1.0}},
+        "reward.weights must name functions of right, style, got styl/tone; did you mean style?",
+        {**NAMED, "reward.weights": {"right": 1.0, "style/tone": 1.0}},
+    ),
+    (
+        "weighted_functions_exist",
+        {**NAMED, "reward.key": "right/first"},
+        "reward.key must name no value of reward.functions.right=math, which returns one number, got right/first; "
+        "write right",
+        {**NAMED, "reward.key": "right"},
+    ),
+    (
+        "weighted_functions_exist",
+        {"reward.functions": {"a": "dapo"}, "eval.interval": 1, "eval.reward_key": "a"},
+        "eval.reward_key must name a value of reward.functions.a=dapo, which returns several, got a; write a/score",
+        {"reward.functions": {"a": "dapo"}, "eval.interval": 1, "eval.reward_key": "a/acc"},
+    ),
+    (
+        "remote_reward_has_a_url",
+        {"reward.functions": {"a": "remote_rm"}},
+        "reward.url must be set with reward.functions.a=remote_rm, got null",
+        {"reward.functions": {"a": "remote_rm"}, "reward.url": "http://h"},
+    ),
+    (
+        "reward_has_labels",
+        {"data.label_key": None, "reward.functions": {"a": "random", "b": "f1"}},
+        "data.label_key must be set with reward.functions.b=f1",
+        {"data.label_key": None, "reward.functions": {"a": "random", "b": "a:b"}},
+    ),
     (
         "group_rewards_exclude_evaluation",
         {"reward.group": True, "eval.interval": 5},
         "reward.group must be false with eval.interval=5, got true; set eval.interval=null",
         {"reward.group": True},
+    ),
+    (
+        "group_reward_is_custom",
+        {"reward.group": True},
+        "reward.group must be false with a built-in reward, got true; remove it, or set reward.custom_path",
+        {"reward.group": True, "reward.custom_path": "a:b"},
+    ),
+    (
+        "remote_reward_has_a_url",
+        {"reward.type": "boxed_remote_rm"},
+        "reward.url must be set with reward.type=boxed_remote_rm, got null",
+        {"reward.type": "boxed_remote_rm", "reward.url": "http://h"},
+    ),
+    (
+        "reward_url_has_a_scheme",
+        {"reward.type": "math", "reward.url": "user:word@host/grade?api_key=abc"},
+        "reward.url must begin with http:// or https://, got host/grade; write http://host/grade",
+        {"reward.type": "math", "reward.url": "http://user:word@host/grade?api_key=abc"},
     ),
     (
         "remote_reward_has_a_url",
@@ -30,6 +220,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"reward.type": "dapo", "reward.key": "score"},
     ),
     (
+        "dapo_reward_has_a_key",
+        {"reward.type": "boxed_dapo"},
+        "reward.key must be set with reward.type=boxed_dapo, got null; set reward.key=score",
+        {"reward.type": "boxed_f1"},
+    ),
+    (
         "reward_url_has_a_scheme",
         {"reward.type": "remote_rm", "reward.url": "10.0.0.1:80"},
         "reward.url must begin with http:// or https://, got 10.0.0.1:80; write http://10.0.0.1:80",
@@ -48,6 +244,24 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"reward.type": "math", "eval.reward_key": "score"},
     ),
     (
+        "reward_key_excludes_weights",
+        {"reward.weights": {"a": 1.0}, "reward.key": "a", "reward.custom_path": "a:b"},
+        "reward.key must be null with reward.weights, got a; set one of the two",
+        {"reward.weights": {"a": 1.0}, "reward.custom_path": "a:b"},
+    ),
+    (
+        "reward_weights_are_finite",
+        {"reward.weights": {"a": float("inf")}, "reward.custom_path": "a:b"},
+        "reward.weights must contain finite numbers, got ",
+        {"reward.weights": {"a": -1.0}, "reward.custom_path": "a:b"},
+    ),
+    (
+        "weighted_rewards_are_named",
+        {"reward.weights": {"a": 1.0}, "reward.type": "math"},
+        "reward.weights must be empty with reward.type=math, got ",
+        {"reward.weights": {"a": 1.0}, "reward.type": "remote_rm", "reward.url": "http://h"},
+    ),
+    (
         "reward_is_set",
         {"reward.type": None},
         "reward.type must be set with reward.custom_path=null, got null; choose reward=exact_match or "
@@ -60,6 +274,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"data.label_key": None},
         "data.label_key must be set with reward.type=exact_match",
         {"data.label_key": None, "reward.type": RewardType.random},
+    ),
+    (
+        "reward_has_labels",
+        {"data.label_key": None, "reward.type": "boxed_gpqa"},
+        "data.label_key must be set with reward.type=boxed_gpqa",
+        {"data.label_key": None, "reward.type": "boxed_ifbench"},
     ),
     (
         "reward_has_labels",

@@ -2,10 +2,11 @@
 
 import pytest
 
+from rlscale.config.groups.judge import RewardEngineKind
 from rlscale.config.keys import keys, nodes
-from rlscale.config.rules import IGNORED, warn_algo, warn_ignored
+from rlscale.config.rules import IGNORED, find_warnings, warn_algo, warn_ignored
 from rlscale.config.rules.rewards import EVAL_DATA
-from tests.unit.config.rules.valid_config import Values, config_with
+from tests.unit.config.rules.valid_config import MEGATRON, Values, config_with
 
 GENERATION_KEYS = [
     name
@@ -14,6 +15,8 @@ GENERATION_KEYS = [
     for name in entry.names
 ]
 EVALUATED = {"eval.prompt_data": ["a", "b"], "eval.interval": 1}
+FSDP = {"train.backend": "fsdp"}
+ON_CUDA = {**FSDP, "cluster.device": "cuda"}
 KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
 
 
@@ -48,12 +51,38 @@ KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
             "algo.eps_clip=0.2 is a lower bound of the cispo weight",
             {"algo.advantage_estimator": "cispo", "algo.eps_clip": 1.0, "algo.eps_clip_high": 0.3},
         ),
+        (
+            {"algo.policy_loss": "gspo", "algo.calculate_per_token_loss": True},
+            "algo.calculate_per_token_loss changes gspo from its paper",
+            {"algo.policy_loss": "sapo", "algo.calculate_per_token_loss": True, "algo.eps_clip_high": 0.1},
+        ),
     ],
 )
 def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: Values) -> None:
     (line,) = warn_algo(config_with(values))
     assert message in line
     assert warn_algo(config_with(other)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.0}),
+        ({"presence_penalty": -0.1}, {"presence_penalty": 0}),
+        ({"logit_bias": {"3": 1.0}}, {"logit_bias": {}}),
+        ({"regex": "a+"}, {"regex": None, "min_new_tokens": 3}),
+    ],
+)
+def test_another_distribution_than_the_trained_one_gets_a_warning(
+    given: dict[str, object], other: dict[str, object]
+) -> None:
+    (line,) = find_warnings(config_with({"rollout.sampling_params": given}))
+    assert f"rollout.sampling_params.{next(iter(given))}=" in line and "so logprob_diff/* contains" in line
+    assert "set algo.use_tis=true" in line
+    assert find_warnings(config_with({"rollout.sampling_params": other})) == []
+    (corrected,) = find_warnings(config_with({"rollout.sampling_params": given, "algo.use_tis": True}))
+    assert "algo.use_tis" not in corrected
+    assert find_warnings(config_with({"rollout.sampling_params": given, "debug.train_only": True})) == []
 
 
 @pytest.mark.parametrize(
@@ -71,10 +100,17 @@ def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: 
             )
             for without in ({}, {"algo.loss_type": "sft_loss", "data.apply_chat_template": True})
         ),
-        ("reward.url", {}, {"reward.type": "remote_rm"}),
-        ("reward.url", {}, {"reward.custom_path": "a:b"}),
+        ("reward.batch_size", {}, {"reward.type": "remote_rm", "reward.url": "http://h"}),
+        ("reward.engine.hf_checkpoint", {}, {"reward.engine.num_gpus": 1}),
+        (
+            "reward.engine.server_args",
+            {"reward.engine.num_gpus": 1},
+            {"reward.engine.num_gpus": 1, "reward.engine.kind": RewardEngineKind.sglang},
+        ),
+        ("reward.batch_size", {"reward.custom_path": "a:b"}, {"reward.type": "math", "reward.url": "http://h"}),
         ("algo.rewards_normalization", {"reward.post_process_path": "a:b"}, {}),
         ("cluster.spin_threads", {"cluster.device": "cuda"}, {"cluster.device": "cpu"}),
+        ("cluster.spin_threads", {"rollout.max_staleness": 1}, {"rollout.max_staleness": 0}),
         ("cluster.offload_train_mode", {}, {"cluster.colocate": True}),
         (
             "cluster.offload_train_mode",
@@ -96,8 +132,14 @@ def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: 
         ),
         ("model.teacher_load", {}, {"algo.opd_kl_coef": 0.1}),
         ("critic.lr", {}, {"algo.advantage_estimator": "ppo"}),
-        ("train.keep_old_actor", {"algo.loss_type": "sft_loss"}, {}),
-        ("train.reuse_logprobs", {"train.keep_old_actor": True}, {}),
+        (
+            "train.keep_old_actor",
+            {"algo.loss_type": "sft_loss", "rollout.max_staleness": 1},
+            {"rollout.max_staleness": 1},
+        ),
+        ("train.keep_old_actor", {}, {"rollout.max_staleness": 1}),
+        ("train.reuse_logprobs", {"train.keep_old_actor": True, "rollout.max_staleness": 1}, {}),
+        ("train.reuse_logprobs", {"algo.loss_type": "sft_loss"}, {"train.keep_old_actor": True}),
         ("algo.use_routing_replay", {"algo.use_rollout_logprobs": True}, {}),
         ("algo.use_rollout_routing_replay", {"algo.loss_type": "sft_loss"}, {}),
         ("rollout.external_engine_addrs", {}, {"rollout.external": True}),
@@ -108,7 +150,12 @@ def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: 
         ("rollout.num_slots", {"rollout.engine": "sglang"}, {}),
         ("rollout.deterministic", {"rollout.engine": "external"}, {}),
         ("fsdp.num_threads", {"train.backend": "megatron"}, {"train.backend": "fsdp"}),
-        ("train.share_prompts", {"fsdp.attn_implementation": "eager"}, {}),
+        ("train.share_prompts", {**FSDP, "fsdp.attn_implementation": "eager"}, FSDP),
+        ("train.share_prompts", {**FSDP, "train.qkv_format": "bshd"}, FSDP),
+        ("train.share_prompts", MEGATRON, FSDP),
+        ("train.share_prompts", ON_CUDA, {**ON_CUDA, "fsdp.attn_implementation": "sdpa"}),
+        ("train.share_prompts", ON_CUDA, {**ON_CUDA, "fsdp.context_parallel_size": 2}),
+        ("train.recompute_loss_function", MEGATRON, FSDP),
         ("eval.temperature", {"eval.interval": 1}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
         ("eval.prompt_data", {"eval.prompt_data": ["f"]}, {"eval.prompt_data": ["f"], "eval.interval": 1}),
         ("model.ref_load", {}, KL),
@@ -159,6 +206,33 @@ def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: 
         ("algo.baseline", {}, {"algo.rewards_normalization": False}),
         ("algo.baseline", {"algo.advantage_estimator": "rloo"}, {"algo.advantage_estimator": "reinforce_plus_plus"}),
         ("algo.eps_clip_c", {"algo.advantage_estimator": "cispo"}, {}),
+        (
+            "algo.eps_clip_c",
+            {"algo.policy_loss": "cispo"},
+            {"algo.advantage_estimator": "cispo", "algo.policy_loss": "clip"},
+        ),
+        ("algo.eps_clip", {"algo.policy_loss": "sapo"}, {"algo.policy_loss": "gspo"}),
+        ("algo.eps_clip_high", {"algo.advantage_estimator": "gpg"}, {"algo.advantage_estimator": "gdpo"}),
+        ("algo.sapo_temperature_pos", {}, {"algo.policy_loss": "sapo"}),
+        ("algo.sapo_temperature_neg", {"algo.policy_loss": "reinforce"}, {"algo.policy_loss": "sapo"}),
+        ("algo.policy_loss", {"algo.loss_type": "sft_loss"}, {}),
+        ("algo.scale_rewards", {"algo.grpo_std_normalization": False}, {}),
+        ("algo.scale_rewards", {"algo.rewards_normalization": False}, {"algo.advantage_estimator": "gpg"}),
+        ("algo.scale_rewards", {"algo.advantage_estimator": "gdpo"}, {"algo.advantage_estimator": "cispo"}),
+        ("algo.rewards_normalization", {"algo.advantage_estimator": "gdpo"}, {"algo.advantage_estimator": "gpg"}),
+        (
+            "algo.grpo_std_normalization",
+            {"algo.rewards_normalization": False},
+            {"algo.rewards_normalization": False, "algo.advantage_estimator": "gdpo"},
+        ),
+        ("algo.baseline", {"algo.advantage_estimator": "gdpo"}, {"algo.rewards_normalization": False}),
+        ("algo.lambd_critic", {}, {"algo.advantage_estimator": "ppo"}),
+        ("algo.lambd_alpha", {}, {"algo.advantage_estimator": "ppo"}),
+        (
+            "algo.lambd",
+            {"algo.advantage_estimator": "ppo", "algo.lambd_alpha": 0.05, "algo.lambd_critic": 1.0},
+            {"algo.advantage_estimator": "ppo", "algo.lambd_alpha": 0.05},
+        ),
         ("algo.overlong_penalty", {}, {"algo.overlong_buffer_len": 4}),
         ("algo.overlong_filter", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "custom_loss"}),
         ("algo.use_rollout_entropy", {"algo.loss_type": "sft_loss"}, {}),
@@ -179,18 +253,19 @@ def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: 
         ),
         ("algo.grpo_std_normalization", {"algo.rewards_normalization": False}, {}),
         ("algo.eps_clip", {"algo.loss_type": "sft_loss"}, {}),
-        ("reward.max_workers", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
+        ("reward.type", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
         ("reward.type", {"reward.custom_path": "a:b"}, {}),
         ("optim.min_lr", {}, {"optim.lr_decay_style": "linear"}),
         ("train.true_on_policy_mode", {"algo.loss_type": "sft_loss"}, {}),
         ("train.lora.alpha", {}, {"train.lora.rank": 8}),
         ("train.lora.target_modules", {}, {"train.lora.rank": 8}),
-        ("train.share_prompts", {"train.true_on_policy_mode": True}, {}),
+        ("train.share_prompts", {**FSDP, "train.true_on_policy_mode": True}, FSDP),
         ("optim.lr_decay_power", {"optim.lr_decay_style": "linear"}, {"optim.lr_decay_style": "polynomial"}),
         ("optim.lr_wsd_decay_iters", {}, {"optim.lr_decay_style": "wsd"}),
         ("optim.lr_wsd_decay_style", {}, {"optim.lr_decay_style": "wsd"}),
         ("optim.muon_momentum", {}, {"optim.name": "muon"}),
         ("data.num_epoch", {}, {"data.num_rollout": None}),
+        ("eval.custom_log_function_path", {**EVALUATED, "eval.function_path": "a:b"}, EVALUATED),
         ("data.apply_chat_template_kwargs", {}, {"data.apply_chat_template": True}),
         ("model.init_seed", {"model.build": None}, {}),
         ("logging.wandb.project", {}, {"logging.wandb.enabled": True}),
@@ -205,6 +280,7 @@ def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: 
         ("train.weight_channel", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
         ("eval.n_samples_per_prompt", {"eval.prompt_data": ["a", "b"]}, {**EVALUATED}),
         ("fault_tolerance.max_restarts", {}, {"fault_tolerance.enabled": True}),
+        ("fault_tolerance.wait_for_nodes_s", {}, {"fault_tolerance.enabled": True}),
         ("fault_tolerance.health_check_interval_s", {}, {"fault_tolerance.enabled": True}),
         (
             "megatron.seq_length",
@@ -247,8 +323,8 @@ def test_rollout_only_ignores_the_trainer() -> None:
     assert "debug.rollout_only does not train" in lines
 
 
-def test_generation_keys_stand_in_three_modules_with_one_reason() -> None:
-    assert len(GENERATION_KEYS) == 18
+def test_generation_keys_of_three_modules_have_one_reason() -> None:
+    assert len(GENERATION_KEYS) == 19
 
 
 def test_entries_name_keys_or_groups() -> None:

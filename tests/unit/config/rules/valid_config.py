@@ -50,5 +50,5 @@ def config_with(values: Values) -> RunConfig:
     config = valid_config()
     for path, value in values.items():
         group, _, name = path.rpartition(".")
-        setattr(attrgetter(group)(config), name, value)
+        setattr(attrgetter(group)(config) if group else config, name, value)
     return config

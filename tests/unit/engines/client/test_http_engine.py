@@ -93,6 +93,20 @@ async def test_info(engine: HttpEngine) -> None:
     assert info["weight_version"] == 0 and info["vocab_size"] == 100
 
 
+async def test_many_first_requests_ask_for_the_properties_once(fake: FakeServer, engine: HttpEngine) -> None:
+    await engine.info()
+    per_call = fake.service.num_descriptions
+    answers = await asyncio.gather(*(engine.generate(PROMPT, PARAMS) for _ in range(20)))
+    assert len(answers) == 20 and fake.service.num_descriptions == 2 * per_call
+
+
+async def test_a_cancelled_first_request_does_not_fail_the_others(engine: HttpEngine) -> None:
+    first, second = (asyncio.create_task(engine.generate(PROMPT, PARAMS)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert len((await second)[0].output_ids) == 6
+
+
 @pytest.mark.parametrize("ids", [[5, 100], [-1], []])
 async def test_id_outside_the_vocabulary_is_never_sent(fake: FakeServer, engine: HttpEngine, ids: list[int]) -> None:
     with pytest.raises(EngineError, match=r"engine 0 .*input_ids must be token ids below"):
@@ -267,6 +281,7 @@ async def test_refused_flush_is_an_error(fake: FakeServer, engine: HttpEngine) -
     await task
 
 
+@pytest.mark.slow
 async def test_memory_is_not_released_during_a_request(fake: FakeServer, engine: HttpEngine) -> None:
     await engine.pause("in_place")
     task = asyncio.create_task(engine.generate(PROMPT, PARAMS))
@@ -287,7 +302,7 @@ async def test_min_p_is_not_sent_if_sglang_draws_by_seed(fake: FakeServer, engin
 
 async def test_samples_are_requested_as_a_batch_if_the_server_shares_the_seed(engine: HttpEngine) -> None:
     usual = await engine.generate(PROMPT, PARAMS, n=3, rid="a")
-    engine._draws_by_seed = True
+    engine._is_sglang = True
     assert await engine.generate(PROMPT, PARAMS, n=3, rid="b") == usual
 
 
@@ -312,3 +327,19 @@ async def test_api_key() -> None:
             await bad.generate(PROMPT, PARAMS)
         await good.close()
         await bad.close()
+
+
+async def test_closing_while_calls_start_closes_every_session(fake: FakeServer) -> None:
+    client = HttpEngine(EngineAddress(name="engine 0", url=fake.url), timeout_s=5)
+    await client.info()
+    connection = client._connection
+    first = next(iter(connection._sessions.values()))
+    closing = first.close
+
+    async def close_while_a_call_starts() -> None:
+        connection._session(max_idle_s=99)
+        await closing()
+
+    first.close = close_while_a_call_starts  # type: ignore[method-assign]
+    await client.close()
+    assert first.closed and not connection._sessions

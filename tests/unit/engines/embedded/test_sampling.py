@@ -119,3 +119,57 @@ def test_blocked_ids_are_drawn_from_their_position_on() -> None:
     assert draw(logits, rows, np.full(3, 10))[0].tolist() == [0, 0, 0]
     rows.clear(1)
     assert draw(logits, rows, np.full(3, 9))[0].tolist() == [1, 0, 0]
+
+
+def penalised(counts: dict[int, int], temperature: float = 0.0, **penalties: float) -> tuple[int, float]:
+    """Token and logprob with these penalties after a response with these tokens."""
+    rows = RowParams(1)
+    rows.set(0, SamplingParams(max_new_tokens=9, temperature=temperature, **penalties), seed=0, counts=counts)
+    tokens, logprobs = draw(torch.tensor([[2.0, 1.0, -1.0, 0.5]]), rows, np.zeros(1, np.int64))
+    return int(tokens[0]), float(logprobs[0])
+
+
+def test_penalties_change_the_logits_of_tokens_in_the_response() -> None:
+    def expected(*logits: float) -> tuple[int, float]:
+        whole = torch.tensor(logits)
+        return int(whole.argmax()), float(torch.log_softmax(whole, 0).max())
+
+    cases: list[tuple[dict[int, int], dict[str, float], tuple[float, ...]]] = [
+        ({0: 3}, {"frequency_penalty": 0.5}, (0.5, 1.0, -1.0, 0.5)),
+        ({0: 3, 2: 1}, {"presence_penalty": 0.5}, (1.5, 1.0, -1.5, 0.5)),
+        ({0: 3, 2: 1}, {"repetition_penalty": 2.0}, (1.0, 1.0, -2.0, 0.5)),
+        # First subtracted, then divided or multiplied.
+        ({0: 1, 1: 2}, {"repetition_penalty": 2.0, "frequency_penalty": 0.75}, (0.625, -1.0, -1.0, 0.5)),
+        ({2: 5}, {"frequency_penalty": -1.0}, (2.0, 1.0, 4.0, 0.5)),
+        ({}, {"frequency_penalty": 1.0}, (2.0, 1.0, -1.0, 0.5)),
+    ]
+    for counts, penalties, logits in cases:
+        token, logprob = penalised(counts, **penalties)
+        assert token == expected(*logits)[0] and abs(logprob - expected(*logits)[1]) < 1e-6, (counts, penalties)
+
+
+def test_penalties_come_before_the_temperature() -> None:
+    token, logprob = penalised({0: 1}, temperature=0.5, frequency_penalty=1.0)
+    assert abs(logprob - torch.log_softmax(torch.tensor([1.0, 1.0, -1.0, 0.5]) / 0.5, 0)[token].item()) < 1e-6
+
+
+def test_penalties_of_a_row_move_with_it_and_end_with_it() -> None:
+    logits = torch.tensor([[2.0, 1.0]]).expand(3, -1)
+    rows = RowParams(3)
+    greedy = SamplingParams(max_new_tokens=9, temperature=0.0, presence_penalty=2.0)
+    counts = {0: 1}
+    rows.set(2, greedy, seed=0, counts=counts)
+    rows.set(1, SamplingParams(max_new_tokens=9, temperature=0.0), seed=0, counts={0: 1})
+
+    def tokens() -> list[int]:
+        return [int(token) for token in draw(logits, rows, np.zeros(3, np.int64))[0]]
+
+    assert tokens() == [0, 0, 1]
+    rows.copy(2, 0)
+    rows.clear(2)
+    assert tokens() == [1, 0, 0]
+    counts[1] = 1  # the response grows
+    assert tokens() == [0, 0, 0]
+    rows.copy(1, 0)
+    counts.pop(1)
+    assert tokens() == [0, 0, 0]

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlscale.config import load_config
+from rlscale.engines.client import http_engine
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.sglang.router_process import RouterLaunch
@@ -69,6 +71,27 @@ async def test_only_generation_goes_through_the_router(fakes: list[FakeServer]) 
     await client.close()
     assert router.service.num_requests == 2 and engine.service.num_requests == 0
     assert engine.service.version == "7" and router.service.version == "0"
+
+
+async def test_single_samples_are_those_of_one_request(
+    fakes: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, router = (
+        EngineAddress(name=name, url=f.url) for name, f in zip(("engine 0", "router"), fakes, strict=True)
+    )
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True, sampling_seed=7)
+    direct = HttpEngine(router, timeout_s=5)
+    expected = await direct.generate([5, 6], params, n=3)
+    await direct.close()
+    monkeypatch.setattr(http_engine, "SERVER_NAME", "another")  # the client takes the servers for SGLang
+    for address, reason in ((router, None), (replace(router, url="http://127.0.0.1:9"), "router .* must answer")):
+        client = HttpEngine(engine, timeout_s=5, router=address)
+        if reason is None:
+            assert await client.generate([5, 6], params, n=3, rid="train-1") == expected
+        else:
+            with pytest.raises(EngineError, match=reason):
+                await client.generate([5, 6], params, n=3, rid="train-1")
+        await client.close()
 
 
 async def test_an_unreachable_router_is_named(fakes: list[FakeServer]) -> None:

@@ -32,9 +32,9 @@ def test_pass_rates_are_means_over_groups() -> None:
     }
 
 
-def test_pass_rates_stop_at_the_smallest_group() -> None:
+def test_each_pass_rate_is_over_the_groups_that_are_large_enough() -> None:
     groups = [group_of([1.0, 0.0, 0.0]), group_of([1.0])]
-    assert set(optional_metrics(groups, LoggingConfig(log_passrate=True))) == {"passrate/pass@1"}
+    assert set(optional_metrics(groups, LoggingConfig(log_passrate=True))) == {"passrate/pass@1", "passrate/pass@2"}
 
 
 def test_without_rewards_there_is_no_pass_rate() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
-from rlscale.observe.trackers import check_trackers
+from rlscale.observe.trackers.check_trackers import check_trackers
 
 ONLINE = LoggingConfig(wandb=WandbConfig(enabled=True))
 

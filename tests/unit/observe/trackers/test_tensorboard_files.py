@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlscale.config import LoggingConfig, TensorboardConfig
 from rlscale.observe.jsonl import JsonlSink
-from rlscale.observe.trackers import TrackedRun, open_trackers
+from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 from rlscale.observe.trackers.tensorboard_files import event_folder
 from rlscale.protocols import MetricSink
 

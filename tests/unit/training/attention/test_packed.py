@@ -5,7 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.training.attention.packed import PackedLayout, attend_joined, build_packed_layout, packed_attention
+from rlscale.training.attention.packed import (
+    PackedLayout,
+    attend_joined,
+    build_packed_layout,
+    packed_attention,
+)
 from rlscale.training.packing.microbatch import pack
 from tests.unit.training.rollouts import make_batch
 

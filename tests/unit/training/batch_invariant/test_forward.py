@@ -127,6 +127,7 @@ def qwen2(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("make", [tiny_model, qwen2])
 def test_logprobs_are_bitwise_equal_to_the_engine(make: Any, dtype: ComputeDtype, cache: Path, tmp_path: Path) -> None:

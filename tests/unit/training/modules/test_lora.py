@@ -1,6 +1,7 @@
 """Low-rank adapters: trained alone, merged for engines, and saved in peft's format."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlscale.config import ComputeDtype, LoraConfig
 from rlscale.errors import ConfigError
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.ranks.training.optimizer_ranks import BATCHES, CASES, ONE_RANK, case_spec, run
-from tests.unit.training.rollouts import plan, spec
+from tests.unit.training.rollouts import plan, spec, tiny_latent, tiny_moe
 
 pytestmark = pytest.mark.usefixtures("world")
 LORA = CASES["lora"]["lora"]
@@ -91,6 +92,40 @@ def test_unknown_target_modules_raise(model_path: str) -> None:
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         trained(model_path, lora=LoraConfig(rank=2, target_modules=["query"]))
+
+
+@pytest.mark.parametrize("make", [tiny_latent, tiny_moe])
+def test_adapters_next_to_experts_are_all_published(make: Callable[[Path], str], cache: Path, tmp_path: Path) -> None:
+    trainer = trained(make(cache))
+    before = weights(trainer)
+    for batch in BATCHES:
+        trainer.train(batch, [plan(batch, ONE_RANK)])
+    published = weights(trainer)
+    changed = {name for name, weight in published.items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if "self_attn" in name and "norm" not in name}
+    adapters = [parameter for parameter in trainer.policy.model.parameters() if parameter.requires_grad]
+    assert len(adapters) == 2 * len(changed), "every adapter is in a published weight"
+    trainer.export_hf(tmp_path)
+    merged = FsdpBackend(spec(str(tmp_path)), rank=0, world_size=1)
+    steps = [each.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)]).steps[0] for each in (trainer, merged)]
+    assert steps[0]["entropy"] == pytest.approx(steps[1]["entropy"], rel=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(make(cache))
+    with_adapter, whole = (
+        PeftModel.from_pretrained(base, tmp_path / "adapter"),
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+    )
+    torch.testing.assert_close(logits(with_adapter), logits(whole), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", [["gate_proj", "up_proj", "down_proj"], ["q_a_proj", "down_proj"], ["gate"]])
+def test_experts_cannot_have_adapters(targets: list[str], cache: Path) -> None:
+    message = (
+        f"train.lora.target_modules must name layers of attention only in a model with experts, got {targets}; "
+        "adapters of experts cannot be merged for engines and exports; choose from [kv_a_proj_with_mqa,kv_b_proj,"
+        "o_proj,q_a_proj,q_b_proj]"
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        trained(tiny_latent(cache), lora=LoraConfig(rank=2, target_modules=targets))
 
 
 @pytest.mark.parametrize("dtype", list(ComputeDtype))

@@ -64,6 +64,21 @@ def test_only_trainable_tokens_get_logits() -> None:
     assert micro.layout.sample_ids_T.tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_columns_are_those_of_each_sample_in_order_of_length(share: bool) -> None:
+    batch = make_batch([(2, 5), (3, 1), (1, 4), (2, 2)])
+    batch.loss_mask[[4, 9, 16]] = 0
+    micro = pack(batch, [3, 0, 2], device=CPU, share_prompts=share)
+    assert micro.sample_indices.tolist() == [3, 2, 0]
+    rows = [np.arange(batch.offsets[i], batch.offsets[i + 1]) for i in (3, 2, 0)]
+    trainable = [each[batch.loss_mask[each] > 0] for each in rows]
+    assert micro.input_ids.tolist() == [batch.tokens[np.concatenate(rows)].tolist()]
+    assert micro.position_ids.tolist() == [[i for each in rows for i in range(len(each))]]
+    assert micro.batch_rows.tolist() == np.concatenate(trainable).tolist()
+    assert micro.targets.tolist() == batch.tokens[np.concatenate(trainable)].tolist()
+    assert micro.layout.sample_ids_T.tolist() == [i for i, each in enumerate(trainable) for _ in each]
+
+
 @pytest.mark.parametrize("samples", [[], [0]])
 def test_a_microbatch_without_trainable_tokens_keeps_one_masked_entry(samples: list[int]) -> None:
     batch = make_batch([(3, 2)])

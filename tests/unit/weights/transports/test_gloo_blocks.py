@@ -24,7 +24,7 @@ from rlscale.weights.transports.gloo_blocks import (
 SIZES = [12, SMALL_BYTES + 4, 0, SMALL_BYTES, 2 * PIECE_BYTES + 8, *[SMALL_BYTES - 4] * 40, 4]
 
 
-def test_pieces_hold_every_byte_once_and_none_is_too_large() -> None:
+def test_pieces_contain_every_byte_once_and_none_is_too_large() -> None:
     pieces = split_into_pieces(SIZES)
     # The parts of a tensor must cover its bytes in order, without a gap.
     parts = [part for piece in pieces for part in piece]

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlscale.errors import DataError
-from rlscale.training.megatron.hf_mapping.hf_writer import HfWriter, copy_model_files
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
+from rlscale.training.transfer.hf_writer import HfWriter, copy_model_files
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -71,3 +72,12 @@ def test_the_float32_bias_does_not_count_as_a_second_dtype(tmp_path: Path) -> No
     bias = {"model.layers.0.mlp.gate.e_score_correction_bias": torch.ones(4)}
     save_file({"lm_head.weight": torch.ones(2, 2, dtype=torch.bfloat16), **bias}, tmp_path / "model.safetensors")
     assert HfCheckpoint(str(tmp_path)).dtypes() == {"BF16"}
+
+
+def test_a_tensor_that_comes_twice_is_written_once(tmp_path: Path) -> None:
+    writer = HfWriter(folder=tmp_path)
+    for name in ("tied", "other", "tied"):
+        writer.add(name, torch.ones(4))
+    writer.close()
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert sorted(file.keys()) == ["other", "tied"]

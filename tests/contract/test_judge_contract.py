@@ -1,0 +1,60 @@
+"""The client of a judge on real SGLang: texts, and numbers of a reward model as transformers computes them."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlscale.rewards.judge_client import JudgeClient, JudgeError, JudgeSpec
+from tests.contract.conftest import sglang_launch
+from tests.tiny_model import write_tiny_qwen3, write_tiny_reward_model
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["2+2=4", "no", "a longer text"]
+
+
+@contextmanager
+def open_judge(folder: Path, model: Path, **arguments: Any) -> Iterator[JudgeClient]:
+    address, process = replace(sglang_launch(model), server_args=arguments).open(folder)
+    process.start()
+    try:
+        process.wait_ready(timeout_s=300)
+        is_embedding = bool(arguments.get("is_embedding"))
+        yield JudgeClient(JudgeSpec(addresses=(address,), model_path=str(model), is_embedding=is_embedding))
+    finally:
+        process.stop()
+
+
+def test_a_reward_model_gives_the_numbers_of_transformers_up_to_a_constant(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = write_tiny_reward_model(tmp_path / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        expected = [model(torch.tensor([tokenizer(text)["input_ids"]])).logits.item() for text in TEXTS]
+    with open_judge(tmp_path, folder, is_embedding=True) as judge:
+        found = asyncio.run(judge.score(TEXTS))
+    # SGLang's class has a bias at its end that the checkpoint does not have: it stays as it was initialised.
+    assert [each - found[0] for each in found] == pytest.approx([each - expected[0] for each in expected], abs=1e-3)
+    assert len(set(expected)) == len(TEXTS)
+
+
+def test_a_judge_generates_for_texts_and_messages(tmp_path: Path) -> None:
+    async def ask(judge: JudgeClient) -> list[str]:
+        messages = [{"role": "user", "content": "2+2="}]
+        both = [judge.generate("2+2=", max_new_tokens=8), judge.generate(messages, max_new_tokens=8)]
+        with pytest.raises(JudgeError, match="refused /generate with status 400"):
+            await judge.generate("x" * 4000, max_new_tokens=8)
+        return list(await asyncio.gather(*both))
+
+    with open_judge(tmp_path, write_tiny_qwen3(tmp_path / "model")) as judge:
+        plain, templated = asyncio.run(ask(judge))
+    # The tokenizer of this model has no chat template.
+    assert plain == templated != ""

@@ -1,0 +1,31 @@
+"""The doctor on a CPU: every check that exists there is fine, and the report is complete."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlscale.cli.doctor import main
+from rlscale.doctor.catalog import CHECKS
+
+WITH_RAY = ("ray", "quickstart")
+NEEDS_CUDA = {check.name for check in CHECKS if check.needs_cuda}
+
+
+@pytest.mark.slow
+def test_every_check_without_ray_is_fine_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--device", "cpu", "--deadline-scale", "4", "--out", str(tmp_path), "--skip", *WITH_RAY])
+    content = json.loads((tmp_path / "doctor_cpu.json").read_text())
+    verdicts = {check["name"]: check["verdict"] for check in content["checks"]}
+    text = json.dumps([check for check in content["checks"] if check["verdict"] not in ("ok", "skipped")], indent=1)
+    assert code == 0, text
+    assert list(verdicts) == [check.name for check in CHECKS if check.name not in WITH_RAY]
+    # A machine with little shared memory or disk gets a warning.
+    assert {name for name, verdict in verdicts.items() if verdict not in ("ok", "skipped")} <= {"machine"}, text
+    assert {name for name, verdict in verdicts.items() if verdict == "skipped"} == NEEDS_CUDA
+    for check in content["checks"]:
+        assert check["summary"]
+        assert bool(check["figures"]) == (check["name"] not in NEEDS_CUDA), check["name"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.split()[0] in verdicts] == list(verdicts)
+    assert lines[-1].endswith(f"report: {tmp_path / 'doctor_cpu.md'}")

@@ -1,0 +1,81 @@
+"""Ctrl-C ends a run in which code of the user never returns, and leaves no process."""
+
+import signal
+
+import pytest
+
+from tests.integration.conftest import REWARDED, Command
+from tests.integration.test_faults import GONE_WITHIN_S, wait_until
+
+HANGING = """
+import pathlib
+import signal
+import threading
+import time
+
+from rlscale.types import Prompt
+
+
+def hang():
+    pathlib.Path("hangs").touch()
+    threading.Event().wait()
+
+
+def endless(sample):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path("hangs").touch()
+    while True:
+        pass
+
+
+async def generate(trajectory, session):
+    hang()
+
+
+async def rollout(rollout_id, context):
+    context.draw(1)
+    hang()
+
+
+def keep(group):
+    hang()
+
+
+class Prompts:
+    def __init__(self, config, tokenizer): ...
+    def __len__(self): return 8
+    def take(self, number): hang()
+    def state_dict(self): return {}
+    def load_state_dict(self, state): ...
+"""
+
+KEYS = {
+    "endless": "reward.custom_path",
+    "generate": "sampling.custom_generate_function_path",
+    "rollout": "rollout.function_path",
+    "keep": "sampling.dynamic_filter_path",
+    "Prompts": "data.data_source_path",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "endless",
+        "generate",
+        "Prompts",
+        pytest.param("rollout", marks=pytest.mark.nightly),
+        pytest.param("keep", marks=pytest.mark.nightly),
+    ],
+)
+def test_ctrl_c_ends_a_run_whose_function_never_returns(command: Command, name: str) -> None:
+    (command.folder / "hanging.py").write_text(HANGING)
+    reward = () if name == "endless" else (REWARDED,)
+    process = command.start("eval.interval=null", f"{KEYS[name]}=hanging:{name}", *reward)
+    wait_until(lambda: (command.folder / "hangs").exists() or process.poll() is not None, 120, "the call")
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=GONE_WITHIN_S)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")

@@ -1,0 +1,79 @@
+"""`rlscale-check-plugin` runs user code in a process, whatever the code does."""
+
+from pathlib import Path
+
+import pytest
+
+from rlscale.cli.check_plugin import main
+
+MODULE = """
+import os
+
+def score(sample):
+    return float(sample.response == sample.prompt.label)
+
+def document_score(args, sample, **kwargs):
+    return {"exact": args.bonus, "length": sample.response_length}
+
+async def judged(sample, judge):
+    return float((await judge.generate(sample.response)).removeprefix("Score: "))
+
+def nothing(sample): ...
+
+def fails(sample):
+    return 1 / 0
+
+def ends(sample):
+    os._exit(3)
+
+def crashes(sample):
+    os.abort()
+
+def endless(sample):
+    while True: pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checked_for_test.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_right_function_is_described(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checked_for_test:score", "--kind", "reward"]) == 0
+    text = capfd.readouterr().out
+    assert "checked_for_test:score works as reward.custom_path" in text
+    assert "arguments: those of rlscale" in text and "rewards [1.0, 0.0" in text
+
+
+def test_a_function_of_the_documents_reads_overrides_from_args(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checked_for_test:document_score", "--kind", "reward", "++custom.bonus=2.5"]) == 0
+    text = capfd.readouterr().out
+    assert "arguments: those of slime's documents" in text and "{'exact': 2.5, 'length': 1}" in text
+
+
+def test_a_function_that_asks_a_judge_gets_an_example(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checked_for_test:judged", "--kind", "reward"]) == 0
+    assert "rewards [5.0, 5.0" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "must return a finite number, or numbers by name, got checked_for_test:nothing; it returned None"),
+        ("fails", "it raised ZeroDivisionError: division by zero (checked_for_test.py:16 in fails)"),
+        ("ends", "must return, got checked_for_test:ends; its process ended with exit code 3"),
+        ("crashes", "its process ended with SIGABRT"),
+        ("scor", "has no 'scor'; did you mean score?"),
+    ],
+)
+def test_a_wrong_function_is_an_error(name: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([f"checked_for_test:{name}", "--kind", "reward"]) == 2
+    found = capfd.readouterr().err
+    assert "rlscale-check-plugin: 1 error" in found and message in found
+
+
+def test_an_endless_loop_is_stopped(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checked_for_test:endless", "--kind", "reward", "--timeout", "5"]) == 2
+    assert "must end within 5 s, got checked_for_test:endless" in capfd.readouterr().err

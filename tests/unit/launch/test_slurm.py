@@ -1,0 +1,70 @@
+"""The batch script of Slurm: its directives, and what must not be in it. It runs for real in tests/cluster."""
+
+import pytest
+
+from rlscale.launch.node_needs import NodeNeeds
+from rlscale.launch.options import SlurmOptions
+from rlscale.launch.slurm import write_slurm
+from tests.unit.launch.jobs import make_job
+
+OPTIONS = SlurmOptions(workdir="/shared/my work")
+
+
+def directives(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_whole_nodes_are_taken_with_their_memory() -> None:
+    assert directives(write_slurm(make_job(), OPTIONS)) == [
+        "--job-name=rlscale-test",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=68",
+        "--gpus-per-node=8",
+        "--exclusive",
+        "--mem=0",
+        "--signal=B:USR1@600",
+        "--requeue",
+        "--open-mode=append",
+        "--output=%x-%j.log",
+        '--chdir="/shared/my work"',
+    ]
+
+
+def test_a_part_of_a_node_is_requested_by_size() -> None:
+    needs = NodeNeeds(num_nodes=1, gpus=0, cpus=2, memory_gib=4, is_whole=False, slots=2)
+    found = directives(write_slurm(make_job(needs=needs), OPTIONS))
+    assert "--mem=4G" in found and "--cpus-per-task=2" in found
+    assert not any("gpus" in line or "exclusive" in line for line in found)
+
+
+def test_given_options_become_directives() -> None:
+    options = SlurmOptions(
+        workdir="/w", partition="gpu", account="a", qos="high", constraint="h100&ib", time="2:00:00", save_before=60
+    )
+    found = directives(write_slurm(make_job(), options))
+    for line in ("--partition=gpu", "--account=a", "--qos=high", "--constraint=h100&ib", "--time=2:00:00"):
+        assert line in found
+    assert "--signal=B:USR1@60" in found
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_the_loss_of_a_node_ends_the_job_unless_the_run_survives_it(survives: bool) -> None:
+    text = write_slurm(make_job(restarts_nodes=survives), OPTIONS)
+    assert ("--no-kill" in directives(text)) == survives
+    assert ("--kill-on-bad-exit" in text) != survives
+
+
+def test_variables_are_required_by_name_and_the_token_is_made_in_the_job() -> None:
+    text = write_slurm(make_job(env=("WANDB_API_KEY",)), OPTIONS)
+    assert ': "${WANDB_API_KEY:?the job needs this environment variable' in text
+    assert "secrets.token_hex" in text and "RAY_AUTH_MODE=token" in text
+
+
+def test_setup_lines_image_and_interface_are_used() -> None:
+    setup = ["module load cuda", "source /v/bin/activate"]
+    options = SlurmOptions(workdir="/w", setup=setup, image="/i.sif", interface="ib0")
+    text = write_slurm(make_job(), options)
+    assert "module load cuda\nsource /v/bin/activate\n" in text
+    assert "in_image=(apptainer exec --nv --bind /w /i.sif)" in text
+    assert "interface=ib0" in text

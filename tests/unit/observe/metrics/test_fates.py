@@ -1,0 +1,23 @@
+"""The line about the fates of a run's trajectories."""
+
+from rlscale.observe.metrics.fates import describe_fates
+
+
+def test_a_rollout_without_fates_was_trained_whole() -> None:
+    records = [
+        {"step": 0, "eval/reward_mean": 0.5},
+        {"step": 0, "train/loss": 0.1},
+        {
+            "step": 1,
+            "train/loss": 0.1,
+            "trajectories/trained": 60.0,
+            "trajectories/failed/grader": 4.0,
+            "trajectories/dropped/equal_rewards": 32.0,
+            "trajectories/open": 8.0,
+            "trajectories/failed_share": 4 / 96,
+        },
+    ]
+    expected = "124 trained, 32 (20.0%) dropped by equal_rewards, 4 (2.5%) failed by grader"
+    assert describe_fates(records, per_rollout=64) == expected
+    assert describe_fates(records[:2], per_rollout=64) is None
+    assert describe_fates([], per_rollout=64) is None

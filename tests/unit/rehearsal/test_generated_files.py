@@ -1,0 +1,46 @@
+"""Files that stand in for missing ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlscale.config import DataConfig, RolloutConfig
+from rlscale.data.prompts import load_prompts
+from rlscale.models.byte_tokenizer import NUM_TOKENS, byte_tokenizer
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.rehearsal.cut_layout import LayoutSizes
+from rlscale.rehearsal.generated_files import write_model, write_rows
+from rlscale.rehearsal.tiny_family import tiny_config_json
+from tests.unit.rehearsal.model_options import model_fields
+
+SIZES = LayoutSizes(nodes=1, gpus=2, gpus_per_node=2, tensor=2)
+
+
+def test_the_byte_tokenizer_encodes_every_text() -> None:
+    tokenizer = byte_tokenizer(512)
+    text = "Grüße, 東京\t\x00"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
+    assert len(tokenizer) == NUM_TOKENS and NUM_TOKENS % 2 == 1
+
+
+# One of each kind of layers: with experts, with latent attention, with norms after attention and MLP.
+@pytest.mark.parametrize("option", ["qwen3_30b_a3b", "deepseek_r1", "kimi_k2", "glm4_9b", "glm45_106b_a12b"])
+def test_transformers_builds_the_tiny_model(option: str, tmp_path: Path) -> None:
+    config_json = tiny_config_json(model_fields(option), SIZES, vocab_size=NUM_TOKENS)
+    write_model(tmp_path, config_json, seed=1)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["model_type"] == config_json["model_type"] and written["vocab_size"] == NUM_TOKENS
+    assert (tmp_path / "model.safetensors").stat().st_size < 2_000_000
+    assert len(load_tokenizer(str(tmp_path))) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_generated_rows_are_prompts_with_labels(ending: str, tmp_path: Path) -> None:
+    file = tmp_path / f"train.{ending}"
+    write_rows(file, input_key="question", label_key="answer", number=5, conversation=False)
+    keys = DataConfig(prompt_data=str(file), input_key="question", label_key="answer", apply_chat_template=True)
+    prompts = load_prompts(keys, RolloutConfig(), byte_tokenizer(512))
+    assert [prompt.label for prompt in prompts] == ["1", "3", "5", "7", "9"]
+    assert prompts[0].text == "<|user|>What is 0 + 1?<|assistant|>"

@@ -1,0 +1,34 @@
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from rlscale.rewards.waiting_rewards import WaitingRewards, describe_waiting
+from rlscale.types import Sample
+
+
+def test_the_report_lists_the_samples() -> None:
+    assert describe_waiting([4, 3], seconds=60.2) == "waiting for 2 rewards for 60 s: samples 3, 4"
+    assert describe_waiting([7], seconds=120) == "waiting for 1 reward for 120 s: sample 7"
+    listed = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."
+    assert describe_waiting(range(12), seconds=60) == f"waiting for 12 rewards for 60 s: samples {listed}"
+
+
+def test_samples_that_wait_are_reported_until_they_are_scored(
+    make_sample: Callable[..., Sample], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def check() -> None:
+        waiting = WaitingRewards(every_s=0.01)
+        with waiting.add([make_sample(index=5)]):
+            while "sample 5" not in caplog.text:
+                await asyncio.sleep(0.001)
+            with waiting.add([make_sample(index=6)]):
+                pass
+        caplog.clear()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(check())
+    assert caplog.text == ""

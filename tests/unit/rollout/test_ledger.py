@@ -1,0 +1,55 @@
+"""Ledger: one fate for each trajectory."""
+
+import pytest
+
+from rlscale.errors import CheckError
+from rlscale.rollout.ledger import Ledger, fate_metrics
+
+
+def test_a_page_has_the_fates_since_the_page_before() -> None:
+    ledger = Ledger()
+    ledger.open(range(8))
+    ledger.record("failed/grader", [3])
+    ledger.record("dropped/equal_rewards", [4, 5])
+    ledger.record("trained", [2, 0, 1])
+    first = ledger.close_page(0)
+    assert first.to_json() == {
+        "step": 0,
+        "dropped/equal_rewards": ["4-5"],
+        "failed/grader": ["3"],
+        "trained": ["0-2"],
+        "open": ["6-7"],
+    }
+    ledger.record("trained", [6, 7])
+    assert ledger.close_page(1).to_json() == {"step": 1, "trained": ["6-7"], "open": []}
+
+
+@pytest.mark.parametrize("ids", [[0], [9], [1, 1]])
+def test_a_second_fate_and_an_unknown_trajectory_are_errors(ids: list[int]) -> None:
+    ledger = Ledger()
+    ledger.open(range(3))
+    ledger.record("trained", [0])
+    with pytest.raises(CheckError, match="one fate"):
+        ledger.record("dropped/x", ids)
+
+
+def test_metrics_count_fates_and_give_the_share_of_failures() -> None:
+    ledger = Ledger()
+    ledger.open(range(10))
+    ledger.record("trained", range(6))
+    ledger.record("failed/tool", [6])
+    ledger.record("failed/grader", [7])
+    assert fate_metrics(ledger.close_page(0)) == {
+        "trajectories/trained": 6.0,
+        "trajectories/failed/tool": 1.0,
+        "trajectories/failed/grader": 1.0,
+        "trajectories/open": 2.0,
+        "trajectories/failed_share": 0.25,
+    }
+
+
+def test_a_rollout_in_which_everything_was_trained_has_no_metrics() -> None:
+    ledger = Ledger()
+    ledger.open(range(4))
+    ledger.record("trained", range(4))
+    assert fate_metrics(ledger.close_page(0)) == {}

@@ -1,0 +1,79 @@
+"""Requests of a user's generate function: a trajectory has one budget of tokens, however many turns it takes."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.generate_session import GenerateSession
+from rlscale.rollout.user_generate import ThreadSession, UserGenerate
+from rlscale.trajectory import Trajectory
+from rlscale.types import Generation, Prompt, SampleStatus, SamplingParams
+
+LIMIT = 10
+
+
+class LongAnswers:
+    """A pool that answers each request with as many tokens as it allows, at most 4."""
+
+    def __init__(self) -> None:
+        self.limits: list[tuple[int, int]] = []
+
+    async def generate(
+        self, token_ids: Sequence[int], params: SamplingParams, *, n: int, **options: Any
+    ) -> list[Generation]:
+        self.limits.append((params.min_new_tokens, params.max_new_tokens))
+        length = min(4, params.max_new_tokens)
+        end = "length" if length == params.max_new_tokens else "stop"
+        return [
+            Generation(
+                output_ids=[7] * length,
+                logprobs=[-1.0] * length,
+                weight_versions=[1] * length,
+                finish_reason=end,
+                text="7" * length,
+                engine="a",
+            )
+        ] * n
+
+
+def open_session(pool: LongAnswers) -> GenerateSession:
+    params = SamplingParams(max_new_tokens=LIMIT, min_new_tokens=3)
+    return GenerateSession(params=params, rid="train-0", pool=cast(EnginePool, pool), versions=(1, 1))
+
+
+async def until_length(trajectory: Trajectory, session: Any) -> None:
+    while trajectory.status != SampleStatus.truncated:
+        trajectory.add_generation(await session.generate(trajectory.token_ids()))
+        if trajectory.status == SampleStatus.completed:
+            trajectory.extend([99] * 5)  # the output of a tool does not count
+
+
+@pytest.mark.parametrize(("num_before", "limits"), [(0, [(3, 10), (3, 6), (2, 2)]), (7, [(3, 3)]), (10, [])])
+async def test_all_turns_share_the_tokens_of_a_trajectory(num_before: int, limits: list[tuple[int, int]]) -> None:
+    pool = LongAnswers()
+    trajectory = Trajectory(id=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(1,)), seed=0)
+    if num_before:
+        trajectory.extend(
+            [7] * num_before, logprobs=[-1.0] * num_before, weight_versions=[0] * num_before, sampled=True
+        )
+    assert await UserGenerate(until_length, timeout_s=30.0)(trajectory, open_session(pool)) is None
+    assert pool.limits == limits
+    assert trajectory.num_sampled == LIMIT
+    assert trajectory.status == SampleStatus.truncated
+
+
+async def test_a_request_may_ask_for_less() -> None:
+    pool = LongAnswers()
+    session = ThreadSession(open_session(pool), asyncio.get_running_loop(), num_sampled=0)
+    short = SamplingParams(max_new_tokens=2)
+    assert [len((await session.generate([1], short)).output_ids) for _ in range(6)] == [2, 2, 2, 2, 2, 0]
+
+
+async def test_requests_of_several_trajectories_have_no_common_limit() -> None:
+    pool = LongAnswers()
+    session = ThreadSession(open_session(pool), asyncio.get_running_loop())
+    answers = await asyncio.gather(*[session.generate([1]) for _ in range(6)])
+    assert [len(answer.output_ids) for answer in answers] == [4] * 6
