@@ -59,10 +59,25 @@ CASES: dict[str, Case] = {
         remark="At the quickstart's rate, 5e-4, its reward fell from 0.19 to 0 within 15 rollouts. Other than under "
         "the clip of PPO, a token keeps its gradient when its ratio has left the range.",
     ),
+    "sapo": Case(
+        overrides=("algo=sapo", "optim.lr=2e-4"),
+        remark="At the quickstart's rate, 5e-4, its reward fell from 0.19 to 0.07 within 7 rollouts, and rose later.",
+    ),
+    "gpg": Case(
+        overrides=("algo=gpg", "optim.lr=1e-4"),
+        remark="At the quickstart's rate, 5e-4, its reward fell from 0.19 to 0.03 within 8 rollouts: the loss has no "
+        "ratio whose clip would bound the second step of a rollout.",
+    ),
+    "reinforce": Case(overrides=("algo=reinforce", "algo.baseline=0.3", "optim.lr=2e-4")),
+    "gdpo": Case(overrides=("algo=gdpo",), remark="The task has one reward, so that gdpo is grpo scaled once more."),
     "rloo": Case(overrides=("algo=rloo",)),
     "reinforce_plus_plus": Case(overrides=("algo=reinforce_plus_plus", "algo.kl_coef=0.01")),
     "reinforce_plus_plus_baseline": Case(overrides=("algo=reinforce_plus_plus_baseline", "algo.kl_coef=0.01")),
     "ppo": Case(overrides=("algo=ppo", "critic.lr=1e-3")),
+    "vapo": Case(
+        overrides=("algo=vapo", "algo.lambd_alpha=1", "critic.lr=1e-3"),
+        remark="Its answers have 2 to 4 tokens: with the paper's alpha, 0.05, their lambda would be 0.",
+    ),
     "custom_loss": Case(
         overrides=("algo=grpo", "algo.loss_type=custom_loss", "algo.custom_loss_function_path=my_loss:squared")
     ),
@@ -72,6 +87,7 @@ CASES: dict[str, Case] = {
 STALE = ("algo=grpo", "rollout.max_staleness=1")  # engines a version behind, or there would be nothing to correct
 
 ADDITIONS: dict[str, Case] = {
+    "batch_scale": Case(overrides=("algo=grpo", "algo.scale_rewards=batch")),
     "kl_loss": Case(overrides=("algo=grpo", "algo.use_kl_loss=true", "algo.kl_loss_coef=0.01")),
     "dual_clip": Case(overrides=("algo=grpo", "algo.eps_clip_c=3")),
     "distillation": Case(

@@ -26,16 +26,17 @@ from typing import Any
 
 import numpy as np
 from machine import machine, sentence
+from simulation import QWEN3_4B
 
 from rlscale.config import BatchConfig
 from rlscale.data.batch import build_batch
 from rlscale.data.bin_packing import first_fit_decreasing
-from rlscale.data.load_balance import flops
+from rlscale.data.load_balance import sample_work
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.types import Group, Int64, Prompt, Sample, SampleStatus, TrainBatch
 
 RESULTS = Path(__file__).parent / "results"
-MAX_TOKENS, HIDDEN = 32_768, 4_096
+MAX_TOKENS = 32_768
 RATIO_LIMIT, TIME_LIMIT_S = 1.02, 1.0
 COLUMN_SAMPLES = 10_000
 
@@ -75,7 +76,7 @@ def ours(batch: TrainBatch, num_ranks: int) -> Shares:
         max_tokens_per_gpu=MAX_TOKENS,
         balance_data=True,
     )
-    (step,) = plan_steps(batch, config, num_ranks=num_ranks, hidden_size=HIDDEN)
+    (step,) = plan_steps(batch, config, num_ranks=num_ranks, cost=QWEN3_4B)
     assert len({len(rank) for rank in step.microbatches}) == 1
     return [[i for micro in rank for i in micro] for rank in step.microbatches]
 
@@ -86,7 +87,7 @@ def round_robin(batch: TrainBatch, num_ranks: int) -> Shares:
 
 def karmarkar_karp(batch: TrainBatch, num_ranks: int) -> Shares:
     """Starts with one partition per sample and merges the two with the largest spread, large ranks with small ones."""
-    costs = flops(batch.lengths, hidden_size=HIDDEN).tolist()
+    costs = sample_work(batch.lengths, batch.lengths, QWEN3_4B).tolist()
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for i, cost in enumerate(costs):
         # Partitions omit ranks without samples: most partitions have few samples for a long time.
@@ -132,7 +133,7 @@ METHODS: dict[str, Callable[[TrainBatch, int], Shares]] = {
 def ratios(shares: Shares, lengths: Int64) -> tuple[float, float]:
     """Largest rank divided by the mean, in tokens and in FLOPs."""
     found = []
-    for sizes in (lengths, flops(lengths, hidden_size=HIDDEN)):
+    for sizes in (lengths, sample_work(lengths, lengths, QWEN3_4B)):
         loads = [int(sizes[list(share)].sum()) for share in shares]
         found.append(max(loads) / (sum(loads) / len(loads)))
     return found[0], found[1]
@@ -188,7 +189,7 @@ def write(rows: list[dict[str, Any]], made: dict[str, Any], lengths: Int64, load
     text = (
         f"# Batching schedule\n\n{sentence([load])} {len(lengths):,} samples, {lengths.sum() / 1e6:.0f} million tokens "
         f"(mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, longest {lengths.max():,}), micro-batches of at "
-        f"most {MAX_TOKENS:,} tokens, hidden size {HIDDEN:,}. Medians of {len(rows[0]['seconds'])} interleaved rounds. "
+        f"most {MAX_TOKENS:,} tokens, FLOPs of Qwen3-4B. Medians of {len(rows[0]['seconds'])} interleaved rounds. "
         f"Limits for rlscale: largest / mean {RATIO_LIMIT}, {TIME_LIMIT_S:.0f} s. Made by "
         "`python benchmarks/schedule.py`.\n\n"
         + "\n".join(lines)

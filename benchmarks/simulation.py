@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlscale.architectures.architecture import ForwardCost
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import BatchConfig, CheckpointConfig, ClusterConfig, RolloutConfig, RunConfig, UpdateMode
 from rlscale.control.loop import TrainingLoop
@@ -26,10 +28,13 @@ from rlscale.observe.console import open_console
 from rlscale.observe.reporter import Observer
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, sampling_params
+from rlscale.rollout.group_filters import GroupFilters
 from rlscale.types import (
     EngineAddress,
     Generation,
+    Group,
     Prompt,
     SamplingParams,
     StepPlan,
@@ -38,6 +43,9 @@ from rlscale.types import (
     WeightSyncReport,
     WeightVersion,
 )
+
+QWEN3_4B = ForwardCost(per_token=7_267_018_752, per_pair=589_824, per_logit_row=777_912_320)
+"""Operations of the model whose work the schedule balances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,8 @@ class Lengths:
     longest: int
 
     def draw(self, seed: int) -> int:
+        if not self.sigma:
+            return int(self.median)
         drawn = np.exp(np.random.default_rng(seed).normal(np.log(self.median), self.sigma))
         return int(min(max(drawn, 1), self.longest))
 
@@ -62,11 +72,17 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """Decodes up to `num_slots` sequences at once, a token in `token_s` each; a paused sequence keeps its tokens."""
+    """Decodes up to `num_slots` sequences at once, a token in `token_s` each; a paused sequence keeps its tokens.
 
-    def __init__(self, name: str, *, num_slots: int, token_s: float, lengths: Lengths) -> None:
+    `max_answers` sequences at most end in one pass of the event loop; None: no limit.
+    """
+
+    def __init__(
+        self, name: str, *, num_slots: int, token_s: float, lengths: Lengths, max_answers: int | None = None
+    ) -> None:
         self.address = EngineAddress(name=name, url="http://127.0.0.1:1")
         self._num_slots, self._token_s, self._lengths = num_slots, token_s, lengths
+        self._max_answers = max_answers
         self._waiting: deque[_Sequence] = deque()
         self._running: list[tuple[float, int, _Sequence]] = []  # a heap by the time of the last token
         self._numbers = count()
@@ -86,6 +102,9 @@ class SimulatedEngine:
         self._wake.set()
         await asyncio.gather(*(sequence.done for sequence in sequences))
         return [self._answer(sequence) for sequence in sequences]
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Does nothing: the caller has cancelled `generate`, which ends the sequences."""
 
     async def run(self) -> None:
         """Decodes until cancelled."""
@@ -113,7 +132,8 @@ class SimulatedEngine:
 
     def update(self, version: WeightVersion) -> None:
         """Changes the weights, only while paused. The tokens that a sequence has by then come from the old weights."""
-        for finish_at, _, sequence in self._running:
+        # Without a time for a token, a sequence gets all of them when it ends.
+        for finish_at, _, sequence in self._running if self._token_s else []:
             made = sequence.length - int(np.ceil((finish_at - self._now) / self._token_s))
             if made > (sequence.spans[-1][0] if sequence.spans else 0):
                 sequence.spans.append((min(made, sequence.length), self.version))
@@ -125,9 +145,11 @@ class SimulatedEngine:
         now = time.perf_counter()
         end, self._resumed_at = self._now + now - self._resumed_at, now
         # One iteration for each time at which a slot became free.
-        while True:
+        for _ in count() if self._max_answers is None else range(self._max_answers):
             while self._waiting and len(self._running) < self._num_slots:
                 sequence = self._waiting.popleft()
+                if sequence.done.done():
+                    continue  # aborted
                 heapq.heappush(
                     self._running, (self._now + sequence.length * self._token_s, next(self._numbers), sequence)
                 )
@@ -235,12 +257,25 @@ class Setting:
     sync_s: float
     lengths: Lengths
     drains: bool = False
+    max_answers: int | None = None  # of an engine in one pass of the event loop; None: no limit
+    drop_every: int = 0  # a filter drops the groups whose index is a multiple of it; 0: no filter
+
+
+def is_kept(group: Group, *, every: int) -> bool | str:
+    """Drops the groups whose index is a multiple of `every`."""
+    return group.index % every != 0 or "every_nth"
 
 
 async def simulate(setting: Setting, folder: Path) -> list[dict[str, float]]:
     """The metrics of every rollout of a run."""
     engines = [
-        SimulatedEngine(f"engine {i}", num_slots=setting.num_slots, token_s=setting.token_s, lengths=setting.lengths)
+        SimulatedEngine(
+            f"engine {i}",
+            num_slots=setting.num_slots,
+            token_s=setting.token_s,
+            lengths=setting.lengths,
+            max_answers=setting.max_answers,
+        )
         for i in range(setting.num_engines)
     ]
     records = Records()
@@ -258,15 +293,17 @@ async def simulate(setting: Setting, folder: Path) -> list[dict[str, float]]:
 def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records, folder: Path) -> Any:
     pool = EnginePool(list[Any](engines))
     with (
-        RewardRunner(lambda sample: float(sample.seed % 2), max_workers=1) as rewards,
+        RewardRunner(lambda sample: float(sample.seed % 2)) as rewards,
         open_console("none", title="simulation", total=setting.num_rollouts) as console,
     ):
         source = GeneratedRollouts(
             prompts=Prompts(),
-            pool=pool,
+            sessions=SessionFactory(pool, sampling_params(RolloutConfig(max_staleness=setting.staleness))),
             rewards=rewards,
-            params=sampling_params(RolloutConfig(max_staleness=setting.staleness)),
-            batch=BatchConfig(rollout_batch_size=setting.num_prompts, n_samples_per_prompt=setting.num_samples),
+            filters=GroupFilters(dynamic=partial(is_kept, every=setting.drop_every) if setting.drop_every else None),
+            config=RunConfig(
+                batch=BatchConfig(rollout_batch_size=setting.num_prompts, n_samples_per_prompt=setting.num_samples)
+            ),
         )
         deps = LoopDeps(
             source=source,
@@ -291,4 +328,5 @@ def _loop(setting: Setting, engines: Sequence[SimulatedEngine], records: Records
             ),
             checkpoint=CheckpointConfig(save_final=False),
         )
-        yield TrainingLoop(LoopConfig(run=run, num_rollouts=setting.num_rollouts), deps, Progress())
+        config = LoopConfig(run=run, num_rollouts=setting.num_rollouts, forward_cost=QWEN3_4B)
+        yield TrainingLoop(config, deps, Progress())

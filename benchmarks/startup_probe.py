@@ -20,7 +20,7 @@ SPANS: dict[str, tuple[float, float]] = {}
 
 CALLS = (
     ("start Ray", "rlscale.cluster.ray_session", "_start"),
-    ("read tokenizer and data", "rlscale.driver.trainer", "prepare_run"),
+    ("read tokenizer and data", "rlscale.driver.prepared_run", "prepare_run"),
     ("trainer ready", "rlscale.cluster.ray_trainers", "RayTrainers.setup"),
     ("engine ready", "rlscale.cluster.ray_engines", "RayEngines.start"),
     ("connect", "rlscale.cluster.ray_trainers", "RayTrainers.connect"),
@@ -101,8 +101,16 @@ def main() -> None:
         import_driver(composed)
         return train.run_training(config)
 
+    def check_run(config, broken):
+        began = since()
+        problems = train.check_run(config, broken)
+        record("check packages and files", began)
+        return problems
+
     is_earlier = "run_job" in inspect.signature(main_train).parameters
     job = {"run_job": run_job} if is_earlier else {"make_job": make_job}
+    if hasattr(train, "check_run"):
+        job["check_job"] = check_run
     sys.exit(main_train(sys.argv[1:], report=lambda config, result: None, **job))
 
 

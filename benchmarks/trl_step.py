@@ -39,7 +39,6 @@ OURS = {
         "rollout.deterministic=false",
         "rollout.max_staleness=1",
         "algo.use_rollout_logprobs=true",
-        "fsdp.num_threads=1",
     ),
 }
 """Variants of rlscale, as overrides. The first is compared with TRL, whose generation is not reproducible. The last one
@@ -262,8 +261,8 @@ the end of the next.
 ABOUT_AHEAD = """\
 - `a rollout ahead` differs in one point of the algorithm, so the required ratio does not apply to it: the engine
   generates the next samples during training (`rollout.max_staleness=1`) with weights that are one update old, and the
-  loss computes its ratio to their logprobs. TRL's trainer has no such mode. Trainer and engine run concurrently, the
-  trainer on one core.
+  loss computes its ratio to their logprobs. TRL's trainer has no such mode. Trainer and engine run concurrently on the
+  same cores, so their threads do not spin.
 """
 
 TIMES = """\

@@ -1,0 +1,368 @@
+"""Measures the path of a rollout from finished trajectories to the tensors of the trainer ranks.
+
+The driver's part is what the training loop calls: `build_batch`, `check_staleness`, `plan_steps` and
+`RankGroup.shared`, which stores the batch in Ray's object store. The ranks are Ray actors. Each reads the batch and
+packs its micro-batches as the FSDP backend does on a CPU, without shared prompts. Compared, interleaved, with
+
+    copy, columns        one memcpy, by one thread, of the token columns of the batch: 13 bytes a token
+    copy, with tensors   the same of the columns and the tensors of one rank: all ranks pack at the same time
+    lists                the way of other frameworks: for each rank a dictionary of lists of Python numbers, pickled
+                         into the object store, and one tensor per sample and column; with fewer samples, scaled
+
+A copy goes into new memory, or ("warm") into memory that was written before. CPU seconds are of the critical path: the
+driver and the slowest rank. Medians of the rounds; ratios are of one round. Writes `results/data_path.md` and `.json`.
+
+    python benchmarks/data_path.py [--samples 8192] [--tokens 8192] [--ranks 2] [--rounds 7] [--dry]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from machine import machine, sentence
+
+from rlscale.cluster.rank_group import RankGroup
+from rlscale.config import BatchConfig
+from rlscale.control.staleness import check_staleness
+from rlscale.data.batch import build_batch
+from rlscale.data.column_buffers import ColumnBuffers
+from rlscale.data.microbatch_plan import plan_steps
+from rlscale.trajectory import Trajectory
+from rlscale.types import Group, Prompt, SampleStatus, StepPlan, TrainBatch
+
+RESULTS = Path(__file__).parent / "results"
+GROUP_SIZE = 8
+VOCAB_SIZE = 150_000
+COLUMNS = ("tokens", "loss_mask", "rollout_logprobs", "weight_versions")
+"""Columns of a batch with a value per token: 4 + 1 + 4 + 4 bytes."""
+
+MICROBATCH_SAMPLES = 4
+PIECE_BYTES = 2**28
+COPY_LIMIT, LISTS_LIMIT = 2.0, 50.0
+
+
+class Moment(NamedTuple):
+    """A time on the clock of all processes of this machine, and the CPU time of this process, in seconds."""
+
+    wall: float
+    cpu: float
+
+
+def now() -> Moment:
+    return Moment(time.perf_counter(), time.process_time())
+
+
+def now_in_thread() -> Moment:
+    """As `now`, with the CPU time of this thread: an idle process of Ray has others that work."""
+    return Moment(time.perf_counter(), time.thread_time())
+
+
+def between(start: Moment, end: Moment) -> Moment:
+    return Moment(end.wall - start.wall, end.cpu - start.cpu)
+
+
+def add(*parts: Moment) -> Moment:
+    return Moment(sum(part.wall for part in parts), sum(part.cpu for part in parts))
+
+
+Round = dict[str, Moment]
+"""Durations of one round by name."""
+
+
+class Rank:
+    """The data side of one trainer rank, as an actor of a `RankGroup`."""
+
+    def __init__(self, rank: int) -> None:
+        # Imported here: the driver of a run has no torch either.
+        import torch
+
+        from rlscale.training.cpu.allocator import keep_freed_memory
+
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        self._rank = rank
+        self._idle_since = now_in_thread()
+
+    def call(self, method: str, *args: Any) -> dict[str, Any]:
+        # Ray has read the arguments before this line, in the CPU time since the last call.
+        arrived = now_in_thread()
+        result: dict[str, Any] = getattr(self, method)(*args)
+        result["done"] = Moment(result["at"].wall, result["at"].cpu - self._idle_since.cpu)
+        result["arrived"] = Moment(arrived.wall, arrived.cpu - self._idle_since.cpu)
+        self._idle_since = now_in_thread()
+        return result
+
+    def take_batch(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> dict[str, Any]:
+        """Packs the micro-batches of this rank."""
+        import torch
+
+        from rlscale.training.packing.microbatch import pack
+        from rlscale.training.rollout_state import shared_column
+
+        logprobs, device = shared_column(batch.rollout_logprobs), torch.device("cpu")
+        mine = [samples for plan in steps for samples in plan.microbatches[self._rank]]
+        micros = [pack(batch, samples, device=device) for samples in mine]
+        at = now_in_thread()
+        samples = [i for each in mine for i in each]
+        packed = sum(int(micro.input_ids.sum()) for micro in micros)
+        assert packed == sum(int(batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].sum()) for i in samples)
+        assert len(logprobs) == len(batch.tokens)
+        return {"at": at, "num_bytes": sum(tensor_bytes(micro) for micro in micros)}
+
+    def wait(self) -> dict[str, Any]:
+        """Returns once the arguments of the call before are freed: their CPU time is that of no path."""
+        return {"at": now_in_thread(), "num_bytes": 0}
+
+    def take_lists(self, columns: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
+        """Makes a tensor of each list."""
+        import torch
+
+        dtypes = {"rollout_logprobs": torch.float32, "loss_mask": torch.uint8, "weight_versions": torch.int32}
+        tensors = {
+            name: [torch.tensor(values, dtype=dtypes.get(name, torch.int64)) for values in lists]
+            for name, lists in columns.items()
+        }
+        at = now_in_thread()
+        return {"at": at, "num_bytes": sum(each.nbytes for column in tensors.values() for each in column)}
+
+
+def tensor_bytes(micro: Any) -> int:
+    """Bytes of the columns of a micro-batch that have a value per token."""
+    layout = micro.layout
+    columns = (micro.input_ids, micro.position_ids, micro.logit_rows, micro.targets, micro.batch_rows)
+    return sum(each.nbytes for each in (*columns, layout.mask_T, layout.sample_ids_T))
+
+
+def make_groups(num_samples: int, num_tokens: int) -> list[Group]:
+    """Finished groups, as the collector hands them over: a sixteenth of each sample is its prompt."""
+    random = np.random.default_rng(0)
+    prompt_len = max(1, num_tokens // 16)
+    number = num_tokens - prompt_len
+    groups = []
+    for index in range(num_samples // GROUP_SIZE):
+        prompt = Prompt(index=index, text="", token_ids=tuple(random.integers(VOCAB_SIZE, size=prompt_len).tolist()))
+        samples = []
+        for i in range(index * GROUP_SIZE, (index + 1) * GROUP_SIZE):
+            trajectory = Trajectory(id=i, group_index=index, prompt=prompt, seed=i, reward=float(i % 2))
+            trajectory.extend(
+                random.integers(VOCAB_SIZE, size=number, dtype=np.int32),
+                logprobs=-random.random(number, dtype=np.float32),
+                weight_versions=np.zeros(number, np.int32),
+                sampled=True,
+            )
+            trajectory.status = SampleStatus.completed
+            samples += trajectory.samples()
+        groups.append(Group(index=index, prompt=prompt, samples=samples))
+    return groups
+
+
+class DataPath:
+    """The driver's side of the path."""
+
+    def __init__(self, groups: list[Group], ranks: RankGroup, options: argparse.Namespace) -> None:
+        self._groups, self._ranks, self._num_ranks = groups, ranks, options.ranks
+        self._config = BatchConfig(
+            rollout_batch_size=len(groups),
+            n_samples_per_prompt=GROUP_SIZE,
+            global_batch_size=len(groups) * GROUP_SIZE,
+            use_dynamic_batch_size=True,
+            max_tokens_per_gpu=MICROBATCH_SAMPLES * options.tokens,
+        )
+        self._buffers = ColumnBuffers()  # the loop has them, too
+        self.column_bytes = self.rank_bytes = 0
+
+    async def run(self) -> Round:
+        """Durations of the stages, of the path up to the columns on the ranks, and of the whole path."""
+        await gather(ref for _, ref in self._ranks.calls("wait"))
+        moments = [now()]
+        batch = build_batch(self._groups, 0, buffers=self._buffers)
+        moments.append(now())
+        check_staleness(batch, self._groups, max_staleness=0)
+        moments.append(now())
+        steps = plan_steps(batch, self._config, num_ranks=self._num_ranks)
+        moments.append(now())
+        arguments = self._ranks.shared(batch), self._ranks.shared(steps)
+        stored = now()
+        results = await gather(ref for _, ref in self._ranks.calls("take_batch", *arguments))
+        self.column_bytes = sum(getattr(batch, name).nbytes for name in COLUMNS)
+        self.rank_bytes = max(result["num_bytes"] for result in results)
+        names = ("build_batch", "check_staleness", "plan_steps", "store")
+        pairs = pairwise([*moments, stored])
+        stages = {name: between(*pair) for name, pair in zip(names, pairs, strict=True)}
+        read = ends(results, "arrived", since=stored)
+        whole = ends(results, "done", since=stored)
+        stages |= {"read": read, "pack": between(read, whole)}
+        driver = between(moments[0], stored)
+        return {**stages, "to the columns": add(driver, read), "to the tensors": add(driver, whole)}
+
+
+class ListPath:
+    """The path of other frameworks, with the same columns and ranks."""
+
+    def __init__(self, groups: list[Group], ranks: RankGroup, num_ranks: int) -> None:
+        samples, self._ranks = [sample for group in groups for sample in group.samples], ranks
+        self._columns = [
+            {name: [getattr(each, name).tolist() for each in samples[rank::num_ranks]] for name in COLUMNS}
+            for rank in range(num_ranks)
+        ]
+
+    async def run(self) -> Moment:
+        start = now()
+        refs = [ray.put(columns) for columns in self._columns]
+        stored = now()
+        actors = [actor for _, actor in self._ranks.named_actors]
+        results = await gather(actor.call.remote("take_lists", ref) for actor, ref in zip(actors, refs, strict=True))
+        return add(between(start, stored), ends(results, "done", since=stored))
+
+
+async def gather(refs: Any) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(asyncio.wrap_future(ref.future()) for ref in refs))
+
+
+def ends(results: Sequence[Mapping[str, Any]], name: str, *, since: Moment) -> Moment:
+    """Duration until the slowest rank has passed a moment. Their CPU times count from the end of their last call."""
+    return Moment(max(each[name].wall for each in results) - since.wall, max(each[name].cpu for each in results))
+
+
+class Copies:
+    """Copies by one thread, from memory that is filled, in pieces that no cache holds."""
+
+    def __init__(self) -> None:
+        self._source, self._target = np.ones(PIECE_BYTES, np.uint8), np.ones(PIECE_BYTES, np.uint8)
+
+    def run(self, num_bytes: int, *, warm: bool) -> Moment:
+        start = now()
+        for first in range(0, num_bytes, len(self._source)):
+            size = min(len(self._source), num_bytes - first)
+            target = self._target if warm else np.empty(size, np.uint8)
+            ctypes.memmove(target.ctypes.data, self._source.ctypes.data, size)
+            del target
+        return between(start, now())
+
+
+def measure(options: argparse.Namespace) -> tuple[list[Round], dict[str, int]]:
+    """Durations of every round, and bytes."""
+    groups = make_groups(options.samples, options.tokens)
+    actor: Any = ray.remote(Rank)
+    ranks = RankGroup("actor", [actor.options(num_cpus=0).remote(rank) for rank in range(options.ranks)])
+    ours = DataPath(groups, ranks, options)
+    lists = ListPath(groups[: options.list_samples // GROUP_SIZE], ranks, options.ranks)
+    copies, rounds = Copies(), []
+    for _ in range(options.rounds + 1):
+        durations = asyncio.run(ours.run())
+        durations["lists"] = asyncio.run(lists.run())
+        both = ours.column_bytes + ours.rank_bytes
+        for name, num_bytes in (("columns", ours.column_bytes), ("with tensors", both)):
+            durations[f"copy, {name}"] = copies.run(num_bytes, warm=False)
+            durations[f"copy, {name}, warm"] = copies.run(num_bytes, warm=True)
+        rounds.append(durations)
+    ranks.kill()
+    # The first round allocates memory and imports modules.
+    return rounds[1:], {"columns": ours.column_bytes, "rank": ours.rank_bytes}
+
+
+def medians(rounds: Sequence[Round]) -> Round:
+    return {
+        name: Moment(*(statistics.median(each[name][kind] for each in rounds) for kind in range(2)))
+        for name in rounds[0]
+    }
+
+
+def ratio(rounds: Sequence[Round], name: str, other: str, *, factor: float = 1.0) -> Moment:
+    """Median over the rounds of one duration divided by another, which is multiplied by `factor`."""
+    return Moment(
+        *(statistics.median(each[name][kind] / (factor * each[other][kind]) for each in rounds) for kind in range(2))
+    )
+
+
+def summarise(rounds: Sequence[Round], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The comparisons: ratio to a copy, and the factor over lists."""
+    paths = (("to the columns", "copy, columns"), ("to the tensors", "copy, with tensors"))
+    rows = [
+        {"path": path, "reference": f"{copy}{warm}", "ratio": ratio(rounds, path, f"{copy}{warm}")._asdict()}
+        for path, copy in paths
+        for warm in ("", ", warm")
+    ]
+    rows.append(
+        {
+            "path": "to the tensors",
+            "reference": "copy, columns, warm",
+            "ratio": ratio(rounds, "to the tensors", "copy, columns, warm")._asdict(),
+        }
+    )
+    scale = options.list_samples / options.samples
+    for path, _ in paths:
+        rows.append({"path": "lists", "reference": path, "ratio": ratio(rounds, "lists", path, factor=scale)._asdict()})
+    return rows
+
+
+def report(rounds: Sequence[Round], num_bytes: Mapping[str, int], options: argparse.Namespace, load: float) -> str:
+    typical, scale = medians(rounds), options.samples / options.list_samples
+    lines = ["| stage | wall, ms | CPU, ms |", "|---|---|---|"]
+    for name, duration in typical.items():
+        factor, note = (scale, f", {options.list_samples} samples x {scale:g}") if name == "lists" else (1.0, "")
+        lines.append(f"| {name}{note} | {1e3 * factor * duration.wall:,.0f} | {1e3 * factor * duration.cpu:,.0f} |")
+    lines += ["", "| path | divided by | wall | CPU | target | met |", "|---|---|---|---|---|---|"]
+    for row in summarise(rounds, options):
+        values = row["ratio"].values()
+        is_lists = row["path"] == "lists"
+        target = f"at least {LISTS_LIMIT:g}" if is_lists else f"at most {COPY_LIMIT:g}"
+        is_met = min(values) >= LISTS_LIMIT if is_lists else max(values) <= COPY_LIMIT
+        numbers = " | ".join(f"{value:.2f}" for value in values)
+        lines.append(f"| {row['path']} | {row['reference']} | {numbers} | {target} | {'yes' if is_met else 'no'} |")
+    description = (__doc__ or "").split("Writes `")[0].strip().partition("\n\n")[2]
+    return (
+        f"# Data path\n\n{description}\n\n{sentence([load])} {options.samples:,} samples of {options.tokens:,} tokens, "
+        f"{options.ranks} ranks, {len(rounds)} rounds. Columns: {num_bytes['columns'] / 1e6:.0f} MB; tensors of one "
+        f"rank: {num_bytes['rank'] / 1e6:.0f} MB. Other work ran on the machine: CPU times and ratios are more "
+        "reliable than wall times. A target is met if both ratios are. A virtual machine may take freed memory back, "
+        "which makes copies into new memory slow; the path itself uses the memory of the rollout before, "
+        "so that the warm copy is the strict reference. Lists end as tensors of the columns, "
+        'which is where "to the columns" ends, too; packing adds positions, targets and indices in 64 bits for the '
+        f"model. Made by `python benchmarks/data_path.py`.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=8192, help="of a sample, prompt included")
+    parser.add_argument("--list-samples", type=int, default=128, help="samples of the path of lists")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dry", action="store_true", help="writes no results")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    rounds, num_bytes = measure(options)
+    ray.shutdown()
+    text = report(rounds, num_bytes, options, load)
+    sys.stdout.write(text)
+    if not options.dry:
+        (RESULTS / "data_path.md").write_text(text)
+        content = {
+            "machine": machine(),
+            "load": load,
+            "bytes": num_bytes,
+            "comparisons": summarise(rounds, options),
+            "rounds": [{name: duration._asdict() for name, duration in each.items()} for each in rounds],
+        }
+        (RESULTS / "data_path.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
