@@ -18,6 +18,7 @@ PROCESSES = (
     "tests/ranks",
     "tests/contract",
     "tests/integration",
+    "tests/cluster",
     "tests/packaging",
     "tests/browser",
     "tests/test_architecture.py",
@@ -38,8 +39,12 @@ def _python(session: nox.Session, *args: str, **options: Any) -> None:
 
 def _pytest(session: nox.Session, folders: tuple[str, ...], markers: str, *args: str) -> None:
     """Runs the tests of `folders` that have `markers`; paths after `--` replace the folders."""
-    # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
-    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    env = {
+        # One thread per process: tests start several processes, and two-thread OpenMP suffers badly from contention.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        # Python reads the empty string as unset. Without byte code every process compiles the package again.
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     chosen = any(Path(word.split("::")[0]).exists() for word in session.posargs if not word.startswith("-"))
     command = ("pytest", "-q", "-m", markers, *args, *(() if chosen else folders), *session.posargs)
     _python(session, *command, env=env, success_codes=[0, NO_TESTS])
@@ -92,7 +97,7 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """What needs a CUDA device."""
+    """Tests that need a CUDA device."""
     _pytest(session, ("tests/gpu",), "gpu", "--timeout=1800")
 
 

@@ -2,9 +2,10 @@
 
     python scripts/record_arguments.py megatron                       # in the interpreter that runs this
     python scripts/record_arguments.py sglang --python <interpreter>
+    python scripts/record_arguments.py sampling --python <interpreter>
 
-Writes `src/rlscale/config/passthrough/<name>_arguments.json`: the names and types that `megatron.<field>` and
-`sglang.<argument>` are checked against.
+Writes files of `src/rlscale/config/passthrough/`: the names and types that `megatron.<field>`, `sglang.<argument>` and
+the entries of `rollout.sampling_params` are checked against.
 """
 
 import argparse
@@ -12,10 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlscale.config.passthrough import megatron_args, sglang_args
+from rlscale.config.passthrough import megatron_args, sglang_args, sglang_sampling_params
 from rlscale.config.passthrough.recorded import DESCRIBE
 
-LIBRARIES = {"megatron": megatron_args, "sglang": sglang_args}
+LIBRARIES = {"megatron": megatron_args, "sglang": sglang_args, "sampling": sglang_sampling_params}
 
 
 def main() -> None:
@@ -24,7 +25,8 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter that has the library")
     arguments = parser.parse_args()
     library = LIBRARIES[arguments.library]
-    command = [str(arguments.python), str(DESCRIBE), library.DISTRIBUTION, *library.CLASSES]
+    distribution = (megatron_args if library is megatron_args else sglang_args).DISTRIBUTION
+    command = [str(arguments.python), str(DESCRIBE), distribution, *library.CLASSES]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     library.RECORDED.write_text(done.stdout.rstrip() + "\n", encoding="utf-8")
 

@@ -13,9 +13,11 @@ import yaml
 from rlscale.algo import corrections, kl, losses, off_policy, reduce, whitening
 from rlscale.algo.advantages import (
     ESTIMATORS,
+    batch_std,
     distill,
     gae,
     leave_one_out,
+    length_adaptive_lambda,
     normalize_by_group,
     overlong_penalty,
 )
@@ -38,8 +40,10 @@ SECTIONS: tuple[Section, ...] = (
         functions=(
             *dict.fromkeys(estimator.compute for estimator in ESTIMATORS.values()),
             normalize_by_group,
+            batch_std,
             leave_one_out,
             gae,
+            length_adaptive_lambda,
             overlong_penalty,
             whitening.whiten,
             distill,
@@ -47,9 +51,12 @@ SECTIONS: tuple[Section, ...] = (
         keys=(
             "rewards_normalization",
             "grpo_std_normalization",
+            "scale_rewards",
             "baseline",
             "gamma",
             "lambd",
+            "lambd_critic",
+            "lambd_alpha",
             "kl_coef",
             "overlong_buffer_len",
             "overlong_penalty",
@@ -63,7 +70,17 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         title="Losses",
         functions=(*losses.POLICY_LOSSES.values(), losses.value_loss, losses.sft_loss),
-        keys=("loss_type", "eps_clip", "eps_clip_high", "eps_clip_c", "entropy_coef", "custom_loss_function_path"),
+        keys=(
+            "loss_type",
+            "policy_loss",
+            "eps_clip",
+            "eps_clip_high",
+            "eps_clip_c",
+            "sapo_temperature_pos",
+            "sapo_temperature_neg",
+            "entropy_coef",
+            "custom_loss_function_path",
+        ),
     ),
     Section(
         title="KL divergence from a reference",
@@ -94,7 +111,13 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         title="From tokens to the loss of a step",
         functions=(reduce.mean_per_trajectory, reduce.mean_per_token, reduce.mean_per_length, reduce.weighted_sum),
-        keys=("calculate_per_token_loss", "divide_by_max_response_len", "custom_reducer_function_path"),
+        keys=(
+            "dynamic_sampling",
+            "ppo_epochs",
+            "calculate_per_token_loss",
+            "divide_by_max_response_len",
+            "custom_reducer_function_path",
+        ),
     ),
     Section(title="Measured only", functions=(corrections.logprob_difference,), keys=("use_rollout_entropy",)),
 )
@@ -102,7 +125,17 @@ SECTIONS: tuple[Section, ...] = (
 GOLDEN: Mapping[str, str] = {
     "group_relative": "tests/golden/test_advantages.py",
     **dict.fromkeys(
-        ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo", "distill", "overlong_penalty"),
+        (
+            "gpg",
+            "gdpo",
+            "batch_std",
+            "rloo",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+            "ppo",
+            "distill",
+            "overlong_penalty",
+        ),
         "tests/golden/test_estimators.py",
     ),
     **{loss.__name__: "tests/golden/test_losses.py" for loss in (*losses.POLICY_LOSSES.values(), losses.sft_loss)},
@@ -119,10 +152,15 @@ TITLES: Mapping[str, str] = {
     "dapo": "DAPO",
     "gspo": "GSPO",
     "cispo": "CISPO",
+    "sapo": "SAPO",
+    "gpg": "GPG",
+    "reinforce": "REINFORCE",
+    "gdpo": "GDPO",
     "rloo": "RLOO",
     "reinforce_plus_plus": "REINFORCE++",
     "reinforce_plus_plus_baseline": "REINFORCE++ with a baseline",
     "ppo": "PPO",
+    "vapo": "VAPO",
     "sft": "Supervised training",
     "sft_per_token": "Supervised training by token",
 }
@@ -147,6 +185,13 @@ class Addition:
 
 
 ADDITIONS: tuple[Addition, ...] = (
+    Addition(
+        title="Scaled by the whole batch",
+        paper="arXiv:2508.08221",
+        key="scale_rewards=batch",
+        picture="batch_scale",
+        function=batch_std,
+    ),
     Addition(
         title="KL loss, KL penalty",
         paper="Schulman 2020",
@@ -263,7 +308,7 @@ class Option:
         if name is None:
             return (losses.sft_loss,)
         estimator = ESTIMATORS[name]
-        return estimator.compute, losses.POLICY_LOSSES[estimator.policy_loss]
+        return estimator.compute, losses.POLICY_LOSSES[self.values.get("policy_loss") or estimator.policy_loss]
 
 
 def read_options() -> dict[str, Option]:
@@ -315,7 +360,7 @@ def _options() -> list[str]:
 
 
 def _estimators() -> list[str]:
-    lines = ["| `algo.advantage_estimator` | paper | advantages | loss |", "|---|---|---|---|"]
+    lines = ["| `algo.advantage_estimator` | paper | advantages | loss by default |", "|---|---|---|---|"]
     for name, estimator in ESTIMATORS.items():
         loss = losses.POLICY_LOSSES[estimator.policy_loss].__name__
         lines.append(f"| `{name}` | {estimator.paper} | `{estimator.compute.__name__}` | `{loss}` |")

@@ -36,6 +36,7 @@ _VALUES: Mapping[Any, tuple[Any, ...]] = {
     list[str]: (["a"], ["a", "b"]),
     list[int]: ([1],),
     dict[str, Any]: ({"image": "a"},),
+    dict[str, float]: ({"answer": 1.0},),
 }
 """Values to try for a key of each type; keys with choices have those instead."""
 
@@ -103,6 +104,16 @@ def _changes(read: frozenset[str], folder: str) -> Iterator[dict[str, Any]]:
     """Other values of each key, one key at a time; `folder` contains a checkpoint's `config.json`."""
     if "sglang.server_args" in read:
         yield {"sglang.server_args": {"enable_deterministic_inference": True}}
+    if "rollout.sampling_params" in read:
+        yield {"rollout.sampling_params": {"logit_bias": {"3": 1.0}, "repetition_penalty": 1.1, "regex": "a"}}
+    if "reward.functions" in read:
+        for function in ("judge", "math", "dapo", "remote_rm", "my_rewards:style"):
+            yield {"reward.functions": {"a": function}}
+        yield {"reward.functions": {"a-b": "math"}}
+    if "reward.weights" in read:
+        yield {"reward.weights": {"a": 1.0}}
+    if "reward.judge.prompt" in read:
+        yield {"reward.judge.prompt": "{response}"}
     for path in sorted(read & keys().keys()):
         key = keys()[path]
         values = tuple(key.type) if key.choices else _VALUES.get(key.type, ())
