@@ -1,7 +1,8 @@
-"""Attention of one decoding step on a CPU: SGLang's `torch_native` backend against the plugin's batched attention.
+"""Attention of one decoding step on a CPU: SGLang's `torch_native` backend against the plugin's batched attention,
+with the keys gathered for each step (as for prompts) and in lanes (as for decoding).
 
 Run by `sglang_attention.py` with the interpreter that has SGLang and the plugin; prints one JSON object for each case.
-Both compute the same inputs alternately; the time is that of the process, so other processes count little.
+All compute the same inputs alternately; the time is that of the process, so other processes count little.
 """
 
 import json
@@ -16,6 +17,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from torch import Tensor
 
 from rlscale_sglang_cpu.attention import Plan, Workspace, attend
+from rlscale_sglang_cpu.decode_cache import DecodeCache
 
 REPEATS = 21
 
@@ -37,7 +39,7 @@ def measure(fields: dict[str, int], num_keys: list[int]) -> dict[str, float]:
     heads, key_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
     draw = torch.Generator().manual_seed(0)
     total, batch = sum(num_keys) + 1, len(num_keys)
-    keys, values = torch.randn(2, total, key_heads, size, generator=draw)
+    caches = [tuple(torch.randn(2, total, key_heads, size, generator=draw)) for _ in range(layers)]
     query = torch.randn(batch, heads, size, generator=draw)
     table = torch.zeros(batch, max(num_keys), dtype=torch.int32)
     slots = torch.randperm(total - 1, generator=draw).int() + 1
@@ -45,23 +47,37 @@ def measure(fields: dict[str, int], num_keys: list[int]) -> dict[str, float]:
         table[row, : len(own)] = own
     rows, lengths, scale = torch.arange(batch), torch.tensor(num_keys), size**-0.5
     stock = TorchNativeAttnBackend.__new__(TorchNativeAttnBackend)  # its constructor needs a running server
-    workspace, one, other = Workspace(), torch.empty_like(query), torch.empty_like(query)
+    workspace, lanes = Workspace(), DecodeCache(layers)
+    one, other, third = (torch.empty_like(query) for _ in range(3))
 
     def run_stock() -> None:
-        for _ in range(layers):
+        for keys, values in caches:
             stock._run_sdpa_forward_decode(
                 query, one, keys, values, table, rows, lengths, scaling=scale, enable_gqa=heads != key_heads
             )
 
-    def run_batched() -> None:
+    def run_gathered() -> None:
         plan = Plan(table, rows, [1] * batch, lengths.tolist(), heads // key_heads)
-        for _ in range(layers):
+        for keys, values in caches:
             attend(query, other, keys, values, plan, workspace, scale=scale)
 
-    taken = [(process_ms(run_stock), process_ms(run_batched)) for _ in range(REPEATS)][1:]
-    stock_ms, batched_ms = (statistics.median(column) for column in zip(*taken, strict=True))
-    error = largest_difference(one, other)
-    return {"stock_ms": stock_ms, "batched_ms": batched_ms, "ratio": stock_ms / batched_ms, "error": error}
+    def run_lanes() -> None:
+        step = lanes.next_step(table, rows.tolist(), lengths.tolist())
+        for keys, values in caches:
+            lanes.attend(query, third, keys, values, step, scale=scale)
+
+    runs = (run_stock, run_gathered, run_lanes)
+    # The first round loads the lanes; as the lengths stay the same, the others replace the newest token.
+    taken = [[process_ms(run) for run in runs] for _ in range(REPEATS)][1:]
+    stock_ms, gathered_ms, lanes_ms = (statistics.median(column) for column in zip(*taken, strict=True))
+    error = max(largest_difference(one, other), largest_difference(one, third))
+    return {
+        "stock_ms": stock_ms,
+        "gathered_ms": gathered_ms,
+        "batched_ms": lanes_ms,
+        "ratio": stock_ms / lanes_ms,
+        "error": error,
+    }
 
 
 def process_ms(run: Callable[[], None]) -> float:

@@ -11,6 +11,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from torch import Tensor
 
 from rlscale_sglang_cpu.attention import Plan, Workspace, attend
+from rlscale_sglang_cpu.decode_cache import DecodeCache, DecodeStep
 from rlscale_sglang_cpu.seeds import ATTENTION_BACKEND
 
 STOCK_VARIABLE = "RLSCALE_SGLANG_STOCK_ATTENTION"
@@ -29,11 +30,15 @@ class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]  # SGLang 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self._plan: Plan | None = None
+        self._step: DecodeStep | None = None
         self._workspace = Workspace()
+        self._cache = DecodeCache(model_runner.model_config.num_hidden_layers)
+        # With pipeline stages batches alternate, and each would take the lanes of the other.
+        self._has_lanes = model_runner.server_args.pp_size == 1
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._plan = None
+        self._plan = self._step = None
 
     def _run_sdpa_forward_decode(
         self,
@@ -51,6 +56,13 @@ class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]  # SGLang 
             return super()._run_sdpa_forward_decode(
                 query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, encoder_lens, **options
             )
+        scale, window = options.get("scaling"), options.get("sliding_window_size")
+        if self._step is None or not self._step.fits(seq_lens):
+            self._step, rows, num_keys = None, req_pool_indices.tolist(), seq_lens.tolist()
+            if self._has_lanes and self._cache.has_room(num_keys, k_cache[0].nbytes + v_cache[0].nbytes):
+                self._step = self._cache.next_step(req_to_token, rows, num_keys)
+        if self._step is not None:
+            return self._cache.attend(query, output, k_cache, v_cache, self._step, scale=scale, window=window)
         if self._plan is None or not self._plan.fits(seq_lens):
             shared = query.shape[1] // k_cache.shape[1]
             self._plan = Plan(req_to_token, req_pool_indices, [1] * len(seq_lens), seq_lens.tolist(), shared)
@@ -85,6 +97,7 @@ class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]  # SGLang 
                 **options,
             )
         if self._plan is None or not self._plan.fits(seq_lens):
+            self._cache.invalidate(req_pool_indices.tolist())
             shared = query.shape[1] // k_cache.shape[1]
             self._plan = Plan(req_to_token, req_pool_indices, extend_seq_lens.tolist(), seq_lens.tolist(), shared)
         return self._attend(query, output, k_cache, v_cache, self._plan, options)
