@@ -45,7 +45,7 @@ def test_few_frames_lead_from_the_command_to_the_loop(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Ray is replaced; everything else is real.
-    monkeypatch.setattr(trainer, "ray_session", lambda *_: nullcontext(SimpleNamespace(wait=lambda: None)))
+    monkeypatch.setattr(trainer, "ray_session", lambda *_, **options: nullcontext(SimpleNamespace(wait=lambda: None)))
     monkeypatch.setattr(run, "placement_group_for", lambda _, layout: nullcontext(Bundles(None, "CPU", layout)))
     monkeypatch.setattr(run, "RayTrainers", StackRecorder)
     monkeypatch.setenv("RLSCALE_CACHE", str(tmp_path / "cache"))
