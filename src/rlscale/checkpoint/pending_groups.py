@@ -1,11 +1,13 @@
-"""Finished groups in a checkpoint: generated ahead and not yet trained on.
+"""Groups in a checkpoint: generated ahead and not yet trained on, and dropped ones that a hook has not seen.
 
     <checkpoint>/groups.json            one entry per group, without columns of tokens
     <checkpoint>/groups.safetensors     response_ids, loss_mask, rollout_logprobs, weight_versions: all samples one
-                                        after the other, in the order of groups.json; offsets [S + 1]; routes, of the
-                                        samples that have some, one whole sample after the other, and has_routes [S]
+                                        after the other, in the order of groups.json, those of a group before its failed
+                                        ones; offsets [S + 1]; routes, of the samples that have some, one whole sample
+                                        after the other, and has_routes [S]
+    <checkpoint>/dropped_00000012.*     the same for the groups that a filter dropped from the unfinished rollout 12
 
-Both are absent if there are no such groups. Nothing in them is executed when they are read.
+Files without groups are absent. Nothing in them is executed when they are read.
 """
 
 import json
@@ -20,33 +22,37 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
-from rlscale.types import ConversationPart, Group, Prompt, RouteIds, Sample, SampleStatus
+from rlscale.types import ConversationPart, Failure, FailureCause, Group, Prompt, RouteIds, Sample, SampleStatus
 
-GROUPS_FILE, COLUMNS_FILE = "groups.json", "groups.safetensors"
+PENDING = "groups"
+GROUPS_FILE, COLUMNS_FILE = f"{PENDING}.json", f"{PENDING}.safetensors"
+_DROPPED = "dropped_"
 _SAMPLE_FIELDS = ("index", "seed", "path", "response", "status", "reward", "metadata")
 
 Array = npt.NDArray[Any]
 
 
-def save_groups(folder: Path, groups: Sequence[Group]) -> None:
+def save_groups(folder: Path, groups: Sequence[Group], *, name: str = PENDING) -> None:
     """Writes groups into the folder of a checkpoint.
 
     Args:
         folder: must exist.
         groups: their metadata are JSON values; numbers and arrays of numpy are converted to Python's.
+        name: of the two files.
     """
     if not groups:
         return
-    samples = [sample for group in groups for sample in group.samples]
+    samples = [sample for group in groups for sample in (*group.samples, *group.failed)]
     entries = [
         {
             "index": group.index,
             "prompt": asdict(group.prompt),
             "samples": [_sample_entry(sample, group) for sample in group.samples],
+            "failed": [_sample_entry(sample, group) for sample in group.failed],
         }
         for group in groups
     ]
-    (folder / GROUPS_FILE).write_text(json.dumps(entries, default=_to_python), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(entries, default=_to_python), encoding="utf-8")
     # Sample i has tokens offsets[i] to offsets[i + 1] of every column.
     columns = {
         "offsets": np.cumsum([0, *(sample.response_len for sample in samples)], dtype=np.int64),
@@ -59,39 +65,56 @@ def save_groups(folder: Path, groups: Sequence[Group]) -> None:
     if routed:
         columns["routes"] = np.concatenate(routed)
         columns["has_routes"] = np.asarray([sample.routes is not None for sample in samples])
-    save_file(columns, folder / COLUMNS_FILE)
+    save_file(columns, folder / f"{name}.safetensors")
 
 
-def load_groups(folder: Path) -> list[Group]:
+def save_dropped(folder: Path, dropped: Mapping[int, Sequence[Group]]) -> None:
+    """Writes the groups that a filter dropped from unfinished rollouts, by rollout."""
+    for rollout_id, groups in dropped.items():
+        save_groups(folder, groups, name=f"{_DROPPED}{rollout_id:08d}")
+
+
+def load_dropped(folder: Path) -> dict[int, list[Group]]:
+    """Returns the groups that `save_dropped` wrote. Raises DataError if they cannot be read."""
+    names = sorted(path.stem for path in folder.glob(f"{_DROPPED}*.json"))
+    return {int(name.removeprefix(_DROPPED)): load_groups(folder, name=name) for name in names}
+
+
+def load_groups(folder: Path, *, name: str = PENDING) -> list[Group]:
     """Returns the groups that `save_groups` wrote, equal in every field; an empty list if it wrote none.
 
     Raises:
         DataError: the files cannot be read.
     """
-    if not (folder / GROUPS_FILE).exists():
+    file, columns_file = folder / f"{name}.json", f"{name}.safetensors"
+    if not file.exists():
         return []
     try:
-        entries = json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8"))
-        columns = load_file(folder / COLUMNS_FILE)
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        columns = load_file(folder / columns_file)
         routes, has_routes = columns.pop("routes", None), columns.pop("has_routes", None)
         starts = iter(columns["offsets"][:-1].tolist())
         stops = iter(columns["offsets"][1:].tolist())
         groups = [
-            _build_group(entry, columns, [(next(starts), next(stops)) for _ in entry["samples"]]) for entry in entries
+            _build_group(entry, columns, [(next(starts), next(stops)) for _ in (*entry["samples"], *entry["failed"])])
+            for entry in entries
         ]
         if routes is not None and has_routes is not None:
-            _assign_routes([sample for group in groups for sample in group.samples], routes, has_routes)
+            samples = [sample for group in groups for sample in (*group.samples, *group.failed)]
+            _assign_routes(samples, routes, has_routes)
         return groups
     except (OSError, ValueError, KeyError, TypeError, StopIteration, SafetensorError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{folder / GROUPS_FILE} and {COLUMNS_FILE} must contain the checkpoint's finished groups, got {cause}; "
+            f"{file} and {columns_file} must contain the checkpoint's finished groups, got {cause}; "
             f"delete {folder} to resume from the previous checkpoint"
         ) from error
 
 
 def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
     entry = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
+    if sample.failure is not None:
+        entry["failure"] = asdict(sample.failure)
     # Only functions of the user give a sample another prompt.
     return entry if sample.prompt == group.prompt else entry | {"prompt": asdict(sample.prompt)}
 
@@ -105,10 +128,13 @@ def _build_prompt(values: Mapping[str, Any]) -> Prompt:
 def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequence[tuple[int, int]]) -> Group:
     prompt = _build_prompt(entry["prompt"])
     samples = []
-    for sample_fields, (start, stop) in zip(entry["samples"], spans, strict=True):
+    for sample_fields, (start, stop) in zip((*entry["samples"], *entry["failed"]), spans, strict=True):
         own = _build_prompt(sample_fields["prompt"]) if "prompt" in sample_fields else prompt
+        failure = sample_fields.get("failure")
+        if failure is not None:
+            failure = Failure(cause=FailureCause(failure["cause"]), message=failure["message"])
         sample = Sample(
-            **{**sample_fields, "status": SampleStatus(sample_fields["status"]), "prompt": own},
+            **{**sample_fields, "status": SampleStatus(sample_fields["status"]), "prompt": own, "failure": failure},
             group_index=entry["index"],
         )
         # Copies: views would keep the columns of all samples alive.
@@ -118,7 +144,8 @@ def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: 
         sample.rollout_logprobs = values["rollout_logprobs"]
         sample.weight_versions = values["weight_versions"]
         samples.append(sample)
-    return Group(index=entry["index"], prompt=prompt, samples=samples)
+    num_graded = len(entry["samples"])
+    return Group(index=entry["index"], prompt=prompt, samples=samples[:num_graded], failed=samples[num_graded:])
 
 
 def _assign_routes(samples: Sequence[Sample], routes: RouteIds, has_routes: Array) -> None:

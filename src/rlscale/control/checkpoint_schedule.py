@@ -5,7 +5,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from rlscale.checkpoint.pending_groups import load_groups, save_groups
+from rlscale.checkpoint.pending_groups import load_dropped, load_groups, save_dropped, save_groups
 from rlscale.checkpoint.store import Checkpoint
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
@@ -31,7 +31,7 @@ class CheckpointSchedule:
     def load(self, checkpoint: Checkpoint) -> None:
         """Restores the position of the prompts and the groups that were not trained on."""
         self._deps.source.load_state_dict(checkpoint.state["source"])
-        self._producer.restore(load_groups(checkpoint.folder))
+        self._producer.restore(load_groups(checkpoint.folder), load_dropped(checkpoint.folder))
 
     @property
     def is_at_interval(self) -> bool:
@@ -59,6 +59,7 @@ class CheckpointSchedule:
             await trainers.export_hf(Path(save_hf.format(rollout_id=done)))
         # A resumed run reuses these groups, and finishes those that are not.
         await write_in_thread(save_groups, folder, state.pending)
+        await write_in_thread(save_dropped, folder, state.dropped)
 
     def commit(self, tasks: asyncio.TaskGroup) -> None:
         """Makes a checkpoint of the saved files: now, or with a background save once all of them are on disk."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,6 +48,8 @@ class ProducerState:
 
     source: dict[str, Any]
     pending: list[Group]  # drawn from the source and not trained on: finished, partial, or without samples
+    # By unfinished rollout: they have their fate, and the hook of all samples gets them with that rollout.
+    dropped: dict[int, list[Group]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,6 +95,7 @@ class Producer:
         self._ready: asyncio.Queue[_Started] = asyncio.Queue()
         self._started: deque[_Started] = deque()
         self._buffer = GroupBuffer(source)
+        self._dropped_before: dict[int, list[Group]] = {}  # of a checkpoint, by rollout
         self._num_dropped = 0
         self._waited_s, self._waiting_since = 0.0, 0.0
 
@@ -100,9 +103,10 @@ class Producer:
         """Lets a function of the user collect the rollouts. Before `restore` and `run`."""
         self._buffer = GroupBuffer(self._source, user_rollout)
 
-    def restore(self, groups: Sequence[Group]) -> None:
-        """Adds groups of a checkpoint, which come before new prompts. Before `run`."""
+    def restore(self, groups: Sequence[Group], dropped: Mapping[int, list[Group]]) -> None:
+        """Adds groups of a checkpoint, which come before new prompts, and those that it dropped. Before `run`."""
         self._buffer.restore(groups)
+        self._dropped_before = dict(dropped)
 
     async def run(self) -> None:
         """Starts every rollout as soon as the bound allows it; returns when the last group is finished."""
@@ -152,7 +156,9 @@ class Producer:
     def state(self) -> ProducerState:
         """The position after the rollouts that `next` has returned. After `wait_for_draws`."""
         source, pending = self._buffer.state([started.collector for started in self._started])
-        return ProducerState(source=source, pending=pending)
+        # Rollouts that the resumed run did not start yet have no collector.
+        dropped = self._dropped_before | {each.rollout_id: list(each.collector.dropped) for each in self._started}
+        return ProducerState(source=source, pending=pending, dropped=dropped)
 
     def pop_counts(self) -> dict[str, float]:
         """Dropped groups and seconds waited since the last call, by metric."""
@@ -177,7 +183,9 @@ class Producer:
             return await self._make_group(group, collector, rollout_id=rollout_id)
 
         newest = None if self._max_staleness else self._gate.version
-        return self._buffer.open_collector(rollout_id, make, versions=(self._gate.version, newest))
+        collector = self._buffer.open_collector(rollout_id, make, versions=(self._gate.version, newest))
+        collector.dropped += self._dropped_before.pop(rollout_id, [])
+        return collector
 
     def _end(self, started: _Started, _: "asyncio.Task[list[Group]]") -> None:
         started.ended_at = time.perf_counter()

@@ -5,9 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlscale.checkpoint.pending_groups import COLUMNS_FILE, GROUPS_FILE, load_groups, save_groups
+from rlscale.checkpoint.pending_groups import (
+    COLUMNS_FILE,
+    GROUPS_FILE,
+    load_dropped,
+    load_groups,
+    save_dropped,
+    save_groups,
+)
 from rlscale.errors import DataError
-from rlscale.types import Group, Prompt, Sample, SampleStatus
+from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus
 
 
 def make_groups() -> list[Group]:
@@ -39,6 +46,25 @@ def test_loaded_groups_equal_the_saved_ones(tmp_path: Path) -> None:
     save_groups(tmp_path, make_groups())
     assert load_groups(tmp_path) == make_groups()
     assert all(sample.prompt is group.prompt for group in load_groups(tmp_path) for sample in group.samples)
+
+
+def test_failed_samples_and_the_causes_of_failures_are_kept(tmp_path: Path) -> None:
+    made = make_groups()
+    failed = made[0].samples.pop()
+    failed.status, failed.reward = SampleStatus.failed, None
+    failed.failure = Failure(cause=FailureCause.grader, message="no answer")
+    made[0].failed.append(failed)
+    made[1].samples[0].failure = Failure(cause=FailureCause.budget, message="no tokens left")
+    save_groups(tmp_path, made)
+    assert load_groups(tmp_path) == made
+
+
+def test_dropped_groups_are_kept_by_rollout(tmp_path: Path) -> None:
+    first, second = make_groups()
+    save_groups(tmp_path, [first])
+    save_dropped(tmp_path, {3: [second], 12: [first, second], 13: []})
+    assert load_dropped(tmp_path) == {3: [second], 12: [first, second]}
+    assert load_groups(tmp_path) == [first]
 
 
 def test_loaded_routes_keep_their_dtype(tmp_path: Path) -> None:

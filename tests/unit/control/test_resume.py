@@ -1,13 +1,23 @@
 """Runs killed with rollouts ahead: no group is lost or used twice, and the staleness bound holds."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlscale.checkpoint.pending_groups import load_groups
+from rlscale.checkpoint.pending_groups import load_dropped, load_groups
+from rlscale.config import SamplingConfig
 from rlscale.control.loop_config import Progress
-from tests.unit.control.simulation import NUM_PROMPTS, Prompts, simulation
+from rlscale.control.rollout_hooks import RolloutHooks
+from rlscale.plugins.user_hook import UserHook
+from rlscale.rollout.generate_session import GenerateSession
+from rlscale.rollout.group_filters import GroupFilters
+from rlscale.trajectory import Trajectory
+from rlscale.types import Failure, FailureCause, Group
+from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, Prompts, simulation
+from tests.unit.control.test_sampling import fates
 
 NUM_ROLLOUTS = 10
 
@@ -120,3 +130,77 @@ async def test_a_requested_stop_saves_after_the_step_and_the_resumed_run_continu
         progress = await again.loop.run()
     assert progress.next_rollout == NUM_ROLLOUTS
     assert again.trained_groups == list(range(NUM_ROLLOUTS * NUM_PROMPTS))
+
+
+async def test_the_hook_of_all_samples_gets_groups_that_were_dropped_before_the_checkpoint(tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+
+    def record(groups: Sequence[Group]) -> None:
+        seen.append([group.index for group in groups])
+
+    values: dict[str, Any] = {
+        "staleness": 2,
+        "num_rollouts": NUM_ROLLOUTS,
+        "filters": GroupFilters(dynamic=lambda group: group.index % 2 == 0 or "odd"),
+        "sampling": SamplingConfig(all_samples_process_path="a:b", over_sampling_batch_size=2 * NUM_PROMPTS),
+        "hooks": RolloutHooks(
+            all_samples=UserHook(key="sampling.all_samples_process_path", function=record, timeout_s=30.0)
+        ),
+    }
+    with simulation(tmp_path, save_interval=1, **values) as run:
+        # Rollouts ahead finish while the first one trains, so that checkpoints have groups that they dropped.
+        run.trainers.num_iterations = 200
+        task = asyncio.create_task(run.loop.run())
+        while (newest := run.store.latest()) is None or newest.rollout_id < 3:
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        start, pages = run.store.latest(), list(run.pages)
+    assert start is not None
+    before = load_dropped(start.folder)
+    assert before and all(group.index % 2 for groups in before.values() for group in groups)
+    del seen[start.rollout_id :]
+    with simulation(tmp_path, start=start, **values) as again:
+        await again.trainers.load(start.folder)
+        await again.loop.run()
+    kept = [page for page in pages if page["step"] < start.rollout_id]
+    dropped = {index // NUM_SAMPLES for index, fate in fates(kept + again.pages).items() if fate == "dropped/odd"}
+    found = [index for each in seen for index in each]
+    assert len(seen) == NUM_ROLLOUTS and len(found) == len(set(found))
+    assert {group.index for groups in before.values() for group in groups} <= set(found)
+    # Groups of rollouts that would follow the last one have a fate, and no rollout that the hook gets.
+    assert {index for index in found if index % 2} <= dropped
+    assert [index for index in sorted(found) if index % 2 == 0] == sorted(again.trained_groups)
+
+
+async def fail_the_second(trajectory: Trajectory, session: GenerateSession) -> Failure | None:
+    if trajectory.id % NUM_SAMPLES:
+        return Failure(cause=FailureCause.tool, message="broke")
+    trajectory.add_generation(await session.generate(trajectory.token_ids()))
+    return None
+
+
+async def test_failed_trajectories_of_groups_in_a_checkpoint_keep_their_cause(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "staleness": 2,
+        "num_rollouts": NUM_ROLLOUTS,
+        "generate": fail_the_second,
+        "sampling": SamplingConfig(min_group_size=1, max_retries=0, max_failed_share=0.9),
+    }
+    with simulation(tmp_path, save_interval=1, **values) as run:
+        run.trainers.num_iterations = 200
+        task = asyncio.create_task(run.loop.run())
+        while (newest := run.store.latest()) is None or newest.rollout_id < 3:
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        start, pages = run.store.latest(), list(run.pages)
+    assert start is not None
+    assert any(group.failed for group in load_groups(start.folder)), "the checkpoint has finished groups"
+    with simulation(tmp_path, start=start, **values) as again:
+        await again.trainers.load(start.folder)
+        await again.loop.run()
+    found = fates([page for page in pages if page["step"] < start.rollout_id] + again.pages)
+    assert {index for index, fate in found.items() if fate == "failed/tool"} == {
+        index * NUM_SAMPLES + 1 for index in again.trained_groups
+    }
