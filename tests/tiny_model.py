@@ -41,12 +41,12 @@ def write_tiny_qwen3_moe(folder: Path, *, seed: int = 0) -> Path:
     return _write(folder, Qwen3MoeForCausalLM, config, seed=seed)
 
 
-def write_tiny_reward_model(folder: Path, *, seed: int = 0) -> Path:
+def write_tiny_reward_model(folder: Path, *, family: str = "Qwen3", seed: int = 0) -> Path:
     """Like `write_tiny_qwen3`, with one number for a text, read at its last token, instead of logits."""
-    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+    import transformers
 
-    config = Qwen3Config(intermediate_size=160, num_labels=1, **FIGURES)
-    return _write(folder, Qwen3ForSequenceClassification, config, seed=seed)
+    config = getattr(transformers, f"{family}Config")(intermediate_size=160, num_labels=1, **FIGURES)
+    return _write(folder, getattr(transformers, f"{family}ForSequenceClassification"), config, seed=seed)
 
 
 def _write(folder: Path, kind: Any, config: Any, *, seed: int) -> Path:

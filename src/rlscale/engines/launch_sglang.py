@@ -28,6 +28,12 @@ ON_CPU: Mapping[str, Any] = {
 CORES_OF_RANKS = "SGLANG_CPU_OMP_THREADS_BIND"
 """Variable with the cores of each rank of a process on a CPU, e.g. `0-1|2-3`."""
 
+MODEL_PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+"""Variable with a package whose classes of models take precedence over SGLang's."""
+
+REWARD_MODELS = "rlscale_reward_models"
+"""The package next to `serve.py`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SglangLaunch(EngineLaunch):
@@ -97,6 +103,8 @@ class SglangLaunch(EngineLaunch):
         # Otherwise /health generates a token: it fails while generation is paused, and no cache can be flushed while it
         # runs. SGLang's watchdog ends a scheduler that hangs.
         variables = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"} | device_variables(place)
+        if self.server_args.get("is_embedding") and MODEL_PACKAGE not in os.environ:
+            variables[MODEL_PACKAGE] = REWARD_MODELS
         if self.device == "cpu":
             # The threads of its processes compete for the cores: with two threads it is ten times slower.
             variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

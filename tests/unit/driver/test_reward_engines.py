@@ -10,6 +10,7 @@ from rich.console import Console
 from rlscale.config import RunConfig, load_config
 from rlscale.driver.reward_engines import build_reward_launch, judge_model
 from rlscale.engines.launch import ProcessPlace
+from rlscale.engines.launch_sglang import MODEL_PACKAGE, REWARD_MODELS, SERVE
 from rlscale.plan.hardware import HARDWARE
 from rlscale.plan.placement import build_layout
 from rlscale.plan.plan import make_plan
@@ -32,7 +33,7 @@ def test_the_kind_is_that_of_the_rollout_engines_unless_it_is_set(monkeypatch: p
     assert (given["model_path"], given["tp_size"]) == ("judge", 2) and "is_embedding" not in given
 
 
-def test_a_reward_model_is_an_embedding_model_of_sglang() -> None:
+def test_a_reward_model_is_an_embedding_model_of_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(
         [
             *("experiment=quickstart", "reward.custom_path=a:b", "reward.engine.num_gpus=1"),
@@ -40,9 +41,15 @@ def test_a_reward_model_is_an_embedding_model_of_sglang() -> None:
             "reward.engine.server_args={mem_fraction_static: 0.5}",
         ]
     )
-    given = build_reward_launch(config, model_path="rm", num_threads=1).arguments(PLACE)
+    launch = build_reward_launch(config, model_path="rm", num_threads=1)
+    given = launch.arguments(PLACE)
     assert given["is_embedding"] is True
     assert (given["context_length"], given["mem_fraction_static"]) == (512, 0.5)
+    # Its classes have no random bias; those of the user take precedence.
+    assert launch.environment(PLACE)[MODEL_PACKAGE] == REWARD_MODELS
+    assert (SERVE.parent / REWARD_MODELS / "__init__.py").exists()
+    monkeypatch.setenv(MODEL_PACKAGE, "my_models")
+    assert launch.environment(PLACE)[MODEL_PACKAGE] == "my_models"
 
 
 def test_the_model_is_the_starting_one_unless_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
