@@ -20,6 +20,7 @@ from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.ray_session import RaySession, ray_session
 from rlscale.config import RunConfig, mixes_caches, to_dict, to_yaml
+from rlscale.config.rules import overlaps
 from rlscale.control.ci_checks import check_metric
 from rlscale.control.loop_config import Progress
 from rlscale.control.oom_advice import with_memory_advice
@@ -102,7 +103,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(_marked_as_started())
             session = self._session or stack.enter_context(
-                ray_session(config.cluster, build_layout(config), may_spin=config.rollout.max_staleness == 0)
+                ray_session(config.cluster, build_layout(config), may_spin=not overlaps(config))
             )
             # Imported while Ray starts.
             from rlscale.driver.prepared_run import prepare_run

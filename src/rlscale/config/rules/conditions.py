@@ -34,6 +34,11 @@ def uses_engines(config: RunConfig) -> bool:
     return not is_sft(config) or config.eval.interval is not None
 
 
+def overlaps(config: RunConfig) -> bool:
+    """Whether engines generate while the trainer works: ahead of it, which supervised training does not."""
+    return config.rollout.max_staleness > 0 and uses_engines(config) and not is_sft(config)
+
+
 def builtin_rewards(config: RunConfig) -> dict[str, str]:
     """The built-in rewards that score samples, by the key that names each."""
     reward = config.reward

@@ -15,6 +15,7 @@ from rlscale.config.rules.conditions import (
     num_trainer_ranks,
     offloads_engines,
     offloads_trainer,
+    overlaps,
     uses_engines,
     uses_external_engines,
     uses_router,
@@ -211,7 +212,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=("cluster.spin_threads",),
-        when=lambda config: config.rollout.max_staleness > 0,
+        when=overlaps,
         why="rollout.max_staleness is above 0, so trainer and engines work at the same time and share the cores",
     ),
     IgnoredKey(

@@ -111,6 +111,10 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
         ("algo.rewards_normalization", {"reward.post_process_path": "a:b"}, {}),
         ("cluster.spin_threads", {"cluster.device": "cuda"}, {"cluster.device": "cpu"}),
         ("cluster.spin_threads", {"rollout.max_staleness": 1}, {"rollout.max_staleness": 0}),
+        *(
+            ("cluster.spin_threads", {"rollout.max_staleness": 1}, {"rollout.max_staleness": 1, **alone})
+            for alone in ({"debug.train_only": True}, {"algo.loss_type": "sft_loss"})
+        ),
         ("cluster.offload_train_mode", {}, {"cluster.colocate": True}),
         (
             "cluster.offload_train_mode",
