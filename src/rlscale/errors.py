@@ -7,6 +7,7 @@ Exception
 └── RuntimeError
     ├── WorkerError      a trainer rank or an engine failed; names it and carries the first cause
     ├── RewardError      a reward raised or returned no finite number; names the sample
+    ├── HookError        another function of the user failed; names its key, file and line
     ├── EngineError      an engine rejected a request or did not respond
     ├── WeightSyncError  weights on an engine differ from those of the trainer; names tensor or engine
     ├── FailureShareError  too many trajectories failed; carries the commonest cause

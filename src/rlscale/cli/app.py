@@ -24,9 +24,13 @@ from rlscale.errors import (
     CheckError,
     ConfigError,
     DataError,
+    EmptyRolloutError,
     EngineError,
+    FailureShareError,
+    HookError,
     Problem,
     RewardError,
+    StalenessError,
     WeightSyncError,
     WorkerError,
 )
@@ -34,7 +38,10 @@ from rlscale.secrets import redact_yaml
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-RUN_FAILURES = (WorkerError, EngineError, WeightSyncError, RewardError, CheckError)
+RUN_FAILURES = (
+    *(WorkerError, EngineError, WeightSyncError, RewardError, HookError, CheckError),
+    *(FailureShareError, EmptyRolloutError, StalenessError),
+)
 """Failures whose message names the cause; any other exception is a defect of rlscale and keeps its traceback."""
 
 _USAGE = """\
@@ -183,9 +190,9 @@ def _print_information(arguments: CommandArguments) -> bool:
 
 
 def _failure_text(error: BaseException) -> str:
-    """One line with the cause; for a failed reward also the traceback of the user's code."""
+    """One line with the cause; for a function of the user also the traceback of its code."""
     text = f"rlscale-train: the run failed: {error}\n"
-    if isinstance(error, RewardError) and error.__cause__ is not None:
+    if isinstance(error, RewardError | HookError) and error.__cause__ is not None:
         text += "".join(traceback.format_exception(error.__cause__))
     return text
 

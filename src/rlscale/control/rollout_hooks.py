@@ -16,7 +16,7 @@ import numpy as np
 from rlscale.errors import HookError
 from rlscale.plugins.batch_conversion import BATCH_RULE, batch_problem
 from rlscale.plugins.group_adapters import as_list
-from rlscale.plugins.user_hook import UserHook
+from rlscale.plugins.user_hook import UserHook, shown
 from rlscale.types import Float32, Group, TrainBatch
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class RolloutHooks:
         rule = f"return {len(samples)} finite numbers, one for each sample"
         try:
             values = np.asarray(as_list(found), np.float64)
-        except (TypeError, ValueError):
-            raise self.post_process.error(rule, repr(found)[:80]) from None
+        except (TypeError, ValueError, OverflowError):  # the last one of e.g. 10**400
+            raise self.post_process.error(rule, shown(found)) from None
         if values.shape != (len(samples),) or not np.isfinite(values).all():
             raise self.post_process.error(rule, f"{values.shape} {values.tolist()[:8]}")
         _, rows = np.unique([sample.index for sample in samples], return_inverse=True)
@@ -129,7 +129,7 @@ async def _logged(
         if replaces:
             return {}
         return {str(name): float(value) for name, value in given.items()}
-    except (HookError, TypeError, ValueError) as error:
+    except (HookError, TypeError, ValueError, OverflowError) as error:
         # A log function must not end a run: the built-in metrics are logged instead.
         warn(f"{error}; the built-in metrics are logged")
         return dict(builtin)

@@ -110,7 +110,15 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         tokenizer=tokenizer,
         layout=build_layout(config),
         prompts=prompts,
-        sft=SftSource(prompts, tokenizer, rollout_batch_size=per_rollout, positions=positions) if is_sft else None,
+        sft=SftSource(
+            prompts,
+            tokenizer,
+            rollout_batch_size=per_rollout,
+            positions=positions,
+            draw_timeout_s=config.sampling.hook_timeout_s,
+        )
+        if is_sft
+        else None,
         replay=_open_replay(config),
         reward=_prepare_reward(config, args, prompts, evaluated) if uses_engines(config) else None,
         eval_sets=evaluated,

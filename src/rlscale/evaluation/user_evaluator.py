@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from math import isfinite
-from numbers import Real
 from statistics import fmean
 from typing import Any
 
-from rlscale.plugins.user_hook import UserHook
+from rlscale.plugins.user_hook import UserHook, is_finite, shown
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.rollout.user_generate import ThreadSession
 from rlscale.types import Group, WeightVersion
@@ -50,12 +48,12 @@ class UserEvaluator:
         found = await self._hook(version, context)
         rule = "return rewards by the name of their set"
         if not isinstance(found, Mapping) or not found:
-            raise self._hook.error(rule, f"{found!r:.80}")
+            raise self._hook.error(rule, shown(found))
         metrics: dict[str, float] = {}
         for name, rewards in found.items():
             values = list(rewards) if isinstance(rewards, list | tuple) else []
-            if not values or not all(isinstance(each, Real) and isfinite(each) for each in values):
-                raise self._hook.error(rule, f"{rewards!r:.80} for {name}")
+            if not values or not all(is_finite(each) for each in values):
+                raise self._hook.error(rule, f"{shown(rewards)} for {name}")
             metrics[f"eval/{name}/reward_mean"] = fmean(values)
             metrics[f"eval/{name}/num_samples"] = float(len(values))
         means = [value for name, value in metrics.items() if name.endswith("/reward_mean")]

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +20,7 @@ from rlscale.plugins.daemon_call import call_in_daemon
 from rlscale.plugins.example_groups import example_batch, example_groups
 from rlscale.plugins.example_session import ExampleRollout, ExampleSession, ExampleTokenizer
 from rlscale.plugins.group_adapters import as_list
+from rlscale.plugins.user_hook import is_finite, shown
 from rlscale.trajectory import Trajectory
 from rlscale.types import Group, Prompt, Sample, SampleStatus, TrainBatch
 
@@ -128,7 +127,7 @@ def check_buffer_filter(choose: Callable[..., Any], groups: Sequence[Group] | No
     known = {group.index for group in buffer}
     rule = f"return at most {num_groups} groups of the buffer, each once"
     if not isinstance(found, Sequence) or not all(isinstance(group, Group) for group in found):
-        raise ContractError(rule, repr(found)[:80])
+        raise ContractError(rule, shown(found))
     chosen = [group.index for group in found]
     if len(chosen) > num_groups or len(set(chosen)) < len(chosen) or not known.issuperset(chosen):
         raise ContractError(rule, f"groups {chosen}")
@@ -198,7 +197,7 @@ def check_data_source(make: Callable[..., Any], config: RunConfig | None = None,
     except (TypeError, ValueError):
         is_json = False
     if not is_json:
-        raise ContractError("return a dict of JSON values from state_dict()", repr(state)[:80])
+        raise ContractError("return a dict of JSON values from state_dict()", shown(state))
     following = _checked_prompts(first, num_prompts)
     second.load_state_dict(state)
     restored = _checked_prompts(second, num_prompts)
@@ -218,12 +217,12 @@ def check_rollout(rollout: Callable[..., Any], num_groups: int = 2) -> list[Grou
     found = asyncio.run(call_in_daemon(rollout, 0, context))
     rule = f"return {num_groups} groups that it drew, each once"
     if not isinstance(found, list | tuple) or not all(isinstance(group, Group) for group in found):
-        raise ContractError(rule, repr(found)[:80])
+        raise ContractError(rule, shown(found))
     indices = [group.index for group in found]
     if len(found) != num_groups or len(set(indices)) < num_groups or not set(indices) <= set(context.drawn):
         raise ContractError(rule, f"groups {indices}")
     for sample in _samples(found):
-        if sample.reward is None or not _is_finite(sample.reward):
+        if sample.reward is None or not is_finite(sample.reward):
             raise ContractError("grade every sample with a finite number", f"{sample.reward} of sample {sample.index}")
     return list(found)
 
@@ -236,8 +235,8 @@ def check_evaluation(evaluate: Callable[..., Any]) -> dict[str, list[float]]:
     """
     found = asyncio.run(call_in_daemon(evaluate, 0, ExampleRollout([], 0)))
     is_right = isinstance(found, Mapping) and bool(found)
-    if not is_right or not all(len(each) and all(map(_is_finite, each)) for each in found.values()):
-        raise ContractError("return rewards by the name of their set", repr(found)[:80])
+    if not is_right or not all(len(each) and all(map(is_finite, each)) for each in found.values()):
+        raise ContractError("return rewards by the name of their set", shown(found))
     return {str(name): list(each) for name, each in found.items()}
 
 
@@ -267,7 +266,7 @@ def _checked_prompts(source: Any, number: int) -> list[Prompt]:
     prompts = source.take(number)
     is_list = isinstance(prompts, list | tuple)
     if not is_list or len(prompts) != number or not all(isinstance(prompt, Prompt) for prompt in prompts):
-        raise ContractError(f"return {number} prompts", repr(prompts)[:80])
+        raise ContractError(f"return {number} prompts", shown(prompts))
     if empty := [prompt.index for prompt in prompts if not prompt.token_ids]:
         raise ContractError("return prompts of at least one token", f"none in prompt {empty[0]}")
     return list(prompts)
@@ -275,11 +274,11 @@ def _checked_prompts(source: Any, number: int) -> list[Prompt]:
 
 def _checked_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        if not any(_is_finite(each) for each in value.values()):
+        if not any(is_finite(each) for each in value.values()):
             raise ContractError("return a finite number, or numbers by name", repr(dict(value))[:80])
         return {str(name): each for name, each in value.items()}
-    if not _is_finite(value):
-        raise ContractError("return a finite number, or numbers by name", repr(value)[:80])
+    if not is_finite(value):
+        raise ContractError("return a finite number, or numbers by name", shown(value))
     return float(value)
 
 
@@ -295,18 +294,11 @@ def _checked_list(values: Any, count: int) -> list[Any]:
 
 def _checked_log(replaces: Any, metrics: dict[str, float]) -> dict[str, float]:
     if not isinstance(replaces, bool | None):
-        raise ContractError("return true, false or nothing", repr(replaces)[:80])
+        raise ContractError("return true, false or nothing", shown(replaces))
     for name, value in metrics.items():
-        if not _is_finite(value):
-            raise ContractError("set finite numbers as metrics", f"{value!r} for {name}")
+        if not is_finite(value):
+            raise ContractError("set finite numbers as metrics", f"{shown(value)} for {name}")
     return {} if replaces else metrics
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # an int outside the range of floats
-        return False
 
 
 def _describe_all_samples(process: Callable[..., Any]) -> str:

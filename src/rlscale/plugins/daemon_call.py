@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import Callable
 from inspect import isawaitable
@@ -36,6 +37,7 @@ async def call_in_daemon(function: Callable[..., Any], *arguments: Any) -> Any:
     def work() -> None:
         value: Any = None
         error: BaseException | None = None
+        pid = os.getpid()
         try:
             value = context.run(_call, function, arguments)
         except (SystemExit, KeyboardInterrupt, StopIteration) as raised:
@@ -43,6 +45,7 @@ async def call_in_daemon(function: Callable[..., Any], *arguments: Any) -> Any:
             error = UserExit(f"{type(raised).__name__}: {raised}").with_traceback(raised.__traceback__)
         except BaseException as raised:  # user code: the caller decides
             error = raised
+        exit_fork(pid)
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, value, error)
 
@@ -54,13 +57,28 @@ class UserExit(Exception):
     """User code called `sys.exit`, or raised another exception that ends programs."""
 
 
+def exit_fork(pid: int) -> None:
+    """Ends a child that user code forked and that returned from it: it would go on as a second run.
+
+    Args:
+        pid: of the process that called the user code.
+    """
+    if os.getpid() != pid:
+        os._exit(0)
+
+
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     found = function(*arguments)
     return asyncio.run(_finish(found)) if isawaitable(found) else found
 
 
 async def _finish(found: Any) -> Any:
-    return await found
+    pid = os.getpid()
+    try:
+        return await found
+    finally:
+        # Before the event loop goes on: a child shares its wake-up calls with the parent.
+        exit_fork(pid)
 
 
 def _name(function: Callable[..., Any]) -> str:

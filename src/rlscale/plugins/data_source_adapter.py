@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlscale.config import DataConfig, RunConfig
 from rlscale.errors import DataError
 from rlscale.plugins.args_view import Args
+from rlscale.plugins.user_hook import shown
 from rlscale.types import Prompt
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class DocumentPromptSource:
         value = getattr(sample, "prompt", None)
         tokens = tuple(getattr(sample, "tokens", None) or ())
         if not (isinstance(value, str | list) and value) and not tokens:
-            found = f"{group!r:.80} at index {index}"
+            found = f"{shown(group)} at index {index}"
             raise DataError(f"get_samples() must return groups of samples with a prompt, got {found}")
         if getattr(sample, "multimodal_inputs", None):
             raise DataError(f"a sample of get_samples() must have no multimodal_inputs, got some at index {index}")

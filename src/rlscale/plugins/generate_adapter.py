@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import isawaitable, iscoroutinefunction, signature
-from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from rlscale.plugins.sample_view import (
     to_document,
 )
 from rlscale.plugins.slime_requests import OpenSession, current_session, engine_address, to_document_params
+from rlscale.plugins.user_hook import is_finite, shown
 from rlscale.trajectory import ENDS, Trajectory
 from rlscale.types import Prompt, SampleStatus, WeightVersion
 
@@ -133,13 +133,12 @@ def mean_reward(documents: Sequence[DocumentSample], trajectory: Trajectory, *, 
     if isinstance(given[-1], Mapping):
         trajectory.metadata["rewards"] = {str(name): value for name, value in given[-1].items()}
         given = [each.get(key, each) if isinstance(each, Mapping) else each for each in given]
-    values = [float(each) if isinstance(each, int | float | np.number) else float("nan") for each in given]
-    if len(given) < len(documents) or not all(isfinite(value) for value in values):
+    if len(given) < len(documents) or not all(is_finite(value) for value in given):
         raise ValueError(
-            f"the function must set finite rewards on all samples of a trajectory or on none, got {given[:8]!r:.80} "
+            f"the function must set finite rewards on all samples of a trajectory or on none, got {shown(given[:8])} "
             f"on {len(given)} of {len(documents)}"
         )
-    return sum(values) / len(values)
+    return sum(float(value) for value in given) / len(given)
 
 
 def document_metadata(document: DocumentSample, prompt: Prompt) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.sample_view import DocumentSample, copy_changes, to_document
+from rlscale.plugins.user_hook import shown
 from rlscale.types import Group, Sample
 
 DocumentGroup = list[DocumentSample] | list[list[DocumentSample]]
@@ -55,7 +56,7 @@ class DocumentBufferFilter:
         # By identity: two groups of one prompt may be equal.
         groups = {id(document): group for document, group in zip(documents, buffer, strict=True)}
         if not isinstance(chosen, list | tuple) or not all(id(each) in groups for each in chosen):
-            raise ValueError(f"{function_name(self._function)} must return groups of the buffer, got {chosen!r:.80}")
+            raise ValueError(f"{function_name(self._function)} must return groups of the buffer, got {shown(chosen)}")
         return [groups[id(each)] for each in chosen]
 
     def _convert(self, group: Group) -> DocumentGroup:

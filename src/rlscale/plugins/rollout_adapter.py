@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from inspect import isawaitable
-from math import isfinite
 from typing import Any, Protocol
 
 from rlscale.plugins.args_view import Args
@@ -13,6 +12,7 @@ from rlscale.plugins.generate_adapter import TrajectorySession, add_path, call_a
 from rlscale.plugins.request_recorder import RequestRecorder
 from rlscale.plugins.sample_view import DocumentSample, document_status, to_document
 from rlscale.plugins.slime_requests import current_session, engine_address
+from rlscale.plugins.user_hook import is_finite, shown
 from rlscale.trajectory import Trajectory
 from rlscale.types import Group, Sample
 
@@ -79,7 +79,7 @@ class DocumentRollout:
         if isawaitable(found):
             found = asyncio.run(_result(found))
         given: Mapping[str, Any] = getattr(found, "metrics", None) or {}
-        context.metrics.update({str(name): float(value) for name, value in given.items() if _is_number(value)})
+        context.metrics.update({str(name): float(value) for name, value in given.items() if is_finite(value)})
         return [self._to_group(_flat(each), source, recorder) for each in getattr(found, "samples", found)]
 
     def _to_group(
@@ -125,22 +125,18 @@ class DocumentEvaluation:
         if isawaitable(found):
             found = asyncio.run(_result(found))
         given: Mapping[str, Any] = getattr(found, "metrics", None) or {}
-        context.metrics.update({str(name): float(value) for name, value in given.items() if _is_number(value)})
+        context.metrics.update({str(name): float(value) for name, value in given.items() if is_finite(value)})
         data = getattr(found, "data", found)
         if not isinstance(data, Mapping) or not all(
             isinstance(each, Mapping) and "rewards" in each for each in data.values()
         ):
-            raise TypeError(f"an eval function must return sets with rewards, got {data!r:.80}")
+            raise TypeError(f"an eval function must return sets with rewards, got {shown(data)}")
         return {str(name): list(each["rewards"]) for name, each in data.items()}
 
 
 def _flat(group: Any) -> list[DocumentSample]:
     """The samples of a group, which may have a list for each trajectory."""
     return [sample for each in group for sample in (each if isinstance(each, list | tuple) else [each])]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and isfinite(value)
 
 
 async def _result(found: Any) -> Any:

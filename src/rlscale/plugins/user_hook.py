@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from rlscale.errors import HookError
+from rlscale.errors import ConfigError, DataError, HookError
 from rlscale.plugins.daemon_call import call_in_daemon
 
 TIMEOUT_KEY = "sampling.hook_timeout_s"
@@ -33,6 +35,7 @@ class UserHook:
 
         Raises:
             HookError: it raised, ended the program, or exceeded the deadline.
+            ConfigError, DataError: what it returned is wrong.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -41,8 +44,8 @@ class UserHook:
             raise HookError(
                 f"{self.key} must return within {self.timeout_key}={self.timeout_s:g}, got no end"
             ) from None
-        except HookError:
-            raise
+        except (HookError, ConfigError, DataError):
+            raise  # by rlscale's part around the function; they name what is wrong
         except Exception as error:  # user code may raise anything
             raise HookError(f"{self.key} failed{code_place(error)}: {type(error).__name__}: {error}") from error
 
@@ -55,3 +58,20 @@ def code_place(error: BaseException) -> str:
     """File and line that raised, i.e. the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of user code is a finite number that a float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an int outside the range of floats, e.g. 10**400
+        return False
+
+
+def shown(value: Any, *, max_len: int = 80) -> str:
+    """A value of user code for a message."""
+    try:
+        text = repr(value)
+    except Exception as error:  # it is user code, and fails for an int of more than 4,300 digits
+        return f"a value of type {type(value).__name__} without a text ({type(error).__name__})"
+    return text if len(text) <= max_len else f"{text[:max_len]}..."

@@ -40,7 +40,7 @@ class GeneratedRollouts:
         self._num_samples = batch.n_samples_per_prompt
         # A group of one prompt's only sample is complete.
         self._min_samples = min(sampling.min_group_size, self._num_samples)
-        self._next_index = 0
+        self._next_index, self._draw_timeout_s = 0, sampling.hook_timeout_s
         self._last_rollout = -1  # that has drawn prompts
         self._generator = GroupGenerator(
             sessions,
@@ -75,7 +75,7 @@ class GeneratedRollouts:
 
     async def draw(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """See RolloutSource."""
-        return await draw_prompts(self, self._prompts, rollout_id, number)
+        return await draw_prompts(self, self._prompts, rollout_id, number, timeout_s=self._draw_timeout_s)
 
     def trajectory_ids(self, index: int) -> Sequence[int]:
         """The ids of a group's trajectories, which count over the run."""

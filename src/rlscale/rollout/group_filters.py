@@ -8,8 +8,8 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any
 
-from rlscale.errors import ConfigError, Problem
-from rlscale.plugins.user_hook import UserHook
+from rlscale.errors import ConfigError, HookError, Problem
+from rlscale.plugins.user_hook import UserHook, shown
 from rlscale.types import Group
 
 DynamicFilter = Callable[[Group], "bool | str | Awaitable[bool | str]"]
@@ -80,7 +80,7 @@ class GroupFilters:
         """The reason of the dynamic filter; None: the group is kept. To be awaited if the filter runs in a thread.
 
         Raises:
-            TypeError: the filter returned something else than a bool or a str.
+            HookError: the filter returned something else than a bool or a str.
         """
         if self.dynamic is None:
             return None
@@ -95,22 +95,25 @@ class GroupFilters:
             return verdict
         if verdict is True or verdict is False:
             return None if verdict else str(getattr(_inner(self.dynamic), "__name__", "filter"))
-        raise TypeError(f"sampling.dynamic_filter_path must return a bool or the reason to drop, got {verdict!r:.60}")
+        raise HookError(f"sampling.dynamic_filter_path must return a bool or the reason to drop, got {shown(verdict)}")
 
     async def choose(self, groups: Sequence[Group], number: int) -> list[int]:
         """Indices of the groups of the buffer that come next, at most `number`. The filter may run in a thread.
 
         Raises:
-            ValueError: the buffer filter returned a group that is not in the buffer, or too many.
+            HookError: the buffer filter returned a group that is not in the buffer, or too many.
         """
         ordered = sorted(groups, key=lambda group: group.index)
         if self.buffer is None or not ordered:
             return [group.index for group in ordered[:number]]
         selected = self.buffer(ordered, number)
-        chosen = [group.index for group in (await selected if isawaitable(selected) else selected)]
+        found = await selected if isawaitable(selected) else selected
+        if not isinstance(found, list | tuple) or not all(isinstance(group, Group) for group in found):
+            raise HookError(f"sampling.buffer_filter_path must return groups of the buffer, got {shown(found)}")
+        chosen = [group.index for group in found]
         known = {group.index for group in ordered}
         if len(chosen) > number or len(set(chosen)) < len(chosen) or not known.issuperset(chosen):
-            raise ValueError(
+            raise HookError(
                 f"sampling.buffer_filter_path must return at most {number} groups of the buffer, each once, got groups "
                 f"{chosen[:20]}"
             )

@@ -33,12 +33,14 @@ class SftSource(FixedRollouts):
         *,
         rollout_batch_size: int,
         positions: int | None = None,
+        draw_timeout_s: float = 600.0,
     ) -> None:
         """Args:
             prompts: with labels or turns.
             tokenizer: of the model.
             rollout_batch_size: prompts of a rollout.
             positions: of the model, in tokens; None: no limit.
+            draw_timeout_s: deadline of `prompts`, where they come from a class of the user.
 
         Raises:
             ConfigError: the tokenizer has no end token, so that the model could never learn to stop.
@@ -47,7 +49,7 @@ class SftSource(FixedRollouts):
             fix = "set eos_token in its tokenizer_config.json"
             raise ConfigError([Problem(path="model.hf_checkpoint", rule="have an end token", value="none", fix=fix)])
         self._prompts, self._tokenizer = prompts, tokenizer
-        self._num_prompts, self._positions = rollout_batch_size, positions
+        self._num_prompts, self._positions, self._draw_timeout_s = rollout_batch_size, positions, draw_timeout_s
 
     def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """The next `rollout_batch_size` prompts with the indices of their groups."""
@@ -56,7 +58,7 @@ class SftSource(FixedRollouts):
 
     async def draw(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """See RolloutSource."""
-        return await draw_prompts(self, self._prompts, rollout_id, number)
+        return await draw_prompts(self, self._prompts, rollout_id, number, timeout_s=self._draw_timeout_s)
 
     def state_dict(self) -> dict[str, Any]:
         return {"prompts": self._prompts.state_dict()}

@@ -6,14 +6,13 @@
       answer  ──────────────────────────────>
       failure or None <──────────────────────
 
-A function that blocks its loop delays only other trajectories of user code. One that exceeds the deadline is a failure,
-and the next call gets a new thread: Python cannot stop a thread, but nothing waits for it.
+A function that blocks its loop delays only other trajectories of user code. At its deadline it is a failure, and the
+others start again in another thread; its own further attempts have a thread each.
 """
 
 import asyncio
 import logging
-import threading
-import traceback
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -22,12 +21,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlscale.errors import EngineError, WeightSyncError
-from rlscale.plugins.daemon_call import call_in_daemon
+from rlscale.plugins.daemon_call import call_in_daemon, exit_fork
+from rlscale.plugins.user_hook import code_place, is_finite, shown
 from rlscale.rollout.generate_session import FULL, GenerateSession
+from rlscale.rollout.loop_thread import LoopThread
 from rlscale.trajectory import Trajectory
 from rlscale.types import Failure, FailureCause, Generation, SampleStatus, SamplingParams, WeightVersion
 
 log = logging.getLogger(__name__)
+
+_TASK = "generate of trajectory "
+"""Prefix of the names of tasks, followed by the id of their trajectory."""
+
+_BLOCKED = Failure(cause=FailureCause.controller, message="another trajectory blocks the event loop")
+"""Result of an attempt that does not count."""
 
 UserFunction = Callable[[Trajectory, Any], Awaitable[None] | None]
 
@@ -42,34 +49,65 @@ class UserGenerate:
 
     def __init__(self, function: UserFunction, *, timeout_s: float) -> None:
         self._function, self._timeout_s = function, timeout_s
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
+        self._blockers: set[int] = set()  # trajectories that blocked a loop: each gets its own
 
     async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
         """Returns what went wrong: an engine's error as `model_server`, anything else as `controller`."""
-        loop = self._loop or self._start_loop()
-        outer = asyncio.get_running_loop()
+        while True:
+            failure = await self._attempt(trajectory, session)
+            if failure is not _BLOCKED:
+                return failure
+            log.info("trajectory %d starts again: another one blocks its event loop", trajectory.id)
+
+    async def _attempt(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
+        """As above; `_BLOCKED` if another trajectory is at fault."""
+        thread, name = self._thread_of(trajectory), f"{_TASK}{trajectory.id}"
         own = replace(trajectory, turns=deepcopy(trajectory.turns), metadata=dict(trajectory.metadata))
-        inner = ThreadSession(session, outer, num_sampled=own.num_sampled)
-        future = asyncio.run_coroutine_threadsafe(self._run(own, inner), loop)
+        inner = ThreadSession(session, asyncio.get_running_loop(), num_sampled=own.num_sampled)
+        future = asyncio.wrap_future(thread.submit(self._run(own, inner), name=name))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                failure = await asyncio.wrap_future(future)
-        except TimeoutError:
+            await self._wait(future, thread, name)
+        finally:
             future.cancel()
-            # The loop may be blocked: the next trajectories get another one.
-            self._loop = None if self._loop is loop else self._loop
+            if thread.lost.is_set() and self._thread is thread:
+                self._thread = None
+            thread.leave(is_used=self._thread is thread)
+        if future.cancelled():
+            if thread.lost.is_set() and thread.blocker != name and (thread.blocker or "").startswith(_TASK):
+                return _BLOCKED
+            if thread.lost.is_set():
+                self._blockers.add(trajectory.id)
             return _failure(trajectory, f"took longer than sampling.generate_timeout_s={self._timeout_s:g}")
+        failure = future.result()
         if isinstance(failure, WeightSyncError):
             raise failure
         # The function has ended. One that has not may still write to its copy.
-        for name in ("turns", "metadata", "status", "reward"):
-            setattr(trajectory, name, getattr(own, name))
+        for each in ("turns", "metadata", "status", "reward"):
+            setattr(trajectory, each, getattr(own, each))
         return failure
 
-    def _start_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="user generate", daemon=True).start()
-        return loop
+    def _thread_of(self, trajectory: Trajectory) -> LoopThread:
+        if trajectory.id in self._blockers:
+            return LoopThread()
+        if self._thread is None:
+            self._thread = LoopThread()
+        return self._thread
+
+    async def _wait(self, future: "asyncio.Future[Any]", thread: LoopThread, name: str) -> None:
+        """Returns when the call has ended, at its deadline, or when another one blocks the thread."""
+        loop = asyncio.get_running_loop()
+        end, lost = loop.time() + self._timeout_s, asyncio.ensure_future(thread.lost.wait())
+        try:
+            while not future.done() and (left_s := end - loop.time()) > 0:
+                waited = [future] if lost.done() else [future, lost]
+                await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if lost.done() and thread.blocker != name:
+                    return
+            if not future.done():
+                await thread.check()
+        finally:
+            lost.cancel()
 
     async def _call(self, trajectory: Trajectory, session: "ThreadSession") -> None:
         call = getattr(self._function, "__call__", self._function)  # noqa: B004  # an object may have an async one
@@ -79,6 +117,7 @@ class UserGenerate:
             await found
 
     async def _run(self, trajectory: Trajectory, session: "ThreadSession") -> Failure | WeightSyncError | None:
+        pid = os.getpid()
         try:
             await self._call(trajectory, session)
         except WeightSyncError as error:
@@ -88,9 +127,13 @@ class UserGenerate:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # user code, `sys.exit` included: a failure of this trajectory
-            return _failure(trajectory, f"{type(error).__name__}: {error}", place=_place(error))
+            return _failure(trajectory, f"{type(error).__name__}: {error}", place=code_place(error))
+        finally:
+            exit_fork(pid)
         if trajectory.status == SampleStatus.pending:
             return _failure(trajectory, "ended without a status; call add_generation, or set trajectory.status")
+        if trajectory.reward is not None and not is_finite(trajectory.reward):
+            return _failure(trajectory, f"set a reward that must be a finite number, got {shown(trajectory.reward)}")
         return None
 
 
@@ -149,9 +192,3 @@ class ThreadSession:
 def _failure(trajectory: Trajectory, cause: str, *, place: str = "") -> Failure:
     where = f"generate of trajectory {trajectory.id} (prompt row {trajectory.prompt.index + 1})"
     return Failure(cause=FailureCause.controller, message=f"{where} failed{place}: {cause}")
-
-
-def _place(error: BaseException) -> str:
-    """File and line of the user's code that raised, i.e. the innermost frame."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

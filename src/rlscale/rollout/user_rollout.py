@@ -13,10 +13,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
-from rlscale.plugins.user_hook import UserHook
+from rlscale.plugins.user_hook import UserHook, is_finite, shown
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.user_generate import ThreadSession
 from rlscale.types import Failure, FailureCause, Group, Sample, SampleStatus, WeightVersion
@@ -137,7 +136,7 @@ class UserCollector:
     def _checked(self, found: Any) -> list[Group]:
         hook, rule = self._user.hook, f"return {self.num_groups} groups that it drew, each once"
         if not isinstance(found, list | tuple) or not all(isinstance(group, Group) for group in found):
-            raise hook.error(rule, f"{found!r:.80}")
+            raise hook.error(rule, shown(found))
         indices = [group.index for group in found]
         if len(set(indices)) < len(indices) or not self._drawn.keys() >= set(indices) or len(found) != self.num_groups:
             raise hook.error(rule, f"groups {indices[:20]}")
@@ -155,8 +154,10 @@ class UserCollector:
                     f"return completed or truncated samples of trajectories {ids.start} to {ids.stop - 1}",
                     f"sample {sample.index} with the status {sample.status}",
                 )
-            if sample.reward is None or not isfinite(sample.reward):
-                raise hook.error("grade every sample with a finite number", f"{sample.reward} of sample {sample.index}")
+            if not is_finite(sample.reward):
+                raise hook.error(
+                    "grade every sample with a finite number", f"{shown(sample.reward)} of sample {sample.index}"
+                )
         _add_missing(group, ids)
 
 

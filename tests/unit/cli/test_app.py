@@ -11,7 +11,18 @@ import yaml
 from rlscale.cli.app import main_train
 from rlscale.config import RunConfig
 from rlscale.config.hydra.config_folders import ConfigFolders
-from rlscale.errors import ConfigError, DataError, Problem, WorkerError
+from rlscale.errors import (
+    CheckError,
+    ConfigError,
+    DataError,
+    EmptyRolloutError,
+    FailureShareError,
+    HookError,
+    Problem,
+    RewardError,
+    StalenessError,
+    WorkerError,
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,10 @@ def test_errors_are_printed_and_nothing_else(capsys: pytest.CaptureFixture[str])
         (ConfigError([Problem(path="cluster", rule="have 8 GPUs", value="0")]), 2, "cluster must have 8 GPUs, got 0"),
         (DataError("train.jsonl row 3: no prompt"), 2, "rlscale-train: train.jsonl row 3: no prompt"),
         (WorkerError("actor rank 1", "out of memory"), 1, "the run failed: actor rank 1: out of memory"),
+        *(
+            (kind("reason"), 1, "rlscale-train: the run failed: reason")
+            for kind in (HookError, FailureShareError, EmptyRolloutError, StalenessError, CheckError, RewardError)
+        ),
         (KeyboardInterrupt(), 130, "rlscale-train: interrupted"),
     ],
 )
@@ -92,6 +107,13 @@ def test_failures_of_a_job(error: BaseException, code: int, output: str, capsys:
     assert main_train([], make_job=FakeJobs(error)) == code
     err = capsys.readouterr().err
     assert output in err and "Traceback" not in err
+
+
+def test_the_failure_of_a_user_function_has_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    error = HookError("sampling.sample_filter_path failed at mine.py:3: KeyError: 'x'")
+    error.__cause__ = KeyError("x")
+    assert main_train([], make_job=FakeJobs(error)) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "KeyError: 'x'"
 
 
 def test_a_config_error_of_the_run_names_the_origin_of_its_value(capsys: pytest.CaptureFixture[str]) -> None:

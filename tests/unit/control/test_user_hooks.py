@@ -13,15 +13,17 @@ import pytest
 
 from rlscale.config import BatchConfig, RunConfig, SamplingConfig
 from rlscale.control.rollout_hooks import RolloutHooks
+from rlscale.data.source import UserSource
 from rlscale.errors import HookError
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.load_plugin import adapt_function
 from rlscale.plugins.slime_requests import post
 from rlscale.plugins.user_hook import UserHook
 from rlscale.rollout.group_filters import GroupFilters
-from rlscale.rollout.user_generate import UserGenerate
-from rlscale.types import Group
-from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, simulation
+from rlscale.rollout.user_generate import ThreadSession, UserGenerate
+from rlscale.trajectory import Trajectory
+from rlscale.types import Group, Prompt
+from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, Prompts, simulation
 from tests.unit.control.test_sampling import fates
 
 KEEP = "sampling.dynamic_filter_path"
@@ -99,7 +101,52 @@ async def return_nothing(args: Any, sample: Any, sampling_params: Any) -> Any:
     return None if sample.index == 0 else await two_turns(args, sample, sampling_params)
 
 
-@pytest.mark.parametrize("function", [sleep_for_ever, exit_program, return_nothing])
+async def interrupt(args: Any, sample: Any, sampling_params: Any) -> Any:
+    if sample.index == 0:
+        raise KeyboardInterrupt
+    return await two_turns(args, sample, sampling_params)
+
+
+async def exit_in_a_task(args: Any, sample: Any, sampling_params: Any) -> Any:
+    async def leave() -> None:
+        sys.exit(3)
+
+    if sample.index == 0:
+        await asyncio.create_task(leave())
+    return await two_turns(args, sample, sampling_params)
+
+
+async def stop_the_loop(args: Any, sample: Any, sampling_params: Any) -> Any:
+    if sample.index == 0:
+        asyncio.get_running_loop().stop()
+        raise ValueError("stopped")
+    return await two_turns(args, sample, sampling_params)
+
+
+async def set_a_huge_reward(args: Any, sample: Any, sampling_params: Any) -> Any:
+    found = await two_turns(args, sample, sampling_params)
+    found.reward = 10**400 if sample.index == 0 else 1.0
+    return found
+
+
+async def set_a_huge_reward_directly(trajectory: Trajectory, session: ThreadSession) -> None:
+    trajectory.add_generation(await session.generate(trajectory.token_ids()))
+    trajectory.reward = 10**400 if trajectory.id == 0 else 1.0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        sleep_for_ever,
+        exit_program,
+        interrupt,
+        exit_in_a_task,
+        stop_the_loop,
+        return_nothing,
+        set_a_huge_reward,
+        set_a_huge_reward_directly,
+    ],
+)
 async def test_a_call_that_fails_is_a_failure_of_its_trajectory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
 ) -> None:
@@ -111,6 +158,32 @@ async def test_a_call_that_fails_is_a_failure_of_its_trajectory(
     found = fates(run.pages)
     assert {index: fate for index, fate in found.items() if fate != "trained"} == {0: "failed/controller"}
     assert run.trained_groups == list(range(2 * NUM_PROMPTS))
+
+
+async def test_a_call_that_blocks_the_event_loop_of_others_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlscale.rollout.group_generator.BACKOFF_S", 0.0)
+    monkeypatch.setattr("rlscale.rollout.loop_thread.RESPONSE_S", 0.2)
+    released, calls = threading.Event(), list[int]()
+
+    async def block(args: Any, sample: Any, sampling_params: Any) -> Any:
+        calls.append(sample.index)
+        if sample.index == 2:
+            released.wait()
+        return await two_turns(args, sample, sampling_params)
+
+    sampling = SamplingConfig(min_group_size=1, max_retries=1)
+    generate = user_generate(block, timeout_s=0.5)
+    try:
+        with simulation(tmp_path, num_rollouts=1, sampling=sampling, generate=generate) as run:
+            await run.loop.run()
+    finally:
+        released.set()
+    found = fates(run.pages)
+    assert {index: fate for index, fate in found.items() if fate != "trained"} == {2: "failed/controller"}
+    # The others started again, which is no retry of theirs; its second attempt had an event loop of its own.
+    assert calls.count(2) == 2
 
 
 async def test_a_dynamic_filter_of_the_documents_drops_groups(tmp_path: Path) -> None:
@@ -256,12 +329,18 @@ async def test_a_log_function_of_evaluations_changes_or_replaces_their_metrics(t
     assert last["eval/reward_mean"] == 1.0 and "eval/held_out/reward_mean" not in last
 
 
-async def test_a_log_function_that_fails_is_a_warning(tmp_path: Path) -> None:
-    def broken(*arguments: Any) -> bool:
-        raise KeyError("lost")
+def broken(*arguments: Any) -> bool:
+    raise KeyError("lost")
 
+
+def set_a_huge_metric(rollout_id: int, groups: Any, metrics: dict[str, Any]) -> None:
+    metrics["mine/huge"] = 10**400
+
+
+@pytest.mark.parametrize("function", [broken, set_a_huge_metric])
+async def test_a_log_function_that_fails_is_a_warning(tmp_path: Path, function: Callable[..., Any]) -> None:
     hooks = RolloutHooks(
-        rollout_log=UserHook(key="sampling.custom_rollout_log_function_path", function=broken, timeout_s=9.0)
+        rollout_log=UserHook(key="sampling.custom_rollout_log_function_path", function=function, timeout_s=9.0)
     )
     with simulation(tmp_path, num_rollouts=1, hooks=hooks) as run:
         await run.loop.run()
@@ -286,6 +365,7 @@ KEYS = {
         ("sample_filter", lambda args, data: sys.exit(3), "sampling.sample_filter_path failed .*SystemExit: 3"),
         ("all_samples", wait_for_ever, "sampling.all_samples_process_path must return within sampling.hook_timeout_s"),
         ("post_process", lambda args, samples: ([], [1.0]), "reward.post_process_path must return 6 finite numbers"),
+        ("post_process", lambda args, samples: ([], [10**400] * 6), "must return 6 finite numbers"),
         ("convert", lambda args, samples: {"tokens": [[1]]}, "train.convert_samples_path .*must have 6 entries, got 1"),
         ("convert", lambda args, samples: {"rewards": [float("nan")] * 6}, "got a reward that is no finite number"),
     ],
@@ -317,3 +397,84 @@ async def test_a_filter_runs_outside_of_the_event_loop_and_within_a_deadline(tmp
     ):
         await run.loop.run()
     assert caught.value.subgroup(HookError) is not None
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        (GroupFilters(dynamic=lambda group: 10**400), "dynamic_filter_path must return a bool or the reason"),
+        (GroupFilters(dynamic=lambda group: 10**5000), "got a value of type int without a text"),
+        (GroupFilters(buffer=lambda buffer, number: 10**400), "buffer_filter_path must return groups of the buffer"),
+        (GroupFilters(buffer=lambda buffer, number: buffer * 2), "each once"),
+    ],
+)
+async def test_a_filter_that_returns_something_else_ends_the_run(
+    tmp_path: Path, filters: GroupFilters, message: str
+) -> None:
+    sampling = SamplingConfig(partial_rollout=True, over_sampling_batch_size=3 * NUM_PROMPTS, max_weight_versions=9)
+    with (
+        simulation(tmp_path, num_rollouts=3, filters=filters, sampling=sampling) as run,
+        pytest.RaisesGroup(pytest.RaisesExc(HookError), flatten_subgroups=True) as caught,
+    ):
+        await run.loop.run()
+    assert caught.group_contains(HookError, match=message)
+
+
+class Stuck:
+    """A source of prompts whose second call never returns."""
+
+    def __init__(self) -> None:
+        self._prompts, self._num_calls = Prompts(), 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        self._num_calls += 1
+        if self._num_calls > 1:
+            wait_for_ever()
+        return self._prompts.take(num_prompts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+async def test_a_data_source_that_never_returns_ends_the_run(tmp_path: Path) -> None:
+    prompts, sampling = UserSource(Stuck(), path="a:b"), SamplingConfig(hook_timeout_s=0.2)
+    with (
+        simulation(tmp_path, num_rollouts=2, prompts=prompts, sampling=sampling) as run,
+        pytest.RaisesGroup(pytest.RaisesExc(HookError), flatten_subgroups=True) as caught,
+    ):
+        await run.loop.run()
+    assert caught.group_contains(HookError, match=r"data\.data_source_path must return within sampling\.hook_timeout_s")
+    assert run.trained_groups == list(range(NUM_PROMPTS))
+
+
+@pytest.mark.parametrize("name", ["dynamic", "buffer", "log", "eval_log", *KEYS])
+async def test_a_cancelled_run_waits_for_no_function(tmp_path: Path, name: str) -> None:
+    """Ctrl-C cancels the run; a function of any kind that never returns must not delay its end."""
+    called, values = threading.Event(), dict[str, Any]()
+
+    def hang(*arguments: Any) -> None:
+        called.set()
+        wait_for_ever()
+
+    function = UserHook(key="a.b", function=hang, timeout_s=3600.0)
+    if name in ("dynamic", "buffer"):
+        values["filters"] = GroupFilters(**{name: function})
+    else:
+        field = {"log": "rollout_log", "eval_log": "eval_log"}.get(name, name)
+        values |= {"hooks": RolloutHooks(**{field: function}), "eval_interval": 1, "eval_prompts": 2}
+    values["sampling"] = SamplingConfig(
+        partial_rollout=True, over_sampling_batch_size=3 * NUM_PROMPTS, max_weight_versions=9
+    )
+    with simulation(tmp_path, num_rollouts=3, **values) as run:
+        running = asyncio.create_task(run.loop.run())
+        while not called.is_set():
+            await asyncio.sleep(0.001)
+        running.cancel()
+        # The test's time limit is the deadline: the function never returns.
+        with pytest.raises(asyncio.CancelledError):
+            await running

@@ -105,8 +105,8 @@ class SamplingConfig(ConfigGroup):
     """
 
     hook_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    """Maximum time of one call of a user filter or hook, in seconds; a longer one ends the run. A log function
-    that takes longer is a warning.
+    """Maximum time of one call of a user filter or hook, or of `take` of a data source, in seconds; a longer one ends
+    the run. A log function that takes longer is a warning.
     """
 
     custom_rollout_log_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
