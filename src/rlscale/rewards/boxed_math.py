@@ -5,11 +5,14 @@ generated, and the library's own time limit is a signal that works in a main thr
 """
 
 import logging
+import re
 from typing import Any
 
 from rlscale.rewards.builtin import required_label
 from rlscale.rewards.last_box import last_boxed
 from rlscale.types import Sample
+
+_PERCENT = re.compile(r"\s*\\?%\s*$")
 
 MAX_CPU_S = 5.0
 """Processor time of one comparison. Not wall time: the load of the machine must not change rewards."""
@@ -39,4 +42,6 @@ def _parse(text: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse  # imported as above
 
     extraction = [LatexExtractionConfig(boxed_match_priority=0)]
+    # A percent sign is a unit, as in the evaluation of MATH; math-verify reads it only as text within a box.
+    text = _PERCENT.sub("", text)
     return list(parse(f"\\boxed{{{text}}}", extraction_config=extraction, parsing_timeout=None))

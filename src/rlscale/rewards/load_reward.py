@@ -43,6 +43,7 @@ BUILTINS: Mapping[str, Any] = MappingProxyType(
         "boxed_f1": BoxedReward(f1_reward),
         "boxed_gpqa": BoxedReward(gpqa_reward),
         "boxed_ifbench": BoxedReward(ifbench_reward),
+        "boxed_random": BoxedReward(random_reward),
     }
 )
 """The built-in rewards by `reward.type`."""

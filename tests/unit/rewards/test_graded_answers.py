@@ -1,8 +1,9 @@
 """Tables of graded answers: what a reward must be follows from its definition, not from its code.
 
-The rows of `deepscaler` and `dapo` have answers that are right and wrong for a label. Those of `f1` have the numbers of
-common words and of words in both texts. A template of `gpqa` chooses the letter X, and Y stands for another one. The
-first row of `ifbench` has instructions by letter, and each of the next the letters of those that a response follows.
+The rows of `deepscaler`, `math` and `dapo` have answers that are right and wrong for a label. Those of `f1` have the
+numbers of common words and of words in both texts. A template of `gpqa` chooses the letter X, and Y stands for another
+one. The first row of `ifbench` has instructions by letter, and each of the next the letters of those that a response
+follows.
 """
 
 import json
@@ -70,6 +71,11 @@ def test_deepscaler() -> None:
 def test_deepscaler_reads_the_box_after_the_chain_of_thought(response: str, value: float) -> None:
     assert reward_of("deepscaler", response, "7") == value
     assert reward_of("boxed_deepscaler", response, "7") == float(r"\boxed{7}" in response)
+
+
+def test_math() -> None:
+    cases = [(answer, label, float(is_right)) for answer, label, is_right in graded("math")]
+    assert not differing(cases, lambda a, b: reward_of("math", rf"So it is \boxed{{{a}}}.", b))
 
 
 def test_dapo() -> None:

@@ -31,6 +31,7 @@ class RewardType(StrEnum):
     boxed_f1 = "boxed_f1"
     boxed_gpqa = "boxed_gpqa"
     boxed_ifbench = "boxed_ifbench"
+    boxed_random = "boxed_random"
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,10 @@ from rlscale.errors import ConfigError, Problem
 
 DAPO_REWARDS = (RewardType.dapo, RewardType.boxed_dapo)
 REMOTE_REWARDS = (RewardType.remote_rm, RewardType.boxed_remote_rm)
-WITHOUT_LABELS = (RewardType.random, RewardType.judge, RewardType.ifbench, RewardType.boxed_ifbench, *REMOTE_REWARDS)
+WITHOUT_LABELS = (
+    *(RewardType.random, RewardType.boxed_random, RewardType.judge, RewardType.ifbench, RewardType.boxed_ifbench),
+    *REMOTE_REWARDS,
+)
 
 
 def is_single(config: RunConfig) -> bool:
