@@ -58,7 +58,7 @@ class UserExit(Exception):
 
 
 def exit_fork(pid: int) -> None:
-    """Ends a child that user code forked and that returned from it: it would go on as a second run.
+    """Ends a child that user code forked and that returned from it: it would continue as a second run.
 
     Args:
         pid: of the process that called the user code.
@@ -77,7 +77,7 @@ async def _finish(found: Any) -> Any:
     try:
         return await found
     finally:
-        # Before the event loop goes on: a child shares its wake-up calls with the parent.
+        # Before the event loop continues: a child shares its wake-up calls with the parent.
         exit_fork(pid)
 
 

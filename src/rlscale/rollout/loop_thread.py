@@ -7,11 +7,13 @@ Python cannot stop a thread. As a daemon it does not keep the process alive, and
 """
 
 import asyncio
+import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
 
 RESPONSE_S = 2.0
 """Time in which a loop that nothing blocks runs a new task, also on a busy machine."""
@@ -67,13 +69,15 @@ class LoopThread:
 
     def _run(self) -> None:
         while not self._is_closing:
-            try:
-                self._loop.run_forever()
-            except BaseException:  # sys.exit in a task that user code created; who awaits the task gets it
-                continue
-        with suppress(BaseException):
-            self._loop.run_until_complete(_cancel_others())
+            self._survive(self._loop.run_forever)
+        self._survive(lambda: self._loop.run_until_complete(_cancel_others()))
         self._loop.close()
+
+    def _survive(self, run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except BaseException as error:  # sys.exit in a task that user code created; who awaits the task gets it, too
+            log.warning("a task of user code raised %r; its event loop continues", error)
 
 
 async def _named(coroutine: Coroutine[Any, Any, _Result], name: str) -> _Result:

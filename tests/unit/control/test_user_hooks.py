@@ -182,7 +182,7 @@ async def test_a_call_that_blocks_the_event_loop_of_others_fails_alone(
         released.set()
     found = fates(run.pages)
     assert {index: fate for index, fate in found.items() if fate != "trained"} == {2: "failed/controller"}
-    # The others started again, which is no retry of theirs; its second attempt had an event loop of its own.
+    # The others started again, which is no retry of theirs; its second attempt had a separate event loop.
     assert calls.count(2) == 2
 
 
