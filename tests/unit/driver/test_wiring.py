@@ -1,0 +1,94 @@
+"""The time limits of user functions, from the keys of a config to the call."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rlscale.config import load_config
+from rlscale.driver.prepared_run import PreparedRun
+from rlscale.driver.wiring import build_hooks, build_source, build_user_rollout
+from rlscale.errors import HookError
+from rlscale.rewards import RewardRunner
+from rlscale.rollout.engine_pool import EnginePool
+from tests.unit.control.simulation import Prompts, SimulatedEngine
+
+MODULE = """
+import asyncio
+import threading
+
+
+async def generate(trajectory, session):
+    await asyncio.sleep(5)
+
+
+def hang(*arguments):
+    threading.Event().wait(5)
+
+
+async def rollout(rollout_id, context):
+    threading.Event().wait(5)
+"""
+
+LIMITS = ("sampling.generate_timeout_s=0.11", "sampling.hook_timeout_s=0.12", "rollout.function_timeout_s=0.13")
+
+
+@pytest.fixture
+def pool() -> EnginePool:
+    return EnginePool(list[Any]([SimulatedEngine()]))
+
+
+def prepared(folder: Path, *overrides: str) -> PreparedRun:
+    """The parts of a prepared run that the wiring reads."""
+    (folder / "user_code_of_wiring.py").write_text(MODULE)
+    config = load_config(
+        [
+            *("experiment=quickstart", "sampling.max_retries=0", "batch.n_samples_per_prompt=2", *LIMITS),
+            *overrides,
+        ]
+    )
+    found = SimpleNamespace(
+        config=config, model_path="m", tokenizer=None, routes=None, prompts=Prompts(), sft=None, replay=None
+    )
+    return cast(PreparedRun, found)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+async def test_a_generate_function_has_its_limit(tmp_path: Path, pool: EnginePool) -> None:
+    run = prepared(tmp_path, "sampling.custom_generate_function_path=user_code_of_wiring:generate")
+    with RewardRunner(lambda sample: 1.0) as rewards:
+        source = build_source(run, pool, rewards)
+        ((index, prompt),) = await source.draw(0, 1)
+        group = await source.group(index, prompt, oldest=0, newest=0)
+    messages = [failed.failure.message for failed in group.failed if failed.failure is not None]
+    assert len(messages) == 2 and all("took longer than sampling.generate_timeout_s=0.11" in each for each in messages)
+
+
+async def test_filters_and_hooks_have_their_limit(tmp_path: Path, pool: EnginePool) -> None:
+    path = "user_code_of_wiring:hang"
+    run = prepared(tmp_path, f"sampling.dynamic_filter_path={path}", f"sampling.sample_filter_path={path}")
+    message = r"must return within sampling\.hook_timeout_s=0\.12"
+    with pytest.raises(HookError, match=rf"sampling\.sample_filter_path {message}"):
+        await build_hooks(run).finish([], [])
+    with RewardRunner(lambda sample: 1.0) as rewards:
+        source = build_source(run, pool, rewards)
+        ((index, prompt),) = await source.draw(0, 1)
+        group = await source.group(index, prompt, oldest=0, newest=0)
+        verdict = source.reason_to_drop(group)
+        assert verdict is not None and not isinstance(verdict, str)
+        with pytest.raises(HookError, match=rf"sampling\.dynamic_filter_path {message}"):
+            await verdict
+
+
+async def test_a_rollout_function_has_its_limit(tmp_path: Path, pool: EnginePool) -> None:
+    run = prepared(tmp_path, "rollout.function_path=user_code_of_wiring:rollout")
+    user = build_user_rollout(run, pool)
+    assert user is not None
+    with pytest.raises(HookError, match=r"rollout\.function_path must return within rollout\.function_timeout_s=0\.13"):
+        await user.hook(0, None)
