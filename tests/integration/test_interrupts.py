@@ -11,21 +11,17 @@ HANGING = """
 import pathlib
 import signal
 import threading
-import time
-
-from rlscale.types import Prompt
 
 
 def hang():
-    pathlib.Path("hangs").touch()
-    threading.Event().wait()
+    pathlib.Path(HANGS).touch()
+    while True:
+        pass
 
 
 def endless(sample):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pathlib.Path("hangs").touch()
-    while True:
-        pass
+    hang()
 
 
 async def generate(trajectory, session):
@@ -41,10 +37,17 @@ def keep(group):
     hang()
 
 
+def advantages(rollout):
+    hang()
+
+
 class Prompts:
     def __init__(self, config, tokenizer): ...
     def __len__(self): return 8
-    def take(self, number): hang()
+    def take(self, number):
+        pathlib.Path(HANGS).touch()
+        threading.Event().wait()
+
     def state_dict(self): return {}
     def load_state_dict(self, state): ...
 """
@@ -55,6 +58,7 @@ KEYS = {
     "rollout": "rollout.function_path",
     "keep": "sampling.dynamic_filter_path",
     "Prompts": "data.data_source_path",
+    "advantages": "algo.custom_advantage_function_path",
 }
 
 
@@ -66,10 +70,11 @@ KEYS = {
         "Prompts",
         pytest.param("rollout", marks=pytest.mark.nightly),
         pytest.param("keep", marks=pytest.mark.nightly),
+        pytest.param("advantages", marks=pytest.mark.nightly),
     ],
 )
 def test_ctrl_c_ends_a_run_whose_function_never_returns(command: Command, name: str) -> None:
-    (command.folder / "hanging.py").write_text(HANGING)
+    (command.folder / "hanging.py").write_text(HANGING.replace("HANGS", repr(str(command.folder / "hangs"))))
     reward = () if name == "endless" else (REWARDED,)
     process = command.start("eval.interval=null", f"{KEYS[name]}=hanging:{name}", *reward)
     wait_until(lambda: (command.folder / "hangs").exists() or process.poll() is not None, 120, "the call")

@@ -10,11 +10,12 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction, signature
 from types import MappingProxyType
 from typing import Any
 
 from rlscale.config import BatchConfig, RunConfig
+from rlscale.config.user_functions import LOGITS
 from rlscale.plugins.batch_conversion import BATCH_RULE, batch_problem
 from rlscale.plugins.daemon_call import call_in_daemon
 from rlscale.plugins.example_groups import example_batch, example_groups
@@ -22,7 +23,7 @@ from rlscale.plugins.example_session import ExampleRollout, ExampleSession, Exam
 from rlscale.plugins.group_adapters import as_list
 from rlscale.plugins.user_hook import is_finite, shown
 from rlscale.trajectory import Trajectory
-from rlscale.types import Group, Prompt, Sample, SampleStatus, TrainBatch
+from rlscale.types import Group, Prompt, Sample, SampleStatus, TokenColumns, TrainBatch
 
 
 class ContractError(Exception):
@@ -301,6 +302,53 @@ def _checked_log(replaces: Any, metrics: dict[str, float]) -> dict[str, float]:
     return {} if replaces else metrics
 
 
+def check_loss(loss: Callable[..., Any]) -> tuple[Any, dict[str, tuple[float, float]]]:
+    """Calls a loss with six tokens of two samples, the last one masked; returns the loss at each and the metrics.
+
+    Raises:
+        ContractError: it returns no finite loss with a gradient at each token, or no metrics.
+    """
+    import torch  # takes seconds; the other contracts need none
+
+    logits = torch.linspace(-1.0, 1.0, 30).reshape(6, 5).sin().requires_grad_()
+    table = logits.log_softmax(-1)
+    logprobs = table[torch.arange(6), torch.arange(6) % 5]
+    fixed = logprobs.detach()
+    tokens = TokenColumns(
+        mask=torch.arange(6) < 5,
+        sample_ids=torch.tensor([0, 0, 0, 1, 1, 1]),
+        num_samples=2,
+        old_logprobs=fixed - 0.1,
+        rollout_logprobs=fixed - 0.1,
+        ref_logprobs=fixed + 0.1,
+        advantages=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0]),
+        entropy=-(table.exp() * table).sum(-1),
+    )
+    given = {LOGITS: logits} if LOGITS in signature(loss).parameters else {}
+    found = loss(logprobs, tokens, **given)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        raise ContractError("return (the loss at each token, {metric: (sum, count)})", shown(found))
+    losses, metrics = found
+    if not isinstance(losses, torch.Tensor) or losses.shape != logprobs.shape:
+        raise ContractError("return a tensor with the loss at each of the 6 tokens", shown(losses))
+    if not losses.requires_grad or not losses[tokens.mask].isfinite().all():
+        raise ContractError("return finite losses that depend on logprobs", shown(losses))
+    sums: dict[str, tuple[float, float]] = {}
+    for name, pair in metrics.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ContractError("return metrics as (sum, count)", f"{shown(pair)} for {name}")
+        values = [part.item() if isinstance(part, torch.Tensor) and part.numel() == 1 else part for part in pair]
+        if not all(is_finite(value) for value in values):
+            raise ContractError("return metrics of single finite numbers", f"{shown(pair)} for {name}")
+        sums[str(name)] = (float(values[0]), float(values[1]))
+    return losses, sums
+
+
+def _describe_loss(loss: Callable[..., Any]) -> str:
+    losses, metrics = check_loss(loss)
+    return f"losses {[round(value, 4) for value in losses.tolist()]}, metrics {metrics}"
+
+
 def _describe_all_samples(process: Callable[..., Any]) -> str:
     check_all_samples_hook(process)
     return "without an error; the result is not used"
@@ -314,6 +362,12 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
     {
         contract.kind: contract
         for contract in (
+            Contract(
+                kind="loss",
+                key="algo.custom_loss_function_path",
+                call="(logprobs, tokens), maybe with logits -> the loss at each token and {metric: (sum, count)}",
+                check=_describe_loss,
+            ),
             Contract(
                 kind="data_source",
                 key="data.data_source_path",

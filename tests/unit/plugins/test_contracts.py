@@ -14,7 +14,7 @@ from rlscale.plugins.contracts import CONTRACTS, ContractError
 from rlscale.plugins.example_groups import example_groups
 from rlscale.plugins.load_plugin import ADAPTERS
 from rlscale.plugins.sample_view import DocumentSample
-from rlscale.testing import adapt
+from rlscale.testing import adapt, check_loss
 from rlscale.types import Prompt
 
 
@@ -79,6 +79,36 @@ def draw_and_generate(rollout_id: int, context: Any) -> Any:
         return [await context.generate(group) for group in context.draw(context.num_groups)]
 
     return run()
+
+
+def squared(logprobs: Any, tokens: Any) -> Any:
+    return -logprobs * tokens.advantages, {"entropy_of_mine": (tokens.entropy.sum(), tokens.mask.sum())}
+
+
+def of_logits(logprobs: Any, tokens: Any, logits: Any) -> Any:
+    return logits.logsumexp(-1), {"width": (float(logits.shape[1]), 1.0)}
+
+
+def test_a_loss_is_checked_with_and_without_logits() -> None:
+    losses, metrics = check_loss(squared)
+    assert losses.shape == (6,) and metrics["entropy_of_mine"][1] == 5.0
+    assert check_loss(of_logits)[1] == {"width": (5.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda logprobs, tokens: logprobs, "return .the loss at each token"),
+        (lambda logprobs, tokens: (logprobs.mean(), {}), "the loss at each of the 6 tokens"),
+        (lambda logprobs, tokens: (logprobs.detach(), {}), "depend on logprobs"),
+        (lambda logprobs, tokens: (logprobs / 0, {}), "return finite losses"),
+        (lambda logprobs, tokens: (logprobs, {"kl": 1.0}), r"metrics as \(sum, count\), got 1.0 for kl"),
+        (lambda logprobs, tokens: (logprobs, {"kl": (logprobs, 1)}), "metrics of single finite numbers"),
+    ],
+)
+def test_a_wrong_loss_is_named(loss: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        check_loss(loss)
 
 
 def test_rollout_and_eval_functions_are_checked() -> None:
