@@ -54,6 +54,22 @@ def test_the_judge_gets_prompt_response_and_label(make_sample: Callable[..., Sam
     assert sample.metadata == {"judge_answer": "Score: 9"}
 
 
+class RecordingJudge(ExampleJudge):
+    """Keeps the sampling parameters."""
+
+    given: dict[str, Any]
+
+    async def generate(self, prompt: Any, **given: Any) -> str:
+        self.given = given
+        return "Score: 1"
+
+
+def test_the_judge_is_sampled_as_the_keys_say(make_sample: Callable[..., Sample]) -> None:
+    judge = RecordingJudge()
+    asyncio.run(JudgeReward(JudgeConfig(max_new_tokens=7, temperature=0.25), judge)(make_sample("a", seed=10)))
+    assert (judge.given["max_new_tokens"], judge.given["temperature"]) == (7, 0.25)
+
+
 class SeededJudge(ExampleJudge):
     """Answers with a score only from the third seed on."""
 

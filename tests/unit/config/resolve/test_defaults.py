@@ -252,3 +252,18 @@ def test_the_notes_are_returned() -> None:
     assert all(each.why for each in loaded.derived)
     assert loaded.warnings == ("algo.kl_loss_coef is ignored: algo.use_kl_loss is false",)
     assert loaded.overrides == ("algo.kl_loss_coef=0.1",) and loaded.config.run.experiment == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        ([], None),
+        (["algo=dapo"], "rlscale.rollout.group_filters:reward_std"),
+        (["algo.dynamic_sampling=true"], "rlscale.rollout.group_filters:reward_std"),
+        (["algo=dapo", "algo.dynamic_sampling=false"], None),
+        (["algo=dapo", "sampling.dynamic_filter_path=my_filters:keep"], "my_filters:keep"),
+    ],
+)
+def test_dapo_selects_a_filter_unless_one_is_set(overrides: list[str], path: str | None) -> None:
+    loaded = load_config_with_notes(["experiment=quickstart", *overrides])
+    assert loaded.config.sampling.dynamic_filter_path == path
