@@ -42,6 +42,9 @@ class GeneratedRollouts:
         self._min_samples = min(sampling.min_group_size, self._num_samples)
         self._next_index, self._draw_timeout_s = 0, sampling.hook_timeout_s
         self._last_rollout = -1  # that has drawn prompts
+        # A rollout function of the user gets whole groups.
+        in_rounds = sampling.partial_rollout and config.rollout.function_path is None
+        round_tokens = sampling.round_tokens if in_rounds else None
         self._generator = GroupGenerator(
             sessions,
             rewards,
@@ -51,7 +54,7 @@ class GeneratedRollouts:
                 max_retries=sampling.max_retries,
                 max_versions=sampling.max_weight_versions if sampling.partial_rollout else None,
                 mask_off_policy=sampling.mask_offpolicy_in_partial_rollout,
-                round_tokens=sampling.round_tokens if sampling.partial_rollout else None,
+                round_tokens=round_tokens,
                 generate=generate,
             ),
         )
@@ -60,7 +63,7 @@ class GeneratedRollouts:
             num_groups=batch.rollout_batch_size,
             wave=sampling.over_sampling_batch_size or batch.rollout_batch_size,
             takes_first_finished=sampling.partial_rollout,
-            in_rounds=sampling.partial_rollout and sampling.round_tokens is not None,
+            in_rounds=round_tokens is not None,
             is_filled=self._filters.fills_rollouts,
             keeps_dropped=sampling.all_samples_process_path is not None,
         )

@@ -10,10 +10,12 @@ import pytest
 
 from rlscale.config import load_config
 from rlscale.driver.engines import build_client, build_launch
+from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch import EngineLaunch, ProcessPlace
 from rlscale.engines.launch_sglang import CORES_OF_RANKS, SglangLaunch, split_cores
 from rlscale.engines.sglang.serve import redact_in_logs
-from rlscale.types import EngineAddress
+from rlscale.errors import EngineError
+from rlscale.types import EngineAddress, SamplingParams
 
 PLACE = ProcessPlace(host="127.0.0.1", port=7)
 
@@ -130,3 +132,13 @@ def test_only_sglang_limits_samples_in_flight() -> None:
     limited = build_client(load_config(["rollout=sglang", "sglang.server_concurrency=9"]), address)
     assert limited.max_in_flight == 9
     assert build_client(load_config([]), address).max_in_flight is None
+
+
+async def test_a_call_of_an_engine_has_the_limit_of_the_key() -> None:
+    with FakeServer(vocab_size=100, max_context_len=256) as fake:
+        fake.faults.hangs = True
+        address = EngineAddress(name="engine 7", url=fake.url)
+        client = build_client(load_config(["rollout.timeout_s=0.3"]), address)
+        with pytest.raises(EngineError, match=r"engine 7 .*within 0\.3 s"):
+            await client.generate([1, 2], SamplingParams(max_new_tokens=3))
+        await client.close()

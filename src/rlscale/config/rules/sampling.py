@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
+from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -85,7 +87,47 @@ def buffer_filter_needs_partial_rollout(config: RunConfig) -> list[Problem]:
     return [Problem(path="sampling.buffer_filter_path", rule=rule, value=path, fix=fix)]
 
 
+_HOOKS = (
+    "data.data_source_path",
+    "eval.custom_log_function_path",
+    "reward.post_process_path",
+    "sampling.all_samples_process_path",
+    "sampling.buffer_filter_path",
+    "sampling.custom_rollout_log_function_path",
+    "sampling.sample_filter_path",
+    "train.convert_samples_path",
+)
+"""User functions that `sampling.hook_timeout_s` limits, besides filters of groups."""
+
+
+def _has_hooks(config: RunConfig) -> bool:
+    dynamic = config.sampling.dynamic_filter_path
+    # The built-in filters have no deadline.
+    is_own_filter = dynamic is not None and not dynamic.startswith("rlscale.")
+    return is_own_filter or any(attrgetter(key)(config) is not None for key in _HOOKS)
+
+
 IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("sampling.hook_timeout_s",),
+        when=lambda config: not _has_hooks(config),
+        why="no filter, hook or data source of yours is set",
+    ),
+    IgnoredKey(
+        names=("rollout.function_timeout_s",),
+        when=lambda config: config.rollout.function_path is None and config.eval.function_path is None,
+        why="neither rollout.function_path nor eval.function_path is set",
+    ),
+    IgnoredKey(
+        names=(
+            "algo.dynamic_sampling",
+            "sampling.dynamic_filter_path",
+            "sampling.over_sampling_batch_size",
+            "sampling.round_tokens",
+        ),
+        when=lambda config: config.rollout.function_path is not None,
+        why="rollout.function_path replaces the loop that collects a rollout",
+    ),
     IgnoredKey(
         names=("rollout.num_slots", "rollout.deterministic"),
         when=lambda config: config.rollout.engine != EngineKind.embedded,
@@ -122,7 +164,10 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="eval.function_path returns rewards and metrics, not samples",
     ),
     IgnoredKey(
-        names=("sampling", "algo.dynamic_sampling"),
+        names=(
+            *(path for path in keys() if path.startswith("sampling.") and path != "sampling.hook_timeout_s"),
+            "algo.dynamic_sampling",
+        ),
         when=lambda config: not uses_engines(config) or is_sft(config),
         why="the run does not generate",
     ),

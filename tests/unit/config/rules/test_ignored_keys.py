@@ -111,6 +111,22 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
         ("algo.rewards_normalization", {"reward.post_process_path": "a:b"}, {}),
         ("cluster.spin_threads", {"cluster.device": "cuda"}, {"cluster.device": "cpu"}),
         ("cluster.spin_threads", {"rollout.max_staleness": 1}, {"rollout.max_staleness": 0}),
+        ("rollout.function_timeout_s", {}, {"rollout.function_path": "a:b"}),
+        ("rollout.function_timeout_s", {}, {"eval.function_path": "a:b"}),
+        ("sampling.hook_timeout_s", {}, {"sampling.sample_filter_path": "a:b"}),
+        ("sampling.hook_timeout_s", {}, {"data.data_source_path": "a:b", "algo.loss_type": "sft_loss"}),
+        (
+            "sampling.hook_timeout_s",
+            {"sampling.dynamic_filter_path": "rlscale.rollout.group_filters:reward_std"},
+            {"sampling.dynamic_filter_path": "a:b"},
+        ),
+        ("sampling.over_sampling_batch_size", {"rollout.function_path": "a:b"}, {}),
+        ("sampling.dynamic_filter_path", {"rollout.function_path": "a:b"}, {}),
+        (
+            "sampling.round_tokens",
+            {"sampling.partial_rollout": True, "rollout.function_path": "a:b"},
+            {"sampling.partial_rollout": True},
+        ),
         *(
             ("cluster.spin_threads", {"rollout.max_staleness": 1}, {"rollout.max_staleness": 1, **alone})
             for alone in ({"debug.train_only": True}, {"algo.loss_type": "sft_loss"})
