@@ -8,6 +8,8 @@ from tests.integration.conftest import REWARDED, Command
 from tests.integration.test_faults import GONE_WITHIN_S, wait_until
 
 HANGING = """
+import ctypes
+import os
 import pathlib
 import signal
 import threading
@@ -35,6 +37,14 @@ async def rollout(rollout_id, context):
 
 def keep(group):
     hang()
+
+
+async def leave(trajectory, session):
+    os._exit(5)
+
+
+def crash(group):
+    ctypes.string_at(0)
 
 
 def advantages(rollout):
@@ -83,4 +93,21 @@ def test_ctrl_c_ends_a_run_whose_function_never_returns(command: Command, name: 
     _, err = process.communicate(timeout=GONE_WITHIN_S)
     assert process.returncode == 130
     assert "Traceback" not in err
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("key", "name", "code"),
+    [
+        ("sampling.custom_generate_function_path", "leave", 5),
+        ("sampling.dynamic_filter_path", "crash", -signal.SIGSEGV),
+    ],
+)
+def test_a_function_that_ends_the_driver_leaves_no_process(command: Command, key: str, name: str, code: int) -> None:
+    """Only rewards have separate processes: such a function ends the run, which does not hang."""
+    (command.folder / "hanging.py").write_text(HANGING)
+    process = command.start("eval.interval=null", f"{key}=hanging:{name}", REWARDED)
+    process.communicate(timeout=120)
+    assert process.returncode == code
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
