@@ -97,7 +97,7 @@ _HOOKS = (
     "sampling.sample_filter_path",
     "train.convert_samples_path",
 )
-"""User functions that `sampling.hook_timeout_s` limits, besides filters of groups."""
+"""User functions that `sampling.hook_timeout_s` limits, in addition to filters of groups."""
 
 
 def _has_hooks(config: RunConfig) -> bool:
