@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import Device, EngineKind, RunConfig
-from rlscale.config.rules import attention_groups
+from rlscale.config.rules import attention_groups, reward_engine_kind
 from rlscale.plan.batches import Lengths
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 
@@ -52,6 +52,33 @@ def engine_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardw
     if config.rollout.engine == EngineKind.embedded:
         return _embedded(config, a, lengths, dtype_bytes)
     return _sglang(config, a, dtype_bytes, hardware)
+
+
+def judge_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardware: Hardware) -> EngineMemory:
+    """The memory of one engine of `reward.engine`: planned as a rollout engine with the judge's model and arguments.
+
+    Args:
+        config: of the run.
+        a: architecture of the judge or reward model.
+        lengths: of the samples that it scores.
+        hardware: the engine runs on.
+    """
+    engine, arguments = config.reward.engine, config.reward.engine.server_args
+    if engine.is_embedding:
+        a = replace(a, tied=True)  # a reward model has no output layer
+    # A request is the prompt and response of a sample; the judge appends its answer.
+    response = lengths.response + (0 if engine.is_embedding else config.reward.judge.max_new_tokens)
+    if engine.max_context_len is not None:
+        response = max(1, min(response, engine.max_context_len - lengths.prompt))
+    as_rollout = replace(
+        config,
+        rollout=replace(config.rollout, engine=EngineKind(str(reward_engine_kind(config)))),
+        cluster=replace(config.cluster, rollout_num_gpus_per_engine=engine.num_gpus_per_engine),
+        sglang=replace(
+            config.sglang, mem_fraction_static=arguments.get("mem_fraction_static"), server_args=dict(arguments)
+        ),
+    )
+    return engine_memory(as_rollout, a, replace(lengths, response=response), hardware=hardware)
 
 
 def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, dtype_bytes: int) -> EngineMemory:

@@ -39,6 +39,7 @@ class PartMemories:
     trainer: TrainerMemory | None
     critic: TrainerMemory | None
     engine: EngineMemory | None
+    judge: EngineMemory | None = None
 
 
 def list_memory_budgets(
@@ -53,14 +54,17 @@ def list_memory_budgets(
     if config.cluster.device == Device.cpu:
         per_node = config.cluster.num_gpus_per_node
         trainers, engines = min(layout.num_trainers, per_node), min(layout.num_engines, per_node)
-        critics = min(layout.num_critics, per_node)
+        critics, judges = min(layout.num_critics, per_node), min(layout.num_reward_engines, per_node)
         parts = {name: size * trainers for name, size in training.items()}
         parts |= {name: size * engines for name, size in serving.items()}
         if dedicated is not None:
             parts |= {"critic": dedicated.steady * critics, "critic's step": dedicated.step * critics}
-        parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics)
+        if memories.judge is not None:
+            parts["reward engine"] = memories.judge.total * judges
+        parts["processes"] = hardware.reserve_bytes * (trainers + engines + critics + judges)
         where = f"machine with {count_noun(trainers, 'trainer rank')} and {count_noun(engines, 'engine')}"
         where += f" and {count_noun(critics, 'critic rank')}" if critics else ""
+        where += f" and {count_noun(judges, 'reward engine')}" if judges else ""
         return [MemoryBudget(where=where, parts=parts, available=hardware.memory_bytes)]
     runtime = {"runtime": hardware.reserve_bytes}
     available = hardware.memory_bytes
@@ -68,6 +72,9 @@ def list_memory_budgets(
     if dedicated is not None:
         own = {"weights": dedicated.weights, "optimizer": dedicated.optimizer, "step": dedicated.step}
         found.append(MemoryBudget(where="GPU of a critic rank", parts=own | runtime, available=available))
+    if memories.judge is not None:
+        own = _engine_parts(memories.judge)
+        found.append(MemoryBudget(where="GPU of a reward engine", parts=own | runtime, available=available))
     if layout.colocate and trainer is not None and engine is not None:
         return [_shared_budget(config, training, _engine_parts(engine), runtime, available), *found]
     if trainer is not None:

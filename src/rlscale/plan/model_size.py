@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import yaml
 
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture
-from rlscale.architectures.hf_config import architecture_fields, read_hf_fields
+from rlscale.architectures.hf_config import CONFIG_NAMES, architecture_fields, read_hf_fields
 from rlscale.config import ModelConfig, RunConfig, uses_critic, uses_reference, uses_teacher
+from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.errors import ConfigError, Problem
 
 
@@ -36,6 +40,28 @@ def list_architectures(config: RunConfig, policy: Architecture) -> dict[str, Arc
     if uses_teacher(config.algo):
         models["teacher"] = _role_architecture(model.teacher_load, policy)
     return models
+
+
+def judge_architecture(config: RunConfig, policy: Architecture) -> Architecture | None:
+    """The architecture of the model of `reward.engine`.
+
+    Returns: None if the model has no `config.json` on this machine, and is not that of an option of `conf/model/`. It
+    is not taken for the policy's: a judge is usually larger.
+    """
+    checkpoint = config.reward.engine.hf_checkpoint
+    if checkpoint is None or checkpoint == config.model.hf_checkpoint:
+        return policy
+    fields = read_hf_fields(checkpoint) or published_fields(checkpoint)
+    return Architecture.from_fields(fields) if all(name in fields for name in REQUIRED_FIELDS) else None
+
+
+def published_fields(checkpoint: str) -> dict[str, Any]:
+    """The architecture fields in the option of `conf/model/` that names this checkpoint. Empty if none does."""
+    for file in sorted((packaged_folder() / "model").glob("*.yaml")):
+        option = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if option.get("hf_checkpoint") == checkpoint:
+            return {name: option[name] for name in CONFIG_NAMES if option.get(name) is not None}
+    return {}
 
 
 def _role_architecture(path: str | None, policy: Architecture) -> Architecture:

@@ -23,14 +23,19 @@ from rlscale.config.rules import uses_engines
 from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
-from rlscale.plan.engine_memory import EngineMemory, engine_memory
+from rlscale.plan.engine_memory import EngineMemory, engine_memory, judge_memory
 from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.host_memory import HostMemory, host_memories
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.megatron_memory import MegatronWork, megatron_memory
 from rlscale.plan.memory_budget import MemoryBudget, PartMemories, list_memory_budgets
-from rlscale.plan.model_size import list_architectures, policy_architecture, route_bytes_per_token
+from rlscale.plan.model_size import (
+    judge_architecture,
+    list_architectures,
+    policy_architecture,
+    route_bytes_per_token,
+)
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
 
@@ -67,6 +72,8 @@ class Plan:
     critic_host: HostMemory | None  # of a rank of a critic on dedicated GPUs
     recompute: bool
     engine: EngineMemory | None  # None: no generation, or external engines
+    judge: EngineMemory | None  # of an engine of `reward.engine`; None: there is none, or its model is unknown
+    judge_model: str | None  # None: the starting model of the run
     memory_budgets: tuple[MemoryBudget, ...]
     sync: SyncTraffic | None
     roofline: Roofline
@@ -96,7 +103,9 @@ class Plan:
             "host": _host(self.host),
             "critic_host": _host(self.critic_host),
             "recompute": self.recompute,
-            "engine": None if self.engine is None else {**asdict(self.engine), "total": self.engine.total},
+            "engine": _engine(self.engine),
+            "judge": _engine(self.judge),
+            "judge_model": self.judge_model,
             "memory_budgets": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.memory_budgets],
             "sync": None if self.sync is None else asdict(self.sync),
             "roofline": {**asdict(self.roofline), "seconds": self.roofline.seconds},
@@ -111,6 +120,10 @@ def _memory(memory: TrainerMemory | None) -> dict[str, Any] | None:
         return None
     totals = {name: getattr(memory, name) for name in ("steady", "step", "peak", "peak_phase")}
     return {**asdict(memory), **totals}
+
+
+def _engine(memory: EngineMemory | None) -> dict[str, Any] | None:
+    return None if memory is None else {**asdict(memory), "total": memory.total}
 
 
 def _host(memory: HostMemory | None) -> dict[str, Any] | None:
@@ -153,7 +166,8 @@ def make_plan(
         critic = _critic(_with_recompute(config, recompute), models["critic"], layout, lengths)
     host, critic_host = host_memories(config, models, layout)
     engine = engine_memory(config, a, lengths, hardware=hardware) if layout.num_engines else None
-    memories = PartMemories(trainer=trainer, critic=critic, engine=engine)
+    judge = _judge(config, a, lengths, hardware) if layout.num_reward_engines else None
+    memories = PartMemories(trainer=trainer, critic=critic, engine=engine, judge=judge)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
     inputs = RooflineInputs(
         a=a,
@@ -185,6 +199,8 @@ def make_plan(
         critic_host=critic_host,
         recompute=recompute,
         engine=engine,
+        judge=judge,
+        judge_model=config.reward.engine.hf_checkpoint if layout.num_reward_engines else None,
         memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
         sync=sync,
         roofline=compute_roofline(config, inputs),
@@ -226,6 +242,11 @@ def _with_recompute(config: RunConfig, recompute: bool) -> RunConfig:
         fsdp=replace(config.fsdp, gradient_checkpointing=recompute),
         megatron=replace(config.megatron, recompute_granularity=granularity),
     )
+
+
+def _judge(config: RunConfig, policy: Architecture, lengths: Lengths, hardware: Hardware) -> EngineMemory | None:
+    a = judge_architecture(config, policy)
+    return None if a is None else judge_memory(config, a, lengths, hardware=hardware)
 
 
 def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory:

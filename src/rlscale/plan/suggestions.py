@@ -179,6 +179,21 @@ def _wider_engines(config: RunConfig, plan: Plan) -> Iterator[Change]:
         gpus *= 2
 
 
+def _wider_reward_engines(config: RunConfig, plan: Plan) -> Iterator[Change]:
+    """More GPUs per engine of the judge, and more GPUs of all of them if they are fewer."""
+    engine = config.reward.engine
+    gpus = engine.num_gpus_per_engine * 2
+    is_sglang = plan.judge is not None and plan.judge.kind == EngineKind.sglang
+    while is_sglang and gpus <= config.cluster.num_gpus_per_node:
+        # Engines are whole: their number of GPUs is a multiple of the GPUs of one.
+        number = -(-engine.num_gpus // gpus) * gpus
+        changed = replace(engine, num_gpus_per_engine=gpus, num_gpus=number)
+        overrides = f"reward.engine.num_gpus_per_engine={gpus}"
+        overrides += f" reward.engine.num_gpus={number}" if number != engine.num_gpus else ""
+        yield Change(overrides=overrides, config=replace(config, reward=replace(config.reward, engine=changed)))
+        gpus *= 2
+
+
 def _more_ranks(config: RunConfig, plan: Plan) -> Iterator[Change]:
     """More GPUs per node, then more nodes."""
     cluster = config.cluster
@@ -248,6 +263,7 @@ CHANGE_KINDS: tuple[ChangeKind, ...] = (
     _smaller_cache,
     _optimizer_on_host,
     _wider_engines,
+    _wider_reward_engines,
     _more_ranks,
     _model_parallelism,
 )

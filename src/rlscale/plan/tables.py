@@ -13,6 +13,7 @@ from rlscale.config import TrainBackendName
 from rlscale.config.errors import show
 from rlscale.errors import count_noun
 from rlscale.plan.batches import Lengths
+from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.placement import Place
 from rlscale.plan.plan import Plan
@@ -35,7 +36,11 @@ def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[Renderabl
     if plan.host is not None:
         yield _host_memory(plan)
     if plan.engine is not None:
-        yield _memory_of_engine(plan)
+        nodes = plan.layout.processes_per_engine
+        yield _memory_of_engine(plan.engine, name="an engine", nodes=nodes, sample_len=plan.lengths.sample)
+    if plan.judge is not None:
+        nodes = plan.layout.reward_layout.processes_per_engine
+        yield _memory_of_engine(plan.judge, name="a reward engine", nodes=nodes)
     yield _fit(plan, suggestions)
     yield _roofline(plan)
     yield _list(
@@ -60,7 +65,9 @@ def _head(plan: Plan) -> RenderableType:
     if plan.layout.num_reward_engines:
         size = count_noun(plan.layout.gpus_per_reward_engine, "GPU")
         number = count_noun(plan.layout.num_reward_engines, "engine")
-        lines.append(f"judge     {number} of {size} each for reward.engine; their memory and time are not planned")
+        judge = plan.judge_model or "the starting model of the run"
+        missing = "time is not planned" if plan.judge else "memory and time are not planned: it has no config.json here"
+        lines.append(f"judge     {number} of {size} each with {judge}; {missing}")
     return Text("\n".join(lines))
 
 
@@ -177,21 +184,18 @@ def _trainer_parts(memory: TrainerMemory, *, weights: str) -> dict[str, float]:
     return parts
 
 
-def _memory_of_engine(plan: Plan) -> Table:
-    engine = plan.engine
-    assert engine is not None, "the caller must check that there is an engine"
+def _memory_of_engine(engine: EngineMemory, *, name: str, nodes: int, sample_len: int | None = None) -> Table:
     per = f"each of its {engine.gpus} GPUs" if engine.gpus > 1 else "its GPU"
-    nodes = plan.layout.processes_per_engine
     per += f" on {nodes} nodes" if nodes > 1 else ""
-    table = _table(f"memory of an engine ({engine.kind}), on {per}", "part", "size")
+    table = _table(f"memory of {name} ({engine.kind}), on {per}", "part", "size")
     table.add_row("weights", format_size(engine.weights))
     table.add_row("KV cache", format_size(engine.cache))
     if engine.scratch:
         table.add_row("logits and copies of weights", format_size(engine.scratch))
     table.add_row("total", format_size(engine.total), style="bold")
-    samples = engine.cache_tokens // plan.lengths.sample
     table.add_row("capacity of the engine's cache, in tokens", f"{engine.cache_tokens:,}")
-    table.add_row("the same in samples", f"{samples:,}")
+    if sample_len is not None:
+        table.add_row("the same in samples", f"{engine.cache_tokens // sample_len:,}")
     return table
 
 

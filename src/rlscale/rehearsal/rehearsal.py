@@ -29,7 +29,7 @@ from rlscale.driver.trainer import RunResult, Trainer
 from rlscale.driver.warmup import to_hydra
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
-from rlscale.errors import ConfigError, Problem
+from rlscale.errors import ConfigError, Problem, count_noun
 from rlscale.models.byte_tokenizer import NUM_TOKENS
 from rlscale.plan import find_hardware, make_plan
 from rlscale.plan.model_size import policy_architecture
@@ -102,7 +102,7 @@ class Rehearsal:
         report = self._report(stage, checked, peak, seconds=time.monotonic() - began)
         report.write(stage.model.parent)
         print_report(report, self._console)
-        self._console.print(f"\n{stage.model.parent}/rehearsal.md", highlight=False)
+        self._console.print(f"\n{stage.model.parent}/rehearsal.md", highlight=False, soft_wrap=True)
         return result
 
     def _check_uncut(self) -> list[str]:
@@ -172,10 +172,11 @@ class Rehearsal:
             self._say(f"up to {needed / 1e9:.0f} GB are needed and {left / 1e9:.0f} GB are free", style="yellow")
         servers = sizes.engines * sizes.servers_per_engine
         ranks = sizes.ranks + sizes.critic_ranks
-        self._say(f"starting {ranks} trainers and {servers} engine servers on {sizes.cluster_nodes} Ray nodes ...")
+        started = f"{count_noun(ranks, 'trainer')} and {count_noun(servers, 'engine server')}"
+        self._say(f"starting {started} on {count_noun(sizes.cluster_nodes, 'Ray node')} ...")
 
     def _say(self, text: str, *, style: str | None = None) -> None:
-        self._console.print(f"rehearsal: {text}", style=style, highlight=False, markup=False)
+        self._console.print(f"rehearsal: {text}", style=style, highlight=False, markup=False, soft_wrap=True)
 
     def _report(self, stage: _Stage, checked: Sequence[str], peak: PeakMemory, *, seconds: float) -> RehearsalReport:
         config, before = self.config, read_sizes(self.config)

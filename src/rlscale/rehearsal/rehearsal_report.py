@@ -56,7 +56,7 @@ def print_report(report: RehearsalReport, console: Console) -> None:
     """Prints lines and tables."""
     console.print()
     for line in report.lines():
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for titles, rows in (
         (("rehearsed", "what ran"), report.rehearsed),
         (("not rehearsed", "instead"), report.not_rehearsed),

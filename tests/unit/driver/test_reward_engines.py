@@ -65,9 +65,7 @@ def test_a_plan_shows_the_engines() -> None:
     plan = make_plan(config, HARDWARE["cpu"])
     assert [place.actors for place in plan.places][-2:] == [("reward engine 0",), ("reward engine 1",)]
     print_plan(plan, (), Console(file=out, width=200))
-    assert (
-        "judge     2 engines of 1 GPU each for reward.engine; their memory and time are not planned" in out.getvalue()
-    )
+    assert "judge     2 engines of 1 GPU each with the starting model of the run; time is not planned" in out.getvalue()
     assert "reward engines 0-1" in out.getvalue()
 
 
