@@ -11,6 +11,7 @@ from pathlib import Path
 
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
+from rlscale.cli.option_parser import OptionParser
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
 from rlscale.config.inspect.diff import differences
@@ -34,7 +35,7 @@ _CONFIGURATION = "a run folder, a config.yaml, an experiment, or overrides in qu
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rlscale-config", description=__doc__.partition(": ")[2].capitalize())
+    parser = OptionParser(prog="rlscale-config", description=__doc__.partition(": ")[2].capitalize())
     parser.add_argument("--version", action="version", version=f"rlscale {rlscale.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlscale.architectures.hf_config import read_config_json
 from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture
+from rlscale.cli.option_parser import OptionParser
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.megatron_folder import torch_dist_folder
 from rlscale.models.model_path import check_model_path, error_of_argument
@@ -25,7 +26,7 @@ _OF_RUNS = " with train.backend=megatron"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="rlscale-convert",
         description="Converts weights from Hugging Face to Megatron-core format or back, depending on SOURCE. "
         "SOURCE may be a checkpoint of a Megatron trainer. Converting there and back gives the same bytes.",

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlscale.checkpoint.run_folder import unwritable
+from rlscale.cli.option_parser import OptionParser
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import EngineKind, RunConfig, load_config
 from rlscale.crashtest.check_ledger import check_ledger, compare_ledgers, untrained_groups
@@ -72,7 +74,7 @@ class Stage:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="rlscale-crashtest",
         description="Runs an experiment without interruption, then again while killing driver, trainers, engines, "
         "router and nodes at random times, and compares the two runs. With the embedded engine and staleness 0 every "
@@ -120,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _check(args)
+    check_arguments(args)
     overrides = [
         f"+experiment={args.experiment}",
         # Every kill needs a restart, and some kills several.
@@ -145,7 +147,11 @@ def _run(args: argparse.Namespace) -> int:
     return PASSED if verdict.passed else FAILED
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises ValueError for the first wrong argument."""
+    if "=" in args.experiment:
+        name = args.experiment.rpartition("=")[2]
+        raise ValueError(f"experiment must be a name, got {args.experiment}; write rlscale-crashtest {name}")
     if args.kills < 1:
         raise ValueError(f"--kills must be at least 1, got {args.kills}")
     if args.gap is not None and not 0 <= args.gap[0] <= args.gap[1]:
@@ -155,6 +161,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--nodes must be at least 0, got {args.nodes}")
     if args.nodes == 0 and Victim.node in (args.victims or ()):
         raise ValueError("--victims must not have node without nodes; add --nodes 2")
+    for flag, folder in (("--folder", args.folder), ("--report", args.report)):
+        if folder is not None and (problem := unwritable(flag, folder)):
+            raise ValueError(problem)
     if args.folder.exists() and any(args.folder.iterdir()):
         raise ValueError(f"--folder must be new or empty, got {args.folder}; remove it or choose another")
     if sys.platform != "linux":

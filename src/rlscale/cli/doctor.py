@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlscale.checkpoint.run_folder import unwritable
+from rlscale.cli.option_parser import OptionParser
 from rlscale.doctor.catalog import select_checks
 from rlscale.doctor.check_result import BAD
 from rlscale.doctor.run_checks import CheckOutcome, run_checks
@@ -16,9 +18,12 @@ from rlscale.doctor.write_report import DoctorReport, to_json, write_report
 
 PASSED, FAILED, WRONG_INPUT = 0, 1, 2
 
+MAX_SCALE = 100.0
+"""Largest factor of the deadlines: with it all checks together have 15 hours."""
+
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="rlscale-doctor",
         description="Checks a machine: driver, torch, NCCL, training steps, engines, weight channels, speed, and at "
         "last Ray and a short run. Each check is a process with a deadline; none stops the next. Needs no network.",
@@ -40,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         checks = select_checks(args.only, args.skip)
-        if args.deadline_scale <= 0:
-            raise ValueError(f"--deadline-scale must be above 0, got {args.deadline_scale:g}")
-        if args.out.exists() and not args.out.is_dir():
-            raise ValueError(f"--out must be a folder, got the file {args.out}")
+        if not 0 < args.deadline_scale <= MAX_SCALE:
+            rule = f"be above 0 and at most {MAX_SCALE:g}"
+            raise ValueError(f"--deadline-scale must {rule}, got {args.deadline_scale:g}; remove it to use 1")
+        if problem := unwritable("--out", args.out):
+            raise ValueError(problem)
     except ValueError as error:
         sys.stderr.write(f"rlscale-doctor: {error}\n")
         return WRONG_INPUT

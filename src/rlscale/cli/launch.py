@@ -18,7 +18,7 @@ from rlscale.cli.app import FAILED, OK, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import CommandArguments, parse_arguments
 from rlscale.config import Device, LoadedConfig, load_config_with_notes
 from rlscale.config.errors import nearest
-from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
+from rlscale.config.hydra.overrides import PLAIN_OVERRIDE, SINGLE_VALUE_RULE
 from rlscale.config.user_functions import check_hooks
 from rlscale.errors import ConfigError, Problem
 from rlscale.launch import kuberay, skypilot, slurm
@@ -124,14 +124,14 @@ def _run(argv: list[str]) -> int:
     if flags.help or flags.version:
         sys.stdout.write(usage(launcher) if flags.help else f"rlscale {rlscale.__version__}\n")
         return OK
-    loaded = _load(given, flags)
+    loaded = _load(given, flags, launcher=launcher)
     assert given.options is not None, "problems of options are raised"
     options = _complete(given.options)
     job = make_job(loaded, options, flags=flags, argv=argv)
     return _finish(job, options, given)
 
 
-def _load(given: LaunchArguments, flags: CommandArguments) -> LoadedConfig:
+def _load(given: LaunchArguments, flags: CommandArguments, *, launcher: str) -> LoadedConfig:
     """The config, as the job loads it. Raises all problems of options and overrides together."""
     problems = [*given.problems, *flags.problems, *check_overrides(flags.overrides)]
     problems += _check_flags(given, flags)
@@ -142,10 +142,18 @@ def _load(given: LaunchArguments, flags: CommandArguments) -> LoadedConfig:
         problems += check_hooks(loaded.config)
     except ConfigError as error:
         found = [each for each in error.problems if not (flags.multirun and each.rule == SINGLE_VALUE_RULE)]
-        raise ConfigError([*problems, *found]) from None
+        raise ConfigError([*problems, *(_name_option(each, launcher) for each in found)]) from None
     if problems:
         raise ConfigError(problems)
     return loaded
+
+
+def _name_option(problem: Problem, launcher: str) -> Problem:
+    """The problem of a flag that is near no option and no key: the check of overrides took it for an override."""
+    if not problem.path.startswith("--") or problem.fix != PLAIN_OVERRIDE:
+        return problem
+    fix = f"rlscale-launch {launcher} --help lists the options"
+    return replace(problem, rule="be a known option or key", value=problem.path, fix=fix)
 
 
 def _check_flags(given: LaunchArguments, flags: CommandArguments) -> list[Problem]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
+from rlscale.cli.option_parser import OptionParser
 from rlscale.errors import ConfigError, DataError
 from rlscale.observe.report import read_run, render
 
@@ -17,7 +18,7 @@ PAGE = "report.html"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="rlscale-report",
         description="Writes a run as one HTML page: curves, time by phase, distributions, and samples token by token.",
         epilog="The page needs no network. It can be written for unfinished and failed runs too.",

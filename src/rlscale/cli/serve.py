@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
+from rlscale.cli.option_parser import OptionParser
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
@@ -36,9 +37,12 @@ log = logging.getLogger("rlscale.serve")
 
 EXIT_USAGE = 2
 
+COUNTS = ("num_slots", "max_cached_tokens", "max_context_len", "num_threads")
+"""Arguments that are positive numbers."""
+
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="rlscale-serve",
         description="Serves a Hugging Face causal language model with SGLang's HTTP API, on torch alone.",
         epilog=f"If {API_KEY_VARIABLE} is set, clients must send it as a bearer token; required beyond loopback.",
@@ -98,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return EXIT_USAGE
     try:
-        _check_arguments(args)
+        check_arguments(args)
         service, scheduler, error_handler = build(args)
     except ConfigError as e:
         log.error("%s", error_of_argument(e, name="--model-path"))
@@ -110,12 +114,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return asyncio.run(_serve(args, service, scheduler, error_handler, api_key))
 
 
-def _check_arguments(args: argparse.Namespace) -> None:
+def check_arguments(args: argparse.Namespace) -> None:
     """Raises ConfigError for a wrong model path, ValueError for a wrong number of slots or device."""
     if problems := check_model_path(args.model_path, name="--model-path"):
         raise ConfigError(problems)
-    if args.num_slots < 1:
-        raise ValueError(f"--num-slots must be at least 1, got {args.num_slots}")
+    for name, number in vars(args).items():
+        # None: derived from the model or the machine.
+        if name in COUNTS and number is not None and number < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} must be at least 1, got {number}; remove it to use the default")
+    if not 0 <= args.port < 1 << 16:
+        raise ValueError(f"--port must be a number from 0 to 65535, got {args.port}; 0 chooses a free one")
     try:
         kind = "cpu" if args.device == "auto" else torch.device(args.device).type
     except RuntimeError as error:

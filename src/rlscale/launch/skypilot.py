@@ -51,6 +51,8 @@ def check_skypilot(job: JobSpec, options: SkyPilotOptions) -> list[Problem]:
     if (options.bucket is None) == (options.volume is None):
         value = "nothing" if options.bucket is None else f"{options.bucket} and {options.volume}"
         fix = "add one of --bucket s3://<name> and --volume <name>, where a preempted run resumes"
+        if options.bucket is not None:
+            fix = "remove one of them"
         return [Problem(path="--bucket, --volume", rule="be given, one of both", value=value, fix=fix)]
     if options.bucket is not None and job.needs.num_nodes > 1:
         rule, fix = f"be used with one node, not {job.needs.num_nodes}", "use --volume <name>, which the nodes share"

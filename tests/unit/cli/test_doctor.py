@@ -17,8 +17,8 @@ def test_the_list_has_every_check_with_its_deadline(capsys: pytest.CaptureFixtur
     [
         (["--only", "x"], "--only must name checks"),
         (["--skip", "x"], "--skip must name checks"),
-        (["--deadline-scale", "0"], "--deadline-scale must be above 0, got 0"),
-        (["--out", __file__], "--out must be a folder, got the file"),
+        (["--deadline-scale", "0"], "--deadline-scale must be above 0 and at most 100, got 0; remove it to use 1"),
+        (["--out", __file__], "--out must name a folder that can be written, got "),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(

@@ -37,7 +37,10 @@ def test_defaults() -> None:
             "--model-path must be a complete checkpoint, got {broken}; SafetensorError: Error while deserializing "
             "header: header too small",
         ),
-        (["--model-path", "{broken}", "--num-slots", "0"], "--num-slots must be at least 1, got 0"),
+        (
+            ["--model-path", "{broken}", "--num-slots", "0"],
+            "--num-slots must be at least 1, got 0; remove it to use the default",
+        ),
         (
             ["--model-path", "{broken}", "--device", "banana"],
             "--device must be auto, cpu, cuda or cuda:<index>, got banana",

@@ -24,6 +24,9 @@ from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
 
+PLAIN_OVERRIDE = "write key=value or group=option"
+"""What to do about an argument that resembles no key, group or option."""
+
 SINGLE_VALUE_RULE = "have one value in a single run"
 """The rule that overrides of a sweep break in a single run."""
 
@@ -118,7 +121,7 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
     if not equals:
         # `key: value`, as in YAML.
         name, _, value = text.partition(":")
-    fix = "write key=value or group=option"
+    fix = PLAIN_OVERRIDE
     group_of = next((group for group, options in groups.items() if name in options), None)
     if name in groups:
         fix = f"write {name}=<{'|'.join(groups[name])}>"
