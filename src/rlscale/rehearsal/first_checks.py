@@ -7,7 +7,9 @@ from pathlib import Path
 from rlscale.config import EngineKind, RunConfig
 from rlscale.config.rules import uses_engines
 from rlscale.data.data_paths import resolve_data_path
+from rlscale.data.rows import SUFFIXES
 from rlscale.driver.preflight import CHECKS, check_cluster, check_sglang, check_warmup
+from rlscale.driver.preflight.data_files import FILE_EXISTS, check_eval_sets, check_prompts, wrong_suffix
 from rlscale.driver.preflight.run_paths import check_disk_space
 from rlscale.errors import ConfigError, Problem
 from rlscale.rehearsal.rehearsal_report import Row
@@ -57,7 +59,7 @@ def check_launch(config: RunConfig) -> tuple[Row, ...]:
 def find_launch_problems(config: RunConfig) -> list[Problem]:
     """Problems of the run that its rehearsal does not replace."""
     found = [each for each in _all_problems(config) if not _is_missing_model(each) and not _is_replaced(each)]
-    return _check_engines(config) + found
+    return _check_engines(config) + _check_formats(config) + found
 
 
 def _all_problems(config: RunConfig) -> list[Problem]:
@@ -71,9 +73,17 @@ def _is_missing_model(problem: Problem) -> bool:
 
 def _is_replaced(problem: Problem) -> bool:
     """Whether the rehearsal generates the file, or does not need the package."""
-    if problem.path in DATA_KEYS:
-        return not resolve_data_path(problem.value).exists()
-    return problem.path in NOT_NEEDED
+    return problem.path in NOT_NEEDED or (problem.path in DATA_KEYS and problem.rule == FILE_EXISTS)
+
+
+def _check_formats(config: RunConfig) -> list[Problem]:
+    """Problems of missing data files in a format that the run does not read, so that they are not generated in it."""
+    missing = [each for each in check_prompts(config) + check_eval_sets(config) if each.rule == FILE_EXISTS]
+    if config.data.data_source_path is not None:  # it reads the prompts in its way
+        missing = [each for each in missing if each.path != "data.prompt_data"]
+    return [
+        wrong_suffix(each.path, each.value) for each in missing if resolve_data_path(each.value).suffix not in SUFFIXES
+    ]
 
 
 def _check_engines(config: RunConfig) -> list[Problem]:

@@ -29,6 +29,19 @@ def test_a_broken_file_stops_the_rehearsal_as_it_stops_the_run(tmp_path: Path) -
         check_launch(loaded("qwen3_4b_grpo", f"model.hf_checkpoint={broken}"))
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("data.prompt_data=gone.csv", r"data\.prompt_data must end in \.jsonl or \.parquet, got gone\.csv; convert it"),
+        ("eval.prompt_data=[a,gone.txt]", r"eval\.prompt_data must end in \.jsonl or \.parquet, got gone\.txt"),
+        ("eval.config=gone.yaml", r"eval\.config must "),
+    ],
+)
+def test_a_file_that_cannot_be_generated_stops_the_rehearsal(given: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        check_launch(loaded("qwen3_4b_grpo", given))
+
+
 def test_functions_of_the_user_are_imported_first() -> None:
     with pytest.raises(ConfigError, match=r"reward\.custom_path"):
         check_launch(loaded("qwen3_4b_grpo", "reward.custom_path=no_such_module:reward"))

@@ -15,6 +15,9 @@ from rlscale.driver.preflight.model_sources import starting_folder
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.chat_template import ChatTemplate, read_chat_template, tiny_chat_template
 
+FILE_EXISTS = "name a file that exists"
+"""The rule that a data file breaks which is not on this machine."""
+
 
 def check_prompts(config: RunConfig) -> list[Problem]:
     """Problems of the training prompts, of their first row and of the chat template."""
@@ -102,6 +105,11 @@ def _row_keys(config: RunConfig, path: str, input_key: str, label_key: str | Non
     )
 
 
+def wrong_suffix(key: str, path: str) -> Problem:
+    """The problem of a data file in another format."""
+    return Problem(path=key, rule=f"end in {' or '.join(SUFFIXES)}", value=path, fix="convert it")
+
+
 def _check_file(
     key: str, rows: DataConfig, *, template: ChatTemplate | None, learns: bool = False, is_read: bool = True
 ) -> list[Problem]:
@@ -109,11 +117,11 @@ def _check_file(
     assert path is not None, "every set has a file"
     file = resolve_data_path(path)
     if not file.is_file():
-        return [Problem(path=key, rule="name a file that exists", value=path, fix=f"looked for {file.absolute()}")]
+        return [Problem(path=key, rule=FILE_EXISTS, value=path, fix=f"looked for {file.absolute()}")]
     if not is_read:
         return []
     if file.suffix not in SUFFIXES:
-        return [Problem(path=key, rule=f"end in {' or '.join(SUFFIXES)}", value=path, fix="convert it")]
+        return [wrong_suffix(key, path)]
     if file.suffix == PARQUET and not is_installed("pyarrow"):
         return []  # reported by the check of packages
     try:
