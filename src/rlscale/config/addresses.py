@@ -39,6 +39,38 @@ def is_address(text: str) -> bool:
     return _is_ip(host) and ":" not in host if _NUMERIC.fullmatch(host) else _NAME.fullmatch(host) is not None
 
 
+def advise_url(text: str, *, example: str) -> str | None:
+    """Advice to correct what is not the URL of an HTTP server; None: it is one.
+
+    A user, a password and a query, which may be secret, are in no advice.
+
+    Args:
+        example: a URL that fits the key.
+    """
+    if is_url(text):
+        return None
+    meant = f"http://{public_url(text)}"
+    return f"write {meant}" if "://" not in text and is_url(meant) else f"write e.g. {example}"
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` is `http://host`, also https and with a port and a path."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", 80 if parts.port is None else parts.port
+    except ValueError:  # e.g. a port that is no number or too large
+        return False
+    if parts.scheme not in ("http", "https") or any(map(str.isspace, text)):
+        return False
+    return is_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def public_url(text: str) -> str:
+    """A URL without user, password and query."""
+    scheme, found, rest = text.rpartition("://")
+    return scheme + found + rest.rpartition("@")[2].partition("?")[0]
+
+
 def _without_url(text: str) -> str:
     """The host and port of a URL."""
     try:

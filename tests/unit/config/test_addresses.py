@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlscale.config.addresses import advise_address, is_address
+from rlscale.config.addresses import advise_address, advise_url, is_address, is_url, public_url
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,30 @@ def test_these_are_addresses(address: str) -> None:
 )
 def test_these_are_not(address: str, advice: str) -> None:
     assert not is_address(address) and advise_address(address) == advice
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "https://h:8443/a/b?c=d", "http://user:word@10.0.0.1:80/x", "http://[::1]:8000/score"]
+)
+def test_these_are_urls(url: str) -> None:
+    assert is_url(url) and advise_url(url, example="http://h/x") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("10.0.0.1:80/x", "write http://10.0.0.1:80/x"),
+        ("u:secret@h/x?key=secret", "write http://h/x"),
+        ("http://", "write e.g. http://h/x"),
+        ("http://h:0", "write e.g. http://h/x"),
+        ("http://h:99999", "write e.g. http://h/x"),
+        ("http://h:port", "write e.g. http://h/x"),
+        ("http://[::1", "write e.g. http://h/x"),
+        ("http://my host/x", "write e.g. http://h/x"),
+        ("ftp://h/x", "write e.g. http://h/x"),
+        ("", "write e.g. http://h/x"),
+    ],
+)
+def test_these_are_no_urls(url: str, advice: str) -> None:
+    assert not is_url(url) and advise_url(url, example="http://h/x") == advice
+    assert "secret" not in public_url(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.groups.logging import WandbMode
 from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, uses_engines
@@ -122,6 +123,18 @@ PARTIAL_RUN: tuple[IgnoredKey, ...] = (
     ),
 )
 """Keys of several groups without effect if a part of the loop does not run."""
+
+
+@rule
+def wandb_host_is_a_url(config: RunConfig) -> list[Problem]:
+    """The form counts also in offline mode, where wandb checks it and uses no server."""
+    wandb = config.logging.wandb
+    fix = None if wandb.host is None else advise_url(wandb.host, example="https://wandb.example.com")
+    if not wandb.enabled or wandb.host is None or fix is None:
+        return []
+    rule = "be the URL of a server, http://<host>:<port> or https://..."
+    return [Problem(path="logging.wandb.host", rule=rule, value=public_url(wandb.host), fix=fix)]
+
 
 IGNORED: tuple[IgnoredKey, ...] = (
     IgnoredKey(

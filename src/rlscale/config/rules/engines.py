@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rlscale.architectures.family import find_family
 from rlscale.config.addresses import EXAMPLE, advise_address
 from rlscale.config.errors import show
@@ -70,7 +72,13 @@ def external_engines_have_addresses(config: RunConfig) -> list[Problem]:
     # Whether servers answer at these addresses is checked when the run starts.
     advice = {address: advise_address(address) for address in addresses}
     rule = "contain addresses as host:port"
-    return [Problem(path=path, rule=rule, value=show(each), fix=fix) for each, fix in advice.items() if fix is not None]
+    wrong = [
+        Problem(path=path, rule=rule, value=show(each), fix=fix) for each, fix in advice.items() if fix is not None
+    ]
+    # The same server twice would get all weights and requests of two engines.
+    again = [each for each, number in Counter(addresses).items() if number > 1]
+    rule, fix = "contain each address once", "remove all but one of them"
+    return wrong + [Problem(path=path, rule=rule, value=f"{show(each)} more than once", fix=fix) for each in again]
 
 
 @rule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.keys import keys
@@ -69,13 +70,13 @@ def dapo_reward_has_a_key(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def reward_url_has_a_scheme(config: RunConfig) -> list[Problem]:
+def reward_url_is_a_url(config: RunConfig) -> list[Problem]:
     url = config.reward.url
-    if url is None or url.startswith(("http://", "https://")):
+    fix = None if url is None else advise_url(url, example="http://10.0.0.1:8000/score")
+    if url is None or fix is None:
         return []
-    # Without what may be secret.
-    shown = url.rpartition("@")[2].partition("?")[0]
-    return [Problem(path="reward.url", rule="begin with http:// or https://", value=shown, fix=f"write http://{shown}")]
+    rule = "be the URL of a server, http://<host>:<port>/<path> or https://..."
+    return [Problem(path="reward.url", rule=rule, value=public_url(url), fix=fix)]
 
 
 @rule

@@ -247,6 +247,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "external_engines_have_addresses",
+        {"rollout.engine": "external", "rollout.external_engine_addrs": ["10.0.0.1:1", "h:2", "10.0.0.1:1"]},
+        "rollout.external_engine_addrs must contain each address once, got 10.0.0.1:1 more than once; remove all but "
+        "one of them",
+        {"rollout.engine": "external", "rollout.external_engine_addrs": ["10.0.0.1:1", "h:2"]},
+    ),
+    (
+        "external_engines_have_addresses",
         {"rollout.engine": "external"},
         "rollout.external_engine_addrs must be set with rollout.engine=external, got null; set it, e.g.",
         {"rollout.engine": "external", ADDRESSES: ["10.0.0.1:30000", "host:80", "[::1]:3"]},

@@ -195,9 +195,10 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"reward.type": "boxed_remote_rm", "reward.url": "http://h"},
     ),
     (
-        "reward_url_has_a_scheme",
+        "reward_url_is_a_url",
         {"reward.type": "math", "reward.url": "user:word@host/grade?api_key=abc"},
-        "reward.url must begin with http:// or https://, got host/grade; write http://host/grade",
+        "reward.url must be the URL of a server, http://<host>:<port>/<path> or https://..., got host/grade; write "
+        "http://host/grade",
         {"reward.type": "math", "reward.url": "http://user:word@host/grade?api_key=abc"},
     ),
     (
@@ -226,10 +227,25 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"reward.type": "boxed_f1"},
     ),
     (
-        "reward_url_has_a_scheme",
+        "reward_url_is_a_url",
         {"reward.type": "remote_rm", "reward.url": "10.0.0.1:80"},
-        "reward.url must begin with http:// or https://, got 10.0.0.1:80; write http://10.0.0.1:80",
+        "reward.url must be the URL of a server, http://<host>:<port>/<path> or https://..., got 10.0.0.1:80; write "
+        "http://10.0.0.1:80",
         {"reward.type": "remote_rm", "reward.url": "https://rm"},
+    ),
+    (
+        "reward_url_is_a_url",
+        {"reward.type": "remote_rm", "reward.url": "http://u:secret@h:99999/score"},
+        "reward.url must be the URL of a server, http://<host>:<port>/<path> or https://..., got http://h:99999/score; "
+        "write e.g. http://10.0.0.1:8000/score",
+        {"reward.type": "remote_rm", "reward.url": "http://10.0.0.1:8000/score"},
+    ),
+    (
+        "wandb_host_is_a_url",
+        {"logging.wandb.enabled": True, "logging.wandb.host": "wandb.local:8080"},
+        "logging.wandb.host must be the URL of a server, http://<host>:<port> or https://..., got wandb.local:8080; "
+        "write http://wandb.local:8080",
+        {"logging.wandb.enabled": True, "logging.wandb.host": "http://wandb.local:8080"},
     ),
     (
         "single_rewards_have_no_key",
