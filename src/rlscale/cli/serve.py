@@ -127,8 +127,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f"--port must be a number from 0 to 65535, got {args.port}; 0 chooses a free one")
     try:
         kind = "cpu" if args.device == "auto" else torch.device(args.device).type
-    except RuntimeError as error:
-        raise ValueError(f"--device must be auto, cpu, cuda or cuda:<index>, got {args.device}") from error
+    except RuntimeError:
+        kind = None
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu, cuda or cuda:<index>, got {args.device}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device must be cpu on a machine without CUDA, got {args.device}")
 

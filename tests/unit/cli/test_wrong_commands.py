@@ -283,6 +283,7 @@ CASES: list[tuple[str, str, str | None]] = [
         "serve --model-path {model} --dtype bfloat16",
     ),
     ("serve --model-path {model} --device tpu", "--device must be auto, cpu, cuda or cuda:<index>, got tpu", None),
+    ("serve --model-path {model} --device meta", "--device must be auto, cpu, cuda or cuda:<index>, got meta", None),
     # Crash tests.
     (
         "crashtest experiment=quickstart",
