@@ -67,8 +67,8 @@ def is_url(text: str) -> bool:
 
 def public_url(text: str) -> str:
     """A URL without user, password and query."""
-    scheme, found, rest = text.rpartition("://")
-    return scheme + found + rest.rpartition("@")[2].partition("?")[0]
+    scheme, separator, server = text.rpartition("://")
+    return scheme + separator + server.rpartition("@")[2].partition("?")[0]
 
 
 def _without_url(text: str) -> str:

@@ -62,8 +62,9 @@ def _check_groups(sizes: LayoutSizes) -> tuple[list[str], list[str]]:
     for name, found in groups.items():
         if sorted(rank for group in found for rank in group) != all_ranks:
             faults.append(f"the {name} groups must contain each of {sizes.ranks} ranks once")
-    named = [f"{len(found)} {name} groups of {len(found[0])}" for name, found in groups.items() if len(found[0]) > 1]
-    lines = [f"{sizes.ranks} trainer ranks: {', '.join(named) or 'one rank'}"]
+    several = {name: found for name, found in groups.items() if len(found[0]) > 1}
+    named = [f"{count_noun(len(found), f'{name} group')} of {len(found[0])}" for name, found in several.items()]
+    lines = [": ".join([count_noun(sizes.ranks, "trainer rank"), *([", ".join(named)] if named else [])])]
     spanning = sum(1 for group in groups["tensor"] if group[0] // sizes.gpus != group[-1] // sizes.gpus)
     if spanning:
         lines.append(f"{spanning} tensor-parallel groups span two nodes, which is slow")
@@ -81,7 +82,7 @@ def _check_places(config: RunConfig) -> tuple[list[str], list[str]]:
         return [], [str(problem) for problem in error.problems]
     processes = layout.num_engines * layout.processes_per_engine
     gpus, nodes = count_noun(layout.num_gpus, "GPU"), count_noun(num_nodes, "node")
-    return [f"placement: {gpus} on {nodes} of {size}, {processes} engine processes"], []
+    return [f"placement: {gpus} on {nodes} of {size}, {processes} engine process{'' if processes == 1 else 'es'}"], []
 
 
 def plan_weight_sync(config: RunConfig, a: Architecture, sizes: LayoutSizes) -> TransferPlan:
@@ -146,7 +147,8 @@ def _describe_transfer(plan: TransferPlan, *, to: WeightOwners) -> str:
     total = sum(each.num_bytes for each in plan.weights)
     moved = sum(message.num_bytes for bucket in plan.buckets for message in bucket.messages)
     senders = "every rank" if to == WeightOwners.every else f"{len(plan.receivers)} of the ranks"
+    buckets = count_noun(len(plan.buckets), "bucket")
     return (
-        f"weight transfer: {len(plan.weights)} weights, {total / 1e9:.1f} GB, in {len(plan.buckets)} buckets from "
-        f"{senders} to the engines; {moved / 1e9:.1f} GB between ranks before that"
+        f"weight transfer: {len(plan.weights)} weights, {total / 1e9:.1f} GB, in {buckets} from {senders} to the "
+        f"engines; {moved / 1e9:.1f} GB between ranks before that"
     )
