@@ -17,7 +17,7 @@ FIRST_WORDS = frozenset({"what", "which", "where", "when", "who", "whom", "whose
 
 _NAMES = """
 tell tells told meet meets come comes rest resting story witness witnessed guardian knock anew beside nobody everyone
-everywhere asked settle carry carries put team room
+everywhere asked settle carry carries put team room fate fates
 """
 BANNED_IN_NAMES = frozenset(_NAMES.split())
 """Words that an identifier defined here must not contain: the field has a plainer one for each."""

@@ -90,7 +90,7 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """Fates of all trajectories; see `rollout/ledger.py`."""
+        """Outcomes of all trajectories; see `rollout/ledger.py`."""
         return self.path / "ledger.jsonl"
 
     @property

@@ -56,8 +56,8 @@ def report(config: RunConfig, result: RunResult) -> None:
         return
     # Imported here so that config errors are reported at once.
     from rlscale.observe.jsonl import read_records
-    from rlscale.observe.metrics.fates import describe_fates
     from rlscale.observe.metrics.metric_names import PHASES
+    from rlscale.observe.metrics.outcomes import describe_outcomes
     from rlscale.observe.summary import RunSummary, phase_seconds, print_summary
 
     records, batch = read_records(result.metrics_file), config.batch
@@ -76,7 +76,7 @@ def report(config: RunConfig, result: RunResult) -> None:
             hf_folder=result.hf_folder,
             metrics_file=result.metrics_file,
             seconds_by_phase=phase_seconds(records, PHASES),
-            trajectories=describe_fates(records, per_rollout=per_rollout),
+            trajectories=describe_outcomes(records, per_rollout=per_rollout),
             warnings=result.warnings,
             next_commands=next_commands(config, result),
         )

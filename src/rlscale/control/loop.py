@@ -35,7 +35,7 @@ from rlscale.data.column_buffers import ColumnBuffers
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.observe.metrics.step_metrics import rollout_metrics, train_metrics
 from rlscale.observe.metrics.timers import Timers
-from rlscale.rollout.ledger import LedgerPage, fate_metrics
+from rlscale.rollout.ledger import LedgerPage, outcome_metrics
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult, WeightVersion
 
 
@@ -92,7 +92,7 @@ class TrainingLoop:
             rollout, metrics = await self._next_rollout()
             metrics |= await self._train(rollout)
             await self._producer.wait_for_draws()
-            # The page and the state belong to the same moment: every trajectory has a fate, or is pending.
+            # The page and the state belong to the same moment: every trajectory has an outcome, or is pending.
             page, state = self._producer.close_page(rollout), self._producer.state()
             self.progress.next_rollout = rollout.rollout_id + 1
             if self._overlaps:
@@ -291,7 +291,7 @@ class TrainingLoop:
         metrics["throughput/tokens_per_s"] = num_tokens / seconds["step"]
         metrics["throughput/samples_per_s"] = sum(len(g.samples) for g in rollout.groups) / seconds["step"]
         metrics["weights/version"] = float(self.progress.version)
-        metrics |= fate_metrics(page)
+        metrics |= outcome_metrics(page)
         self._deps.observer.ledger(page.to_json())
         self._deps.observer.step(metrics, step=rollout.rollout_id)
 

@@ -146,7 +146,7 @@ class Producer:
         return len(self._buffer)
 
     def close_page(self, rollout: FinishedRollout) -> LedgerPage:
-        """Records that a rollout was trained on; the fates since the page before. See `Ledger`."""
+        """Records that a rollout was trained on; the outcomes since the page before. See `Ledger`."""
         return self._buffer.close_page(rollout.rollout_id, rollout.groups)
 
     async def wait_for_draws(self) -> None:

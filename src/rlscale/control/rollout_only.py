@@ -13,7 +13,7 @@ from rlscale.observe.reporter import Observer
 from rlscale.protocols import RolloutSource
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.group_buffer import AnyCollector, GroupBuffer
-from rlscale.rollout.ledger import fate_metrics
+from rlscale.rollout.ledger import outcome_metrics
 from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import Group, WeightVersion
 
@@ -61,7 +61,7 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
         progress.next_rollout, progress.last_reward = rollout_id + 1, reward
         progress.num_tokens += num_tokens
         observer.ledger(page.to_json())
-        observer.step(metrics | fate_metrics(page), step=rollout_id)
+        observer.step(metrics | outcome_metrics(page), step=rollout_id)
     return progress
 
 

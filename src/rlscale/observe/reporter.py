@@ -23,7 +23,7 @@ class RolloutFiles:
     dump: RolloutDump | None = None
     batches: BatchDump | None = None
     rollouts: RolloutLog | None = None
-    ledger: StepLines | None = None  # fates of trajectories
+    ledger: StepLines | None = None  # outcomes of trajectories
 
 
 CONSTANT_ROLLOUTS = 5
@@ -87,7 +87,7 @@ class Observer:
             self._files.rollouts.write(rollout_id, groups, logprobs=kept)
 
     def ledger(self, page: Mapping[str, Any]) -> None:
-        """Records the fates of a rollout's trajectories."""
+        """Records the outcomes of a rollout's trajectories."""
         if self._files.ledger is not None:
             self._files.ledger.append([page])
 

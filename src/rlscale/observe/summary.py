@@ -28,7 +28,7 @@ class RunSummary:
     metrics_file: Path
     num_steps_before: int = 0  # by earlier starts
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
-    trajectories: str | None = None  # their fates, if some were not trained on
+    trajectories: str | None = None  # their outcomes, if some were not trained on
     warnings: Sequence[str] = ()
     next_commands: Sequence[tuple[str, str]] = ()  # (command, description)
 

@@ -91,7 +91,7 @@ class Collector:
         return list(self._kept.values())
 
     def pending(self) -> list[Group]:
-        """Groups that have no fate yet: kept ones that were not trained on, surplus, and those in flight."""
+        """Groups that have no outcome yet: kept ones that were not trained on, surplus, and those in flight."""
         spare = [group for group, _ in self._spare.values()]
         return [*self._kept.values(), *spare, *self._surplus, *self._in_flight.values()]
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupBuffer:
-    """Returns groups, those of earlier rollouts first, and gives each trajectory its fate.
+    """Returns groups, those of earlier rollouts first, and gives each trajectory its outcome.
 
     Invariant: every group index is drawn from the source once.
 
@@ -83,10 +83,10 @@ class GroupBuffer:
         self._groups |= {group.index: group for group in collector.pop_surplus()}
 
     def close_page(self, rollout_id: int, groups: Sequence[Group]) -> LedgerPage:
-        """Records that groups were trained on; the fates since the page before. See `Ledger`.
+        """Records that groups were trained on; the outcomes since the page before. See `Ledger`.
 
         Raises:
-            CheckError: a trajectory has a fate already.
+            CheckError: a trajectory has an outcome already.
         """
         self._record(groups, TRAINED)
         self._source.observe(groups)
@@ -98,7 +98,7 @@ class GroupBuffer:
             pass
 
     def state(self, collectors: Sequence[AnyCollector]) -> tuple[dict[str, Any], list[Group]]:
-        """Position of the source, and all groups that were drawn and have no fate yet. After `wait_for_draws`.
+        """Position of the source, and all groups that were drawn and have no outcome yet. After `wait_for_draws`.
 
         Args:
             collectors: of the rollouts that were not trained on.
@@ -138,12 +138,12 @@ class GroupBuffer:
         """Drops a group as it was drawn: usually without samples."""
         self._ledger.record(f"dropped/{reason}", list(self._source.trajectory_ids(group.index)))
 
-    def _record(self, groups: Sequence[Group], fate: str) -> None:
-        """Gives the trajectories of groups a fate; failed ones have their own."""
+    def _record(self, groups: Sequence[Group], outcome: str) -> None:
+        """Gives the trajectories of groups an outcome; failed ones have their own."""
         for group in groups:
             for sample in group.failed:
                 assert sample.failure is not None, "a failed sample has its failure"
                 if sample.path == 0:
                     self._ledger.record(f"failed/{sample.failure.cause}", [sample.index])
         # A trajectory may have several samples.
-        self._ledger.record(fate, list(dict.fromkeys(s.index for group in groups for s in group.samples)))
+        self._ledger.record(outcome, list(dict.fromkeys(s.index for group in groups for s in group.samples)))

@@ -1,9 +1,9 @@
-"""Ledger: one fate for each trajectory of a run.
+"""Ledger: one outcome for each trajectory of a run.
 
     opened ─┬─> trained
             ├─> dropped   by the filter that dropped its group
             ├─> failed    by the cause of its failure
-            └─> open      it waits, or is generated: the ledger of a later rollout has its fate
+            └─> open      it waits, or is generated: the ledger of a later rollout has its outcome
 
 Each rollout is one line of `ledger.jsonl` in the run folder. A run that resumes from a checkpoint continues after the
 line of its last rollout, and trajectories that were open in the checkpoint are still open.
@@ -20,24 +20,24 @@ TRAINED, OPEN = "trained", "open"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerPage:
-    """Fates that were decided since the page before, and the trajectories that are still open."""
+    """Outcomes that were decided since the page before, and the trajectories that are still open."""
 
     rollout_id: int
-    fates: Mapping[str, tuple[int, ...]]  # "trained", "dropped/<filter>", "failed/<cause>", "open" -> trajectory ids
+    outcomes: Mapping[str, tuple[int, ...]]  # "trained", "dropped/<filter>", "failed/<cause>", "open" -> trajectory ids
 
     @property
     def counts(self) -> dict[str, int]:
-        return {fate: len(ids) for fate, ids in self.fates.items()}
+        return {outcome: len(ids) for outcome, ids in self.outcomes.items()}
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ids as ranges: `"0-15"`, `"17"`."""
-        return {"step": self.rollout_id, **{fate: _ranges(ids) for fate, ids in self.fates.items()}}
+        return {"step": self.rollout_id, **{outcome: _ranges(ids) for outcome, ids in self.outcomes.items()}}
 
 
 class Ledger:
-    """Fates of trajectories. Called by the event loop alone.
+    """Outcomes of trajectories. Called by the event loop alone.
 
-    Invariants: a trajectory is opened before it gets a fate, and gets one fate.
+    Invariants: a trajectory is opened before it gets an outcome, and gets one outcome.
 
     Example:
         ledger.open([0, 1, 2, 3])
@@ -48,31 +48,31 @@ class Ledger:
 
     def __init__(self) -> None:
         self._open: set[int] = set()
-        self._fates: dict[str, list[int]] = {}
+        self._outcomes: dict[str, list[int]] = {}
 
     def open(self, ids: Iterable[int]) -> None:
         """Adds trajectories; one that is open already, e.g. in the buffer, stays open."""
         self._open.update(ids)
 
-    def record(self, fate: str, ids: Collection[int]) -> None:
-        """Gives trajectories their fate.
+    def record(self, outcome: str, ids: Collection[int]) -> None:
+        """Gives trajectories their outcome.
 
         Raises:
-            CheckError: one has a fate already, or was never opened.
+            CheckError: one has an outcome already, or was never opened.
         """
         unknown = [each for each in ids if each not in self._open]
         if unknown or len(set(ids)) < len(ids):
             shown = unknown or sorted(ids)
-            raise CheckError(f"ledger: trajectories must get one fate, got {fate!r} again for {shown[:10]}")
+            raise CheckError(f"ledger: trajectories must get one outcome, got {outcome!r} again for {shown[:10]}")
         self._open.difference_update(ids)
         if ids:
-            self._fates.setdefault(fate, []).extend(ids)
+            self._outcomes.setdefault(outcome, []).extend(ids)
 
     def close_page(self, rollout_id: int) -> LedgerPage:
-        """Returns the fates since the page before, and begins the next page."""
-        fates = {fate: tuple(sorted(ids)) for fate, ids in sorted(self._fates.items())}
-        self._fates = {}
-        return LedgerPage(rollout_id=rollout_id, fates={**fates, OPEN: tuple(sorted(self._open))})
+        """Returns the outcomes since the page before, and begins the next page."""
+        outcomes = {outcome: tuple(sorted(ids)) for outcome, ids in sorted(self._outcomes.items())}
+        self._outcomes = {}
+        return LedgerPage(rollout_id=rollout_id, outcomes={**outcomes, OPEN: tuple(sorted(self._open))})
 
 
 def _ranges(ids: Iterable[int]) -> list[str]:
@@ -93,16 +93,16 @@ def parse_ranges(ranges: Iterable[str]) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def fate_metrics(page: LedgerPage) -> dict[str, float]:
-    """Numbers of trajectories by fate, and the share of failed ones among those with a fate.
+def outcome_metrics(page: LedgerPage) -> dict[str, float]:
+    """Numbers of trajectories by outcome, and the share of failed ones among those with an outcome.
 
-    Fates that no trajectory had are left out, as are those of a rollout in which all were trained.
+    Outcomes that no trajectory had are left out, as are those of a rollout in which all were trained.
     """
-    counts = {fate: number for fate, number in page.counts.items() if number}
+    counts = {outcome: number for outcome, number in page.counts.items() if number}
     pending = counts.pop(OPEN, 0)
     if set(counts) <= {TRAINED} and not pending:
         return {}
-    num_failed = sum(number for fate, number in counts.items() if fate.startswith("failed/"))
-    metrics = {f"trajectories/{fate}": float(number) for fate, number in counts.items()}
+    num_failed = sum(number for outcome, number in counts.items() if outcome.startswith("failed/"))
+    metrics = {f"trajectories/{outcome}": float(number) for outcome, number in counts.items()}
     metrics |= {"trajectories/open": float(pending)}
     return metrics | {"trajectories/failed_share": num_failed / max(1, sum(counts.values()))}

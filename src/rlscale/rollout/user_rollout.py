@@ -109,7 +109,7 @@ class UserCollector:
         return list(kept)
 
     def pending(self) -> list[Group]:
-        """Groups that have no fate yet."""
+        """Groups that have no outcome yet."""
         return [*self._kept, *self._surplus, *self._drawn.values()]
 
     def pop_surplus(self) -> list[Group]:
@@ -162,7 +162,7 @@ class UserCollector:
 
 
 def _add_missing(group: Group, ids: Collection[int]) -> None:
-    """Counts trajectories without a sample as failed: each has a fate."""
+    """Counts trajectories without a sample as failed: each has an outcome."""
     known = {sample.index for sample in (*group.samples, *group.failed)}
     for index in ids:
         if index not in known:

@@ -1,4 +1,4 @@
-"""Filters, failures and partial rollouts in the loop: what is trained, and the fate of everything else."""
+"""Filters, failures and partial rollouts in the loop: what is trained, and the outcome of everything else."""
 
 import asyncio
 import random
@@ -18,16 +18,16 @@ from rlscale.types import Failure, FailureCause, Group
 from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, simulation
 
 
-def fates(pages: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """The fate of every trajectory; fails where one has two."""
+def outcomes(pages: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """The outcome of every trajectory; fails where one has two."""
     found: dict[int, str] = {}
     for page in pages:
-        for fate, ranges in page.items():
-            if fate in ("step", "open"):
+        for outcome, ranges in page.items():
+            if outcome in ("step", "open"):
                 continue
             for index in parse_ranges(ranges):
-                assert index not in found, f"trajectory {index} is {found[index]} and {fate}"
-                found[index] = fate
+                assert index not in found, f"trajectory {index} is {found[index]} and {outcome}"
+                found[index] = outcome
     return found
 
 
@@ -42,8 +42,8 @@ async def test_dropped_groups_are_replaced(tmp_path: Path, staleness: int) -> No
     if staleness == 0:
         assert run.trained_groups == [2 * i for i in range(4 * NUM_PROMPTS)]
     assert len(run.trained_groups) == 4 * NUM_PROMPTS and not any(index % 2 for index in run.trained_groups)
-    found = fates(run.pages)
-    assert {index for index, fate in found.items() if fate == "trained"} == {
+    found = outcomes(run.pages)
+    assert {index for index, outcome in found.items() if outcome == "trained"} == {
         index * NUM_SAMPLES + j for index in run.trained_groups for j in range(NUM_SAMPLES)
     }
     assert set(found.values()) == {"trained", "dropped/odd"}
@@ -72,8 +72,10 @@ async def test_failed_trajectories_leave_their_group_and_small_groups_are_replac
     sampling = SamplingConfig(min_group_size=1, max_failed_share=0.9)
     with simulation(tmp_path, num_rollouts=3, sampling=sampling, generate=fail_twice_in_three) as run:
         await run.loop.run()
-    found = fates(run.pages)
-    assert {index for index, fate in found.items() if fate == "failed/tool"} == set(range(0, 3 * 3 * NUM_SAMPLES, 3))
+    found = outcomes(run.pages)
+    assert {index for index, outcome in found.items() if outcome == "failed/tool"} == set(
+        range(0, 3 * 3 * NUM_SAMPLES, 3)
+    )
     assert run.trained_groups == list(range(3 * NUM_PROMPTS))
     assert run.sink.logged[0]["trajectories/failed_share"] == pytest.approx(1 / 3)
     with simulation(
@@ -86,7 +88,7 @@ async def test_failed_trajectories_leave_their_group_and_small_groups_are_replac
     # A group of two trajectories is whole if neither number is divisible by 3.
     whole = [index for index in range(100) if (2 * index) % 3 and (2 * index + 1) % 3]
     assert run.trained_groups == whole[: 3 * NUM_PROMPTS]
-    assert set(fates(run.pages).values()) == {"trained", "failed/tool", "dropped/min_group_size"}
+    assert set(outcomes(run.pages).values()) == {"trained", "failed/tool", "dropped/min_group_size"}
 
 
 async def test_a_run_whose_tools_are_broken_stops_with_the_cause(
@@ -122,7 +124,7 @@ async def test_partial_rollouts_continue_long_answers_with_the_next_weights(tmp_
     assert several and all(s == sorted(s) and len(s) == 60 for s in several)
     assert len(run.trained_groups) == len(set(run.trained_groups)) == 8 * NUM_PROMPTS
     assert run.trained_groups != sorted(run.trained_groups), "short answers overtake"
-    assert set(fates(run.pages).values()) == {"trained"}
+    assert set(outcomes(run.pages).values()) == {"trained"}
 
 
 async def test_earlier_weights_are_masked_where_the_key_says_so(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ async def test_rounds_do_not_depend_on_the_speed_of_engines(tmp_path: Path) -> N
             speeds = random.Random(seed)
             run.engine.pace = lambda speeds=speeds: speeds.randint(1, 5)  # type: ignore[misc]
             await run.loop.run()
-        assert set(fates(run.pages).values()) == {"trained", "dropped/fifth"}
+        assert set(outcomes(run.pages).values()) == {"trained", "dropped/fifth"}
         found.append((run.pages, [(each.groups, each.versions, each.masks) for each in run.trainers.history]))
     assert found[0] == found[1] == found[2]
     samples = [sample for _, versions, _ in found[0][1] for sample in versions]
@@ -163,7 +165,7 @@ async def test_rounds_do_not_depend_on_the_speed_of_engines(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("staleness", [0, 2])
-async def test_a_killed_run_gives_every_trajectory_one_fate(tmp_path: Path, staleness: int, partial: bool) -> None:
+async def test_a_killed_run_gives_every_trajectory_one_outcome(tmp_path: Path, staleness: int, partial: bool) -> None:
     values: dict[str, Any] = {
         "staleness": staleness,
         "num_rollouts": 8,
@@ -189,8 +191,8 @@ async def test_a_killed_run_gives_every_trajectory_one_fate(tmp_path: Path, stal
     # A resumed run writes the pages of the rollouts after the checkpoint again.
     kept = [page for page in pages if page["step"] < start.rollout_id]
     assert [page["step"] for page in kept + again.pages] == list(range(8))
-    found = fates(kept + again.pages)
-    trained = {index for index, fate in found.items() if fate == "trained"}
+    found = outcomes(kept + again.pages)
+    trained = {index for index, outcome in found.items() if outcome == "trained"}
     assert trained == {i * NUM_SAMPLES + j for i in again.trained_groups for j in range(NUM_SAMPLES)}
     assert set(found.values()) == {"trained", "dropped/fifth"}
     still_open = set(parse_ranges(again.pages[-1]["open"]))

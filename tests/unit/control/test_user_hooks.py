@@ -24,7 +24,7 @@ from rlscale.rollout.user_generate import ThreadSession, UserGenerate
 from rlscale.trajectory import Trajectory
 from rlscale.types import Group, Prompt
 from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, Prompts, simulation
-from tests.unit.control.test_sampling import fates
+from tests.unit.control.test_sampling import outcomes
 
 KEEP = "sampling.dynamic_filter_path"
 
@@ -67,7 +67,7 @@ async def test_a_generate_function_of_the_documents_makes_the_samples_that_are_t
     for version, each in enumerate(run.trainers.history):
         assert each.masks == [[1, 1, 1, 0, 0, 1, 1, 1]] * NUM_PROMPTS * NUM_SAMPLES
         assert each.versions == [[version] * 8] * NUM_PROMPTS * NUM_SAMPLES
-    assert set(fates(run.pages).values()) == {"trained"}
+    assert set(outcomes(run.pages).values()) == {"trained"}
 
 
 async def test_a_plain_function_that_blocks_delays_no_other_one(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ async def test_a_call_that_fails_is_a_failure_of_its_trajectory(
     generate = user_generate(function, timeout_s=0.5)
     with simulation(tmp_path, num_rollouts=2, sampling=sampling, generate=generate) as run:
         await run.loop.run()
-    found = fates(run.pages)
-    assert {index: fate for index, fate in found.items() if fate != "trained"} == {0: "failed/controller"}
+    found = outcomes(run.pages)
+    assert {index: outcome for index, outcome in found.items() if outcome != "trained"} == {0: "failed/controller"}
     assert run.trained_groups == list(range(2 * NUM_PROMPTS))
 
 
@@ -180,8 +180,8 @@ async def test_a_call_that_blocks_the_event_loop_of_others_fails_alone(
             await run.loop.run()
     finally:
         released.set()
-    found = fates(run.pages)
-    assert {index: fate for index, fate in found.items() if fate != "trained"} == {2: "failed/controller"}
+    found = outcomes(run.pages)
+    assert {index: outcome for index, outcome in found.items() if outcome != "trained"} == {2: "failed/controller"}
     # The others started again, which is no retry of theirs; its second attempt had a separate event loop.
     assert calls.count(2) == 2
 
@@ -194,7 +194,7 @@ async def test_a_dynamic_filter_of_the_documents_drops_groups(tmp_path: Path) ->
     with simulation(tmp_path, num_rollouts=2, filters=filters) as run:
         await run.loop.run()
     assert run.trained_groups == [2 * i + 1 for i in range(2 * NUM_PROMPTS)]
-    assert set(fates(run.pages).values()) == {"trained", "dropped/second"}
+    assert set(outcomes(run.pages).values()) == {"trained", "dropped/second"}
 
 
 async def test_a_buffer_filter_of_the_documents_selects_groups(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_a_sample_filter_removes_samples_from_the_loss_and_not_from_the_ba
     with simulation(tmp_path, num_rollouts=2, hooks=hooks) as run:
         await run.loop.run()
     assert all(each.masks == [[0, 0, 0], [1, 1, 1]] * NUM_PROMPTS for each in run.trainers.history)
-    assert set(fates(run.pages).values()) == {"trained"}
+    assert set(outcomes(run.pages).values()) == {"trained"}
 
 
 async def test_post_processed_rewards_are_trained_and_the_metrics_keep_the_graded_ones(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rlscale.plugins.slime_requests import post
 from rlscale.plugins.user_hook import UserHook
 from rlscale.types import Group
 from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, simulation
-from tests.unit.control.test_sampling import fates
+from tests.unit.control.test_sampling import outcomes
 from tests.unit.control.test_user_hooks import document, two_turns, wait_for_ever
 
 KEY = "rollout.function_path"
@@ -32,13 +32,13 @@ async def every_second(rollout_id: int, context: Any) -> list[Group]:
     return list(made)
 
 
-async def test_a_rollout_function_replaces_the_collection_and_every_group_has_a_fate(tmp_path: Path) -> None:
+async def test_a_rollout_function_replaces_the_collection_and_every_group_has_an_outcome(tmp_path: Path) -> None:
     with simulation(tmp_path, num_rollouts=2, rollout_function=whole(every_second)) as run:
         await run.loop.run()
     # Group 1 was put back and comes first; 3 and 5 were dropped.
     assert run.trained_groups == [0, 2, 4, 1, 7, 9]
-    found = fates(run.pages)
-    dropped = {index // NUM_SAMPLES for index, fate in found.items() if fate == "dropped/rollout_function"}
+    found = outcomes(run.pages)
+    dropped = {index // NUM_SAMPLES for index, outcome in found.items() if outcome == "dropped/rollout_function"}
     assert {3, 5} <= dropped and set(found.values()) == {"trained", "dropped/rollout_function"}
     assert run.sink.logged[0]["mine/drawn"] == 2 * NUM_PROMPTS
 
@@ -72,7 +72,7 @@ async def test_a_rollout_function_of_the_documents_makes_what_is_trained(tmp_pat
     assert second.rewards == [float(i) for i in range(NUM_PROMPTS * NUM_SAMPLES, 2 * NUM_PROMPTS * NUM_SAMPLES)]
     assert first.masks == [[1, 1, 1, 0, 0, 1, 1, 1]] * NUM_PROMPTS * NUM_SAMPLES
     assert {version for each in second.versions for version in each} == {1}
-    assert run.sink.logged[1]["mine/of"] == 1.0 and set(fates(run.pages).values()) == {"trained"}
+    assert run.sink.logged[1]["mine/of"] == 1.0 and set(outcomes(run.pages).values()) == {"trained"}
 
 
 async def test_a_resumed_run_draws_the_prompts_of_the_unfinished_rollout_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fates of trajectories: one each, those of the dumps, and the same in a killed run."""
+"""Outcomes of trajectories: one each, those of the dumps, and the same in a killed run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from rlscale.types import Group, Prompt, Sample
 
 
 def ledger(path: Path, *pages: Mapping[str, Sequence[int]]) -> Path:
-    """The file of pages `fate -> trajectories`; "open" opens them for a later page."""
+    """The file of pages `outcome -> trajectories`; "open" opens them for a later page."""
     writer, lines = Ledger(), StepLines(path, resume_at_step=0)
     for rollout_id, page in enumerate(pages):
         writer.open(i for ids in page.values() for i in ids)
-        for fate, ids in page.items():
-            if fate != "open":
-                writer.record(fate, ids)
+        for outcome, ids in page.items():
+            if outcome != "open":
+                writer.record(outcome, ids)
         lines.append([writer.close_page(rollout_id).to_json()])
     lines.close()
     return path
@@ -50,7 +50,7 @@ PAGES: tuple[Mapping[str, Sequence[int]], ...] = (
 DUMPS = ([0, 1, 4], [6, 7, 8, 9])
 
 
-def test_one_fate_each_has_no_fault(tmp_path: Path) -> None:
+def test_one_outcome_each_has_no_fault(tmp_path: Path) -> None:
     path = ledger(tmp_path / "ledger.jsonl", *PAGES)
     assert check_ledger(path, dump(tmp_path / "dumps", *DUMPS)) == []
     assert untrained_groups(path, group_size=2) == {1, 2, 5}
@@ -59,10 +59,10 @@ def test_one_fate_each_has_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ({"trained": ["0-1"]}, {"trained": ["1-2"]}, "1 has the fates trained and trained"),
+        ({"trained": ["0-1"]}, {"trained": ["1-2"]}, "1 has the outcomes trained and trained"),
         ({"trained": ["0-1"]}, {"trained": ["2-3"]}, "rollout 1: trajectory 3 is trained in the ledger only"),
         ({"trained": ["0"]}, {"trained": ["1-2"]}, "rollout 0: trajectory 1 is trained in the dump only"),
-        ({"trained": ["0-1"]}, {"dropped/f": ["2"], "trained": ["4"]}, "trajectory 3 has no fate"),
+        ({"trained": ["0-1"]}, {"dropped/f": ["2"], "trained": ["4"]}, "trajectory 3 has no outcome"),
     ],
 )
 def test_faults_are_reported(tmp_path: Path, first: Page, second: Page, message: str) -> None:
@@ -71,7 +71,7 @@ def test_faults_are_reported(tmp_path: Path, first: Page, second: Page, message:
     assert any(message in line for line in check_ledger(path, dump(tmp_path / "dumps", [0, 1], [2])))
 
 
-def test_a_killed_run_has_the_fates_of_the_other_one(tmp_path: Path) -> None:
+def test_a_killed_run_has_the_outcomes_of_the_other_one(tmp_path: Path) -> None:
     a = ledger(tmp_path / "a.jsonl", *PAGES)
     assert compare_ledgers(a, ledger(tmp_path / "b.jsonl", *PAGES)) == []
     other = {**PAGES[0], "trained": [0, 1], "failed/grader": [4, 5]}

@@ -80,7 +80,7 @@ def test_another_prompt_with_the_same_index_is_reported(tmp_path: Path) -> None:
     assert compare_prompts(a, b) == ["group 1 has another prompt"]
 
 
-def test_groups_with_another_fate_are_not_lost_and_rollouts_have_their_size(tmp_path: Path) -> None:
+def test_groups_with_another_outcome_are_not_lost_and_rollouts_have_their_size(tmp_path: Path) -> None:
     folder = dump(tmp_path, ([group(0), group(2)], 0), ([group(3)], 1))
     assert check_samples(folder, num_groups=2, max_staleness=1, untrained={1}) == [
         "rollout 1 has 1 groups instead of 2"

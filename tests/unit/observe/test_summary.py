@@ -51,7 +51,7 @@ def test_the_plain_summary_is_lines() -> None:
     ]
 
 
-def test_fates_are_a_line_if_some_trajectories_were_not_trained_on() -> None:
+def test_outcomes_are_a_line_if_some_trajectories_were_not_trained_on() -> None:
     text = shown(replace(SUMMARY, trajectories="90 trained, 6 (6.2%) failed by grader"), io.StringIO())
     assert "\ntrajectories     90 trained, 6 (6.2%) failed by grader\n" in text
 

@@ -31,11 +31,11 @@ def test_the_order_is_that_of_a_sort(seed: int) -> None:
             index = rng.choice(sorted(in_flight))
             order.end(index)
             in_flight.remove(index)
-            fate = rng.random()
-            if fate < 0.5:
+            outcome = rng.random()
+            if outcome < 0.5:
                 order.keep(index)
                 kept.add(index)
-            elif fate < 0.7:  # a round has ended: the group is in flight again
+            elif outcome < 0.7:  # a round has ended: the group is in flight again
                 order.start(index)
                 in_flight.add(index)
         results.append(order.is_decided())

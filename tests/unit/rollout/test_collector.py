@@ -116,7 +116,7 @@ async def test_a_fixed_rollout_is_one_draw() -> None:
     assert desk.draws == [None]
 
 
-async def test_pending_groups_are_those_without_a_fate_at_any_moment() -> None:
+async def test_pending_groups_are_those_without_a_outcome_at_any_moment() -> None:
     desk = Desk(iterations=lambda i: 4 * (i + 1), reason=lambda i: "odd" if i % 2 else None)
     collector = desk.collector(CollectSettings(num_groups=3, wave=5))
     task = asyncio.ensure_future(collector.run())

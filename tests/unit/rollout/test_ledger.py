@@ -1,12 +1,12 @@
-"""Ledger: one fate for each trajectory."""
+"""Ledger: one outcome for each trajectory."""
 
 import pytest
 
 from rlscale.errors import CheckError
-from rlscale.rollout.ledger import Ledger, fate_metrics
+from rlscale.rollout.ledger import Ledger, outcome_metrics
 
 
-def test_a_page_has_the_fates_since_the_page_before() -> None:
+def test_a_page_has_the_outcomes_since_the_page_before() -> None:
     ledger = Ledger()
     ledger.open(range(8))
     ledger.record("failed/grader", [3])
@@ -25,21 +25,21 @@ def test_a_page_has_the_fates_since_the_page_before() -> None:
 
 
 @pytest.mark.parametrize("ids", [[0], [9], [1, 1]])
-def test_a_second_fate_and_an_unknown_trajectory_are_errors(ids: list[int]) -> None:
+def test_a_second_outcome_and_an_unknown_trajectory_are_errors(ids: list[int]) -> None:
     ledger = Ledger()
     ledger.open(range(3))
     ledger.record("trained", [0])
-    with pytest.raises(CheckError, match="one fate"):
+    with pytest.raises(CheckError, match="one outcome"):
         ledger.record("dropped/x", ids)
 
 
-def test_metrics_count_fates_and_give_the_share_of_failures() -> None:
+def test_metrics_count_outcomes_and_give_the_share_of_failures() -> None:
     ledger = Ledger()
     ledger.open(range(10))
     ledger.record("trained", range(6))
     ledger.record("failed/tool", [6])
     ledger.record("failed/grader", [7])
-    assert fate_metrics(ledger.close_page(0)) == {
+    assert outcome_metrics(ledger.close_page(0)) == {
         "trajectories/trained": 6.0,
         "trajectories/failed/tool": 1.0,
         "trajectories/failed/grader": 1.0,
@@ -52,4 +52,4 @@ def test_a_rollout_in_which_everything_was_trained_has_no_metrics() -> None:
     ledger = Ledger()
     ledger.open(range(4))
     ledger.record("trained", range(4))
-    assert fate_metrics(ledger.close_page(0)) == {}
+    assert outcome_metrics(ledger.close_page(0)) == {}

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from rlscale.observe.metrics.fates import describe_fates
 from rlscale.observe.metrics.metric_names import METRICS
+from rlscale.observe.metrics.outcomes import describe_outcomes
 from rlscale.observe.report.run_reader import RunData
 from rlscale.observe.report.series import heatmap, metric_columns, non_finite_warnings, phase_seconds
 from rlscale.observe.reporter import diff_limit
@@ -95,9 +95,9 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
         last = " (last start)" if len(run.launches) > 1 else ""
         yield "tokens", f"{result['num_tokens']:,} in {result['seconds']:,.0f} s{last}"
     per_rollout = (_get(config, "batch.rollout_batch_size") or 0) * (_get(config, "batch.n_samples_per_prompt") or 0)
-    fates = describe_fates(run.metrics, per_rollout=per_rollout)
-    if fates is not None:
-        yield "trajectories", fates
+    outcomes = describe_outcomes(run.metrics, per_rollout=per_rollout)
+    if outcomes is not None:
+        yield "trajectories", outcomes
     for label, path in _SETTINGS:
         value = _get(config, path)
         if value is not None:

@@ -1,9 +1,9 @@
-"""The line about the fates of a run's trajectories."""
+"""The line about the outcomes of a run's trajectories."""
 
-from rlscale.observe.metrics.fates import describe_fates
+from rlscale.observe.metrics.outcomes import describe_outcomes
 
 
-def test_a_rollout_without_fates_was_trained_whole() -> None:
+def test_a_rollout_without_outcomes_was_trained_whole() -> None:
     records = [
         {"step": 0, "eval/reward_mean": 0.5},
         {"step": 0, "train/loss": 0.1},
@@ -18,6 +18,6 @@ def test_a_rollout_without_fates_was_trained_whole() -> None:
         },
     ]
     expected = "124 trained, 32 (20.0%) dropped by equal_rewards, 4 (2.5%) failed by grader"
-    assert describe_fates(records, per_rollout=64) == expected
-    assert describe_fates(records[:2], per_rollout=64) is None
-    assert describe_fates([], per_rollout=64) is None
+    assert describe_outcomes(records, per_rollout=64) == expected
+    assert describe_outcomes(records[:2], per_rollout=64) is None
+    assert describe_outcomes([], per_rollout=64) is None
