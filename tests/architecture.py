@@ -55,10 +55,17 @@ BUNDLED: dict[str, str] = {"pydantic_core": "pydantic"}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
+MAX_MODULES: dict[str, int] = {"training": 14}
+"""Folder -> the most modules directly in it, `__init__` not counted; further ones belong into a subfolder."""
+
+SAME_CONTENTS = ("training/fsdp", "training/megatron")
+"""Folders that must have the modules of `CONTENTS`, so that a reader of one finds everything in the other."""
+_CONTENTS = "backend rank model step policy critic scorers policy_snapshots checkpoint export critic_backend"
+CONTENTS = frozenset(_CONTENTS.split())
 BANNED_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"})
 
 EXCEPTIONS: dict[str, str] = {
-    "plugins/sample_view.py: append_response_tokens: parameters": "a method of the documents, which user code calls",
+    "plugins/sample_view.py: append_response_tokens: parameters": "a method of slime's samples, which user code calls",
 }
 """`file: function: limit` -> the reason for the exception. An unused exception is a breach."""
 
@@ -87,6 +94,7 @@ def find_violations(
     """
     modules = [_parse(path, folder) for path in sorted(folder.rglob("*.py"))]
     found = [line for module in modules for line in _check(module)]
+    found += _folders({module.path for module in modules})
     if distributions is not None:
         found += [line for module in modules for line in _undeclared(module, distributions)]
     excused = {line for line in found if _key(line) in exceptions}
@@ -112,6 +120,19 @@ def _check(module: Module) -> Iterator[str]:
 def _key(line: str) -> str:
     """`a/b.py: name: rule (numbers)` without the numbers."""
     return line.split(" (")[0]
+
+
+def _folders(paths: set[str]) -> Iterator[str]:
+    """Breaches in the contents of whole folders."""
+    for folder, limit in MAX_MODULES.items():
+        inside = [path for path in paths if path.rpartition("/")[0] == folder and not path.endswith("/__init__.py")]
+        if len(inside) > limit:
+            yield f"{folder}: modules ({len(inside)}, at most {limit})"
+    for folder in SAME_CONTENTS:
+        parts = {path.removeprefix(f"{folder}/").split("/")[0] for path in paths if path.startswith(f"{folder}/")}
+        if parts:
+            for name in sorted(CONTENTS - {part.removesuffix(".py") for part in parts}):
+                yield f"{folder}: has no {name}, which the other backends have"
 
 
 def _names(module: Module) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import EXCEPTIONS, PACKAGE, declared_distributions, find_violations
+from tests.architecture import CONTENTS, EXCEPTIONS, PACKAGE, declared_distributions, find_violations
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / PACKAGE
@@ -32,6 +32,7 @@ def test_every_exception_has_a_reason() -> None:
         ("hook_protocols", {"torch", "ray", "transformers"}),
         ("plugins", {"torch", "ray", "transformers"}),
         ("config", {"torch", "ray", "transformers"}),
+        ("algo", {"ray", "transformers", "pydantic", "hydra", "omegaconf", "rlscale.config"}),
         ("plan", {"torch", "ray", "transformers"}),
         ("observe", {"torch", "ray", "transformers"}),
         ("control", {"torch", "ray"}),
@@ -111,6 +112,20 @@ def test_a_missing_docstring_is_found(tmp_path: Path) -> None:
     package = plant(tmp_path, "data/a.py", "")
     (package / "data" / "a.py").write_text("x = 1\n")
     assert find_violations(package, exceptions={}) == ["data/a.py: module: has no docstring"]
+
+
+def test_a_crowded_folder_is_found(tmp_path: Path) -> None:
+    package = plant(tmp_path, "training/__init__.py", "")
+    for number in range(15):
+        (package / "training" / f"a{number}.py").write_text('"""A docstring."""\n')
+    assert find_violations(package, exceptions={}) == ["training: modules (15, at most 14)"]
+
+
+def test_a_backend_without_a_module_of_the_other_is_found(tmp_path: Path) -> None:
+    package = plant(tmp_path, "training/fsdp/step.py", "")
+    for name in CONTENTS - {"critic"}:
+        (package / "training" / "fsdp" / f"{name}.py").write_text('"""A docstring."""\n')
+    assert find_violations(package, exceptions={}) == ["training/fsdp: has no critic, which the other backends have"]
 
 
 CLEAN = """

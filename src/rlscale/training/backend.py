@@ -32,9 +32,8 @@ from rlscale.training.prepare import (
     needs_old_pass,
 )
 from rlscale.training.roles import CriticRole, PolicyRole, RankContext, ReferenceRole, ScoringRole, WeightExporter
-from rlscale.training.rollout_state import PackedRollout, TrainColumns, shared_column, take_microbatch
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, order_steps, shared_column, take_microbatch
 from rlscale.training.spec import TrainerSpec
-from rlscale.training.step_order import order_steps
 from rlscale.training.trainer_state import TrainerProgress
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 

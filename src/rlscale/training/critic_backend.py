@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from rlscale.training.roles import CriticRole, RankContext
-from rlscale.training.rollout_state import PackedRollout, TrainColumns
-from rlscale.training.step_order import order_steps
+from rlscale.training.rollout_state import PackedRollout, TrainColumns, order_steps
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult
 
 

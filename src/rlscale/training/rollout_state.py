@@ -1,4 +1,4 @@
-"""A rollout while it is trained on: this rank's micro-batches and the token columns that the losses read.
+"""A rollout while it is trained on: this rank's micro-batches, the token columns, and the order of the steps.
 
     PackedRollout   batch, micro-batches and the accumulators of metrics and times; made once by the rank
     TrainColumns    logprobs, values, advantages; `RoleBackend` builds it, every other module only reads it
@@ -12,7 +12,8 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.loss.token_loss import compute_step_denominators
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
+from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, StepSamples, TrainBatch
 
 # Arrays in Ray's object store are not writable. Once: `catch_warnings` would make every other warning appear again.
@@ -137,3 +139,31 @@ def all_reduce_column(
     column = column.to(device)
     dist.all_reduce(column, group=group)  # a rank has 0 in the rows of other ranks' samples
     return column.cpu()
+
+
+class OrderedStep(NamedTuple):
+    """One optimiser step of a rollout."""
+
+    step: int  # index into the plans of the rollout
+    epoch: int  # pass over the rollout, from 0
+
+    def select(self, columns: TrainColumns) -> TrainColumns:
+        """The columns for this step: the same in every pass, which they note."""
+        return columns if self.epoch == 0 else replace(columns, is_first_pass=False)
+
+
+def order_steps(num_steps: int, spec: TrainerSpec, *, rollout_id: int) -> list[OrderedStep]:
+    """The steps of all passes: `algo.ppo_epochs` times each plan, the first time in the order of the plans.
+
+    A later pass permutes the plans by a generator of `train.seed`, the rollout and the pass alone. So ranks of policy
+    and critic agree, and a resumed run repeats the order.
+
+    Args:
+        num_steps: plans of the rollout.
+        spec: of the trainer.
+        rollout_id: of the rollout.
+    """
+    orders = [np.arange(num_steps)]
+    for epoch in range(1, spec.algo.ppo_epochs):
+        orders.append(np.random.default_rng([spec.train.seed, rollout_id, epoch]).permutation(num_steps))
+    return [OrderedStep(int(step), epoch) for epoch, order in enumerate(orders) for step in order]

@@ -12,8 +12,8 @@ from torch import Tensor
 from rlscale.observe.metrics.step_metrics import train_metrics
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
+from rlscale.training.rollout_state import OrderedStep, order_steps
 from rlscale.training.spec import CriticSpec, ModelSource
-from rlscale.training.step_order import OrderedStep, order_steps
 from rlscale.types import StepPlan, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
