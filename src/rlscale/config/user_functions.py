@@ -37,7 +37,7 @@ class Hook:
     by_name: bool = False  # it may take the arguments by name instead
     creates: str = ""  # what a call returns, when a class may be given instead of a function; empty: no class allowed
     optional: tuple[str, ...] = ()  # arguments that a function gets by name if it has such a parameter
-    document_arguments: tuple[str, ...] = ()  # by position, of functions of the documents; empty: rlscale's only
+    document_arguments: tuple[str, ...] = ()  # by position, of functions in slime's form; empty: rlscale's only
 
 
 def _uses_megatron(config: RunConfig) -> bool:
@@ -61,21 +61,16 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
                 creates="a data source",
                 document_arguments=("args",),
             ),
-            Hook(
-                key="reward.custom_path",
-                arguments=("sample",),
-                is_called=uses_engines,
-                by_name=True,
-                optional=(JUDGE,),
-                document_arguments=("args", "sample"),
-            ),
-            Hook(
-                key="reward.functions",
-                arguments=("sample",),
-                is_called=uses_engines,
-                by_name=True,
-                optional=(JUDGE,),
-                document_arguments=("args", "sample"),
+            *(
+                Hook(
+                    key=key,
+                    arguments=("sample",),
+                    is_called=uses_engines,
+                    by_name=True,
+                    optional=(JUDGE,),
+                    document_arguments=("args", "sample"),
+                )
+                for key in ("reward.custom_path", "reward.functions")
             ),
             Hook(
                 key="sampling.dynamic_filter_path",
@@ -311,9 +306,9 @@ def check_hook(key: str, found: Any, *, path: str) -> None:
 
 
 def is_document_form(key: str, function: Callable[..., Any]) -> bool:
-    """Whether the function takes the arguments of the documents, e.g. `(args, sample)`, instead of those of rlscale.
+    """Whether the function takes slime's arguments, e.g. `(args, sample)`, instead of those of rlscale.
 
-    A function that accepts both takes those of the documents if its first parameter is named like theirs.
+    A function that accepts both takes slime's if its first parameter has the name of slime's.
     """
     signature = _signature(function)
     return signature is not None and _is_document_form(signature, find_hook(key))
