@@ -1,4 +1,4 @@
-"""Protocols of the functions that a user names by dotted path. `plugins` adapts functions of the documents to them.
+"""Protocols of the functions that a user names by dotted path. `plugins` adapts functions in slime's form to them.
 
 A function gets the types of rlscale and no config; a parameter `custom` of any of them receives the config's node of
 that name. `Reward` and `PromptSource`, which rlscale implements too, are in `protocols`.

@@ -41,7 +41,7 @@ flags:
   -h, --help       print this text
   --version        print the version
 
-Overrides are those of rlscale-train; a function of slime's documents reads them from `args`.
+Overrides are those of rlscale-train; a function of slime's documentation reads them from `args`.
 Exit code 0: it works. 2: it does not, or the command line is wrong.
 """
 

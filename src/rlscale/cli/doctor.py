@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--skip", nargs="+", default=[], metavar="CHECK", help="run all but these checks")
     add("--list", action="store_true", help="print the checks and their deadlines, and run none")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda where there is a driver")
-    add("--deadline-scale", type=float, default=1.0, help="factor of all deadlines, for a slow machine; default: 1")
+    add("--deadline-scale", type=float, default=1.0, help="factor for all deadlines, for a slow machine; default: 1")
     add("--out", type=Path, default=Path("runs/doctor"), help="folder of the report; default: runs/doctor")
     add("--note", default="", help="a sentence for the report, e.g. on what else runs on the machine")
     return parser

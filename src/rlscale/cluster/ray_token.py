@@ -23,7 +23,7 @@ def create_token() -> None:
     with suppress(ImportError, OSError):  # imported here for the first of them
         from ray._private.authentication import authentication_token_setup as tokens
 
-        # A new token is no news for the user; `ray.init` gets the same level later.
+        # The user need not know of a new token; `ray.init` gets the same level later.
         logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
         folder = Path.home() / ".ray"
         folder.mkdir(exist_ok=True)

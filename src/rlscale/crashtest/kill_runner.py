@@ -66,7 +66,7 @@ def start_driver(
 
 
 class KillRunner:
-    """Carries out one plan. It gives the kinds of the kills; times and processes are drawn from `rng`.
+    """Executes one plan. It gives the kinds of the kills; times and processes are drawn from `rng`.
 
     Args:
         report: gets a line for each kill.

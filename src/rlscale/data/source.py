@@ -30,7 +30,7 @@ def build_prompt_source(
     """Builds the source of training prompts; a source of the user is created with the whole config and the tokenizer.
 
     Drops prompts that leave no room for a response in the model's `positions`, if given; in supervised training, those
-    that exceed it with their answers. A source of the documents is created with `args` instead; None: made of `config`.
+    that exceed it with their answers. A source in slime's form is created with `args` instead; None: made of `config`.
 
     Raises:
         ConfigError, DataError: the file or class in the config cannot be used.

@@ -35,7 +35,7 @@ def machine(context: CheckContext) -> CheckResult:
         for name, least in (("host memory", MIN_HOST_GB), ("free disk", MIN_DISK_GB), ("free /dev/shm", MIN_SHARED_GB))
         if values[name] < least
     ]
-    summary = "no GPU is asked for"
+    summary = "a check of the CPU: no GPU is needed"
     if context.device == "cuda":
         gpus = _query_gpus()
         figures += [Figure(name=f"GPU {i}", value=text) for i, text in enumerate(gpus)]
@@ -90,12 +90,12 @@ def torch_build(context: CheckContext) -> CheckResult:
     for dtype in (torch.bfloat16, torch.float32):
         rate = measure_matmul(context.device, dtype) / 1e12
         name = str(dtype).removeprefix("torch.")
-        figures.append(Figure(name=f"{name} product of {size}^3", value=rate, unit="TFLOP/s"))
+        figures.append(Figure(name=f"{name} matrix product of {size}^3", value=rate, unit="TFLOP/s"))
     figures.append(Figure(name="copy", value=measure_copy(context.device) / GB, unit="GB/s"))
     verdict, next_step = CheckVerdict.ok, ""
     if context.device == "cuda" and not torch.cuda.is_bf16_supported():
         verdict, next_step = CheckVerdict.warning, "set train.dtype=float32: this GPU has no bfloat16"
-    summary = f"{figures[2].value}" if context.device == "cuda" else "products and copies on the CPU"
+    summary = f"{figures[2].value}" if context.device == "cuda" else "matrix products and copies on the CPU"
     return CheckResult(verdict=verdict, summary=summary, figures=tuple(figures), next_step=next_step)
 
 
@@ -121,7 +121,7 @@ def collectives(context: CheckContext) -> CheckResult:
         Figure(name="broadcast", value=broadcast / GB, unit="GB/s"),
         Figure(name="whole check", value=time.perf_counter() - began, unit="s"),
     )
-    text = f"{backend}: sums over {num_ranks} rank{'s' if num_ranks > 1 else ''} are right"
+    text = f"{backend}: sums over {num_ranks} rank{'s' if num_ranks > 1 else ''} are correct"
     if num_ranks == 1:
         text += "; one GPU: links between GPUs were not tested"
     return CheckResult(verdict=CheckVerdict.ok, summary=text, figures=figures)

@@ -116,17 +116,17 @@ def attention(context: CheckContext) -> CheckResult:
         return CheckResult(verdict=CheckVerdict.failed, summary=text, figures=tuple(figures))
     if device != "cuda":
         return CheckResult(
-            verdict=CheckVerdict.ok, summary=f"{kernel}: forward and backward are right", figures=tuple(figures)
+            verdict=CheckVerdict.ok, summary=f"{kernel}: forward and backward are correct", figures=tuple(figures)
         )
     if find_spec("flash_attn") is None:
         return CheckResult(
             verdict=CheckVerdict.warning,
-            summary=f"{kernel}: forward and backward are right; the package flash-attn is not installed",
+            summary=f"{kernel}: forward and backward are correct; the package flash-attn is not installed",
             figures=tuple(figures),
             next_step="set fsdp.attn_implementation=sdpa, which uses this kernel; the default needs flash-attn",
         )
     verdict, found = _compare_flash_attn(context)
-    text = f"{kernel} and flash-attn: forward and backward are right"
+    text = f"{kernel} and flash-attn: forward and backward are correct"
     return CheckResult(verdict=verdict, summary=text, figures=(*figures, *found))
 
 

@@ -57,7 +57,7 @@ def run_checks(checks: Sequence[Check], *, device: str, deadline_scale: float = 
     Args:
         checks: in order.
         device: "cpu" or "cuda"; checks that need CUDA are skipped on a CPU.
-        deadline_scale: factor of all deadlines, for a slow machine.
+        deadline_scale: factor for all deadlines, for a slow machine.
     """
     for check in checks:
         if check.needs_cuda and device != "cuda":

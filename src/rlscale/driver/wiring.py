@@ -90,7 +90,7 @@ def build_source(prepared: PreparedRun, pool: EnginePool | None, rewards: Reward
 
 
 def _args(prepared: PreparedRun) -> Args:
-    """`args` of functions of the documents; the model may have been built or downloaded."""
+    """`args` of functions in slime's form; the model may have been built or downloaded."""
     return Args(prepared.config, runtime={"hf_checkpoint": prepared.model_path})
 
 

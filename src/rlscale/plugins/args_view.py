@@ -1,4 +1,4 @@
-"""The argument `args` of functions of the documents: a read-only, flat view of the config."""
+"""The argument `args` of functions in slime's form: a read-only, flat view of the config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlscale.plugins.argument_keys import ARGUMENT_KEYS
 
 
 class Args:
-    """Values of a config by the names of the documents, e.g. `args.rollout_batch_size`. Picklable.
+    """Values of a config by slime's names, e.g. `args.rollout_batch_size`. Picklable.
 
     It also has the entries of the node `custom`, which hide arguments of the same name; arguments of SGLang as
     `sglang_<name>`, those of Megatron-core by their names; and what only a run knows, e.g. `sglang_router_port`.
@@ -36,7 +36,9 @@ class Args:
         # Python calls this only for a name that is not in `__dict__`.
         near = None if name.startswith("__") else nearest(name, self.__dict__)
         advice = f"did you mean {near}?" if near else f"set it with custom.{name}=<value>"
-        raise AttributeError(f"args must be read by a name of the documents, got {name}; {advice}", name=name, obj=self)
+        raise AttributeError(
+            f"args.{name} must be an argument of slime or an entry of custom; {advice}", name=name, obj=self
+        )
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(
@@ -78,13 +80,13 @@ class WritableArgs(Args):
 
 
 def argument_values(config: RunConfig) -> dict[str, Any]:
-    """The values of a config by the names of the documents, without `custom`."""
+    """The values of a config by slime's names, without `custom`."""
     values = {name: attrgetter(key)(config) for name, key in ARGUMENT_KEYS.items()}
     if config.train.backend == TrainBackendName.fsdp:
         values["context_parallel_size"] = config.fsdp.context_parallel_size
     num_gpus, per_engine = config.cluster.rollout_num_gpus, config.cluster.rollout_num_gpus_per_engine
     values["rollout_num_engines"] = None if num_gpus is None else num_gpus // per_engine
-    # Arguments that functions of the documents read and that have no key.
+    # Arguments that functions in slime's form read and that have no key.
     values["eval_max_context_len"] = config.rollout.max_context_len
     values["sglang_dp_size"] = 1
     passed = {f"sglang_{name}": value for name, value in config.sglang.server_args.items()}

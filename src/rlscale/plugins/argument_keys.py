@@ -1,4 +1,4 @@
-"""Names of the arguments of the documents, as attributes of `args`, with the key of each."""
+"""Names of slime's arguments, as attributes of `args`, with the key of each."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _TOKEN_COLUMNS = ("tokens", "loss_mask", "rollout_logprobs", "weight_versions")
 
 
 class DocumentBatchConversion:
-    """`convert(args, samples) -> dict` of the documents as a `BatchConversion`.
+    """`convert(args, samples) -> dict` of slime as a `BatchConversion`.
 
     Used of the dict are tokens, response_lengths, rewards, loss_masks and rollout_log_probs; what is missing stays.
     """

@@ -56,7 +56,7 @@ def check(path: str, kind: str, config: RunConfig) -> list[str]:
     if config.run.slime_modules:
         install_slime_modules()
     function = load_hook(contract.key, path)
-    form = "slime's documents" if is_document_form(contract.key, function) else "rlscale"
+    form = "slime's documentation" if is_document_form(contract.key, function) else "rlscale"
     judge = ExampleJudge() if names_judge(function) else None
     adapted = load_plugin(contract.key, path, args=Args(config), custom=config.custom, judge=judge)
     if kind == "data_source":

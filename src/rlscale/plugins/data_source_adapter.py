@@ -1,4 +1,4 @@
-"""Data sources of the documents: a class, created with `args`, with `get_samples`, `save` and `load`."""
+"""Data sources in slime's form: a class, created with `args`, with `get_samples`, `save` and `load`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_STATE_BYTES = 2**24
 
 
 class DocumentDataSourceClass:
-    """A class of the documents with the arguments of rlscale's form: makes `PromptSource` objects."""
+    """A class in slime's form with the arguments of rlscale's form: makes `PromptSource` objects."""
 
     def __init__(self, make: Callable[[Args], Any], args: Args) -> None:
         self._make, self._args = make, args
@@ -33,7 +33,7 @@ class DocumentDataSourceClass:
 
 
 class DocumentPromptSource:
-    """A data source of the documents as a `PromptSource`.
+    """A data source in slime's form as a `PromptSource`.
 
     Its groups are prompts: the first sample of each counts, and the run makes the samples of a group. The source never
     gets groups back by `add_samples`: those that a rollout leaves are in the buffer of the run and in its checkpoints.

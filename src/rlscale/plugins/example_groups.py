@@ -1,4 +1,4 @@
-"""Small made groups, with which user functions are tried before a run."""
+"""Small example groups, with which user functions are tried before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generate functions of the documents, `generate(args, sample, sampling_params)`, as those of rlscale."""
+"""Generate functions in slime's form, `generate(args, sample, sampling_params)`, as those of rlscale."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ def add_path(trajectory: Trajectory, document: DocumentSample, recorder: Request
         request.is_used |= bool(is_trained[span].any())
     if np.isnan(logprobs[is_trained]).any():
         raise ValueError(
-            "a generate function must set rollout_log_probs of trainable tokens, got tokens of no request; use the "
-            "tokens and logprobs of the answers, or set their loss_mask to 0"
+            "a generate function must set rollout_log_probs of trainable tokens, got tokens that no request returned; "
+            "use the tokens and logprobs of the answers, or set their loss_mask to 0"
         )
     _extend_trajectory(
         trajectory, document, is_trained[num_prompt:], tokens=tokens, logprobs=logprobs, versions=versions
@@ -241,9 +241,7 @@ def _checked_columns(document: DocumentSample) -> tuple[list[int], list[int]]:
     """Tokens of prompt and response, and the mask of the response."""
     tokens, length = [int(token) for token in document.tokens], document.response_length
     if not 0 <= length < len(tokens):
-        rule = (
-            "a generate function must return the tokens of prompt and response, and response_length below their number"
-        )
+        rule = "a generate function must return the tokens of prompt and response, and a smaller response_length"
         raise ValueError(f"{rule}, got {len(tokens)} tokens and response_length={length}")
     mask = [1] * length if document.loss_mask is None else [int(value) for value in document.loss_mask]
     if len(mask) != length or not set(mask) <= {0, 1}:

@@ -1,4 +1,4 @@
-"""Functions of the documents that get finished samples: filters, post-processing of rewards, logging."""
+"""Functions in slime's form that get finished samples: filters, post-processing of rewards, logging."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class DocumentEvalLog:
 
 
 def document_group(group: Group) -> tuple[DocumentGroup, list[DocumentSample]]:
-    """The group as functions of the documents get it, and its samples in order."""
+    """The group as functions in slime's form get it, and its samples in order."""
     documents = [to_document(sample) for sample in group.samples]
     by_trajectory: dict[int, list[DocumentSample]] = {}
     for sample, document in zip(group.samples, documents, strict=True):

@@ -54,7 +54,7 @@ ADAPTERS: Mapping[str, Callable[[Callable[..., Any], Args], Callable[..., Any]]]
         "train.convert_samples_path": DocumentBatchConversion,
     }
 )
-"""Adapters of functions of the documents by key. Each is picklable if the function is."""
+"""Adapters of functions in slime's form by key. Each is picklable if the function is."""
 
 
 def load_plugin(
@@ -63,7 +63,7 @@ def load_plugin(
     """Loads the function `path` of a key as one with the arguments of rlscale, by position.
 
     Args:
-        args: passed to a function of the documents. None: such a function is refused.
+        args: passed to a function in slime's form. None: such a function is refused.
         custom: passed to a function with a parameter of that name.
         judge: the same, for a reward. None: no sample is scored, or the run has no judge.
 

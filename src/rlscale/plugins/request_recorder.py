@@ -1,4 +1,4 @@
-"""Requests of one call of a generate function, recorded: they tell which weights made which tokens of its samples."""
+"""Requests of one call of a generate function, recorded: they show which weights generated which tokens."""
 
 from __future__ import annotations
 

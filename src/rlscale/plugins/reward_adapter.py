@@ -1,4 +1,4 @@
-"""Rewards of the documents, `reward(args, sample, **kwargs)`, as rewards of rlscale."""
+"""Rewards in slime's form, `reward(args, sample, **kwargs)`, as rewards of rlscale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlscale.types import Sample
 
 
 class DocumentReward:
-    """A reward of the documents as a `Reward`. With `reward.group` it is called with a list of samples.
+    """A reward in slime's form as a `Reward`. With `reward.group` it is called with a list of samples.
 
     Entries that the function adds to `sample.metadata` are added to the sample. The result is passed through: what it
     must be is checked where rewards are called.

@@ -1,4 +1,4 @@
-"""Rollout and eval functions of the documents: `generate_rollout(args, rollout_id, data_source, evaluation=False)`."""
+"""Rollout and eval functions in slime's form: `generate_rollout(args, rollout_id, data_source, evaluation=False)`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DocumentDataSource:
 
 
 class DocumentRollout:
-    """A rollout function of the documents as a `RolloutFunction`."""
+    """A rollout function in slime's form as a `RolloutFunction`."""
 
     def __init__(self, function: Callable[..., Any], args: Args) -> None:
         self._function, self._args = function, args
@@ -106,7 +106,7 @@ class DocumentRollout:
 
 
 class DocumentEvaluation:
-    """An eval function of the documents as an `EvalFunction`: rewards of each set from `data`."""
+    """An eval function in slime's form as an `EvalFunction`: rewards of each set from `data`."""
 
     def __init__(self, function: Callable[..., Any], args: Args) -> None:
         self._function, self._args = function, args

@@ -1,4 +1,4 @@
-"""The argument `sample` of functions of the documents, and its conversion from and to `Sample`."""
+"""The argument `sample` of functions in slime's form, and its conversion from and to `Sample`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ATTRIBUTES = "document_attributes"
 
 
 class DocumentStatus(Enum):
-    """`sample.status`, with the values of the documents."""
+    """`sample.status`, with slime's values."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -75,7 +75,7 @@ class PrefixCacheCounts:
 
 @dataclass
 class DocumentSample:
-    """A sample as functions of the documents see it. Further attributes may be set; they last as long as the object.
+    """A sample as functions in slime's form see it. Further attributes may be set; they last as long as the object.
 
     Example:
         sample = DocumentSample(index=0, prompt="1+1=", tokens=[4, 11, 4, 12], label="2")
@@ -140,7 +140,7 @@ class DocumentSample:
         """Extends the response and its columns.
 
         Args:
-            args: not used; a parameter of the documents.
+            args: not used; a parameter that slime's method has.
             log_probs: of each token. Required with `trainable` and not allowed without it.
             meta_info: of the engine's answer; it sets the status and adds a weight version.
         """
@@ -192,9 +192,9 @@ class DocumentSample:
 
 
 def to_document(sample: Sample) -> DocumentSample:
-    """A copy of `sample` in the form of the documents. Its metadata is that of the row and of the sample.
+    """A copy of `sample` in slime's form. Its metadata is that of the row and of the sample.
 
-    It also has the further attributes that a generate function of the documents set.
+    It also has the further attributes that a generate function in slime's form set.
     """
     versions = np.asarray(sample.weight_versions).tolist()
     changes = [v for i, v in enumerate(versions) if not i or v != versions[i - 1]]
@@ -221,12 +221,12 @@ def to_document(sample: Sample) -> DocumentSample:
 
 
 def to_documents(group: Group) -> list[DocumentSample]:
-    """The samples of a group in the form of the documents."""
+    """The samples of a group in slime's form."""
     return [to_document(sample) for sample in group.samples]
 
 
 def copy_changes(source: DocumentSample, target: Sample) -> None:
-    """Writes into `target` what a function of the documents may change: loss mask, metadata, and `remove_sample`.
+    """Writes into `target` what a function in slime's form may change: loss mask, metadata, and `remove_sample`.
 
     Raises:
         ValueError: the loss mask has another length, or values other than 0 and 1.

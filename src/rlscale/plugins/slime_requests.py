@@ -86,7 +86,7 @@ def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> st
 
 
 def to_document_params(params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters as functions of the documents get them: a new dict, with slime's values for the text."""
+    """Sampling parameters as functions in slime's form get them: a new dict, with slime's values for the text."""
     return {
         **params.to_wire(),
         "stop": list(params.stop) or None,

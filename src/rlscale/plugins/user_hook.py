@@ -42,7 +42,7 @@ class UserHook:
                 return await call_in_daemon(self.function, *arguments)
         except TimeoutError:
             raise HookError(
-                f"{self.key} must return within {self.timeout_key}={self.timeout_s:g}, got no end"
+                f"{self.key} must return within {self.timeout_key}={self.timeout_s:g}, got no result"
             ) from None
         except (HookError, ConfigError, DataError):
             raise  # by rlscale's part around the function; they name what is wrong

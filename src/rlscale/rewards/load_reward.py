@@ -155,7 +155,7 @@ def load_reward(
     Args:
         name: of an entry of `reward.functions`, which is loaded instead. None: the only reward of the run.
         custom: the config's node `custom`, for a reward with a parameter of that name.
-        args: for a reward of the documents, `reward(args, sample)`. None: such a reward is refused.
+        args: for a reward in slime's form, `reward(args, sample)`. None: such a reward is refused.
         judge: for rewards that ask the engines of `reward.engine`. None: no sample is scored.
 
     Raises:

@@ -79,7 +79,7 @@ class RewardCaller:
 
     async def _call_here(self, sample: Sample) -> list[Outcome]:
         """Calls a function of rlscale."""
-        assert self._function is not None, "else there is a pool"
+        assert self._function is not None, "a reward without a function has a pool"
         try:
             value: Any = self._function(sample)
             return [check_value(await value if isawaitable(value) else value)]

@@ -20,7 +20,7 @@ class RewardSpec:
     config: RewardConfig
     name: str | None = None  # of an entry of `reward.functions`; None: the only reward of the run
     custom: dict[str, Any] = field(default_factory=dict)  # the config's node of that name
-    args: Args | None = None  # for a reward of the documents
+    args: Args | None = None  # for a reward in slime's form
     wrapper: str | None = None  # `package.module:name` of a function from reward to reward; None: none
     judge: JudgeSpec | None = field(default=None, repr=False)  # None: the run has no engines of a judge
     max_cpu_s: float | None = None  # processor time of one call, for our graders; None: no limit

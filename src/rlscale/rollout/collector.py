@@ -26,7 +26,7 @@ ABORT_POLL_S = 0.5
 """Time after which requests are aborted again: one may have been between two engines."""
 
 MAX_DROPPED_ROLLOUTS = 20
-"""Rollouts of dropped groups, without a group that is kept, after which nothing is expected any more."""
+"""Rollouts of dropped groups, without a group that is kept, after which the run ends."""
 
 
 class Collector:
@@ -117,7 +117,7 @@ class Collector:
             self._finished.append(cast("asyncio.Task[tuple[Group, str | None]]", asyncio.current_task()))
 
     def _wake_up(self, task: asyncio.Task[tuple[Group, str | None]]) -> None:
-        # A task that was taken together with an earlier one is no news.
+        # A task that was removed together with an earlier one changes nothing.
         if task in self._in_flight:
             self._wake.set()
 
@@ -145,7 +145,7 @@ class Collector:
             self._start(unfinished)
         size = self._settings.num_groups
         if size is not None and not self._in_flight and len(self._kept) < size <= len(self._kept) + len(self._spare):
-            # Nothing else is to come: the first of the dropped groups fill the rollout.
+            # No further group will finish: the first of the dropped groups fill the rollout.
             for index in sorted(self._spare)[: size - len(self._kept)]:
                 self._keep(self._spare.pop(index)[0])
 

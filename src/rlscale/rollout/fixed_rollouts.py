@@ -8,7 +8,7 @@ from rlscale.types import Group, Prompt
 
 
 class FixedRollouts:
-    """The part of a `RolloutSource` that concerns filters and the buffer, which fixed rollouts have not."""
+    """The part of a `RolloutSource` that concerns filters and the buffer, which fixed rollouts do not have."""
 
     settings = CollectSettings()
     max_lag = 0

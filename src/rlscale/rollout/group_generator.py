@@ -242,6 +242,6 @@ def _to_group(index: int, prompt: Prompt, trajectories: Sequence[Trajectory]) ->
 
 
 def _mask_earlier_versions(sample: Sample) -> None:
-    """Masks the tokens that earlier weights generated than the last ones of the sample."""
+    """Masks tokens that older weights generated than the newest weights of the sample."""
     if len(sample.weight_versions):
         sample.loss_mask = sample.loss_mask * (sample.weight_versions == sample.weight_versions.max()).astype(np.uint8)

@@ -63,7 +63,7 @@ class Ledger:
         unknown = [each for each in ids if each not in self._open]
         if unknown or len(set(ids)) < len(ids):
             shown = unknown or sorted(ids)
-            raise CheckError(f"ledger: trajectories must get one outcome, got {outcome!r} again for {shown[:10]}")
+            raise CheckError(f"ledger: trajectories must get one outcome each, got {outcome!r} again for {shown[:10]}")
         self._open.difference_update(ids)
         if ids:
             self._outcomes.setdefault(outcome, []).extend(ids)

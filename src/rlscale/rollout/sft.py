@@ -47,7 +47,9 @@ class SftSource(FixedRollouts):
         """
         if tokenizer.eos_token_id is None:
             fix = "set eos_token in its tokenizer_config.json"
-            raise ConfigError([Problem(path="model.hf_checkpoint", rule="have an end token", value="none", fix=fix)])
+            raise ConfigError(
+                [Problem(path="model.hf_checkpoint", rule="have an end-of-sequence token", value="none", fix=fix)]
+            )
         self._prompts, self._tokenizer = prompts, tokenizer
         self._num_prompts, self._positions, self._draw_timeout_s = rollout_batch_size, positions, draw_timeout_s
 

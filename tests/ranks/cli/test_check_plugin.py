@@ -50,7 +50,7 @@ def test_a_right_function_is_described(capfd: pytest.CaptureFixture[str]) -> Non
 def test_a_function_of_the_documents_reads_overrides_from_args(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["checked_for_test:document_score", "--kind", "reward", "++custom.bonus=2.5"]) == 0
     text = capfd.readouterr().out
-    assert "arguments: those of slime's documents" in text and "{'exact': 2.5, 'length': 1}" in text
+    assert "arguments: those of slime's documentation" in text and "{'exact': 2.5, 'length': 1}" in text
 
 
 def test_a_function_that_asks_a_judge_gets_an_example(capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ KEEP = "sampling.dynamic_filter_path"
 
 
 def document(key: str, function: Callable[..., Any], **sampling: Any) -> Callable[..., Any]:
-    """A function of the documents with the arguments of rlscale."""
+    """A function in slime's form with the arguments of rlscale."""
     batch = BatchConfig(rollout_batch_size=NUM_PROMPTS, n_samples_per_prompt=NUM_SAMPLES)
     args = Args(RunConfig(batch=batch, sampling=SamplingConfig(**sampling)))
     return adapt_function(key, function, args=args, custom={})

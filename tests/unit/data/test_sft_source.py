@@ -60,7 +60,7 @@ def test_a_prompt_without_label_is_an_error(write_jsonl: Write, tokenizer: PreTr
 def test_a_tokenizer_without_end_token_is_rejected(write_jsonl: Write) -> None:
     tokenizer = character_tokenizer(512)
     tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match=r"model\.hf_checkpoint must have an end token"):
+    with pytest.raises(ConfigError, match=r"model\.hf_checkpoint must have an end-of-sequence token"):
         source(write_jsonl({"input": "1", "label": "1"}), tokenizer)
 
 

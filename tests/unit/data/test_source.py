@@ -235,7 +235,10 @@ def test_a_source_of_slimes_form_may_render_messages(module: str) -> None:
             "Unsaved",
             "TypeError: a data source of slime's form must have get_samples, save, load; it lacks save, load",
         ),
-        ("Broken", "which raised AttributeError: args must be read by a name of the documents, got no_such_argument"),
+        (
+            "Broken",
+            "which raised AttributeError: args.no_such_argument must be an argument of slime or an entry of custom",
+        ),
     ],
 )
 def test_an_incomplete_source_of_slimes_form_is_an_error(

@@ -63,9 +63,9 @@ def test_custom_values_hide_arguments_and_values_of_the_run_are_attributes() -> 
 
 def test_an_unknown_name_is_an_attribute_error_with_the_nearest_name() -> None:
     args = Args(config_with({}))
-    with pytest.raises(AttributeError, match="got rollout_batchsize; did you mean rollout_batch_size"):
+    with pytest.raises(AttributeError, match=r"args\.rollout_batchsize must be .*; did you mean rollout_batch_size"):
         _ = args.rollout_batchsize
-    with pytest.raises(AttributeError, match=r"got zzzzzz; set it with custom\.zzzzzz=<value>"):
+    with pytest.raises(AttributeError, match=r"args\.zzzzzz must be .*; set it with custom\.zzzzzz=<value>"):
         _ = args.zzzzzz
     assert getattr(args, "zzzzzz", 3) == 3 and not hasattr(args, "zzzzzz")
     assert "rollout_batch_size" in args and "zzzzzz" not in args

@@ -1,4 +1,4 @@
-"""Generate functions of the documents, with the engine of an example."""
+"""Generate functions in slime's form, with the engine of an example."""
 
 import asyncio
 import copy
@@ -53,7 +53,7 @@ async def request(args: Any, prompt: str, params: Any) -> Any:
 
 
 async def with_a_tool(args: Any, sample: Any, sampling_params: Any) -> Any:
-    """Two requests with the output of a tool in between, as in the documents."""
+    """Two requests with the output of a tool in between, as in slime's documentation."""
     sample.tokens = list(map(ord, sample.prompt))
     for tool_output in (" 4 ", ""):
         output = await request(args, "".join(map(chr, sample.tokens)), sampling_params)
@@ -168,7 +168,7 @@ def returns(**values: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (returns(), "must set rollout_log_probs of trainable tokens, got tokens of no request"),
+        (returns(), "must set rollout_log_probs of trainable tokens, got tokens that no request returned"),
         (returns(rollout_log_probs=[-1.0], loss_mask=[1, 1]), "loss_mask must be 1 values of 0 or 1, got 2"),
         (returns(rollout_log_probs=[-1.0, 0.0]), "rollout_log_probs must be 1 numbers, one for each token, got 2"),
         (returns(response_length=9), "must return the tokens of prompt and response"),
