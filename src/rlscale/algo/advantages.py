@@ -176,7 +176,8 @@ def length_adaptive_lambda(layout: TokenLayout, *, alpha: float) -> Tensor:
     """Lambda of each sample: 1 - 1 / (alpha * l) for l trainable tokens, at least 0 (VAPO, arXiv:2504.05118).
 
     With a constant lambda the reward at the end of a long response reaches its first tokens with weight lambda^l, close
-    to 0; here the weights of all terms of GAE add up to about alpha * l, a fixed share of the response.
+    to 0; here the weights of all terms of GAE add up to about alpha * l, a fixed share of the response. verl
+    (`algorithm.lam`), TRL (`lam`) and slime (`--lambd`) have a constant.
 
     Args:
         layout: samples and trainable tokens.

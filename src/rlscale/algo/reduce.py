@@ -19,6 +19,8 @@ from rlscale.algo.ragged import TokenLayout, check_shape, check_vectors
 def tokens_per_trajectory(counts_S: Tensor, *, trajectory_ids_S: Tensor) -> Tensor:
     """Denominator of each sample: trainable tokens of all samples of its trajectory, at least 1. [S]
 
+    slime: `rollout_mask_sums`. verl and TRL count tokens of a sample.
+
     Args:
         counts_S: trainable tokens of each sample of the whole step. [S]
         trajectory_ids_S: samples with the same id come from one trajectory (a fan-out). [S]

@@ -13,20 +13,26 @@ VARIANCE_EPSILON = 1e-8
 
 
 def masked_sum(values_T: Tensor, *, mask_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the trainable tokens and their number, scalars."""
+    """Sum over the trainable tokens and their number, scalars: first part of verl's and TRL's `masked_whiten`."""
     check_vectors(values_T=values_T, mask_T=mask_T)
     return zero_masked(values_T, mask_T=mask_T).sum(), mask_T.sum()
 
 
 def centred_square_sum(values_T: Tensor, *, mask_T: Tensor, mean: Tensor) -> Tensor:
-    """Sum of (x - mean)^2 over the trainable tokens, a scalar: the second pass of the two-pass variance."""
+    """Sum of (x - mean)^2 over the trainable tokens, a scalar: the second pass of the two-pass variance.
+
+    slime's `distributed_masked_whiten` adds up x^2 instead, in one pass.
+    """
     check_vectors(values_T=values_T, mask_T=mask_T)
     # Not E[x^2] - E[x]^2: it has no correct digit for values far from 0.
     return zero_masked(values_T - mean, mask_T=mask_T).square().sum()
 
 
 def apply_whitening(values_T: Tensor, *, mask_T: Tensor, mean: Tensor, square_sum: Tensor, count: Tensor) -> Tensor:
-    """(x - mean) * rsqrt(square_sum / (count - 1) + 1e-8) at trainable tokens, 0 elsewhere; unchanged if count < 2."""
+    """(x - mean) * rsqrt(square_sum / (count - 1) + 1e-8) at trainable tokens, 0 elsewhere; unchanged if count < 2.
+
+    The last part of verl's and TRL's `masked_whiten`, with sums that belong to all ranks.
+    """
     check_vectors(values_T=values_T, mask_T=mask_T)
     values_T = zero_masked(values_T, mask_T=mask_T)
     variance = square_sum / (count - 1).clamp(min=1)
