@@ -78,7 +78,7 @@ async def rollout(rollout_id, context):
 """
 
 
-def test_functions_of_the_documents_have_an_effect_in_a_run(command: Command) -> None:
+def test_functions_in_slimes_form_have_an_effect_in_a_run(command: Command) -> None:
     (command.folder / "my_plugins.py").write_text(PLUGINS)
     done = command.run(
         REWARDED,

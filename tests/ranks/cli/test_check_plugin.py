@@ -47,7 +47,7 @@ def test_a_right_function_is_described(capfd: pytest.CaptureFixture[str]) -> Non
     assert "arguments: those of rlscale" in text and "rewards [1.0, 0.0" in text
 
 
-def test_a_function_of_the_documents_reads_overrides_from_args(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_in_slimes_form_reads_overrides_from_args(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["checked_for_test:document_score", "--kind", "reward", "++custom.bonus=2.5"]) == 0
     text = capfd.readouterr().out
     assert "arguments: those of slime's documentation" in text and "{'exact': 2.5, 'length': 1}" in text

@@ -45,9 +45,11 @@ class FakeCluster:
         self.training = asyncio.Event()
         self.training.set()
         self.lines: list[str] = []
+        self.num_checks = 0  # of the processes
 
     # EngineServers
     async def find_dead(self) -> dict[int, str]:
+        self.num_checks += 1
         await asyncio.sleep(0)
         return {i: "its process died" for i, server in enumerate(self.servers) if not server.alive}
 
@@ -259,7 +261,9 @@ async def test_an_engine_that_hangs_is_restarted_after_its_first_wait(first_wait
         cluster.servers[0].healthy = False
         while restarted and not (cluster.servers[0].healthy and cluster.servers[0].version == 3):  # the new one
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # many checks
+        num_checks = cluster.num_checks
+        while cluster.num_checks < num_checks + 10:
+            await asyncio.sleep(0.01)
 
     await with_watch(recovery, main())
     assert bool(cluster.lines) == restarted

@@ -64,7 +64,7 @@ def of_documents(args: Any, rollout_id: int, data_source: Any, evaluation: bool 
     return Output(asyncio.run(run()), {"mine/of": rollout_id, "text": "x"})
 
 
-async def test_a_rollout_function_of_the_documents_makes_what_is_trained(tmp_path: Path) -> None:
+async def test_a_rollout_function_in_slimes_form_makes_what_is_trained(tmp_path: Path) -> None:
     with simulation(tmp_path, num_rollouts=2, rollout_function=whole(of_documents)) as run:
         await run.loop.run()
     assert run.trained_groups == list(range(2 * NUM_PROMPTS))

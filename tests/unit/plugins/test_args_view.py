@@ -28,7 +28,7 @@ def document_names() -> dict[str, set[str]]:
     return found
 
 
-def test_every_argument_of_the_documents_is_an_attribute() -> None:
+def test_every_argument_of_slime_is_an_attribute() -> None:
     names = document_names()
     assert names.keys() == ARGUMENT_KEYS.keys()
     assert all(ARGUMENT_KEYS[name] in found for name, found in names.items())

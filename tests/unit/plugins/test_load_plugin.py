@@ -68,13 +68,13 @@ def test_a_reward_is_called_in_its_form() -> None:
     assert sample.metadata == {"graded_by": "mine"}
 
 
-def test_an_async_reward_of_the_documents_is_awaited() -> None:
+def test_an_async_reward_in_slimes_form_is_awaited() -> None:
     (sample,) = make_group(0.0).samples
     assert asyncio.run(load("reward.custom_path", "later")(sample)) == 2.0
     assert sample.metadata == {"graded_by": "mine"}
 
 
-def test_a_group_reward_of_the_documents_gets_a_list() -> None:
+def test_a_group_reward_in_slimes_form_gets_a_list() -> None:
     assert load("reward.custom_path", "of_group")(make_group(0.0, 0.0, index=2).samples) == [4, 5]
 
 
@@ -91,6 +91,6 @@ def test_a_filter_is_called_in_its_form() -> None:
     assert load(key, "with_values")(make_group(3.0)) is True
 
 
-def test_a_function_of_the_documents_without_args_is_refused() -> None:
+def test_a_function_in_slimes_form_without_args_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward.custom_path must be callable with \(sample\), got plugins_for_test"):
         load_plugin("reward.custom_path", "plugins_for_test:document_score", args=None, custom={})

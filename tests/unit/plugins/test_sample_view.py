@@ -7,7 +7,7 @@ from rlscale.types import SampleStatus
 from tests.unit.plugins.document_cases import make_group
 
 
-def test_a_sample_has_the_attributes_of_the_documents() -> None:
+def test_a_sample_has_the_attributes_of_slime() -> None:
     (native,) = make_group(1.0).samples
     native.metadata["seen"] = True
     sample = to_document(native)

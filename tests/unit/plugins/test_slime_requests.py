@@ -62,7 +62,7 @@ def within(session: Session, call: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_parameters_have_the_names_of_the_documents_and_survive_a_round_trip() -> None:
+def test_parameters_have_the_names_of_slime_and_survive_a_round_trip() -> None:
     given = to_document_params(PARAMS)
     assert (given["max_new_tokens"], given["temperature"], given["stop"], given["stop_token_ids"]) == (
         8,

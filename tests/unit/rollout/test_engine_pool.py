@@ -56,6 +56,12 @@ def pool_of(*engines: SlowEngine) -> EnginePool:
     return EnginePool(list[Any](engines))
 
 
+async def let_others_run() -> None:
+    """Returns when each task that can run has done so several times."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def test_a_request_goes_to_the_engine_with_the_fewest_in_flight() -> None:
     engines = SlowEngine("engine 0"), SlowEngine("engine 1")
     pool = pool_of(*engines)
@@ -115,12 +121,12 @@ async def test_drain_waits_for_running_requests_and_queues_new_ones() -> None:
         asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid=rid, oldest=0, newest=None))
         for rid in ("b", "c")
     ]
-    await asyncio.sleep(0.01)
+    await let_others_run()
     assert not drained.done() and engine.num_requested == 2
     engine.release.set()
     await running
     await drained
-    await asyncio.sleep(0.01)
+    await let_others_run()
     assert engine.num_requested == 2, "a request went to an engine whose weights are being changed"
     engine.version = 1
     pool.admit()
@@ -133,7 +139,7 @@ async def test_drain_of_an_idle_pool_returns_at_once() -> None:
     pool = pool_of(engine)
     await asyncio.wait_for(pool.drain(), timeout=5)
     held = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="a", oldest=0, newest=0))
-    await asyncio.sleep(0.01)
+    await let_others_run()
     assert engine.num_requested == 0 and not held.done()
     pool.admit()
     assert len(await held) == 1
