@@ -50,6 +50,7 @@ def test_comments_are_neither_rare_nor_everywhere() -> None:
     [
         ('"""What a thing is."""', "a.py: module (docstring starts with 'What')"),
         ('"""A."""\ndef f():\n    """Of a thing."""', "a.py: f (docstring starts with 'Of')"),
+        ('class A:\n    x: int = 0\n    """When it ends."""', "a.py: x (docstring starts with 'When')"),
         ("def tell_all(): ...", "a.py: tell_all (name contains tell)"),
         ("class RestingPool: ...", "a.py: RestingPool (name contains resting)"),
         ("def f(nobody_here): ...", "a.py: nobody_here (name contains nobody)"),

@@ -10,6 +10,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 FIRST_WORDS = frozenset({"what", "which", "where", "when", "who", "whom", "whose", "how", "of"})
@@ -85,13 +86,29 @@ def _key(line: str) -> str:
     return line.split(" (")[0]
 
 
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
 def _docstrings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(node, Documented):
             continue
-        first = re.match(r"\W*(\w+)", ast.get_docstring(node) or "")
-        if first and first[1].lower() in FIRST_WORDS:
-            yield f"{getattr(node, 'name', 'module')} (docstring starts with {first[1]!r})"
+        texts = {getattr(node, "name", "module"): ast.get_docstring(node) or "", **dict(_field_docstrings(node))}
+        for name, text in texts.items():
+            first = re.match(r"\W*(\w+)", text)
+            if first and first[1].lower() in FIRST_WORDS:
+                yield f"{name} (docstring starts with {first[1]!r})"
+
+
+def _field_docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[tuple[str, str]]:
+    """Fields and constants, each with the string below it."""
+    for before, after in pairwise(node.body):
+        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(before, ast.Assign | ast.AnnAssign) and is_text and isinstance(after.value.value, str):
+            target = before.targets[0] if isinstance(before, ast.Assign) else before.target
+            yield ast.unparse(target), after.value.value
 
 
 def _identifiers(tree: ast.Module) -> Iterator[str]:

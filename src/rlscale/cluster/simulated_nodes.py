@@ -19,7 +19,7 @@ from rlscale.cluster.process_reaper import reaped_session
 from rlscale.cluster.ray_session import PASSIVE_OMP_ENV, SIMULATED_GPUS, environment
 
 OBJECT_STORE_BYTES = 150 * 1024 * 1024
-"""Of each node. Ray maps it, but only the part that holds objects uses memory."""
+"""Size of the object store of a node. Ray maps it, but only the part that holds objects uses memory."""
 
 NODE_ENV: Mapping[str, str] = {
     **PASSIVE_OMP_ENV,

@@ -58,7 +58,7 @@ class JudgeConfig(ConfigGroup):
     """The built-in judge, `reward.type=judge`: asks the model of `reward.engine` for a number."""
 
     prompt: Annotated[str, Field(min_length=1)] = DEFAULT_PROMPT
-    """What the judge is asked, with `{response}`, and `{prompt}` and `{label}` if needed. It is a message of the user
+    """Prompt of the judge, with `{response}`, and `{prompt}` and `{label}` if needed. It is a message of the user
     if the model has a chat template. `{{` and `}}` are braces.
     """
 

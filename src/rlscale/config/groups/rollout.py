@@ -114,9 +114,9 @@ class RolloutConfig(ConfigGroup):
     """
 
     update_mode: UpdateMode = UpdateMode.in_flight
-    """When engines get new weights. `in_flight`: while requests run, so a sample can have tokens of several weight
-    versions. `boundary`: after the running requests have finished, so every sample has one version. No effect with
-    `rollout.max_staleness=0`.
+    """Moment at which engines get new weights. `in_flight`: while requests run, so a sample can have tokens of several
+    weight versions. `boundary`: after the running requests have finished, so every sample has one version. No effect
+    with `rollout.max_staleness=0`.
     """
 
     pause_mode: PauseMode = PauseMode.retract

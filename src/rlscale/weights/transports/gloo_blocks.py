@@ -33,7 +33,7 @@ LOAD_FORMAT = "tensor_blocks"
 NUM_LINKS = 4
 
 PIECE_BYTES = 16 * BLOCK_BYTES
-"""Of one broadcast. Large enough that starting one costs little, small enough to be in cache when it is hashed."""
+"""Size of one broadcast. Large enough that starting one costs little, small enough to be in cache when it is hashed."""
 
 SMALL_BYTES = BLOCK_BYTES
 """Max size of a tensor that is copied into a piece with others: its own broadcast would take longer than the copy."""
