@@ -86,12 +86,12 @@ def _key(line: str) -> str:
     return line.split(" (")[0]
 
 
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if not isinstance(node, Documented):
+        if not isinstance(node, _Documented):
             continue
         texts = {getattr(node, "name", "module"): ast.get_docstring(node) or "", **dict(_field_docstrings(node))}
         for name, text in texts.items():
@@ -100,9 +100,7 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
                 yield f"{name} (docstring starts with {first[1]!r})"
 
 
-def _field_docstrings(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-) -> Iterator[tuple[str, str]]:
+def _field_docstrings(node: _Documented) -> Iterator[tuple[str, str]]:
     """Fields and constants, each with the string below it."""
     for before, after in pairwise(node.body):
         is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
