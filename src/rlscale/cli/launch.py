@@ -125,7 +125,7 @@ def _run(argv: list[str]) -> int:
         sys.stdout.write(usage(launcher) if flags.help else f"rlscale {rlscale.__version__}\n")
         return OK
     loaded = _load(given, flags, launcher=launcher)
-    assert given.options is not None, "problems of options are raised"
+    assert given.options is not None, "wrong options raise an error before"
     options = _complete(given.options)
     job = make_job(loaded, options, flags=flags, argv=argv)
     return _finish(job, options, given)

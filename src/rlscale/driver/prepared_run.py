@@ -58,7 +58,7 @@ class PreparedRun:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str), "ids of one text give one text"
+        assert isinstance(text, str), "decoding one list of ids gives one text"
         return text
 
     def with_substitutes(self, substitutes: Substitutes) -> PreparedRun:
@@ -214,7 +214,7 @@ def _rollouts_per_epoch(config: RunConfig, prompts: PromptSource) -> int | None:
 
 def _num_rollouts(config: RunConfig, per_epoch: int | None) -> int:
     if per_epoch is None:
-        assert config.data.num_rollout is not None, "else an epoch has a length"
+        assert config.data.num_rollout is not None, "a run that counts no epochs has data.num_rollout"
         return config.data.num_rollout
     assert config.data.num_epoch is not None, "a rule requires num_rollout or num_epoch"
     return per_epoch * config.data.num_epoch

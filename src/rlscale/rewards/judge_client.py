@@ -119,7 +119,7 @@ class JudgeClient:
         text = tokenizer.apply_chat_template(
             [dict(each) for each in messages], tokenize=False, add_generation_prompt=True
         )
-        assert isinstance(text, str), "one conversation has one text"
+        assert isinstance(text, str), "decoding one conversation gives one text"
         return {"input_ids": tokenizer.encode(text, add_special_tokens=False)}
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> tuple[str, Any]:

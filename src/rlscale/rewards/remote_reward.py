@@ -109,7 +109,7 @@ class RemoteReward:
                 future.set_result(value)
 
     async def _post(self, payload: Any) -> Any:
-        assert self._session is not None, "opened before the first request"
+        assert self._session is not None, "the session is opened before the first request"
         session = await asyncio.shield(self._session)
         try:
             async with session.post(self._url, json=payload, allow_redirects=False) as reply:

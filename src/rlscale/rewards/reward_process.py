@@ -63,7 +63,7 @@ class RewardProcess:
         self._channel.setblocking(False)
         self._num_forwarded, self._has_ended, self._crash_place = 0, False, ""
         self._loop = asyncio.get_running_loop()
-        assert self._process.stdout is not None, "opened as a pipe"
+        assert self._process.stdout is not None, "the output is a pipe"
         self._output = self._process.stdout.fileno()
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._output, self._drain)

@@ -70,7 +70,7 @@ class GeneratedRollouts:
 
     def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """The next prompts with the indices of their groups, which count over the run. None: a whole rollout."""
-        assert self.settings.num_groups is not None, "generated rollouts have a size"
+        assert self.settings.num_groups is not None, "a generated rollout has a fixed number of groups"
         number = self.settings.num_groups if number is None else number
         first, self._next_index = self._next_index, self._next_index + number
         starts, self._last_rollout = rollout_id > self._last_rollout, max(rollout_id, self._last_rollout)

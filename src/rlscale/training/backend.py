@@ -73,17 +73,17 @@ class RoleBackend(ABC):
 
     def compute_advantages(self, values: Float32) -> Float32:
         """Second part: computes advantages from the critic's values [T] and returns the targets of the values. [T]"""
-        assert self._current is not None, "score comes first"
+        assert self._current is not None, "`score` must be called first"
         rollout, columns = self._current
         with self._context.computing():
             columns = self._add_advantages(rollout, replace(columns, values=torch.tensor(values)))
         self._current = rollout, columns
-        assert columns.returns is not None, "there are values"
+        assert columns.returns is not None, "a critic's values have returns"
         return columns.returns.numpy()
 
     def optimize(self) -> TrainResult:
         """Third part: the optimiser steps. Returns and raises as `train`."""
-        assert self._current is not None, "score comes first"
+        assert self._current is not None, "`score` must be called first"
         # Cleared first: the columns are freed even if a step fails.
         current, self._current = self._current, None
         with self._context.computing():

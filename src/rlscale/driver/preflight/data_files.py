@@ -114,7 +114,7 @@ def _check_file(
     key: str, rows: DataConfig, *, template: ChatTemplate | None, learns: bool = False, is_read: bool = True
 ) -> list[Problem]:
     path = rows.prompt_data
-    assert path is not None, "every set has a file"
+    assert path is not None, "every evaluation set has a file"
     file = resolve_data_path(path)
     if not file.is_file():
         return [Problem(path=key, rule=FILE_EXISTS, value=path, fix=f"looked for {file.absolute()}")]
