@@ -48,7 +48,7 @@ class ProducerState:
 
     source: dict[str, Any]
     pending: list[Group]  # drawn from the source and not trained on: finished, partial, or without samples
-    # By unfinished rollout: they have their fate, and the hook of all samples gets them with that rollout.
+    # By unfinished rollout: they have their outcome, and the hook of all samples gets them with that rollout.
     dropped: dict[int, list[Group]] = field(default_factory=dict)
 
 

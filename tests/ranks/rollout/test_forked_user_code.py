@@ -12,7 +12,7 @@ from rlscale.plugins.daemon_call import call_in_daemon
 from rlscale.rollout.user_generate import ThreadSession, UserGenerate
 from rlscale.trajectory import Trajectory
 from tests.unit.control.simulation import NUM_PROMPTS, simulation
-from tests.unit.control.test_sampling import fates
+from tests.unit.control.test_sampling import outcomes
 
 CHILDREN: list[int] = []
 
@@ -38,7 +38,7 @@ async def test_a_generate_function_whose_child_returns(tmp_path: Path, function:
     with simulation(tmp_path, num_rollouts=2, generate=UserGenerate(function, timeout_s=60.0)) as run:
         await run.loop.run()
     assert run.trained_groups == list(range(2 * NUM_PROMPTS))
-    assert set(fates(run.pages).values()) == {"trained"}
+    assert set(outcomes(run.pages).values()) == {"trained"}
     (child,) = CHILDREN
     assert os.waitpid(child, 0) == (child, 0)
 

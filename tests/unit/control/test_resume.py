@@ -17,7 +17,7 @@ from rlscale.rollout.group_filters import GroupFilters
 from rlscale.trajectory import Trajectory
 from rlscale.types import Failure, FailureCause, Group
 from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, Prompts, simulation
-from tests.unit.control.test_sampling import fates
+from tests.unit.control.test_sampling import outcomes
 
 NUM_ROLLOUTS = 10
 
@@ -164,11 +164,11 @@ async def test_the_hook_of_all_samples_gets_groups_that_were_dropped_before_the_
         await again.trainers.load(start.folder)
         await again.loop.run()
     kept = [page for page in pages if page["step"] < start.rollout_id]
-    dropped = {index // NUM_SAMPLES for index, fate in fates(kept + again.pages).items() if fate == "dropped/odd"}
+    dropped = {index // NUM_SAMPLES for index, outcome in outcomes(kept + again.pages).items() if outcome == "dropped/odd"}
     found = [index for each in seen for index in each]
     assert len(seen) == NUM_ROLLOUTS and len(found) == len(set(found))
     assert {group.index for groups in before.values() for group in groups} <= set(found)
-    # Groups of rollouts that would follow the last one have a fate, and no rollout that the hook gets.
+    # Groups of rollouts that would follow the last one have an outcome, and no rollout that the hook gets.
     assert {index for index in found if index % 2} <= dropped
     assert [index for index in sorted(found) if index % 2 == 0] == sorted(again.trained_groups)
 
@@ -200,7 +200,7 @@ async def test_failed_trajectories_of_groups_in_a_checkpoint_keep_their_cause(tm
     with simulation(tmp_path, start=start, **values) as again:
         await again.trainers.load(start.folder)
         await again.loop.run()
-    found = fates([page for page in pages if page["step"] < start.rollout_id] + again.pages)
-    assert {index for index, fate in found.items() if fate == "failed/tool"} == {
+    found = outcomes([page for page in pages if page["step"] < start.rollout_id] + again.pages)
+    assert {index for index, outcome in found.items() if outcome == "failed/tool"} == {
         index * NUM_SAMPLES + 1 for index in again.trained_groups
     }
