@@ -202,7 +202,7 @@ def write(folder: Path, rows: list[Row], alone: list[Row], *, new_tokens: int) -
         "## Attention of one decoding step alone",
         "",
         "All layers of the model, with the plan of the batch; medians of process time, in one process. Gathered: the "
-        "keys of all requests are gathered from the paged cache, as for prompts and without room for lanes.",
+        "keys of all requests are gathered from the paged cache, as for prompts and without room for entries.",
         "",
         "| model | requests | keys of each | stock, ms | gathered, ms | batched, ms | ratio | largest difference |",
         "|---|---|---|---|---|---|---|---|",

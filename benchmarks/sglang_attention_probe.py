@@ -1,5 +1,5 @@
 """Attention of one decoding step on a CPU: SGLang's `torch_native` backend against the plugin's batched attention,
-with the keys gathered for each step (as for prompts) and in lanes (as for decoding).
+with the keys gathered for each step (as for prompts) and in entries (as for decoding).
 
 Run by `sglang_attention.py` with the interpreter that has SGLang and the plugin; prints one JSON object for each case.
 All compute the same inputs alternately; the time is that of the process, so other processes count little.
@@ -47,7 +47,7 @@ def measure(fields: dict[str, int], num_keys: list[int]) -> dict[str, float]:
         table[row, : len(own)] = own
     rows, lengths, scale = torch.arange(batch), torch.tensor(num_keys), size**-0.5
     stock = TorchNativeAttnBackend.__new__(TorchNativeAttnBackend)  # its constructor needs a running server
-    workspace, lanes = Workspace(), DecodeCache(layers)
+    workspace, entries = Workspace(), DecodeCache(layers)
     one, other, third = (torch.empty_like(query) for _ in range(3))
 
     def run_stock() -> None:
@@ -61,21 +61,21 @@ def measure(fields: dict[str, int], num_keys: list[int]) -> dict[str, float]:
         for keys, values in caches:
             attend(query, other, keys, values, plan, workspace, scale=scale)
 
-    def run_lanes() -> None:
-        step = lanes.next_step(table, rows.tolist(), lengths.tolist())
+    def run_entries() -> None:
+        step = entries.next_step(table, rows.tolist(), lengths.tolist())
         for keys, values in caches:
-            lanes.attend(query, third, keys, values, step, scale=scale)
+            entries.attend(query, third, keys, values, step, scale=scale)
 
-    runs = (run_stock, run_gathered, run_lanes)
-    # The first round loads the lanes; as the lengths stay the same, the others replace the newest token.
+    runs = (run_stock, run_gathered, run_entries)
+    # The first round loads the entries; as the lengths stay the same, the others replace the newest token.
     taken = [[process_ms(run) for run in runs] for _ in range(REPEATS)][1:]
-    stock_ms, gathered_ms, lanes_ms = (statistics.median(column) for column in zip(*taken, strict=True))
+    stock_ms, gathered_ms, copies_ms = (statistics.median(column) for column in zip(*taken, strict=True))
     error = max(largest_difference(one, other), largest_difference(one, third))
     return {
         "stock_ms": stock_ms,
         "gathered_ms": gathered_ms,
-        "batched_ms": lanes_ms,
-        "ratio": stock_ms / lanes_ms,
+        "batched_ms": copies_ms,
+        "ratio": stock_ms / copies_ms,
         "error": error,
     }
 

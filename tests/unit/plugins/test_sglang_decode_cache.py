@@ -1,4 +1,4 @@
-"""Lanes of the requests that decode in SGLang on a CPU, against attention written out for each request."""
+"""Entries of the requests that decode in SGLang on a CPU, against attention written out for each request."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_requests_of_many_lengths_over_several_widths(window: int | None) -> Non
     server, cache = opened({3: 1, 0: 60, 7: 63, 5: 120, 1: 100})
     for _ in range(12):
         server.check(cache, server.next_step(cache), window=window)
-    assert {lane.width for lane in cache._lanes.values()} == {64, 128, 256}
+    assert {entry.width for entry in cache._entries.values()} == {64, 128, 256}
 
 
 def test_requests_that_come_and_go() -> None:
@@ -110,7 +110,7 @@ def test_requests_that_come_and_go() -> None:
             row = unused[int(torch.randint(len(unused), (), generator=draw))]
             cache.invalidate([row])
             server.extend(row, int(torch.randint(1, 130, (), generator=draw)))
-    assert set(cache._lanes) >= set(server.lengths)
+    assert set(cache._entries) >= set(server.lengths)
 
 
 def test_a_row_that_another_request_takes_is_loaded_again() -> None:

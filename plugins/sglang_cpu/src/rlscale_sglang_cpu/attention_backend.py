@@ -33,8 +33,8 @@ class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]  # SGLang 
         self._step: DecodeStep | None = None
         self._workspace = Workspace()
         self._cache = DecodeCache(model_runner.model_config.num_hidden_layers)
-        # With pipeline stages batches alternate, and each would take the lanes of the other.
-        self._has_lanes = model_runner.server_args.pp_size == 1
+        # With pipeline stages batches alternate, and each would take the entries of the other.
+        self._has_copies = model_runner.server_args.pp_size == 1
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -59,7 +59,7 @@ class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]  # SGLang 
         scale, window = options.get("scaling"), options.get("sliding_window_size")
         if self._step is None or not self._step.fits(seq_lens):
             self._step, rows, num_keys = None, req_pool_indices.tolist(), seq_lens.tolist()
-            if self._has_lanes and self._cache.has_room(num_keys, k_cache[0].nbytes + v_cache[0].nbytes):
+            if self._has_copies and self._cache.has_room(num_keys, k_cache[0].nbytes + v_cache[0].nbytes):
                 self._step = self._cache.next_step(req_to_token, rows, num_keys)
         if self._step is not None:
             return self._cache.attend(query, output, k_cache, v_cache, self._step, scale=scale, window=window)

@@ -1,12 +1,12 @@
 """Contiguous copies of the cached keys and values of the requests that decode.
 
 The tokens of a request lie anywhere in SGLang's paged cache. Gathering all of them for each decoding step takes as long
-as the attention itself. Here each request has a lane, to which a step appends the keys and values of one token:
+as the attention itself. Here each request has an entry, to which a step appends the keys and values of one token:
 
-    paged cache  ── load: a new request, a longer lane ──> lanes ──> attention of all lanes of one width in one call
+    paged cache  ── load: a new request, a longer entry ──> entries ──> attention of all entries of one width in one call
                  ── append: one token of each request ───>
 
-Lanes of one width are next to each other without a gap, so that attention reads them as one tensor.
+Entries of one width are next to each other without a gap, so that attention reads them as one tensor.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,27 +16,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-MIN_WIDTH = 64  # tokens; a wider lane is a power of two, so that at most half of it is padding
-MAX_BYTES = 2**31  # of all lanes; above it the paged cache is gathered for each step
+MIN_WIDTH = 64  # tokens; a wider entry is a power of two, so that at most half of it is padding
+MAX_BYTES = 2**31  # of all entries; above it the paged cache is gathered for each step
 
 
 @dataclass(kw_only=True)
-class _Lane:
+class _Entry:
     width: int
-    index: int  # among the lanes of this width
+    index: int  # among the entries of this width
     num_keys: int = 0  # tokens that it holds
     is_stale: bool = True  # loaded from the paged cache before the next attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneStep:
-    """One decoding step of the N lanes of one width.
+class BlockStep:
+    """One decoding step of the N entries of one width.
 
     Attributes:
-        tokens: indices in the batch of the lanes' requests, [N].
-        num_keys: of the lanes with the new tokens, [N].
+        tokens: indices in the batch of the entries' requests, [N].
+        num_keys: of the entries with the new tokens, [N].
         newest: slots of the new tokens in the paged cache, [N].
-        stale: lanes that are loaded whole, with the slots of their tokens.
+        stale: entries that are loaded whole, with the slots of their tokens.
     """
 
     width: int
@@ -44,7 +44,7 @@ class LaneStep:
     num_keys: Tensor
     newest: Tensor
     stale: Mapping[int, Tensor]
-    all_slots: Callable[[], Mapping[int, Tensor]]  # of all lanes, for a layer that missed a step
+    all_slots: Callable[[], Mapping[int, Tensor]]  # of all entries, for a layer that missed a step
 
     def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Addends of the scores, [N, 1, 1, K]: 0 for keys that the new token sees, else -inf."""
@@ -60,7 +60,7 @@ class DecodeStep:
     """One decoding step of all requests; the same for all layers."""
 
     number: int
-    lanes: Sequence[LaneStep]
+    entries: Sequence[BlockStep]
     all_num_keys: Sequence[int]
     biases: dict[tuple[int | None, torch.dtype], list[Tensor]] = field(default_factory=dict)
 
@@ -68,16 +68,16 @@ class DecodeStep:
         """Returns True if the step is that of sequences of these lengths, [B]."""
         return num_keys.tolist() == list(self.all_num_keys)
 
-    def lane_biases(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
+    def block_biases(self, window: int | None, dtype: torch.dtype) -> list[Tensor]:
         """The addends of each width, made once for all layers with this window."""
         if (window, dtype) not in self.biases:
-            self.biases[window, dtype] = [lanes.bias(window, dtype) for lanes in self.lanes]
+            self.biases[window, dtype] = [entries.bias(window, dtype) for entries in self.entries]
         return self.biases[window, dtype]
 
 
 @dataclass
-class _LayerLanes:
-    """Lanes of one layer: keys [N, Hk, width, D] and values [N, Hk, width, Dv] by width."""
+class _LayerBlocks:
+    """Entries of one layer: keys [N, Hk, width, D] and values [N, Hk, width, Dv] by width."""
 
     step: int  # the last one that was appended
     keys: dict[int, Tensor] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _LayerLanes:
 
 
 class DecodeCache:
-    """Lanes of the requests that decode, in all layers of a model.
+    """Entries of the requests that decode, in all layers of a model.
 
     Only decoding through this cache and `invalidate` may change the keys of a request, which is named by its row in
     SGLang's table of requests.
@@ -106,19 +106,19 @@ class DecodeCache:
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
-        self._lanes: dict[int, _Lane] = {}  # by row
-        self._rows: dict[int, list[int]] = {}  # rows of the lanes of a width
-        self._layers: dict[int, _LayerLanes] = {}  # by address of the layer's paged keys
+        self._entries: dict[int, _Entry] = {}  # by row
+        self._rows: dict[int, list[int]] = {}  # rows of the entries of a width
+        self._layers: dict[int, _LayerBlocks] = {}  # by address of the layer's paged keys
         self._step = 0
 
     def invalidate(self, rows: Iterable[int]) -> None:
         """Marks requests whose keys were computed by something else than decoding."""
         for row in rows:
-            if row in self._lanes:
-                self._lanes[row].is_stale = True
+            if row in self._entries:
+                self._entries[row].is_stale = True
 
     def has_room(self, num_keys: Sequence[int], bytes_per_token: int) -> bool:
-        """Returns True if lanes for requests of these lengths fit into `MAX_BYTES`.
+        """Returns True if entries for requests of these lengths fit into `MAX_BYTES`.
 
         Args:
             bytes_per_token: keys and values of one layer.
@@ -126,7 +126,7 @@ class DecodeCache:
         return sum(map(_width, num_keys)) * bytes_per_token * self._num_layers <= MAX_BYTES
 
     def next_step(self, req_to_token: Tensor, rows: Sequence[int], num_keys: Sequence[int]) -> DecodeStep:
-        """Assigns lanes; a request that is not among `rows` loses its lane.
+        """Assigns entries; a request that is not among `rows` loses its entry.
 
         Args:
             req_to_token: cache slots of all requests, [R, T].
@@ -135,60 +135,62 @@ class DecodeCache:
         """
         self._step += 1
         present = set(rows)
-        for row in [each for each in self._lanes if each not in present]:
+        for row in [each for each in self._entries if each not in present]:
             self._release(row)
         for row, count in zip(rows, num_keys, strict=True):
-            lane = self._lanes.get(row)
-            if lane is not None and lane.width != _width(count):
+            entry = self._entries.get(row)
+            if entry is not None and entry.width != _width(count):
                 self._release(row)
-                lane = None
-            if lane is None:
-                lane = self._assign(row, _width(count))
-            # A lane holds all tokens before the new one, unless the request took another way in between.
-            lane.is_stale |= lane.num_keys not in (count - 1, count)
-            lane.num_keys = count
-        unused = [width for width, lanes in self._rows.items() if not lanes]
+                entry = None
+            if entry is None:
+                entry = self._assign(row, _width(count))
+            # A entry holds all tokens before the new one, unless the request took another way in between.
+            entry.is_stale |= entry.num_keys not in (count - 1, count)
+            entry.num_keys = count
+        unused = [width for width, entries in self._rows.items() if not entries]
         for layer in self._layers.values():
             layer.free(unused)
         position = {row: i for i, row in enumerate(rows)}
-        steps = [self._lane_step(req_to_token, width, lanes, position) for width, lanes in self._rows.items() if lanes]
-        return DecodeStep(number=self._step, lanes=steps, all_num_keys=tuple(num_keys))
+        steps = [
+            self._block_step(req_to_token, width, entries, position) for width, entries in self._rows.items() if entries
+        ]
+        return DecodeStep(number=self._step, entries=steps, all_num_keys=tuple(num_keys))
 
-    def _lane_step(
+    def _block_step(
         self, req_to_token: Tensor, width: int, rows: Sequence[int], position: Mapping[int, int]
-    ) -> LaneStep:
-        lanes = [self._lanes[row] for row in rows]
+    ) -> BlockStep:
+        entries = [self._entries[row] for row in rows]
 
         def slots(i: int) -> Tensor:
-            return req_to_token[rows[i], : lanes[i].num_keys]
+            return req_to_token[rows[i], : entries[i].num_keys]
 
-        num_keys = torch.tensor([lane.num_keys for lane in lanes])
-        step = LaneStep(
+        num_keys = torch.tensor([entry.num_keys for entry in entries])
+        step = BlockStep(
             width=width,
             tokens=torch.tensor([position[row] for row in rows]),
             num_keys=num_keys,
             newest=req_to_token[torch.tensor(rows), num_keys - 1],
-            stale={i: slots(i) for i, lane in enumerate(lanes) if lane.is_stale},
-            all_slots=lambda: {i: slots(i) for i in range(len(lanes))},
+            stale={i: slots(i) for i, entry in enumerate(entries) if entry.is_stale},
+            all_slots=lambda: {i: slots(i) for i in range(len(entries))},
         )
-        for lane in lanes:
-            lane.is_stale = False
+        for entry in entries:
+            entry.is_stale = False
         return step
 
-    def _assign(self, row: int, width: int) -> _Lane:
+    def _assign(self, row: int, width: int) -> _Entry:
         rows = self._rows.setdefault(width, [])
-        self._lanes[row] = lane = _Lane(width=width, index=len(rows))
+        self._entries[row] = entry = _Entry(width=width, index=len(rows))
         rows.append(row)
-        return lane
+        return entry
 
     def _release(self, row: int) -> None:
-        """Frees a lane; the last one of its width moves into the gap and is loaded again."""
-        lane = self._lanes.pop(row)
-        rows = self._rows[lane.width]
+        """Frees an entry; the last one of its width moves into the gap and is loaded again."""
+        entry = self._entries.pop(row)
+        rows = self._rows[entry.width]
         last = rows.pop()
         if last != row:
-            rows[lane.index] = last
-            self._lanes[last].index, self._lanes[last].is_stale = lane.index, True
+            rows[entry.index] = last
+            self._entries[last].index, self._entries[last].is_stale = entry.index, True
 
     def attend(
         self,
@@ -214,46 +216,46 @@ class DecodeCache:
         # A layer that missed a step has gaps.
         is_current = layer.step >= step.number - 1
         layer.step = step.number
-        for lanes, bias in zip(step.lanes, step.lane_biases(window, query.dtype), strict=True):
-            count, longest = len(lanes.tokens), bias.shape[-1]
-            stale = lanes.stale if is_current else lanes.all_slots()
-            keys = _updated(layer.keys, key_cache, lanes, stale, query.dtype)
-            values = _updated(layer.values, value_cache, lanes, stale, query.dtype)
+        for entries, bias in zip(step.entries, step.block_biases(window, query.dtype), strict=True):
+            count, longest = len(entries.tokens), bias.shape[-1]
+            stale = entries.stale if is_current else entries.all_slots()
+            keys = _updated(layer.keys, key_cache, entries, stale, query.dtype)
+            values = _updated(layer.values, value_cache, entries, stale, query.dtype)
             # Heads that share keys become queries of one head: [N, Hk, H / Hk, D].
-            queries = query.index_select(0, lanes.tokens).unflatten(1, (key_heads, -1))
+            queries = query.index_select(0, entries.tokens).unflatten(1, (key_heads, -1))
             answers = scaled_dot_product_attention(
                 queries, keys[:count, :, :longest], values[:count, :, :longest], attn_mask=bias, scale=scale
             )
-            output.index_copy_(0, lanes.tokens, answers.flatten(1, 2))
+            output.index_copy_(0, entries.tokens, answers.flatten(1, 2))
         return output
 
-    def _layer(self, key_cache: Tensor) -> _LayerLanes:
+    def _layer(self, key_cache: Tensor) -> _LayerBlocks:
         address = key_cache.data_ptr()
         if address not in self._layers and len(self._layers) == self._num_layers:
             # SGLang has allocated its cache again.
             self._layers.clear()
-        return self._layers.setdefault(address, _LayerLanes(step=-1))
+        return self._layers.setdefault(address, _LayerBlocks(step=-1))
 
 
 def _width(num_keys: int) -> int:
-    """Width of the lane of a request: the next power of two."""
+    """Width of the entry of a request: the next power of two."""
     return max(MIN_WIDTH, 1 << (num_keys - 1).bit_length())
 
 
 def _updated(
-    stored: dict[int, Tensor], cache: Tensor, lanes: LaneStep, stale: Mapping[int, Tensor], dtype: torch.dtype
+    stored: dict[int, Tensor], cache: Tensor, entries: BlockStep, stale: Mapping[int, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """The lanes of one width, with the stale ones loaded and the new tokens appended. [>= N, Hk, width, D]"""
-    count, (_, heads, size) = len(lanes.tokens), cache.shape
-    memory = stored.get(lanes.width)
+    """The entries of one width, with the stale ones loaded and the new tokens appended. [>= N, Hk, width, D]"""
+    count, (_, heads, size) = len(entries.tokens), cache.shape
+    memory = stored.get(entries.width)
     if memory is None or len(memory) < count:
         # Zeros: hidden keys have the weight 0, which hides every value but inf and NaN.
         length = 0 if memory is None else len(memory)
-        grown = cache.new_zeros((max(count, 2 * length), heads, lanes.width, size), dtype=dtype)
+        grown = cache.new_zeros((max(count, 2 * length), heads, entries.width, size), dtype=dtype)
         if memory is not None:
             grown[:length] = memory
-        memory = stored[lanes.width] = grown
+        memory = stored[entries.width] = grown
     for i, slots in stale.items():
         memory[i, :, : len(slots)] = cache[slots].transpose(0, 1)
-    memory[torch.arange(count), :, lanes.num_keys - 1] = cache[lanes.newest].to(dtype)
+    memory[torch.arange(count), :, entries.num_keys - 1] = cache[entries.newest].to(dtype)
     return memory
