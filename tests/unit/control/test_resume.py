@@ -164,7 +164,8 @@ async def test_the_hook_of_all_samples_gets_groups_that_were_dropped_before_the_
         await again.trainers.load(start.folder)
         await again.loop.run()
     kept = [page for page in pages if page["step"] < start.rollout_id]
-    dropped = {index // NUM_SAMPLES for index, outcome in outcomes(kept + again.pages).items() if outcome == "dropped/odd"}
+    all_outcomes = outcomes(kept + again.pages)
+    dropped = {index // NUM_SAMPLES for index, outcome in all_outcomes.items() if outcome == "dropped/odd"}
     found = [index for each in seen for index in each]
     assert len(seen) == NUM_ROLLOUTS and len(found) == len(set(found))
     assert {group.index for groups in before.values() for group in groups} <= set(found)

@@ -118,7 +118,7 @@ def test_a_row_that_another_request_takes_is_loaded_again() -> None:
     server.check(cache, server.next_step(cache))
     server.finish(0)
     server.lengths = {0: 0, **server.lengths}
-    server.write(0, 11)  # as long as the request before: only `invalidate` tells them apart
+    server.write(0, 11)  # as long as the request before: only `invalidate` distinguishes them
     cache.invalidate([0])
     server.check(cache, server.next_step(cache))
 

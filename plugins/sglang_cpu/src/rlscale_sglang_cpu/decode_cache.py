@@ -3,7 +3,7 @@
 The tokens of a request lie anywhere in SGLang's paged cache. Gathering all of them for each decoding step takes as long
 as the attention itself. Here each request has an entry, to which a step appends the keys and values of one token:
 
-    paged cache  ── load: a new request, a longer entry ──> entries ──> attention of all entries of one width in one call
+    paged cache  ── load: a new request, a longer entry ──> entries ──> attention of all entries of one width
                  ── append: one token of each request ───>
 
 Entries of one width are next to each other without a gap, so that attention reads them as one tensor.

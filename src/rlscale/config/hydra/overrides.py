@@ -25,7 +25,7 @@ from rlscale.errors import Problem
 DEFAULT_EXPERIMENT = "quickstart"
 
 PLAIN_OVERRIDE = "write key=value or group=option"
-"""What to do about an argument that resembles no key, group or option."""
+"""Advice for an argument that resembles no key, group or option."""
 
 SINGLE_VALUE_RULE = "have one value in a single run"
 """The rule that overrides of a sweep break in a single run."""
