@@ -132,10 +132,11 @@ def from_pydantic(error: ErrorDetails, *, key: Key, origin: str) -> Problem:
     fix = default_fix(key)
     if error["type"] == "string_pattern_mismatch" and error.get("ctx", {}).get("pattern") == DOTTED_PATH:
         fix = f"write e.g. {key.path}=my_module:my_function"
-    return Problem(path=path, rule=_rule(error), value=value, fix=fix, origin=origin)
+    return Problem(path=path, rule=describe_rule(error), value=value, fix=fix, origin=origin)
 
 
-def _rule(error: ErrorDetails) -> str:
+def describe_rule(error: ErrorDetails) -> str:
+    """The rule that a value breaks, as in `must <rule>`."""
     context: Mapping[str, Any] = error.get("ctx", {})
     match error["type"]:
         case "greater_than":

@@ -21,7 +21,7 @@ from rlscale.config.groups.algo import LossType, compares_policies
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.custom import PARAMETER
 from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.rules import builtin_rewards, has_reward_engines, uses_engines
+from rlscale.config.rules import builtin_rewards, has_reward_engines, only_evaluates, uses_engines
 from rlscale.config.run_config import RunConfig
 from rlscale.config.slime_modules import VARIABLE, install_slime_modules
 from rlscale.errors import ConfigError, Problem
@@ -57,7 +57,7 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
             Hook(
                 key="data.data_source_path",
                 arguments=("config", "tokenizer"),
-                is_called=lambda config: True,
+                is_called=lambda config: not only_evaluates(config),
                 creates="a data source",
                 document_arguments=("args",),
             ),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.evaluation.user_evaluator import UserEvaluator
+from rlscale.observe.evaluation_files import Measured
 from rlscale.observe.metrics.timers import Timers
 from rlscale.types import WeightVersion
 
@@ -57,7 +58,7 @@ class EvaluationSchedule:
         assert self._evaluator is not None, "only a run with an evaluator evaluates"
         self._deps.observer.phase("eval")
         with self._timers("eval"):
-            metrics = await self._evaluator.run(self._progress.version)
+            metrics = await self._evaluator.run(self._progress.version, self._measured)
         self._record(metrics, version=self._progress.version)
         return metrics
 
@@ -71,7 +72,7 @@ class EvaluationSchedule:
         assert self._evaluator is not None and self._running is None, "one evaluation runs at a time"
         self._is_overdue = False
         version = self._progress.version
-        task = tasks.create_task(_timed_evaluation(self._evaluator, version))
+        task = tasks.create_task(_timed_evaluation(self._evaluator, self._measured))
         self._running = _Running(task=task, version=version, step=step, num_done=self._progress.next_rollout)
 
     async def finish(self, *, before_update: bool = False) -> None:
@@ -101,6 +102,10 @@ class EvaluationSchedule:
         observer.evaluated(metrics, step=running.step, num_done=running.num_done)
 
     @property
+    def _measured(self) -> Measured:
+        return Measured.of_run(self._progress.version, self._progress.next_rollout)
+
+    @property
     def _wants_first(self) -> bool:
         skips = self._config.run.eval.skip_eval_before_train
         return self._evaluator is not None and not skips and self._progress.next_rollout == 0
@@ -114,8 +119,8 @@ class EvaluationSchedule:
             self._progress.stopped = True
 
 
-async def _timed_evaluation(evaluator: Evaluator | UserEvaluator, version: WeightVersion) -> dict[str, float]:
+async def _timed_evaluation(evaluator: Evaluator | UserEvaluator, measured: Measured) -> dict[str, float]:
     timers = Timers()
     with timers("eval"):
-        metrics = await evaluator.run(version)
+        metrics = await evaluator.run(measured.version, measured)
     return metrics | {"time/eval_s": timers.seconds["eval"]}

@@ -7,6 +7,7 @@ from rlscale.control.loop_config import LoopConfig, Progress
 from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.evaluation.user_evaluator import UserEvaluator
+from rlscale.observe.evaluation_files import Measured
 from rlscale.observe.metrics.step_metrics import rollout_metrics
 from rlscale.observe.metrics.timers import Timers
 from rlscale.observe.reporter import Observer
@@ -27,6 +28,7 @@ class RolloutOnlyDeps:
     observer: Observer
     pool: EnginePool
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
+    measured: Measured | None = None  # the weights as the record of an evaluation names them
     user_rollout: UserRollout | None = None
 
 
@@ -40,7 +42,7 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
     observer, version = deps.observer, await deps.pool.engines[0].weight_version()
     if deps.evaluator is not None:
         observer.phase("eval")
-        measured = await deps.evaluator.run(version)
+        measured = await deps.evaluator.run(version, deps.measured)
         progress.first_eval = progress.last_eval = measured["eval/reward_mean"]
         observer.evaluated(measured, step=progress.next_rollout)
     buffer = GroupBuffer(deps.source, deps.user_rollout)

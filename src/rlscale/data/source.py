@@ -64,6 +64,23 @@ def _make_source(
     return source
 
 
+class NoPrompts:
+    """Source of a run that only evaluates: no file of training prompts is read."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        assert num_prompts == 0, "a run that only evaluates draws no prompts"
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Does nothing: there is no position."""
+
+
 class UserSource:
     """A prompt source of the user; checks its results before they are used.
 

@@ -23,6 +23,7 @@ from rlscale.control.elastic_watch import ElasticWatch
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.driver.external_engines import ExternalEngines
+from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.reward_engines import RewardEngines
 from rlscale.engines.client.http_engine import HttpEngine
@@ -34,7 +35,7 @@ from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout, further_engines
 from rlscale.protocols import Trainers
-from rlscale.rewards import JudgeSpec, RewardRunner
+from rlscale.rewards import JudgeSpec
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress
 
@@ -137,7 +138,7 @@ class RunEngines:
         router = [] if self._router is None else [self._router.watch(replaced=replace_router)]
         return [recovery.watch(), *router, *self._elastic_watchers(recovery, pool)]
 
-    def judge_watchers(self, rewards: RewardRunner | None) -> list[Coroutine[Any, Any, None]]:
+    def judge_watchers(self, rewards: OpenRewards | None) -> list[Coroutine[Any, Any, None]]:
         """Watcher that restarts the engines that rewards ask, and raises WorkerError when it must not."""
         if self._reward_engines is None or rewards is None:
             return []

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture, ForwardCost
 from rlscale.config import LossType, RewardConfig, RewardType, RunConfig
 from rlscale.config.resolve.eval_sets import eval_sets
-from rlscale.config.rules import has_reward_engines, uses_engines
-from rlscale.data.prompts import FilePromptSource, load_prompts
-from rlscale.data.source import build_prompt_source
+from rlscale.config.rules import has_reward_engines, only_evaluates, uses_engines
+from rlscale.data.prompts import FilePromptSource
+from rlscale.data.source import NoPrompts, build_prompt_source
 from rlscale.driver.substitutes import Substitutes
 from rlscale.errors import ConfigError, Problem
-from rlscale.evaluation.evaluator import EvalSet
+from rlscale.evaluation.load_sets import EvalSet, load_eval_sets
 from rlscale.models.hf_models import load_hf_fields, load_tokenizer
+from rlscale.observe.evaluation_files import Measured
 from rlscale.plan.placement import Layout, build_layout
 from rlscale.plugins.args_view import Args
 from rlscale.protocols import PromptSource, RolloutSource
 from rlscale.rewards import RunReward, find_row_types, needs_no_process, prepare_reward, wrap_reward
-from rlscale.rollout.generated import eval_params
 from rlscale.rollout.replay import ReplayedRollouts
 from rlscale.rollout.sft import SftSource
 from rlscale.types import Prompt, RouteShape
@@ -54,6 +54,7 @@ class PreparedRun:
     routes: RouteShape | None  # of the expert routes that engines return with samples
     forward_cost: ForwardCost | None  # of the policy; None: work is not balanced
     substitutes: Substitutes | None = None  # None: no rehearsal
+    measured: Measured | None = None  # origin of the weights of a run that only evaluates
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -64,7 +65,11 @@ class PreparedRun:
     def with_substitutes(self, substitutes: Substitutes) -> PreparedRun:
         """The run with the parts of a rehearsal."""
         reward = None if self.reward is None else wrap_reward(self.reward, substitutes.reward)
-        return replace(self, reward=reward, substitutes=substitutes)
+        sets = tuple(
+            each if each.reward is None else replace(each, reward=wrap_reward(each.reward, substitutes.reward))
+            for each in self.eval_sets
+        )
+        return replace(self, reward=reward, eval_sets=sets, substitutes=substitutes)
 
     @property
     def held_out(self) -> dict[str, Sequence[Prompt]]:
@@ -101,8 +106,10 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     fields = load_hf_fields(model_path)
     positions = fields.get("max_position_embeddings") if has_responses else None
     args = Args(config, runtime={"hf_checkpoint": model_path})
-    prompts = build_prompt_source(config, tokenizer, positions=positions, args=args)
-    evaluated = tuple(_load_eval_sets(config, tokenizer, positions=positions))
+    prompts: PromptSource = NoPrompts()
+    if not only_evaluates(config):
+        prompts = build_prompt_source(config, tokenizer, positions=positions, args=args)
+    evaluated = tuple(load_eval_sets(config, tokenizer, positions=positions, args=args))
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return PreparedRun(
         config=config,
@@ -136,13 +143,20 @@ def _prepare_reward(config: RunConfig, args: Args, prompts: PromptSource, evalua
         if isinstance(prompts, FilePromptSource):
             types |= find_row_types(prompts.prompts, source=config.data.prompt_data or "the prompts")
         for each, given in zip(evaluated, eval_sets(config.eval) if evaluated else (), strict=True):
-            types |= find_row_types(each.prompts, source=given.path)
+            if each.reward is None:
+                types |= find_row_types(each.prompts, source=given.path)
     reward = prepare_reward(config.reward, custom=config.custom, args=args, row_types=types)
     if has_reward_engines(config) and config.reward.custom_path is None and not config.reward.functions:
-        _check_judge_is_used({config.reward.type, *types}, config)
+        _check_judge_is_used({config.reward.type, *types, *_own_types(config, evaluated)}, config)
     if needs_no_process(reward):
         _warn_of_process_keys(config.reward)
     return reward
+
+
+def _own_types(config: RunConfig, evaluated: Sequence[EvalSet]) -> set[str]:
+    """The rewards of evaluation sets that have their own."""
+    own = [each.own.rm_type for each in eval_sets(config.eval)] if evaluated else []
+    return {str(name) for name in own if name is not None}
 
 
 def _check_judge_is_used(types: Collection[str | None], config: RunConfig) -> None:
@@ -218,30 +232,3 @@ def _num_rollouts(config: RunConfig, per_epoch: int | None) -> int:
         return config.data.num_rollout
     assert config.data.num_epoch is not None, "a rule requires num_rollout or num_epoch"
     return per_epoch * config.data.num_epoch
-
-
-def _load_eval_sets(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, positions: int | None) -> list[EvalSet]:
-    if config.eval.interval is None or not uses_engines(config):
-        return []
-    sets = []
-    for each in eval_sets(config.eval):
-        keys = replace(
-            config.data,
-            prompt_data=each.path,
-            input_key=each.eval.input_key or config.data.input_key,
-            label_key=each.eval.label_key or config.data.label_key,
-        )
-        params = eval_params(each.eval, config.rollout)
-        # Prompts are filtered by the response length of their set.
-        lengths = replace(config.rollout, max_response_len=params.max_new_tokens)
-        prompts = load_prompts(keys, lengths, tokenizer, positions=positions)
-        sets.append(
-            EvalSet(
-                name=each.name,
-                prompts=prompts[: each.eval.max_examples],
-                params=params,
-                num_samples=each.eval.n_samples_per_prompt,
-                reward_key=each.eval.reward_key,
-            )
-        )
-    return sets

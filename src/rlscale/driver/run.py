@@ -27,6 +27,7 @@ from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
 from rlscale.control.signals import StopRequest, cancelled_by_sigterm, stop_requested_by_sigusr1
 from rlscale.driver.engines import RunEngines
 from rlscale.driver.node_check import check_nodes
+from rlscale.driver.open_rewards import OpenRewards, open_rewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.trainer_spec import build_trainer_spec, starting_weights
 from rlscale.driver.wiring import (
@@ -36,14 +37,12 @@ from rlscale.driver.wiring import (
     build_source,
     build_user_rollout,
     build_world_spec,
-    open_rewards,
 )
 from rlscale.errors import WorkerError
 from rlscale.models.resolve_model import is_hf_folder
 from rlscale.observe.console import Console
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import Trainers
-from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress
 
@@ -220,7 +219,7 @@ class Run:
         return await engines.start()
 
     def _build_loop(
-        self, trainers: Trainers, pool: EnginePool | None, rewards: RewardRunner | None, start: ResumePoint
+        self, trainers: Trainers, pool: EnginePool | None, rewards: OpenRewards | None, start: ResumePoint
     ) -> TrainingLoop:
         prepared = self._prepared
         deps = LoopDeps(
@@ -228,7 +227,7 @@ class Run:
             trainers=trainers,
             store=self._store,
             observer=self._observer,
-            evaluator=build_evaluator(prepared, pool, rewards, trainers=trainers),
+            evaluator=build_evaluator(prepared, pool, rewards, trainers=trainers, files=self._observer.evaluations),
             pool=pool,
             stop=self._stop,
             hooks=build_hooks(prepared),
@@ -257,7 +256,8 @@ class Run:
                     source.next_prompts(rollout_id)
                 deps = RolloutOnlyDeps(
                     source=source,
-                    evaluator=build_evaluator(self._prepared, pool, rewards),
+                    evaluator=build_evaluator(self._prepared, pool, rewards, files=self._observer.evaluations),
+                    measured=self._prepared.measured,
                     observer=self._observer,
                     pool=pool,
                     hooks=build_hooks(self._prepared),

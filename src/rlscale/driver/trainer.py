@@ -31,6 +31,7 @@ from rlscale.errors import ConfigError, EngineError, Problem, WorkerError
 from rlscale.models.resolve_model import is_hf_folder, resolve_model
 from rlscale.observe.console import Console, open_console
 from rlscale.observe.dumps import BatchDump, RolloutDump
+from rlscale.observe.evaluation_files import EvaluationFiles, Measured
 from rlscale.observe.jsonl import JsonlSink, read_records
 from rlscale.observe.provenance import write_provenance
 from rlscale.observe.reporter import Observer, RolloutFiles, diff_limit
@@ -72,6 +73,7 @@ class Trainer:
         session: Ray, started for this run or a larger one. None: `run` starts Ray, and ends it.
         is_checked: `preflight.check_run` found no problem of the config. False: `run` checks it before it starts Ray.
         substitutes: parts of a rehearsal. None: the run itself.
+        measured: origin of the weights of a run that only evaluates. None: version 0 of this run.
     """
 
     def __init__(
@@ -82,9 +84,10 @@ class Trainer:
         session: RaySession | None = None,
         is_checked: bool = False,
         substitutes: Substitutes | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self.config, self._overrides, self._session = config, tuple(overrides), session
-        self._is_checked, self._substitutes = is_checked, substitutes
+        self._is_checked, self._substitutes, self._measured = is_checked, substitutes, measured
 
     def run(self) -> RunResult:
         """Trains, and returns the places of everything it wrote.
@@ -113,6 +116,8 @@ class Trainer:
             prepared = prepare_run(config, _starting_model(config, session))
             if self._substitutes is not None:
                 prepared = prepared.with_substitutes(self._substitutes)
+            if self._measured is not None:
+                prepared = replace(prepared, measured=self._measured)
             session.wait()
             folder = stack.enter_context(_open_folder(prepared, self._overrides))
             console = stack.enter_context(_open_console(prepared))
@@ -218,6 +223,7 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
                 resume_at_step=resume_at_step,
             ),
             ledger=StepLines(folder.ledger, resume_at_step=resume_at_step),
+            evaluations=EvaluationFiles(folder.path, keep_last=config.eval.keep_last, resume_at=resume_at_step),
         ),
     )
 

@@ -1,7 +1,5 @@
 """Builds source, evaluator, loop config and weight channel of a run from its prepared data."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -14,16 +12,18 @@ from rlscale.control.engine_sleep import released_engines
 from rlscale.control.loop_config import LoopConfig
 from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.driver.external_engines import are_local
+from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.evaluation.evaluator import EvalSet, Evaluator
+from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.load_sets import EvalSet
 from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
 from rlscale.evaluation.user_evaluator import UserEvaluator
+from rlscale.observe.evaluation_files import EvaluationFiles
 from rlscale.plan.placement import further_engines
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.load_plugin import load_plugin
 from rlscale.plugins.user_hook import UserHook
 from rlscale.protocols import RolloutSource, Trainers
-from rlscale.rewards import JudgeSpec, PoolLimits, RewardRunner, with_judge
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, eval_params, sampling_params
@@ -45,29 +45,7 @@ def build_loop_config(prepared: PreparedRun) -> LoopConfig:
     )
 
 
-@contextmanager
-def open_rewards(prepared: PreparedRun, judge: JudgeSpec | None) -> Iterator[RewardRunner | None]:
-    """Computes rewards, in processes where needed; None: the run generates nothing.
-
-    Args:
-        judge: engines that rewards may ask; None: the run has none.
-    """
-    if prepared.reward is None:
-        yield None
-        return
-    reward = prepared.reward if judge is None else with_judge(prepared.reward, judge)
-    config = prepared.config.reward
-    limits = PoolLimits(
-        max_workers=config.max_workers, max_concurrency=config.max_concurrency, timeout_s=config.timeout_s
-    )
-    source = prepared.config.data.prompt_data or "the prompt source"
-    with RewardRunner(
-        reward, limits=limits, max_retries=config.max_retries, weights=config.weights, source=source
-    ) as runner:
-        yield runner
-
-
-def build_source(prepared: PreparedRun, pool: EnginePool | None, rewards: RewardRunner | None) -> RolloutSource:
+def build_source(prepared: PreparedRun, pool: EnginePool | None, rewards: OpenRewards | None) -> RolloutSource:
     """Labels, saved rollouts, or rollouts that the engines generate."""
     given = prepared.sft or prepared.replay
     if given is not None:
@@ -82,7 +60,7 @@ def build_source(prepared: PreparedRun, pool: EnginePool | None, rewards: Reward
             config=config,
             tokenizer=prepared.tokenizer,
         ),
-        rewards=rewards,
+        rewards=rewards.training,
         config=config,
         filters=_load_filters(prepared),
         generate=_load_generate(prepared),
@@ -173,9 +151,14 @@ def _load_whole(prepared: PreparedRun, key: str) -> UserHook | None:
     return UserHook(key=key, function=function, timeout_s=config.rollout.function_timeout_s, timeout_key=timeout_key)
 
 
-def _load_generate(prepared: PreparedRun) -> UserGenerate | None:
+def _load_generate(prepared: PreparedRun, own: str | None = None) -> UserGenerate | None:
+    """The generate function of the user; None: there is none.
+
+    Args:
+        own: path of the function of an evaluation set; None: that of the run.
+    """
     config = prepared.config
-    key, path = "sampling.custom_generate_function_path", config.sampling.custom_generate_function_path
+    key, path = "sampling.custom_generate_function_path", own or config.sampling.custom_generate_function_path
     if path is None:
         return None
     function = load_plugin(key, path, args=_args(prepared), custom=config.custom)
@@ -185,14 +168,16 @@ def _load_generate(prepared: PreparedRun) -> UserGenerate | None:
 def build_evaluator(
     prepared: PreparedRun,
     pool: EnginePool | None,
-    rewards: RewardRunner | None,
+    rewards: OpenRewards | None,
     *,
     trainers: Trainers | None = None,
+    files: EvaluationFiles | None = None,
 ) -> Evaluator | UserEvaluator | None:
-    """Evaluates `eval.prompt_data`; None: the run has no evaluation sets.
+    """Evaluates `eval.prompt_data` or `eval.config`; None: the run has no evaluation sets.
 
     Args:
         trainers: measure the loss of labels, too. None: there are none.
+        files: of the samples. None: they are not kept.
     """
     hook = _load_whole(prepared, "eval.function_path")
     if hook is not None and pool is not None and prepared.config.eval.interval is not None:
@@ -209,11 +194,13 @@ def build_evaluator(
     evaluator = Evaluator(
         sets=prepared.eval_sets,
         sessions=sessions,
-        rewards=rewards,
+        rewards=lambda each: rewards.of_set(each.name),
         config=config,
         held_out=held_out,
-        generate=_load_generate(prepared),
+        generate=lambda each: _load_generate(prepared, each.generate_path),
     )
+    if files is not None:
+        evaluator.keep_samples(files)
     hooks = build_hooks(prepared)
     if hooks.eval_log is not None:
         evaluator.set_log(hooks.evaluated)

@@ -1,35 +1,27 @@
 """Rewards on held-out prompts, with the weights that the engines hold now.
 
-Trajectories that failed are retried as in training. Those that fail again leave the means, and are counted.
+Trajectories that failed are retried as in training. Those that fail again leave the means, and are counted. A finished
+group is measured, written to the run folder, and forgotten: memory does not grow with the number of samples.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from rlscale.config import RunConfig
+from rlscale.evaluation.load_sets import EvalSet
+from rlscale.evaluation.measure import SetMeasure
 from rlscale.evaluation.sft_loss import HeldOutLoss
-from rlscale.observe.metrics.named_rewards import named_rewards
-from rlscale.observe.metrics.pass_at_k import pass_rates
-from rlscale.rewards import RewardRunner
+from rlscale.observe.evaluation_files import EvaluationFiles, EvaluationWriter, Measured
 from rlscale.rollout.failure_watch import FailureWatch
 from rlscale.rollout.generate_session import SessionFactory
-from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings
-from rlscale.types import Group, Prompt, SamplingParams, WeightVersion
+from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings, Scorer
+from rlscale.types import Group, WeightVersion
 
 EvalLog = Callable[[WeightVersion, Mapping[str, Sequence[Group]], dict[str, float]], Awaitable[dict[str, float]]]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalSet:
-    """Held-out prompts with the name that metrics use, their sampling and their reward."""
-
-    name: str
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    num_samples: int = 1
-    reward_key: str | None = None  # as `reward.key`
+MAX_SAMPLES_IN_FLIGHT = 8192
+"""Samples of an evaluation that are requested at once: more than engines run, and few enough to keep in memory."""
 
 
 class Evaluator:
@@ -39,8 +31,9 @@ class Evaluator:
 
     Args:
         sessions: makes the requests of a set.
+        rewards: scores the samples of a set.
         held_out: loss that the trainer measures in addition; None: rewards only.
-        generate: of the user, as in training; None: one request for each sample.
+        generate: function of the user for a set; None: one request for each sample.
     """
 
     def __init__(
@@ -48,24 +41,25 @@ class Evaluator:
         *,
         sets: Sequence[EvalSet],
         sessions: Callable[[EvalSet], SessionFactory],
-        rewards: RewardRunner,
+        rewards: Callable[[EvalSet], Scorer],
         config: RunConfig,
         held_out: HeldOutLoss | None = None,
-        generate: Generate | None = None,
+        generate: Callable[[EvalSet], Generate | None] | None = None,
     ) -> None:
         self._log: EvalLog | None = None
+        self._files: EvaluationFiles | None = None
         self._held_out, self._max_failed_share = held_out, config.sampling.max_failed_share
         self._sets = [
             (
                 each,
                 GroupGenerator(
                     sessions(each),
-                    rewards,
+                    rewards(each),
                     GroupSettings(
                         num_samples=each.num_samples,
                         reward_key=each.reward_key,
                         max_retries=config.sampling.max_retries,
-                        generate=generate,
+                        generate=None if generate is None else generate(each),
                         source=f"the evaluation set {each.name}",
                     ),
                 ),
@@ -77,51 +71,84 @@ class Evaluator:
         """Calls the user's log function, which returns the metrics of rewards that are logged."""
         self._log = log
 
-    async def run(self, version: WeightVersion) -> dict[str, float]:
-        """`eval/<set>/...` for every set, and `eval/reward_mean`, the mean over the sets.
+    def keep_samples(self, files: EvaluationFiles) -> None:
+        """Writes the samples of every evaluation to files."""
+        self._files = files
+
+    async def run(self, version: WeightVersion, measured: Measured | None = None) -> dict[str, float]:
+        """`eval/<set>/...` for every set; `eval/reward_mean`, the mean over the sets; `eval/weight_version`.
+
+        Args:
+            version: of the engines' weights. A token of another version ends the run.
+            measured: the weights as the record names them; None: `version` of this run.
 
         Raises:
             FailureShareError: more than `sampling.max_failed_share` of a set failed.
         """
+        measured = measured or Measured.of_run(version, num_rollouts=version)
+        about = {each.name: dict(each.about or {}) for each, _ in self._sets}
+        writer = None if self._files is None else await asyncio.to_thread(self._files.open, measured, about)
+        try:
+            metrics, by_set = await self._measure(version, writer)
+            metrics["eval/weight_version"] = float(measured.version)
+            if writer is not None:
+                await asyncio.to_thread(writer.commit, metrics)
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+        if self._log is not None:
+            metrics = await self._log(measured.version, by_set, metrics)
+        return metrics | (await self._held_out.run(version) if self._held_out is not None else {})
+
+    async def _measure(
+        self, version: WeightVersion, writer: EvaluationWriter | None
+    ) -> tuple[dict[str, float], dict[str, list[Group]]]:
+        """Metrics of all sets, and their groups if a log function needs them."""
         metrics: dict[str, float] = {}
         by_set: dict[str, list[Group]] = {}
         for eval_set, generator in self._sets:
-            groups = by_set[eval_set.name] = await self._generate(eval_set, generator, version)
-            metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in _measure(groups).items()}
+            found = _SetResult(eval_set.name, writer, keeps_groups=self._log is not None)
+            await self._generate(eval_set, generator, version, found)
+            by_set[eval_set.name] = [group for _, group in sorted(found.groups.items())]
+            metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in found.measure.metrics().items()}
         metrics["eval/reward_mean"] = fmean(metrics[f"eval/{each.name}/reward_mean"] for each, _ in self._sets)
-        if self._log is not None:
-            metrics = await self._log(version, by_set, metrics)
-        return metrics | (await self._held_out.run(version) if self._held_out is not None else {})
+        return metrics, by_set
 
-    async def _generate(self, eval_set: EvalSet, generator: GroupGenerator, version: WeightVersion) -> list[Group]:
+    async def _generate(
+        self, eval_set: EvalSet, generator: GroupGenerator, version: WeightVersion, result: "_SetResult"
+    ) -> None:
         total = len(eval_set.prompts) * eval_set.num_samples
         # A set without any reward has no mean, whatever the limit.
         limit = min(self._max_failed_share, (total - 1) / total)
         watch = FailureWatch(max_share=limit, least=total, where=f"the evaluation set {eval_set.name}")
+        prompts = iter(enumerate(eval_set.prompts))
 
-        async def generate(index: int, prompt: Prompt) -> Group:
-            group = await generator.run(index, prompt, versions=(version, version))
-            watch.add(group)
-            return group
+        async def generate() -> None:
+            # Each of these tasks takes the next prompt until there is none.
+            for index, prompt in prompts:
+                group = await generator.run(index, prompt, versions=(version, version))
+                watch.add(group)
+                await result.add(index, group)
 
+        num_tasks = max(1, MAX_SAMPLES_IN_FLIGHT // eval_set.num_samples)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(generate(i, prompt)) for i, prompt in enumerate(eval_set.prompts)]
-        return [task.result() for task in running]
+            for _ in range(min(num_tasks, len(eval_set.prompts))):
+                tasks.create_task(generate())
 
 
-def _measure(groups: Sequence[Group]) -> dict[str, float]:
-    samples = [sample for group in groups for sample in group.samples]
-    # A trajectory counts once, however many samples it has; its reward is that of its last sample.
-    last = {sample.index: sample for sample in samples}
-    rewards = [sample.reward for sample in last.values() if sample.reward is not None]
-    assert len(rewards) == len(last), "every evaluated trajectory is rewarded"
-    num_failed = len({sample.index for group in groups for sample in group.failed})
-    measured = {
-        "reward_mean": fmean(rewards),
-        "response_len_mean": fmean(sample.response_len for sample in samples),
-        "num_prompts": float(len(groups)),
-    }
-    if num_failed:
-        measured["failed_share"] = num_failed / (num_failed + len(rewards))
-    # pass@1 is reward_mean for rewards of 0 and 1, so that k starts at 2.
-    return measured | pass_rates(groups, first_k=2) | named_rewards(list(last.values()))
+class _SetResult:
+    """The metrics of a set, and its samples in a file, from its finished groups."""
+
+    def __init__(self, name: str, writer: EvaluationWriter | None, *, keeps_groups: bool) -> None:
+        self._name, self._writer, self._keeps_groups = name, writer, keeps_groups
+        self.measure = SetMeasure()
+        self.groups: dict[int, Group] = {}  # by prompt; empty unless `keeps_groups`
+
+    async def add(self, index: int, group: Group) -> None:
+        self.measure.add(group)
+        if self._keeps_groups:
+            self.groups[index] = group
+        if self._writer is not None:
+            # In a thread: a group of long samples takes a while to encode, which must not block training.
+            await asyncio.to_thread(self._writer.add, self._name, group)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
+from rlscale.observe.evaluation_files import Measured
 from rlscale.plugins.user_hook import UserHook, is_finite, shown
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.rollout.user_generate import ThreadSession
@@ -38,8 +39,10 @@ class UserEvaluator:
     def __init__(self, hook: UserHook, open_session: Callable[[WeightVersion], GenerateSession]) -> None:
         self._hook, self._open_session = hook, open_session
 
-    async def run(self, version: WeightVersion) -> dict[str, float]:
-        """`eval/<set>/reward_mean` for every set of the function, and `eval/reward_mean`, the mean over the sets.
+    async def run(self, version: WeightVersion, measured: Measured | None = None) -> dict[str, float]:
+        """`eval/<set>/reward_mean` for every set of the function; `eval/reward_mean`, the mean over the sets.
+
+        The function returns no samples, so that none are kept. Arguments as of `Evaluator.run`.
 
         Raises:
             HookError: the function failed, or returned no rewards.
@@ -57,4 +60,5 @@ class UserEvaluator:
             metrics[f"eval/{name}/reward_mean"] = fmean(values)
             metrics[f"eval/{name}/num_samples"] = float(len(values))
         means = [value for name, value in metrics.items() if name.endswith("/reward_mean")]
-        return context.metrics | metrics | {"eval/reward_mean": fmean(means)}
+        known = version if measured is None else measured.version
+        return context.metrics | metrics | {"eval/reward_mean": fmean(means), "eval/weight_version": float(known)}

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlscale.observe.console import Console
 from rlscale.observe.dumps import BatchDump, RolloutDump
+from rlscale.observe.evaluation_files import EvaluationFiles
 from rlscale.observe.metrics.combined_sink import CombinedSink
 from rlscale.observe.rollout_log import RolloutLog
 from rlscale.observe.step_lines import StepLines
@@ -24,6 +25,7 @@ class RolloutFiles:
     batches: BatchDump | None = None
     rollouts: RolloutLog | None = None
     ledger: StepLines | None = None  # outcomes of trajectories
+    evaluations: EvaluationFiles | None = None
 
 
 CONSTANT_ROLLOUTS = 5
@@ -45,6 +47,11 @@ class Observer:
         self._files = files or RolloutFiles()
         self.warnings: list[str] = []
         self._num_constant = 0  # rollouts in a row with one and the same reward
+
+    @property
+    def evaluations(self) -> EvaluationFiles | None:
+        """The files of evaluations, which the evaluator writes."""
+        return self._files.evaluations
 
     def phase(self, name: str) -> None:
         self.console.phase(name)
@@ -127,7 +134,7 @@ class Observer:
     def rewind(self, step: int) -> None:
         """Removes records of `step` and later: the run resumes from an earlier checkpoint and reports them again."""
         self._sink.rewind(step)
-        for lines in (self._files.rollouts, self._files.ledger):
+        for lines in (self._files.rollouts, self._files.ledger, self._files.evaluations):
             if lines is not None:
                 lines.rewind(step)
 

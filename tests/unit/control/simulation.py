@@ -25,7 +25,8 @@ from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.control.signals import StopRequest
 from rlscale.errors import EngineError
-from rlscale.evaluation.evaluator import EvalSet, Evaluator
+from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.load_sets import EvalSet
 from rlscale.evaluation.user_evaluator import UserEvaluator
 from rlscale.observe.console import open_console
 from rlscale.observe.reporter import Observer, RolloutFiles
@@ -325,7 +326,7 @@ def simulation(
                     )
                 ],
                 sessions=lambda each: SessionFactory(pool, each.params, purpose=f"eval-{each.name}"),
-                rewards=rewards,
+                rewards=lambda _: rewards,
                 config=run,
             )
             if "hooks" in values:

@@ -112,7 +112,7 @@ class Journal(FixedRollouts):
     async def export_hf(self, folder: Path) -> None:
         self.events.append(f"export {folder.name}")
 
-    async def run(self, version: WeightVersion) -> dict[str, float]:
+    async def run(self, version: WeightVersion, measured: object = None) -> dict[str, float]:
         self.events.append(f"eval v{version}")
         return {"eval/reward_mean": self._eval_rewards.pop(0) if self._eval_rewards else 0.0}
 

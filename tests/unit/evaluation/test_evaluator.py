@@ -1,13 +1,24 @@
 """Evaluations whose trajectories fail: the means are those of the others, and too many failures are an error."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlscale.config import BatchConfig, RunConfig, SamplingConfig
 from rlscale.errors import EngineError, FailureShareError
-from rlscale.evaluation.evaluator import EvalSet, Evaluator
+from rlscale.evaluation import evaluator as module
+from rlscale.evaluation.evaluator import Evaluator
+from rlscale.evaluation.load_sets import EvalSet
+from rlscale.observe.evaluation_files import (
+    EvaluationFiles,
+    Measured,
+    find_evaluations,
+    read_about,
+    read_records,
+)
 from rlscale.rollout import group_generator
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.types import Failure, FailureCause, Generation, Prompt, Sample, SamplingParams
@@ -71,7 +82,7 @@ def evaluator(engines: Engines, grader: Grader, **sampling: Any) -> Evaluator:
     return Evaluator(
         sets=[one],
         sessions=sessions,
-        rewards=rewards,
+        rewards=lambda _: rewards,
         config=config,
     )
 
@@ -87,6 +98,49 @@ async def test_without_failures_every_trajectory_counts() -> None:
     assert found["eval/reward_mean"] == 0.5 and found["eval/held_out/pass@2"] == 1.0
     assert "eval/held_out/failed_share" not in found and found["eval/held_out/num_prompts"] == NUM_PROMPTS
     assert grader.sources == {"the evaluation set held_out"}
+    assert found["eval/weight_version"] == 3 and found["eval/held_out/truncated_share"] == 0
+    assert found["eval/held_out/num_samples"] == NUM_PROMPTS * NUM_SAMPLES
+    low, high = found["eval/held_out/reward_ci_low"], found["eval/held_out/reward_ci_high"]
+    assert 0 < low < 0.5 < high < 1 and found["eval/held_out/pass@2_ci_high"] == 1.0
+
+
+async def test_samples_are_kept_with_the_version_and_the_settings_of_their_set(tmp_path: Path) -> None:
+    made = evaluator(Engines(), Grader())
+    made.keep_samples(EvaluationFiles(tmp_path, keep_last=None, resume_at=0))
+    metrics = await made.run(3, Measured(version=40, num_rollouts=40, weights="model"))
+    assert metrics["eval/weight_version"] == 40
+    (folder,) = find_evaluations(tmp_path)
+    about = read_about(folder)
+    assert (about["version"], about["weights"], about["metrics"]) == (40, "model", metrics)
+    records = list(read_records(folder / about["sets"]["held_out"]["file"]))
+    assert sorted(record["row"] for record in records) == list(range(NUM_PROMPTS))
+    assert {len(record["samples"]) for record in records} == {NUM_SAMPLES}
+    assert records[0]["samples"][1]["reward"] == 1.0
+
+
+async def test_an_evaluation_that_fails_keeps_nothing(tmp_path: Path) -> None:
+    made = evaluator(Engines(), Grader(failing=range(99)))
+    made.keep_samples(EvaluationFiles(tmp_path, keep_last=None, resume_at=0))
+    with pytest.raises(BaseExceptionGroup):
+        await made.run(3)
+    assert find_evaluations(tmp_path) == [] and list((tmp_path / "evaluations").iterdir()) == []
+
+
+async def test_prompts_in_flight_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SAMPLES_IN_FLIGHT", 2 * NUM_SAMPLES)
+    running = most = 0
+
+    class Counting(Engines):
+        async def generate(self, *arguments: Any, **options: Any) -> list[Any]:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            return await super().generate(*arguments, **options)
+
+    found = await evaluator(Counting(), Grader()).run(3)
+    assert most == 2 and found["eval/held_out/num_prompts"] == NUM_PROMPTS
 
 
 async def test_a_failed_grader_takes_its_sample_out_of_the_means() -> None:

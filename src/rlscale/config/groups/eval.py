@@ -54,6 +54,11 @@ class EvalConfig(ConfigGroup):
     """
 
     # Limits and other sources.
+    keep_last: Annotated[int | None, Field(ge=0)] = None
+    """Number of evaluations whose samples stay in `evaluations/` of the run folder, the newest ones, for the report and
+    `rlscale-eval --regrade`. 0: samples are not written. None: all evaluations.
+    """
+
     max_examples: Annotated[int | None, Field(gt=0)] = None
     """Maximum number of prompts per set; the first ones are used. None: all prompts."""
 
@@ -61,8 +66,9 @@ class EvalConfig(ConfigGroup):
     """End the run once the mean reward over all sets reaches this value. None: never."""
 
     config: Annotated[str | None, Field(min_length=1)] = None
-    """YAML file with `eval.defaults` and `eval.datasets`, in which each set can have its own sampling settings. Takes
-    precedence over `eval.prompt_data`. None: `eval.prompt_data`.
+    """YAML file with `eval.defaults` and `eval.datasets`, in which each set can have its own sampling, stop, reward
+    (`rm_type`, `custom_rm_path`), tools, chat template, metadata and generate function. Files of slime load as they
+    are. Takes precedence over `eval.prompt_data`. None: `eval.prompt_data`.
     """
 
     reward_key: Annotated[str | None, Field(min_length=1)] = None

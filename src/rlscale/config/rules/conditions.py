@@ -39,6 +39,11 @@ def overlaps(config: RunConfig) -> bool:
     return config.rollout.max_staleness > 0 and uses_engines(config) and not is_sft(config)
 
 
+def only_evaluates(config: RunConfig) -> bool:
+    """Whether the run has neither rollouts nor a trainer, as `rlscale-eval` starts it."""
+    return config.debug.rollout_only and config.data.num_rollout == 0
+
+
 def builtin_rewards(config: RunConfig) -> dict[str, str]:
     """The built-in rewards that score samples, by the key that names each."""
     reward = config.reward

@@ -8,7 +8,7 @@ from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.keys import keys
-from rlscale.config.resolve.eval_sets import read_eval_file
+from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules.conditions import builtin_rewards, is_sft, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

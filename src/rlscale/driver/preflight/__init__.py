@@ -27,7 +27,8 @@ from rlscale.config.rules import (
     uses_engines,
 )
 from rlscale.config.user_functions import check_hooks
-from rlscale.driver.preflight.data_files import check_eval_sets, check_prompts, check_replay
+from rlscale.driver.preflight.data_files import check_prompts, check_replay
+from rlscale.driver.preflight.eval_checks import check_eval_functions, check_eval_sets
 from rlscale.driver.preflight.model_sources import (
     check_adapters,
     check_policy,
@@ -168,10 +169,11 @@ CHECKS: tuple[Check, ...] = (
     check_cluster,
     check_warmup,
     check_hooks,
+    check_eval_functions,
 )
 """All checks, in the order in which their problems are reported."""
 
-OF_WHOLE_CONFIGS: tuple[Check, ...] = (check_eval_sets, check_unfinished_run, check_warmup)
+OF_WHOLE_CONFIGS: tuple[Check, ...] = (check_eval_sets, check_eval_functions, check_unfinished_run, check_warmup)
 """Checks that copy or write whole groups, so that the keys that they depend on cannot be recorded."""
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from rlscale.config import DataConfig, RunConfig
 from rlscale.config.installed import is_installed
-from rlscale.config.resolve.eval_sets import eval_sets
-from rlscale.config.rules import learns_conversations, uses_engines
+from rlscale.config.rules import learns_conversations, only_evaluates
 from rlscale.data.data_paths import resolve_data_path
 from rlscale.data.first_row import check_first_row
 from rlscale.data.rows import PARQUET, SUFFIXES
 from rlscale.driver.preflight.model_sources import starting_folder
-from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.errors import DataError, Problem
 from rlscale.models.chat_template import ChatTemplate, read_chat_template, tiny_chat_template
 
 FILE_EXISTS = "name a file that exists"
@@ -23,37 +22,18 @@ def check_prompts(config: RunConfig) -> list[Problem]:
     """Problems of the training prompts, of their first row and of the chat template."""
     data = config.data
     problems = check_template(config)
-    if not data.rollout_global_dataset or data.prompt_data is None:
+    if not data.rollout_global_dataset or data.prompt_data is None or only_evaluates(config):
         return problems
     # A source of the user reads the file in its way.
     is_read = data.data_source_path is None
     keys = _row_keys(config, data.prompt_data, data.input_key, data.label_key)
-    return problems + _check_file(
-        "data.prompt_data", keys, template=_template(config), learns=learns_conversations(config), is_read=is_read
+    return problems + check_file(
+        "data.prompt_data",
+        keys,
+        template=read_template(config, applies=config.data.apply_chat_template),
+        learns=learns_conversations(config),
+        is_read=is_read,
     )
-
-
-def check_eval_sets(config: RunConfig) -> list[Problem]:
-    """Problems of the files of an evaluation."""
-    if config.eval.interval is None or not uses_engines(config):
-        return []
-    try:
-        sets = eval_sets(config.eval)
-    except ConfigError as error:
-        return list(error.problems)
-    except ValueError:
-        return []  # a rule of the config reports a name without a file
-    key, template = "eval.prompt_data" if config.eval.config is None else "eval.config", _template(config)
-    data = config.data
-    return [
-        problem
-        for each in sets
-        for problem in _check_file(
-            key,
-            _row_keys(config, each.path, each.eval.input_key or data.input_key, each.eval.label_key or data.label_key),
-            template=template,
-        )
-    ]
 
 
 def check_template(config: RunConfig) -> list[Problem]:
@@ -61,7 +41,7 @@ def check_template(config: RunConfig) -> list[Problem]:
     if not config.data.apply_chat_template or config.model.build is not None:
         return []
     folder = starting_folder(config)
-    if folder is None or _template(config) is not None:
+    if folder is None or read_template(config, applies=config.data.apply_chat_template) is not None:
         return []
     rule = f"be false with {str(folder)!r}, whose tokenizer has no chat template"
     fix = "give a model with chat_template.jinja, or prompts that are strings"
@@ -82,8 +62,9 @@ def check_replay(config: RunConfig) -> list[Problem]:
     return [Problem(path=key, rule="name files that exist for every rollout", value=missing[0], fix=fix)]
 
 
-def _template(config: RunConfig) -> ChatTemplate | None:
-    if not config.data.apply_chat_template:
+def read_template(config: RunConfig, *, applies: bool) -> ChatTemplate | None:
+    """The chat template of the starting model; None: it has none, or prompts do not use it."""
+    if not applies:
         return None
     if config.model.build is not None:
         return tiny_chat_template()
@@ -110,9 +91,10 @@ def wrong_suffix(key: str, path: str) -> Problem:
     return Problem(path=key, rule=f"end in {' or '.join(SUFFIXES)}", value=path, fix="convert it")
 
 
-def _check_file(
+def check_file(
     key: str, rows: DataConfig, *, template: ChatTemplate | None, learns: bool = False, is_read: bool = True
 ) -> list[Problem]:
+    """Problems of a prompt file and of its first row."""
     path = rows.prompt_data
     assert path is not None, "every evaluation set has a file"
     file = resolve_data_path(path)

@@ -16,8 +16,8 @@ from rlscale.config import AttnImplementation, Device, OffloadMode, RunConfig, T
 from rlscale.config.errors import show
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.installed import installed_version, is_installed
-from rlscale.config.resolve.eval_sets import read_eval_file
-from rlscale.config.rules import builtin_rewards, uses_engines
+from rlscale.config.resolve.eval_file import read_eval_file
+from rlscale.config.rules import builtin_rewards, only_evaluates, uses_engines
 from rlscale.data.data_paths import resolve_data_path
 from rlscale.data.rows import PARQUET
 from rlscale.errors import ConfigError, Problem
@@ -83,7 +83,7 @@ def _grades_with(key: str, names: Sequence[str], config: RunConfig) -> bool:
 
 
 def _trains_on_parquet(config: RunConfig) -> bool:
-    return config.data.rollout_global_dataset and _is_parquet(config.data.prompt_data)
+    return config.data.rollout_global_dataset and not only_evaluates(config) and _is_parquet(config.data.prompt_data)
 
 
 def _evaluates_on_parquet(config: RunConfig) -> bool:

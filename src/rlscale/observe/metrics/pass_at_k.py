@@ -27,9 +27,19 @@ def pass_rates(groups: Sequence[Group], *, first_k: int) -> dict[str, float]:
 
     A trajectory is correct when its reward is 1. Groups have different sizes if some of their trajectories failed.
     """
-    outcomes = [[reward == 1 for reward in group.trajectory_rewards()] for group in groups]
+    found = pass_rates_by_prompt([group.trajectory_rewards() for group in groups], first_k=first_k)
+    return {name: fmean(values) for name, values in found.items()}
+
+
+def pass_rates_by_prompt(rewards: Sequence[Sequence[float]], *, first_k: int) -> dict[str, list[float]]:
+    """The estimates of `pass@k` of the single prompts that have at least k trajectories; as `pass_rates`.
+
+    Args:
+        rewards: of the trajectories of each prompt.
+    """
+    outcomes = [(len(each), sum(reward == 1 for reward in each)) for each in rewards]
     rates, k = {}, first_k
-    while large := [each for each in outcomes if len(each) >= k]:
-        rates[f"pass@{k}"] = fmean(pass_at_k(len(each), sum(each), k) for each in large)
+    while large := [each for each in outcomes if each[0] >= k]:
+        rates[f"pass@{k}"] = [pass_at_k(number, num_correct, k) for number, num_correct in large]
         k *= 2
     return rates

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.config import EvalConfig, load_config
+from rlscale.config import DataConfig, EvalConfig, RewardConfig, RewardType, load_config
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.errors import ConfigError
@@ -53,8 +53,8 @@ def test_a_file_is_resolved_with_the_rollouts_own_sampling(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "eval.config must name a file with eval.datasets, a list, got"),
-        ("eval: {datasets: []}", "eval.config must name a file with eval.datasets, a list, got"),
+        ("[1]", "eval.config must name a file with eval.datasets, a list or a mapping by name, got"),
+        ("eval: {datasets: []}", "eval.config must name a file with eval.datasets, a list or a mapping by name, got"),
         (TWO.replace("defaults", "default"), "got eval.default in"),
         (TWO.replace("temperature: 0.6", "temprature: 0.6"), "eval.defaults.temprature in"),
         (TWO.replace("name: hard, ", ""), "eval.config must have a string as eval.datasets[0].name, got null in"),
@@ -85,3 +85,113 @@ def test_misspelt_keys_get_suggestions_and_are_reported_together(tmp_path: Path)
 def test_the_file_is_enough_data_for_an_evaluation(tmp_path: Path) -> None:
     config = load_config([f"eval.config={write(tmp_path, TWO)}", "eval.prompt_data=null", "eval.interval=1"])
     assert [each.name for each in eval_sets(config.eval)] == ["hard", "easy"]
+
+
+SLIME = """
+eval:
+  defaults:
+    max_response_len: 16384
+    top_p: 0.7
+  datasets:
+    - name: aime
+      path: /root/aime-2024/aime-2024.jsonl
+      rm_type: deepscaler
+      n_samples_per_eval_prompt: 16
+    - name: gpqa    # a comment
+      path: /root/gpqa/gpqa_eval.jsonl
+      rm_type: gpqa
+      n_samples_per_eval_prompt: 2
+    - name: ifbench
+      path: /root/ifbench/IFBench_eval.jsonl
+      rm_type: ifbench
+      n_samples_per_eval_prompt: 1
+"""
+"""The form of the only public file, `examples/eval_multi_task/multi_task.yaml` of slime."""
+
+
+def test_the_public_file_of_slime_loads_as_it_is(tmp_path: Path) -> None:
+    sets = eval_sets(EvalConfig(config=write(tmp_path, SLIME)))
+    assert [each.name for each in sets] == ["aime", "gpqa", "ifbench"]
+    assert [str(each.own.rm_type) for each in sets] == ["deepscaler", "gpqa", "ifbench"]
+    assert [each.eval.n_samples_per_prompt for each in sets] == [16, 2, 1]
+    assert {(each.eval.max_response_len, each.eval.top_p) for each in sets} == {(16384, 0.7)}
+
+
+def test_every_key_that_slime_accepts_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVAL_FOLDER", "/sets")
+    text = """
+defaults: {n_samples_per_eval_prompt: 2, stop_token_ids: [11], eval_task_timeout: 60, temperature: 0.5}
+datasets:
+  aime:
+    path: ${oc.env:EVAL_FOLDER}/a.jsonl
+    custom_rm_path: my.rewards.score
+    custom_generate_function_path: my.tools.generate
+    metadata_key: extra
+    metadata_overrides: {split: test}
+    multimodal_keys: null
+    apply_chat_template: true
+    apply_chat_template_kwargs: {enable_thinking: false}
+    temperature: null
+    stop: </answer>
+    repetition_penalty: 1.05
+    skip_special_tokens: false
+    no_stop_trim: true
+    app_service: http://localhost:1
+    tool_key: tools
+  easy:
+    name: renamed
+    path: b.jsonl
+"""
+    first, second = eval_sets(EvalConfig(config=write(tmp_path, text), temperature=0.9))
+    assert (first.name, first.path, second.name) == ("aime", "/sets/a.jsonl", "renamed")
+    own = first.own
+    assert (own.stop, own.stop_token_ids, own.repetition_penalty) == (["</answer>"], [11], 1.05)
+    assert (own.skip_special_tokens, own.no_stop_trim) == (False, True)
+    assert (own.custom_rm_path, own.custom_generate_function_path) == ("my.rewards.score", "my.tools.generate")
+    assert own.ignored == ("app_service", "eval_task_timeout") and second.own.ignored == ("eval_task_timeout",)
+    assert first.eval.temperature == 0.9, "a null of the set beats the default, and then the run counts"
+    data = first.data(DataConfig(tool_key="other"))
+    assert (data.prompt_data, data.metadata_key, data.tool_key) == ("/sets/a.jsonl", "extra", "tools")
+    assert data.apply_chat_template and data.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert second.eval.n_samples_per_prompt == 2 and second.eval.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rm_type": "maths"}, "eval.datasets[0].rm_type that must be valid"),
+        ({"custom_rm_path": "nodot"}, "eval.datasets[0].custom_rm_path that must be written as package.module:name"),
+        ({"stop": "{a: 1}"}, "eval.datasets[0].stop that must be valid"),
+        ({"stop_token_ids": "[x]"}, "eval.datasets[0].stop_token_ids.0 that must be valid"),
+        ({"metadata_overrides": "3"}, "eval.datasets[0].metadata_overrides that must be valid"),
+        ({"multimodal_keys": "{image: images}"}, "no eval.datasets[0].multimodal_keys (not supported yet"),
+        ({"n_samples_per_prompt": "1", "n_samples_per_eval_prompt": "2"}, "have one of eval.datasets[0].n_samples_"),
+        ({"path": "${oc.env:NO_SUCH_VARIABLE_HERE}"}, "name a readable YAML file"),
+    ],
+)
+def test_wrong_values_of_a_set_are_one_problem_each(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    entry = {"name": "a", "path": "a.jsonl", **change}
+    text = "eval:\n  datasets:\n    - {" + ", ".join(f"{key}: {value}" for key, value in entry.items()) + "}\n"
+    with pytest.raises(ConfigError) as caught:
+        eval_sets(EvalConfig(config=write(tmp_path, text)))
+    (problem,) = caught.value.problems
+    assert message in str(problem) and "\n" not in str(problem)
+
+
+def test_a_set_has_the_reward_of_the_run_or_its_own(tmp_path: Path) -> None:
+    text = """
+datasets:
+  own: {path: a.jsonl, custom_rm_path: "my:reward"}
+  named: {path: b.jsonl, rm_type: f1}
+  plain: {path: c.jsonl}
+"""
+    own, named, plain = eval_sets(EvalConfig(config=write(tmp_path, text)))
+    several = RewardConfig(functions={"a": "math"}, weights={"a": 1.0})
+    for run in (RewardConfig(type=RewardType.math), several):
+        assert plain.reward(run) is None
+        found = own.reward(run)
+        assert found is not None and (found.custom_path, found.functions, found.weights) == ("my:reward", {}, {})
+    # A built-in reward of the run computes what rows name; others do not.
+    assert named.reward(RewardConfig(type=RewardType.math)) is None
+    found = named.reward(several)
+    assert found is not None and found.type == RewardType.f1 and not found.functions

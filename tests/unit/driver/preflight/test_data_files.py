@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlscale.driver.preflight.data_files import check_eval_sets, check_prompts, check_replay
+from rlscale.driver.preflight.data_files import check_prompts, check_replay
+from rlscale.driver.preflight.eval_checks import check_eval_sets
 from rlscale.models.chat_template import read_chat_template, tiny_chat_template
 from rlscale.models.resolve_model import resolve_model
 from tests.unit.config.rules.valid_config import SFT, Values, config_with

@@ -19,7 +19,7 @@ from rlscale.driver.preflight import (
     check_sizes_on_cpu,
     check_warmup,
 )
-from rlscale.driver.preflight.data_files import check_eval_sets
+from rlscale.driver.preflight.eval_checks import check_eval_sets
 from rlscale.driver.warmup import warmup_config
 from rlscale.errors import ConfigError
 from rlscale.rehearsal.first_checks import NOT_NEEDED

@@ -1,0 +1,106 @@
+"""Files of evaluations: what is written is read again, and a resumed run repeats evaluations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlscale.errors import DataError
+from rlscale.observe.evaluation_files import (
+    EvaluationFiles,
+    Measured,
+    find_evaluations,
+    group_record,
+    read_about,
+    read_group,
+    read_records,
+)
+from rlscale.types import REWARDS, Failure, FailureCause, Group, Prompt, Sample, SampleStatus
+
+
+def made_group(index: int = 0) -> Group:
+    prompt = Prompt(index=index, text="1+1=", token_ids=(1, 2), label="2", metadata={"source": "a"})
+    samples = []
+    for i in range(3):
+        sample = Sample(index=3 * index + i, group_index=index, prompt=prompt, seed=i)
+        sample.append([5, 6], logprobs=[-0.5, -0.5], weight_versions=[7, 7])
+        sample.append([9], logprobs=[0.0], weight_versions=[7], trainable=False)
+        sample.response, sample.status, sample.reward = f"answer {i}\u2028", SampleStatus.completed, float(i % 2)
+        sample.metadata = {"tool": {"calls": i}, REWARDS: {"acc": 1.0}}
+        samples.append(sample)
+    failed = samples.pop()
+    failed.status, failed.reward = SampleStatus.failed, None
+    failed.failure = Failure(cause=FailureCause.grader, message="no")
+    return Group(index=index, prompt=prompt, samples=samples, failed=[failed])
+
+
+def written(folder: Path, version: int, **settings: Any) -> None:
+    files = EvaluationFiles(folder, keep_last=settings.get("keep_last"), resume_at=99)
+    writer = files.open(Measured.of_run(version, version), {"gsm8k": {"path": "a.jsonl"}, "a/b": {}})
+    assert writer is not None
+    for index in range(2):
+        writer.add("gsm8k", made_group(index))
+    writer.add("a/b", made_group())
+    writer.commit({"eval/reward_mean": 0.5})
+
+
+def test_a_group_is_read_as_it_was_but_for_rewards_and_logprobs() -> None:
+    group = made_group()
+    again = read_group(json.loads(json.dumps(group_record(group))), version=7)
+    assert again.prompt == group.prompt and not again.failed, "a grader can be repeated"
+    for before, after in zip([*group.samples, *group.failed], again.samples, strict=True):
+        assert (after.response, after.seed, after.index) == (before.response, before.seed, before.index)
+        assert np.array_equal(after.tokens, before.tokens) and np.array_equal(after.loss_mask, before.loss_mask)
+        assert after.reward is None and after.metadata == {"tool": before.metadata["tool"]}
+        assert after.status == SampleStatus.completed and after.weight_versions.tolist() == [7, 7, 7]
+
+
+def test_an_evaluation_names_its_version_and_settings(tmp_path: Path) -> None:
+    written(tmp_path, 12)
+    (folder,) = find_evaluations(tmp_path)
+    about = read_about(folder)
+    assert (folder.name, about["version"], about["num_rollouts"], about["weights"]) == ("v00000012", 12, 12, None)
+    assert about["metrics"] == {"eval/reward_mean": 0.5} and about["sets"]["gsm8k"]["path"] == "a.jsonl"
+    assert [record["row"] for record in read_records(folder / about["sets"]["gsm8k"]["file"])] == [0, 1]
+    assert about["sets"]["a/b"]["file"] == "1_a_b.jsonl"
+
+
+def test_the_newest_evaluations_are_kept(tmp_path: Path) -> None:
+    for version in (0, 5, 10, 9):
+        written(tmp_path, version, keep_last=2)
+    assert [path.name for path in find_evaluations(tmp_path)] == ["v00000009", "v00000010"]
+    none = EvaluationFiles(tmp_path / "other", keep_last=0, resume_at=0)
+    assert none.open(Measured.of_run(1, 1), {}) is None and not (tmp_path / "other").exists()
+
+
+def test_a_resumed_run_deletes_later_and_incomplete_evaluations(tmp_path: Path) -> None:
+    for version in (0, 5, 10):
+        written(tmp_path, version)
+    (tmp_path / "evaluations" / "v00000011.saving").mkdir()
+    EvaluationFiles(tmp_path, keep_last=None, resume_at=5)
+    assert sorted(path.name for path in (tmp_path / "evaluations").iterdir()) == ["v00000000", "v00000005"]
+
+
+def test_a_discarded_evaluation_leaves_nothing(tmp_path: Path) -> None:
+    writer = EvaluationFiles(tmp_path, keep_last=None, resume_at=0).open(Measured.of_run(1, 1), {"a": {}})
+    assert writer is not None
+    writer.discard()
+    writer.add("a", made_group())
+    assert list((tmp_path / "evaluations").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[1]\n", '{"prompt": 1}\n', "\xff"])
+def test_a_broken_line_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "0_a.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"0_a\.jsonl"):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}'])
+def test_a_broken_description_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "evaluation.json").write_text(text)
+    with pytest.raises(DataError, match=r"evaluation\.json must describe an evaluation"):
+        read_about(tmp_path)
