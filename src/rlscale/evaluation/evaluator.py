@@ -15,7 +15,8 @@ from rlscale.evaluation.sft_loss import HeldOutLoss
 from rlscale.observe.evaluation_files import EvaluationFiles, EvaluationWriter, Measured
 from rlscale.rollout.failure_watch import FailureWatch
 from rlscale.rollout.generate_session import SessionFactory
-from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings, Scorer
+from rlscale.rollout.grading import Scorer
+from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings
 from rlscale.types import Group, WeightVersion
 
 EvalLog = Callable[[WeightVersion, Mapping[str, Sequence[Group]], dict[str, float]], Awaitable[dict[str, float]]]

@@ -100,26 +100,33 @@ def _load(
     prompts = load_prompts(each.data(config.data), lengths, tokenizer, positions=positions)
     return EvalSet(
         name=each.name,
-        prompts=[_with_metadata(prompt, each) for prompt in prompts[: each.eval.max_examples]],
+        prompts=[with_metadata(prompt, each) for prompt in prompts[: each.eval.max_examples]],
         params=params,
         num_samples=each.eval.n_samples_per_prompt,
         reward_key=each.eval.reward_key,
         reward=reward,
         generate_path=each.own.custom_generate_function_path,
-        about=_about(each, params),
+        about=_about(each, params, reward_name(each, config)),
     )
 
 
-def _with_metadata(prompt: Prompt, each: EvalSetConfig) -> Prompt:
+def with_metadata(prompt: Prompt, each: EvalSetConfig) -> Prompt:
+    """A prompt with the reward and the metadata that the file sets for all rows of a set."""
     # In this order, as in slime: the file of the set has the last word.
     own = {} if each.own.rm_type is None else {ROW_KEY: str(each.own.rm_type)}
     changes = {**own, **each.own.metadata_overrides}
     return replace(prompt, metadata={**prompt.metadata, **changes}) if changes else prompt
 
 
-def _about(each: EvalSetConfig, params: SamplingParams) -> dict[str, Any]:
-    own = each.own
-    reward = own.custom_rm_path or (None if own.rm_type is None else str(own.rm_type))
+def reward_name(each: EvalSetConfig, config: RunConfig) -> str:
+    """The reward of a set for the record of an evaluation."""
+    own, run = each.own, config.reward
+    if own.custom_rm_path is None and own.rm_type is None and run.functions:
+        return ", ".join(run.functions)
+    return str(own.custom_rm_path or own.rm_type or run.custom_path or run.type)
+
+
+def _about(each: EvalSetConfig, params: SamplingParams, reward: str) -> dict[str, Any]:
     return {
         "path": each.path,
         "reward": reward,

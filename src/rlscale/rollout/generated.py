@@ -8,9 +8,10 @@ from rlscale.config import EvalConfig, RolloutConfig, RunConfig
 from rlscale.protocols import CollectSettings, PromptSource
 from rlscale.rollout.draw_prompts import draw_prompts
 from rlscale.rollout.generate_session import SessionFactory
+from rlscale.rollout.grading import Scorer
 from rlscale.rollout.group_age import max_lag
 from rlscale.rollout.group_filters import GroupFilters
-from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings, Scorer
+from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings
 from rlscale.rollout.prompt_schedule import PromptSchedule
 from rlscale.types import Group, Prompt, RouteShape, SamplingParams, WeightVersion
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,10 +17,9 @@ import numpy as np
 
 from rlscale.errors import EngineError
 from rlscale.rollout.generate_session import GenerateSession, SessionFactory
+from rlscale.rollout.grading import Scorer, grade_group
 from rlscale.trajectory import Trajectory, trajectory_from_samples
 from rlscale.types import (
-    REWARD_WEIGHTS,
-    REWARDS,
     Failure,
     FailureCause,
     Group,
@@ -45,14 +44,6 @@ class Generate(Protocol):
     """
 
     async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None: ...
-
-
-class Scorer(Protocol):
-    """Sets the reward of finished samples; returns the failures by the index of their sample."""
-
-    async def score(
-        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
-    ) -> Mapping[int, Failure]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +103,7 @@ class GroupGenerator:
         if self._settings.mask_off_policy:
             for sample in group.samples:
                 _mask_earlier_versions(sample)
-        await self._grade(group)
+        await grade_group(group, self._rewards, key=self._settings.reward_key, source=self._settings.source)
         return group
 
     def _trajectories(self, index: int, prompt: Prompt, before: Group | None) -> list[Trajectory]:
@@ -204,30 +195,6 @@ class GroupGenerator:
                 trajectory.restart()
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         trajectory.failure, trajectory.status = failure, SampleStatus.failed
-
-    async def _grade(self, group: Group) -> None:
-        """Sets the rewards; a trajectory whose grader failed leaves the group.
-
-        A trajectory of several samples has one reward: that of its last sample. One that the user's generate function
-        has graded keeps its reward.
-        """
-        last = {sample.index: sample for sample in group.samples}
-        ungraded = [sample for sample in last.values() if sample.reward is None]
-        failures: Mapping[int, Failure] = {}
-        if ungraded:
-            key, source = self._settings.reward_key, self._settings.source
-            failures = await self._rewards.score(ungraded, key=key, source=source)
-        for sample in group.samples:
-            failure = failures.get(sample.index)
-            if failure is not None:
-                sample.failure, sample.status, sample.reward = failure, SampleStatus.failed, None
-                group.failed.append(sample)
-            elif sample is not last[sample.index]:
-                sample.reward = last[sample.index].reward
-                for name in (REWARDS, REWARD_WEIGHTS):
-                    if name in last[sample.index].metadata:
-                        sample.metadata[name] = last[sample.index].metadata[name]
-        group.samples = [sample for sample in group.samples if sample.status != SampleStatus.failed]
 
 
 def _to_group(index: int, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Group:

@@ -1,0 +1,44 @@
+"""Rewards of a finished group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rlscale.types import REWARD_WEIGHTS, REWARDS, Failure, Group, Sample, SampleStatus
+
+
+class Scorer(Protocol):
+    """Sets the reward of finished samples; returns the failures by the index of their sample."""
+
+    async def score(
+        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+    ) -> Mapping[int, Failure]: ...
+
+
+async def grade_group(group: Group, rewards: Scorer, *, key: str | None = None, source: str | None = None) -> None:
+    """Sets the rewards; a trajectory whose grader failed leaves the group.
+
+    A trajectory of several samples has one reward: that of its last sample. One that the user's generate function
+    has graded keeps its reward.
+
+    Args:
+        key: as `reward.key`.
+        source: of the prompts, for messages.
+    """
+    last = {sample.index: sample for sample in group.samples}
+    ungraded = [sample for sample in last.values() if sample.reward is None]
+    failures: Mapping[int, Failure] = {}
+    if ungraded:
+        failures = await rewards.score(ungraded, key=key, source=source)
+    for sample in group.samples:
+        failure = failures.get(sample.index)
+        if failure is not None:
+            sample.failure, sample.status, sample.reward = failure, SampleStatus.failed, None
+            group.failed.append(sample)
+        elif sample is not last[sample.index]:
+            sample.reward = last[sample.index].reward
+            for name in (REWARDS, REWARD_WEIGHTS):
+                if name in last[sample.index].metadata:
+                    sample.metadata[name] = last[sample.index].metadata[name]
+    group.samples = [sample for sample in group.samples if sample.status != SampleStatus.failed]
