@@ -59,13 +59,18 @@ class Command:
     def run_dir(self) -> Path:
         return self.folder / self.name
 
-    def start(self, *overrides: str, small: bool = True) -> subprocess.Popen[str]:
-        given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
+    def environment(self) -> dict[str, str]:
+        """Environment of the command: its mark, its cache, and the Ray to attach to."""
         env = {**os.environ, MARK: self.mark, "RLSCALE_CACHE": str(self.cache), "RAY_DEDUP_LOGS": "0"}
         if self.ray is not None:
             # Workers of a running Ray inherit its environment; the job config sets theirs.
             marked = {"runtime_env": {"env_vars": {MARK: self.mark}}}
             env |= {"RAY_ADDRESS": self.ray, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(marked)}
+        return env
+
+    def start(self, *overrides: str, small: bool = True) -> subprocess.Popen[str]:
+        given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
+        env = self.environment()
         return subprocess.Popen(
             [sys.executable, "-m", "rlscale.cli.train", *given],
             cwd=self.folder,

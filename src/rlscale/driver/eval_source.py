@@ -122,7 +122,8 @@ def eval_overrides(source: EvalSource, given: Sequence[str], *, model: str | Non
     if "eval.prompt_data" in names and "eval.config" not in names:
         overrides.append("eval.config=null")  # it would take precedence over the sets of the command
     if source.is_sft and "algo" not in names:
-        overrides += ["algo=grpo", f"algo.loss_type={LossType.policy_loss}"]
+        # One that generates, and accepts any number of samples per prompt.
+        overrides += ["algo=grpo", f"algo.loss_type={LossType.policy_loss}", "algo.rewards_normalization=false"]
     if not {"run.name", "run.dir"} & set(names):
         overrides.append(f"run.name={quoted(f'eval-{source.name}-v{source.version}')}")
     overrides += [f"{key}={value}" for key, value in FORCED.items()]

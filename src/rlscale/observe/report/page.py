@@ -18,11 +18,12 @@ from jinja2 import Environment, StrictUndefined
 
 from rlscale.observe.metrics.metric_names import METRICS
 from rlscale.observe.metrics.outcomes import describe_outcomes
+from rlscale.observe.report.evaluations import render_evaluations
 from rlscale.observe.report.run_reader import RunData
 from rlscale.observe.report.series import heatmap, metric_columns, non_finite_warnings, phase_seconds
 from rlscale.observe.reporter import diff_limit
 
-STYLES = ("uplot/uPlot.min.css", "style.css")
+STYLES = ("uplot/uPlot.min.css", "style.css", "evaluations.css")
 SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js", "charts.js", "heatmap.js", "samples.js", "start.js")
 
 
@@ -41,6 +42,7 @@ def render(run: RunData) -> str:
         launches=run.launches,
         config_yaml=run.config_yaml,
         data=_page_data(run),
+        evaluations=render_evaluations(run.folder),
         style=style,
         script=script,
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
