@@ -85,15 +85,15 @@ def _run(argv: list[str]) -> int:
     place = words.index(REGRADE) if REGRADE in words else None
     if place is not None:
         source = words[place + 1] if len(words) > place + 1 else ""
-        rest = [*words[:place], *words[place + 2 :]]
+        others = [*words[:place], *words[place + 2 :]]
     else:
-        source, rest = _take_source(words)
+        source, others = _take_source(words)
     if not source or source.startswith("-") or _is_override(source):
         rule, fix = "name a run, a checkpoint or a model", "write it first, e.g. rlscale-eval runs/quickstart-4089f0d6"
         raise ConfigError(
             [Problem(path=REGRADE if place is not None else "SOURCE", rule=rule, value=source or "nothing", fix=fix)]
         )
-    arguments = parse_arguments(rest)
+    arguments = parse_arguments(others)
     if arguments.multirun:
         rule, fix = "not be used here", "evaluate one after the other"
         arguments.problems.append(Problem(path="--multirun", rule=rule, value="-m", fix=fix))

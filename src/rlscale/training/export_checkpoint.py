@@ -42,7 +42,7 @@ def export_checkpoint(checkpoint: Path, target: Path, *, model: str, config: Run
 
 
 def _export_fsdp(checkpoint: Path, target: Path, model: str, fsdp: FsdpConfig, train: TrainConfig) -> None:
-    # Imported here, and below: the command that calls this imports no torch.
+    """Exports in its own process; imports torch here, since the command that calls this needs none."""
     import torch
 
     from rlscale.training.distributed import join_world, leave_world, make_data_mesh
@@ -61,6 +61,7 @@ def _export_fsdp(checkpoint: Path, target: Path, model: str, fsdp: FsdpConfig, t
 
 
 def _export_megatron(checkpoint: Path, target: Path, model: str, dtype: ComputeDtype, mode: MegatronToHf) -> None:
+    """As `_export_fsdp`, with Megatron-core; imports as there."""
     import torch
 
     from rlscale.training.distributed import join_world, leave_world
