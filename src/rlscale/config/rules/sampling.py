@@ -159,6 +159,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="sampling.custom_generate_function_path is not set",
     ),
     IgnoredKey(
+        names=("eval.keep_last",),
+        when=lambda config: (config.eval.function_path or config.rollout.function_path) is not None,
+        why="an eval function returns rewards, not samples",
+    ),
+    IgnoredKey(
         names=("eval.custom_log_function_path",),
         when=lambda config: config.eval.function_path is not None,
         why="eval.function_path returns rewards and metrics, not samples",

@@ -33,7 +33,7 @@ def check_eval_sets(config: RunConfig) -> list[Problem]:
         rows = each.data(config.data)
         template = read_template(config, applies=rows.apply_chat_template)
         key = "eval.prompt_data" if config.eval.config is None else KEY
-        problems += check_file(key, replace(rows, tool_key=None), template=template)
+        problems += check_file(key, rows, template=template)
         problems += [*_template_problems(each, config), *_label_problems(each, config), *_tool_problems(each)]
     return problems
 

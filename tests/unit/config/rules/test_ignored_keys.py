@@ -286,6 +286,7 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
         ("optim.muon_momentum", {}, {"optim.name": "muon"}),
         ("data.num_epoch", {}, {"data.num_rollout": None}),
         ("eval.custom_log_function_path", {**EVALUATED, "eval.function_path": "a:b"}, EVALUATED),
+        ("eval.keep_last", {**EVALUATED, "eval.function_path": "a:b"}, EVALUATED),
         ("data.apply_chat_template_kwargs", {}, {"data.apply_chat_template": True}),
         ("model.init_seed", {"model.build": None}, {}),
         ("logging.wandb.project", {}, {"logging.wandb.enabled": True}),
