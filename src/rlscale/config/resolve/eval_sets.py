@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from rlscale.config.groups.data import DataConfig
 from rlscale.config.groups.eval import EvalConfig
@@ -28,13 +28,11 @@ class EvalSetConfig:
             "apply_chat_template": own.apply_chat_template,
             "apply_chat_template_kwargs": own.apply_chat_template_kwargs,
         }
-        return replace(
-            config,
-            prompt_data=self.path,
-            input_key=self.eval.input_key or config.input_key,
-            label_key=self.eval.label_key or config.label_key,
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-        )
+        kept = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in _OTHER_FILES}
+        kept |= {name: value for name, value in given.items() if value is not None}
+        kept["input_key"] = self.eval.input_key or config.input_key
+        kept["label_key"] = self.eval.label_key or config.label_key
+        return DataConfig(**kept, prompt_data=self.path)
 
     def reward(self, config: RewardConfig) -> RewardConfig | None:
         """The group `reward` for this set; None: the reward of the run scores it.
@@ -55,6 +53,10 @@ class EvalSetConfig:
             key=key,
             group=False,
         )
+
+
+_OTHER_FILES = ("prompt_data", "prompt_files", "prompt_weights")
+"""Keys of the group `data` that name files or belong to them: a set has one file."""
 
 
 def _serves_rows(config: RewardConfig) -> bool:
