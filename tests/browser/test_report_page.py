@@ -8,6 +8,7 @@ import pytest
 
 from rlscale.cli.report import main
 from tests.browser.chromium import Page, chromium
+from tests.unit.observe.report.made_evaluation import write_evaluations
 from tests.unit.observe.report.made_run import ATTACK, make_run
 
 pytestmark = pytest.mark.slow
@@ -181,3 +182,16 @@ async def test_the_theme_button_redraws(page: Page, tmp_path: Path) -> None:
     await page.evaluate("document.getElementById('theme').click()")
     assert await page.evaluate("document.querySelector('#curves-grid canvas').toDataURL()") != before
     assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 26)"
+
+
+async def test_samples_of_an_evaluation_unfold(page: Page, tmp_path: Path) -> None:
+    write_evaluations(tmp_path / "run", 0, 7, num_prompts=3)
+    await page.open(report(tmp_path))
+    assert await texts(page, "#evaluations > h3") == ["Samples of version 7"]
+    assert (await texts(page, "#evaluations .eval-set > summary"))[0] == "a: 3 of 3 prompts"
+    assert not await page.evaluate("document.querySelector('#evaluations pre').checkVisibility()")
+    await page.evaluate("document.querySelectorAll('#evaluations summary').forEach((each) => each.click())")
+    assert await page.evaluate("document.querySelector('#evaluations pre').checkVisibility()")
+    assert (await texts(page, "#evaluations pre"))[1] == ATTACK
+    assert await page.evaluate("document.title") != "taken"
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")

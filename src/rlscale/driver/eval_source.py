@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
-from rlscale.config import LossType
+from rlscale.config import LossType, TrainBackendName
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.model_path import check_model_path
 from rlscale.models.resolve_model import is_hf_folder
@@ -41,6 +41,7 @@ FORCED: Mapping[str, str] = {
 """Keys that make a run an evaluation."""
 
 _OF_MODEL = ("model.build", "model.hf_checkpoint")
+_MEGATRON_FIELDS = "model.use_hf_config_for_megatron"
 _OF_TRAINING = ("run.", "logging.", "debug.", "ci.", "checkpoint.", "fault_tolerance.", "critic.", "optim")
 """Overrides of a run that its evaluation does not need."""
 
@@ -58,6 +59,7 @@ class EvalSource:
     overrides: tuple[str, ...] = ()
     config_dir: Path | None = None
     is_sft: bool = False  # of the run
+    is_megatron: bool = False  # its trainer
 
     @property
     def measured(self) -> Measured:
@@ -130,6 +132,9 @@ def eval_overrides(source: EvalSource, given: Sequence[str], *, model: str | Non
     if model is not None:
         overrides = [text for text in overrides if _name(text) not in _OF_MODEL]
         overrides += ["model.build=null", f"model.hf_checkpoint={quoted(model)}"]
+        if source.is_megatron and _MEGATRON_FIELDS not in names:
+            # A built model has the fields of Megatron-core; those of a folder are in its config.json.
+            overrides.append(f"{_MEGATRON_FIELDS}=true")
     return overrides
 
 
@@ -195,6 +200,7 @@ def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "overrides": tuple(overrides),
         "config_dir": None if config_dir is None else Path(config_dir),
+        "is_megatron": (values.get("train") or {}).get("backend") == TrainBackendName.megatron,
         "is_sft": (values.get("algo") or {}).get("loss_type") == LossType.sft_loss,
     }
 

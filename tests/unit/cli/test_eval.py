@@ -175,6 +175,12 @@ def test_a_supervised_run_is_evaluated_with_an_algorithm_that_generates(tmp_path
     assert config.algo.loss_type == "policy_loss" and config.debug.rollout_only
 
 
+def test_a_megatron_run_reads_the_fields_of_its_export(tmp_path: Path) -> None:
+    source = find_run(str(made_run(tmp_path / "run", "train=megatron")))
+    assert load_config(eval_overrides(source, [], model="m")).model.use_hf_config_for_megatron
+    assert load_config(eval_overrides(source, [])).model.build == "tiny_qwen3", "before its export"
+
+
 def test_a_model_has_no_option_of_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "model.safetensors").touch()

@@ -5,55 +5,19 @@ from pathlib import Path
 import pytest
 
 from rlscale.errors import DataError
-from rlscale.observe.evaluation_files import REGRADE, EvaluationFiles, Measured
+from rlscale.observe.evaluation_files import REGRADE
 from rlscale.observe.evaluation_table import COLUMNS, plain_table
 from rlscale.observe.report import read_run, render
 from rlscale.observe.report.evaluations import MAX_CHARS, MAX_PROMPTS, MAX_SAMPLES, render_evaluations
-from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus
-from tests.unit.observe.report.made_run import ATTACK, make_run
-
-METRICS = {
-    "eval/a/num_prompts": 30.0,
-    "eval/a/num_samples": 60.0,
-    "eval/a/reward_mean": 0.5,
-    "eval/a/reward_ci_low": 0.25,
-    "eval/a/reward_ci_high": 0.75,
-    "eval/a/truncated_share": 0.125,
-    "eval/a/response_len_mean": 3.0,
-    "eval/a/pass@2": 0.625,
-    "eval/a/pass@2_ci_low": 0.1,
-}
-
-
-def group(row: int, *, num_samples: int = 2, text: str = ATTACK) -> Group:
-    prompt = Prompt(index=row, text=f"prompt {row} {ATTACK}", token_ids=(1,), label=ATTACK)
-    samples = []
-    for i in range(num_samples):
-        sample = Sample(index=i, group_index=row, prompt=prompt, seed=0)
-        sample.append([5], logprobs=[0.0], weight_versions=[7])
-        sample.response, sample.reward, sample.status = text, 0.5, SampleStatus.completed
-        samples.append(sample)
-    last = samples.pop()
-    last.reward, last.status = None, SampleStatus.failed
-    last.failure = Failure(cause=FailureCause.grader, message=f"no reward {ATTACK}")
-    return Group(index=row, prompt=prompt, samples=samples, failed=[last])
-
-
-def write(run: Path, *versions: int, num_prompts: int = 30, num_samples: int = 2, text: str = ATTACK) -> None:
-    files = EvaluationFiles(run, keep_last=None, resume_at=99)
-    for version in versions:
-        writer = files.open(Measured.of_run(version, version), {"a": {"reward": "math", "path": ATTACK}})
-        assert writer is not None
-        for row in reversed(range(num_prompts)):
-            writer.add("a", group(row, num_samples=num_samples, text=text))
-        writer.commit({**METRICS, "eval/a/num_prompts": float(num_prompts)})
+from tests.unit.observe.report.made_evaluation import METRICS, write_evaluations
+from tests.unit.observe.report.made_run import make_run
 
 
 def test_the_page_has_a_table_of_all_and_samples_of_the_newest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    write(run, 0, 7)
+    write_evaluations(run, 0, 7)
     (run / "evaluations" / "v00000007").rename(run / "evaluations" / f"v00000007{REGRADE}")
-    write(run, 7)
+    write_evaluations(run, 7)
     html = render_evaluations(run)
     assert html.count("<td>0.250 to 0.750</td>") == 3 and html.count("math, graded again") == 1
     assert "Samples of version 7" in html and f"{MAX_PROMPTS} of 30 prompts" in html and "@2 0.625" in html
@@ -64,13 +28,13 @@ def test_the_page_has_a_table_of_all_and_samples_of_the_newest(tmp_path: Path) -
 
 
 def test_texts_of_a_run_are_escaped(tmp_path: Path) -> None:
-    write(tmp_path, 1)
+    write_evaluations(tmp_path, 1)
     html = render_evaluations(tmp_path)
     assert "<script" not in html and "<img" not in html and "&lt;script&gt;" in html
 
 
 def test_long_texts_and_large_groups_are_cut(tmp_path: Path) -> None:
-    write(tmp_path, 1, num_prompts=1, num_samples=MAX_SAMPLES + 3, text="x" * (MAX_CHARS + 9))
+    write_evaluations(tmp_path, 1, num_prompts=1, num_samples=MAX_SAMPLES + 3, text="x" * (MAX_CHARS + 9))
     html = render_evaluations(tmp_path)
     assert "3 more samples in the file" in html and "(9 more characters)" in html
 
@@ -81,7 +45,7 @@ def test_a_run_without_evaluations_has_no_section(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    write(tmp_path, 1, num_prompts=1)
+    write_evaluations(tmp_path, 1, num_prompts=1)
     (tmp_path / "evaluations" / "v00000001" / "0_a.jsonl").write_text("{\n")
     with pytest.raises(DataError, match=r"0_a\.jsonl must hold the samples of an evaluation"):
         render_evaluations(tmp_path)
