@@ -13,9 +13,6 @@ from rlscale.config.unsupported import supported_values
 from rlscale.driver.preflight.data_files import check_file, read_template
 from rlscale.driver.preflight.model_sources import starting_folder
 from rlscale.errors import ConfigError, Problem
-from rlscale.plugins.args_view import Args
-from rlscale.plugins.load_plugin import load_plugin
-from rlscale.rewards import prepare_reward
 
 KEY = "eval.config"
 _FIELDS = {
@@ -90,6 +87,13 @@ def _tool_problems(each: EvalSetConfig) -> Iterator[Problem]:
 
 def _function_problems(each: EvalSetConfig, config: RunConfig) -> list[Problem]:
     own, problems = each.own, list[Problem]()
+    if own.rm_type is None and own.custom_rm_path is None and own.custom_generate_function_path is None:
+        return problems
+    # Imported here: they import numpy, and most configs name no function for a set.
+    from rlscale.plugins.args_view import Args
+    from rlscale.plugins.load_plugin import load_plugin
+    from rlscale.rewards import prepare_reward
+
     args = Args(config)
     if own.rm_type is not None or own.custom_rm_path is not None:
         reward = each.reward(config.reward) or config.reward
