@@ -109,3 +109,14 @@ def test_inspection_loads_no_slow_package(words: list[str], code: int, tmp_path:
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_wrong_input_of_an_evaluation_loads_no_slow_package(tmp_path: Path) -> None:
+    code = "import sys; from rlscale.cli.eval import main; code = main(['nowhere/a/b']); "
+    code += "assert not {'torch', 'ray', 'transformers'} & set(sys.modules); sys.exit(code)"
+    env = {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 2 and "Traceback" not in done.stderr
