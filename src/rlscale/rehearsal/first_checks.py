@@ -9,7 +9,8 @@ from rlscale.config.rules import uses_engines
 from rlscale.data.data_paths import resolve_data_path
 from rlscale.data.rows import SUFFIXES
 from rlscale.driver.preflight import CHECKS, check_cluster, check_sglang, check_warmup
-from rlscale.driver.preflight.data_files import FILE_EXISTS, check_eval_sets, check_prompts, wrong_suffix
+from rlscale.driver.preflight.data_files import FILE_EXISTS, check_prompts, wrong_suffix
+from rlscale.driver.preflight.eval_checks import check_eval_sets
 from rlscale.driver.preflight.run_paths import check_disk_space
 from rlscale.errors import ConfigError, Problem
 from rlscale.rehearsal.rehearsal_report import Row
