@@ -12,6 +12,7 @@ import pytest
 
 from rlscale.cli.app import main_train
 from rlscale.cli.config import main as main_config
+from rlscale.cli.data import main as main_data
 from rlscale.cli.launch import main as main_launch
 from rlscale.cli.plan import main as main_plan
 from rlscale.config import RewardConfig, RunConfig
@@ -99,6 +100,17 @@ def config_commands() -> list[list[str]]:
 def test_every_config_command_prints_a_result(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main_config(argv) == 0
     assert capsys.readouterr().out
+
+
+def test_every_data_command_of_the_docs_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.csv").write_text("input\n1\n")
+    (tmp_path / "train.json").write_text('[{"input": "1"}]')
+    found = [argv for argv in commands("rlscale-data") if not argv[1].startswith("<")]
+    assert {argv[0] for argv in found} == {"inspect", "convert"}
+    for argv in found:
+        (tmp_path / "train.jsonl").unlink(missing_ok=True)
+        assert main_data(argv) == 0
 
 
 def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

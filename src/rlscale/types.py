@@ -4,6 +4,7 @@ Shape legend: S samples, T packed tokens of all samples, R response tokens of on
 Columns are numpy arrays, which Ray's object store passes to every rank without a copy.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -84,11 +85,14 @@ class Prompt:
     index: int  # 0-based row of the prompt source
     text: str  # as rendered by the chat template
     token_ids: tuple[int, ...]
-    label: str | None = None
+    label: Any = None  # any JSON value, as in the row
     metadata: dict[str, Any] = field(default_factory=dict)
-    turns: tuple[
-        ConversationPart, ...
-    ] = ()  # the rest of the conversation, for supervised training on whole conversations
+    turns: tuple[ConversationPart, ...] = ()  # the rest of a whole conversation, for supervised training
+
+    @property
+    def label_text(self) -> str | None:
+        """The label as text: a string as it is, another value as JSON (`true`, `2.0`); None: there is none."""
+        return self.label if isinstance(self.label, str | None) else json.dumps(self.label, ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -375,8 +379,7 @@ class TokenColumns:
     """The response tokens of a micro-batch or a rollout, as passed to a user's function of `algo`.
 
     [T] each, on one device, logprobs and entropy in float32. A column is None if the run does not compute it. Values
-    where `mask` is false are undefined. `TokenLayout.from_columns` of
-    `rlscale.algo` sums them by sample.
+    where `mask` is false are undefined. `TokenLayout.from_columns` of `rlscale.algo` sums them by sample.
     """
 
     mask: "Tensor"  # bool

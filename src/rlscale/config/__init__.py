@@ -24,7 +24,7 @@ from rlscale.config.groups.checkpoint import CheckpointConfig
 from rlscale.config.groups.ci import CiConfig
 from rlscale.config.groups.cluster import ClusterConfig, Device, DistributedBackend, OffloadMode
 from rlscale.config.groups.critic import CriticConfig
-from rlscale.config.groups.data import DataConfig, LossMaskType
+from rlscale.config.groups.data import DataConfig, LossMaskType, OnBadRow, prompt_paths, prompts_name
 from rlscale.config.groups.debug import DebugConfig
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
@@ -91,6 +91,7 @@ __all__ = [
     "ModelConfig",
     "NetworkConfig",
     "OffloadMode",
+    "OnBadRow",
     "OptimConfig",
     "OptimizerName",
     "PauseMode",
@@ -122,6 +123,8 @@ __all__ = [
     "load_config_with_notes",
     "mixes_caches",
     "policy_loss_of",
+    "prompt_paths",
+    "prompts_name",
     "to_dict",
     "to_yaml",
     "uses_critic",

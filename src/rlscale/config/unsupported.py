@@ -45,9 +45,7 @@ class SupportedValues:
 
 
 UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
-    UnsupportedFeature(
-        name="prompts with media or tools", keys=("data.multimodal_keys", "data.tool_key", "eval.tool_key")
-    ),
+    UnsupportedFeature(name="prompts with media", keys=("data.multimodal_keys",)),
     UnsupportedFeature(
         name="rlscale's own router",
         fix="remove it; router.enabled=true starts sglang-router",

@@ -1,18 +1,12 @@
-"""Drops rows that are too long, and warns with their number and rows."""
+"""Limits of the length of prompts: of the config, of the model, and of servers."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlscale.errors import DataError
-from rlscale.types import Prompt
-
-NAMED_ROWS = 10
-"""Maximum number of rows listed in a warning; of the others it gives the number."""
-
-_logger = logging.getLogger(__name__)
+from rlscale.config import EngineKind, RolloutConfig
+from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
+from rlscale.errors import count_noun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,33 +18,25 @@ class Limit:
     what: str = "prompts"  # limited part, in messages
 
 
-def drop_too_long(prompts: Sequence[Prompt], lengths: Sequence[int], *, limit: Limit, path: str) -> list[Prompt]:
-    """Returns the prompts within the limit; warns with the number and rows of the others.
+def prompt_limit(rollout: RolloutConfig, positions: int | None) -> Limit | None:
+    """The longest prompt: of `rollout.max_prompt_len`, and one that leaves room for a response. None: no limit.
 
-    Args:
-        prompts: in the order of the file.
-        lengths: tokens of the limited part; one per prompt.
-        limit: the maximum, and its name.
-        path: of the file, for messages.
-
-    Raises:
-        DataError: all prompts are too long.
+    Of `rollout.max_context_len` a prompt leaves at least one token, since responses are cut to what is left; else it
+    leaves `rollout.max_response_len` of the model's `positions`. Servers of SGLang reserve tokens of their context.
     """
-    long = [prompt.index + 1 for prompt, length in zip(prompts, lengths, strict=True) if length > limit.tokens]
-    if long and len(long) == len(prompts):
-        reason = f"all {len(prompts)} are longer than {limit.name} ({limit.tokens})"
-        raise DataError(f"{path} must have at least one usable prompt, got none; {reason}")
-    if long:
-        others = len(long) - NAMED_ROWS
-        rows = ", ".join(map(str, long[:NAMED_ROWS])) + (f" and {others} more" if others > 0 else "")
-        _logger.warning(
-            "%d of %d %s of %s are longer than %s (%d tokens) and were dropped: rows %s",
-            len(long),
-            len(prompts),
-            limit.what,
-            path,
-            limit.name,
-            limit.tokens,
-            rows,
-        )
-    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= limit.tokens]
+    longest, context, response = rollout.max_prompt_len, rollout.max_context_len, rollout.max_response_len
+    limits = [] if longest is None else [Limit(tokens=longest, name="rollout.max_prompt_len")]
+    is_external = rollout.external or rollout.engine == EngineKind.external
+    # Servers that the run starts have a longer context than its requests, if the model has the positions.
+    spare = 0 if rollout.engine == EngineKind.embedded and not is_external else SGLANG_SPARE_TOKENS
+    left = 1 + (spare if is_external else 0)
+    if context is not None:
+        limits.append(Limit(tokens=context - left, name=f"rollout.max_context_len minus {count_noun(left, 'token')}"))
+    if positions is not None and spare and (context is not None or longest is None):
+        name = f"the model's {positions} positions minus {1 + spare} tokens, which SGLang reserves"
+        limits.append(Limit(tokens=positions - 1 - spare, name=name))
+    if positions is not None and context is None and longest is None:
+        name = f"the model's {positions} positions minus rollout.max_response_len={response}"
+        limits.append(Limit(tokens=positions - response, name=name))
+    # Of equal limits the last one: the resolve step derives max_prompt_len = max_context_len - 1.
+    return min(reversed(limits), key=lambda each: each.tokens, default=None)

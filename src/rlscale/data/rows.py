@@ -1,112 +1,153 @@
-"""Rows of JSONL and Parquet files."""
+"""Rows of prompt files, and the parser of lines of JSON."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlscale.data.data_paths import resolve_data_path, row_slice
 from rlscale.errors import DataError
 
-JSONL, PARQUET = ".jsonl", ".parquet"
-SUFFIXES = (JSONL, PARQUET)
-MAX_SKIPPED_ROWS = 1000
+MAX_ROW_BYTES = 1 << 28
+"""Longest line that is parsed: 256 MiB."""
+
+_SHOWN = 60
+_MISSING = object()
+_BYTE_ORDER_MARKS = {
+    b"\xff\xfe\x00\x00": "utf-32",
+    b"\x00\x00\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+
+
+class BadRowError(DataError):
+    """One row that cannot be used; `reason` is its kind, by which dropped rows are counted."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bad_row, (str(self), self.reason)
+
+
+def _bad_row(message: str, reason: str) -> BadRowError:
+    return BadRowError(message, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One row of a file. `place` is its name in messages: file and 1-based row (for JSONL: line)."""
 
-    index: int  # 0-based, among the rows of the file
+    index: int  # 0-based, among the rows of all files
     place: str
     fields: dict[str, Any]
 
+    def find(self, key: str) -> Any:
+        """The value of a field, or of `outer.inner` within an object; None: there is none, or it is null."""
+        value: Any = self.fields.get(key, _MISSING)
+        if value is not _MISSING or "." not in key:
+            return None if value is _MISSING else value
+        value = self.fields
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
     def get(self, key: str, *, setting: str) -> Any:
-        """Returns the value of field `key`; `setting` is the config key of the field name.
+        """Returns the value of a field; `setting` is the config key of its name.
 
         Raises:
-            DataError: the row has no such field, or it is null.
+            BadRowError: the row has no such field, or it is null.
         """
-        value = self.fields.get(key)
+        value = self.find(key)
         if value is None:
             found = ", ".join(self.fields) or "none"
-            raise DataError(
-                f"{self.place} must have a field {key!r}, got fields {found}; correct {setting} or the file"
+            raise self.error(
+                f"have a field {key!r}, got fields {found}; correct {setting} or the file", reason=f"no field {key!r}"
             )
         return value
 
-
-def read_rows(path: str) -> Iterator[Row]:
-    """Reads the rows of a `.jsonl` or `.parquet` file, within the slice at the end of `path`.
-
-    Raises:
-        DataError: the file does not exist or has another type, or a row is no JSON object.
-    """
-    rows = row_slice(path)
-    yield from islice(_all_rows(path), rows.start, rows.stop)
+    def error(self, rule: str, *, reason: str) -> BadRowError:
+        """The error that this row breaks a rule: `have ..., got ...; what to do`."""
+        return BadRowError(f"{self.place} must {rule}", reason=reason)
 
 
-def read_first_row(path: str) -> Row:
-    """The first row that `read_rows` would return, without reading the rest of the file.
+def parse_line(line: bytes, *, file: Path, index: int, number: int) -> Row:
+    """Parses a line of a JSONL file.
+
+    Args:
+        index: of the row, from 0.
+        number: of the line, from 1, for messages.
 
     Raises:
-        DataError: as `read_rows`; or there is no row.
+        BadRowError: the line is no JSON object.
     """
-    rows = row_slice(path)
-    start = rows.start or 0
-    if rows.stop is None or rows.stop > start:
-        # Far into a file another row stands for the first one of the slice: reading up to it may take minutes.
-        start = start if start <= MAX_SKIPPED_ROWS else 0
-        for row in islice(_all_rows(path, batch_size=1), start, start + 1):
-            return row
-    raise DataError(f"{path} must have at least one usable prompt, got none; it has no rows")
+    place = f"{file} row {number}"
 
+    def error(text: str, reason: str) -> BadRowError:
+        return BadRowError(f"{place} must be {text}", reason=reason)
 
-def _all_rows(path: str, *, batch_size: int = 65536) -> Iterator[Row]:
-    """All rows of the file of a path, whatever its slice; of a Parquet file `batch_size` are read at once."""
-    file = resolve_data_path(path)
-    if not file.is_file():
-        raise DataError(f"{path} must be a file, got nothing at {file.absolute()}; check the path")
-    if file.suffix not in SUFFIXES:
-        raise DataError(f"{file} must end in {' or '.join(SUFFIXES)}, got {file.suffix or 'no ending'!r}; convert it")
-    return _read_jsonl(file) if file.suffix == JSONL else _read_parquet(file, batch_size)
-
-
-def _read_jsonl(file: Path) -> Iterator[Row]:
-    # Blank lines are skipped: `index` counts rows, `number` counts lines for messages.
-    index = 0
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{file} row {number}"
-            try:
-                fields = json.loads(line)
-            except ValueError as error:  # also for bytes that are not UTF-8
-                raise DataError(f"{place} must be a JSON object, got {line[:60]!r}; {error}") from error
-            if not isinstance(fields, dict):
-                raise DataError(
-                    f"{place} must be a JSON object, got {type(fields).__name__}; write one object per line"
-                )
-            yield Row(index=index, place=place, fields=fields)
-            index += 1
-
-
-def _read_parquet(file: Path, batch_size: int) -> Iterator[Row]:
+    if len(line) > MAX_ROW_BYTES:
+        raise error(f"at most {MAX_ROW_BYTES} bytes long, got more; split or remove the row", "too many bytes")
     try:
-        # Imported here: an optional dependency of 100 MB.
-        import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError(f"{file} must be .jsonl without pyarrow; install it: pip install 'rlscale[parquet]'") from error
+        # A byte order mark of UTF-8 is allowed at the start of a file.
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as cause:
+        raise error(_encoding_rule(line, cause, file), "no UTF-8") from cause
+    if "\0" in text:
+        raise error(f"JSON without NUL characters, got {_start(line)}; the file is damaged", "NUL characters")
+    repeated: list[str] = []
+
+    def to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            repeated.extend(sorted({name for name in names if names.count(name) > 1}))
+        return found
+
     try:
-        with parquet.ParquetFile(file) as table:
-            index = 0
-            for batch in table.iter_batches(batch_size):
-                for fields in batch.to_pylist():
-                    yield Row(index=index, place=f"{file} row {index + 1}", fields=fields)
-                    index += 1
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{file} must be a readable Parquet file; {error}") from error
+        fields = json.loads(text, object_pairs_hook=to_object)
+    except (ValueError, RecursionError) as cause:
+        raise error(_json_rule(line, cause), "no JSON") from cause
+    if not isinstance(fields, dict):
+        raise error(f"a JSON object, got {type(fields).__name__}; write one object per line", "no JSON object")
+    if repeated:
+        raise error(f"an object that has each key once, got {repeated[0]!r} twice; remove one", "duplicate keys")
+    return Row(index=index, place=place, fields=fields)
+
+
+def check_unique_names(names: Sequence[str], file: Path) -> None:
+    """Raises DataError if two columns of a file have the same name."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{file} must have each column once, got {repeated[0]!r} twice; rename one")
+
+
+def _encoding_rule(line: bytes, cause: UnicodeDecodeError, file: Path) -> str:
+    for mark, name in _BYTE_ORDER_MARKS.items():
+        if line.startswith(mark):
+            return (
+                f"a JSON object in UTF-8, got {name.upper()}; convert it: iconv -f {name} -t utf-8 {file} > rows.jsonl"
+            )
+    found = _start(line[max(0, cause.start - 20) :])
+    return f"a JSON object in UTF-8, got {found}; {cause.reason} at byte {cause.start + 1} of the row"
+
+
+def _json_rule(line: bytes, cause: Exception) -> str:
+    if isinstance(cause, RecursionError):
+        return f"a JSON object, got {_start(line)}, which is nested too deeply; remove the row"
+    if line.strip() in (b"{", b"[", b"[{") or line.lstrip()[:1] == b"[":
+        return (
+            f"a JSON object in one line, got {_start(line)} of a pretty-printed file; convert it: rlscale-data convert "
+            "<file> rows.jsonl"
+        )
+    return f"a JSON object, got {_start(line)}; {_one_line(cause)}"
+
+
+def _start(line: bytes) -> str:
+    return repr(line[:_SHOWN].decode("utf-8", "backslashreplace"))
+
+
+def _one_line(cause: Exception) -> str:
+    return " ".join(str(cause)[:200].split())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from rlscale.config import RewardConfig
+from rlscale.config import RewardConfig, prompts_name
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.rewards import JudgeSpec, PoolLimits, RewardRunner, RunReward, with_judge
 from rlscale.types import EngineAddress
@@ -40,7 +40,7 @@ def open_rewards(prepared: PreparedRun, judge: JudgeSpec | None) -> Iterator[Ope
         yield None
         return
     config = prepared.config.reward
-    source = prepared.config.data.prompt_data or "the prompt source"
+    source = prompts_name(prepared.config.data)
     with ExitStack() as stack:
         training = _runner(prepared.reward, config, judge=judge, source=source, weights=config.weights)
         sets = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture, ForwardCost
-from rlscale.config import LossType, RewardConfig, RewardType, RunConfig
+from rlscale.config import LossType, RewardConfig, RewardType, RunConfig, prompts_name
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import has_reward_engines, only_evaluates, uses_engines
 from rlscale.data.prompts import FilePromptSource
@@ -141,7 +141,8 @@ def _prepare_reward(config: RunConfig, args: Args, prompts: PromptSource, evalua
     types: set[str] = set()
     if config.reward.custom_path is None and not config.reward.functions:
         if isinstance(prompts, FilePromptSource):
-            types |= find_row_types(prompts.prompts, source=config.data.prompt_data or "the prompts")
+            types |= find_row_types(prompts.prompts, source=prompts_name(config.data))
+            types |= set(config.data.reward_by_source.values())
         for each, given in zip(evaluated, eval_sets(config.eval) if evaluated else (), strict=True):
             if each.reward is None:
                 types |= find_row_types(each.prompts, source=given.path)

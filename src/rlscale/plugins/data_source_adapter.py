@@ -138,7 +138,7 @@ class DocumentPromptSource:
             index=index,
             text=text,
             token_ids=tuple(int(token) for token in ids),
-            label=None if label is None else str(label),
+            label=label,
             metadata=dict(getattr(sample, "metadata", None) or {}),
         )
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig
 from rlscale.config.rules import uses_engines
-from rlscale.data.data_paths import resolve_data_path
-from rlscale.data.rows import SUFFIXES
+from rlscale.data.data_paths import SUFFIXES, resolve_data_path
 from rlscale.driver.preflight import CHECKS, check_cluster, check_sglang, check_warmup
 from rlscale.driver.preflight.data_files import FILE_EXISTS, check_prompts, wrong_suffix
 from rlscale.driver.preflight.eval_checks import check_eval_sets
@@ -30,7 +29,7 @@ NOT_NEEDED = frozenset(
 )
 """Keys whose packages a rehearsal does not use: SGLang and its limits on a CPU, torch_memory_saver, flash attention."""
 
-DATA_KEYS = ("data.prompt_data", "eval.prompt_data", "eval.config")
+DATA_KEYS = ("data.prompt_data", "data.prompt_files", "eval.prompt_data", "eval.config")
 MODEL_KEYS = ("model.hf_checkpoint", "model.ref_load", "model.teacher_load", "critic.load", "checkpoint.load")
 
 
@@ -83,7 +82,7 @@ def _check_formats(config: RunConfig) -> list[Problem]:
     if config.data.data_source_path is not None:  # it reads the prompts in its way
         missing = [each for each in missing if each.path != "data.prompt_data"]
     return [
-        wrong_suffix(each.path, each.value) for each in missing if resolve_data_path(each.value).suffix not in SUFFIXES
+        wrong_suffix(each.path, each.value) for each in missing if not resolve_data_path(each.value).name.endswith(SUFFIXES)
     ]
 
 

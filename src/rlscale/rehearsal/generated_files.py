@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config import RunConfig
+from rlscale.config import RunConfig, prompt_paths
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import learns_conversations, uses_engines
-from rlscale.data.data_paths import resolve_data_path, row_slice
+from rlscale.data.data_paths import is_missing, resolve_data_path, row_slice
 
 NUM_ROWS = 64
 MAX_ROWS = 100_000
@@ -21,7 +21,7 @@ MAX_ROWS = 100_000
 class DataFiles:
     """Data files of the rehearsal: those of the run, or generated ones in place of missing ones."""
 
-    train: str | None
+    train: tuple[str, ...]
     evaluation: tuple[str, ...]  # name, path, name, path
     generated: dict[str, str] = field(default_factory=dict)  # missing path -> file
 
@@ -32,22 +32,24 @@ def stand_in_data(config: RunConfig, folder: Path) -> DataFiles:
     data, evaluation = config.data, config.eval
 
     def existing(path: str, *, name: str, fields: tuple[str, str | None], conversation: bool) -> str:
-        if resolve_data_path(path).is_file():
+        if not is_missing(path):
             return path
         file = resolve_data_path(path)
-        stand_in = folder / f"{name}{file.suffix}"
+        stand_in = folder / f"{name}{'.jsonl' if file.suffix == '.gz' else file.suffix}"
         rows = row_slice(path)
         # The rows that a slice selects exist, too.
-        number = min(MAX_ROWS, max(NUM_ROWS, rows.stop or 0, (rows.start or 0) + NUM_ROWS))
+        number = min(MAX_ROWS, max(NUM_ROWS, *(abs(bound or 0) + NUM_ROWS for bound in (rows.start, rows.stop))))
         write_rows(stand_in, input_key=fields[0], label_key=fields[1], number=number, conversation=conversation)
         text = str(stand_in) + path[len(path.split("@[")[0]) :]
         generated[path] = text
         return text
 
-    train = data.prompt_data
-    if train is not None and data.rollout_global_dataset:
-        keys = (data.input_key, data.label_key)
-        train = existing(train, name="train", fields=keys, conversation=learns_conversations(config))
+    keys = (data.input_key, data.label_key)
+    talks = learns_conversations(config)
+    train = tuple(
+        existing(path, name=f"train{number or ''}", fields=keys, conversation=talks)
+        for number, path in enumerate(prompt_paths(data) if data.rollout_global_dataset else ())
+    )
     sets: list[str] = []
     if evaluation.interval is not None and uses_engines(config):
         for each in eval_sets(evaluation):
@@ -65,8 +67,8 @@ def write_rows(file: Path, *, input_key: str, label_key: str | None, number: int
     for i in range(number):
         question, answer = f"What is {i} + {i + 1}?", str(2 * i + 1)
         chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        row: dict[str, Any] = {input_key: chat if conversation else question}
-        rows.append(row if label_key is None else row | {label_key: answer})
+        row: dict[str, Any] = _nest(input_key, chat if conversation else question)
+        rows.append(row if label_key is None else row | _nest(label_key, answer))
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".parquet":
         # Imported here: an optional package, which JSON lines do not need.
@@ -75,6 +77,12 @@ def write_rows(file: Path, *, input_key: str, label_key: str | None, number: int
         parquet.write_table(Table.from_pylist(rows), str(file))
     else:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _nest(key: str, value: Any) -> dict[str, Any]:
+    """An object with a value under `outer.inner`."""
+    outer, _, inner = key.partition(".")
+    return {outer: _nest(inner, value) if inner else value}
 
 
 def write_model(folder: Path, config_json: Mapping[str, Any], *, seed: int) -> None:

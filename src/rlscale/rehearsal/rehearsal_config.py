@@ -184,7 +184,11 @@ def _length_overrides(config: RunConfig) -> Overrides:
 
 
 def _data_overrides(config: RunConfig, data: DataFiles) -> Overrides:
-    overrides: Overrides = {} if data.train is None else {"data.prompt_data": data.train}
+    overrides: Overrides = {}
+    if config.data.prompt_files is not None:
+        overrides["data.prompt_files"] = list(data.train)
+    elif data.train:
+        overrides["data.prompt_data"] = data.train[0]
     if config.eval.interval is not None and uses_engines(config):
         # Sets of a file with own sampling become sets with the sampling of the group.
         overrides |= {"eval.config": None, "eval.prompt_data": list(data.evaluation)}

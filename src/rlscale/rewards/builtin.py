@@ -16,11 +16,12 @@ def random_reward(sample: Sample) -> float:
 
 
 def required_label(sample: Sample) -> str:
-    """Returns the label of the prompt.
+    """Returns the label of the prompt as text; a label that is no string as JSON.
 
     Raises:
         ValueError: the prompt has no label.
     """
-    if sample.prompt.label is None:
+    label = sample.prompt.label_text
+    if label is None:
         raise ValueError("the prompt must have a label; set data.label_key")
-    return sample.prompt.label
+    return label

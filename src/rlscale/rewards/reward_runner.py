@@ -162,7 +162,7 @@ def describe_sample(sample: Sample, *, source: str, name: str = "") -> str:
         name: of the function of several; empty: the only reward.
     """
     prompt = sample.prompt
-    label = "no label" if prompt.label is None else f"label {_end_of(prompt.label)}"
+    label = "no label" if prompt.label_text is None else f"label {_end_of(prompt.label_text)}"
     texts = f"prompt {_end_of(prompt.text)}, {label}, answer {_end_of(sample.response)}"
     reward = f"reward {name}" if name else "reward"
     return f"{reward} of sample {sample.index} (row {prompt.index + 1} of {source}, {texts})"

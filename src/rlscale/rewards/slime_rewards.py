@@ -64,7 +64,7 @@ def _to_native(sample: DocumentSample) -> Sample:
         index=0,
         text=str(sample.prompt),
         token_ids=tuple(sample.tokens[: len(sample.tokens) - sample.response_length]),
-        label=None if sample.label is None else str(sample.label),
+        label=sample.label,
         metadata=sample.metadata,
     )
     native = Sample(index=sample.index or 0, group_index=sample.group_index or 0, prompt=prompt, seed=0)

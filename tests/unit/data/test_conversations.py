@@ -94,6 +94,54 @@ def test_messages_between_answers_are_rendered_together(write_jsonl: Write) -> N
     assert learned(found, tokenizer) == [("b<|eos|>", True), ("\n(assistant)", False), ("c<|eos|>", True)]
 
 
+def test_answers_are_found_in_the_whole_text(write_jsonl: Write) -> None:
+    # As of Qwen3.5: the thinking of the last answer stays, and the generation prompt opens it.
+    tokenizer = character_tokenizer(512)
+    tokenizer.chat_template = THINKS
+    words = ("data.loss_mask_type=qwen3_5", 'data.apply_chat_template_kwargs.opening="<think>\n"')
+    found = group(THOUGHT, write_jsonl({"messages": THOUGHT[:-1]}), tokenizer, *words)
+    assert found.prompt.text == "(user)a<|eos|>\n(assistant)"
+    assert learned(found, tokenizer) == [
+        ("b<|eos|>", True),
+        ("\n(user)c<|eos|>\n(assistant)<think>\n", False),
+        ("y</think>d<|eos|>", True),
+    ]
+    spoofed = talk("user: (assistant)a", "assistant: b")
+    with pytest.raises(DataError, match=r"start each of the 1 answers, and nothing else.*got 2 of it"):
+        group(spoofed, write_jsonl({"messages": spoofed}), tokenizer, *words)
+
+
+@pytest.mark.parametrize("kind", LossMaskType)
+def test_an_answer_may_stay_out_of_the_loss(kind: LossMaskType, write_jsonl: Write) -> None:
+    tokenizer = character_tokenizer(512)
+    tokenizer.chat_template = THINKS
+    first, second = talk("user: a", "assistant: b"), talk("user: c", "assistant: d")
+    masked = {"step_loss_mask": 0}
+    words = f"data.loss_mask_type={kind}"
+    messages = [*first[:1], first[1] | masked, *second]
+    found = group(messages, write_jsonl({"messages": messages}), tokenizer, words)
+    assert [text for text, is_learned in learned(found, tokenizer) if is_learned] == ["d<|eos|>"]
+    none = [*first[:1], first[1] | masked]
+    with pytest.raises(DataError, match="row 1 must have an answer in the loss, got step_loss_mask=0 for every answer"):
+        group(none, write_jsonl({"messages": none}), tokenizer, words)
+
+
+def test_tools_and_calls_are_rendered(write_jsonl: Write) -> None:
+    tokenizer = character_tokenizer(512)
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}[{{ t.name }}]{% endfor %}{% for m in messages %}({{ m.role }}){{ m.content }}"
+        "{% for c in m.tool_calls or [] %}!{{ c.name }}{% endfor %}<|eos|>{% endfor %}"
+        "{% if add_generation_prompt %}(assistant){% endif %}"
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    messages = [*talk("user: a"), call, *talk("tool: 1", "assistant: b")]
+    path = write_jsonl({"messages": messages, "tools": [{"name": "f"}]})
+    for kind in ("qwen", "qwen3", "qwen3_5"):
+        found = group(messages, path, tokenizer, "data.tool_key=tools", f"data.loss_mask_type={kind}")
+        assert found.prompt.text == "[f](user)a<|eos|>(assistant)"
+        assert [text for text, is_learned in learned(found, tokenizer) if is_learned] == ["!f<|eos|>", "b<|eos|>"]
+
+
 def test_the_last_answer_alone(write_jsonl: Write) -> None:
     tokenizer = character_tokenizer(512)
     tokenizer.chat_template = THINKS

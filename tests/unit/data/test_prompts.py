@@ -28,7 +28,7 @@ def test_reads_prompt_label_and_metadata(write_jsonl: Write, tokenizer: PreTrain
     path = write_jsonl({"q": "1+1=", "a": 2, "about": {"kind": "sum"}}, "", {"q": "2+2=", "a": "4"})
     prompts = load_prompts(config(path, input_key="q", label_key="a", metadata_key="about"), rollout(), tokenizer)
     assert [(p.index, p.text, p.label, p.metadata) for p in prompts] == [
-        (0, "1+1=", "2", {"kind": "sum"}),
+        (0, "1+1=", 2, {"kind": "sum"}),
         (1, "2+2=", "4", {}),
     ]
     assert tokenizer.decode(prompts[0].token_ids) == "1+1="
@@ -155,10 +155,22 @@ def test_servers_of_sglang_reserve_tokens(
         (['{"input": 3}'], {}, "must have a string or a list of messages with `role` and `content`"),
         (['{"input": [{"text": "a"}]}'], {}, "must have a string or a list of messages"),
         (['{"input": [{"role": "user", "content": "a"}]}'], {}, "set data.apply_chat_template=true"),
-        (['{"input": [{"role": "user", "content": 7}]}'], {"apply_chat_template": True}, "must fit the chat template"),
+        (
+            ['{"input": [{"role": "user", "content": 7}]}'],
+            {"apply_chat_template": True},
+            "a list of text parts as content of message 1",
+        ),
         (['{"input": "a"}', '{"input": "b"}'], {"label_key": "label"}, "correct data.label_key"),
-        (['{"input": "a", "label": [1]}'], {"label_key": "label"}, "must have a string or number as label, got list"),
-        (['{"input": "a", "metadata": [1]}'], {}, "row 1 must have an object as metadata, got list under 'metadata'"),
+        (
+            ['{"input": "a", "label": NaN}'],
+            {"label_key": "label"},
+            "must have a JSON value as label under 'label', got nan",
+        ),
+        (
+            ['{"input": "a", "metadata": [1]}'],
+            {},
+            "row 1 must have an object as metadata, or one as JSON text, got list under 'metadata'",
+        ),
         (['{"input": "a"}', '{"input": "\\u00e9"}'], {}, "row 2 must fit the tokenizer"),
         (['{"input": ""}'], {}, "must have a prompt of at least one token"),
         ([], {}, "must have at least one usable prompt, got none; it has no rows"),
@@ -177,9 +189,11 @@ def test_all_prompts_too_long(write_jsonl: Write, tokenizer: PreTrainedTokenizer
 
 
 def test_other_files(tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match="must be a file, got nothing at"):
+    with pytest.raises(DataError, match=r"must be a file, got nothing at .*; check the path"):
         load_prompts(config(str(tmp_path / "none.jsonl")), rollout(), tokenizer)
-    with pytest.raises(DataError, match=r"must end in \.jsonl or \.parquet, got '\.csv'"):
+    with pytest.raises(
+        DataError, match=r"must end in \.jsonl, \.jsonl\.gz or \.parquet, got '\.csv'; convert it: rlscale-data convert"
+    ):
         load_prompts(config(write_jsonl("a,b", name="rows.csv")), rollout(), tokenizer)
     with pytest.raises(DataError, match="must be a readable Parquet file"):
         load_prompts(config(write_jsonl("a,b", name="rows.parquet")), rollout(), tokenizer)

@@ -196,7 +196,7 @@ def test_a_source_of_slimes_form_continues_in_another_run(module: str, tokenizer
     source = build_prompt_source(settings, tokenizer)
     first = source.take(3)
     assert [(p.index, p.text, p.label, p.metadata) for p in first] == [
-        (row, f"{row}+1=", str(row + 1), {"row": row}) for row in range(3)
+        (row, f"{row}+1=", row + 1, {"row": row}) for row in range(3)
     ]
     assert list(first[0].token_ids) == tokenizer.encode("0+1=")
     state = json.loads(json.dumps(source.state_dict()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.errors import show
+from rlscale.config.groups.data import prompt_paths
 from rlscale.config.rules.conditions import num_trainer_ranks, only_evaluates, ranks_per_model, samples_per_step
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -11,7 +12,7 @@ from rlscale.errors import Problem
 
 @rule
 def prompt_file_is_set(config: RunConfig) -> list[Problem]:
-    if config.data.prompt_data is not None or not config.data.rollout_global_dataset or only_evaluates(config):
+    if prompt_paths(config.data) or not config.data.rollout_global_dataset or only_evaluates(config):
         return []
     fix = "set it to a .jsonl or .parquet file, or choose data=arithmetic"
     return [Problem(path="data.prompt_data", rule="name a prompt file", value="null", fix=fix)]

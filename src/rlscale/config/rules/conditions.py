@@ -49,7 +49,10 @@ def builtin_rewards(config: RunConfig) -> dict[str, str]:
     reward = config.reward
     if reward.functions:
         return {f"reward.functions.{key}": name for key, name in reward.functions.items() if name in list(RewardType)}
-    return {} if reward.type is None or reward.custom_path is not None else {"reward.type": reward.type}
+    if reward.type is None or reward.custom_path is not None:
+        return {}
+    of_sources = {f"data.reward_by_source.{key}": name for key, name in config.data.reward_by_source.items()}
+    return {"reward.type": reward.type} | {key: name for key, name in of_sources.items() if name in list(RewardType)}
 
 
 def has_reward_engines(config: RunConfig) -> bool:

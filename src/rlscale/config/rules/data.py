@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlscale.config.errors import nearest, show
-from rlscale.config.rules.conditions import is_sft, learns_conversations
+from rlscale.config.groups.reward import RewardType
+from rlscale.config.rules.conditions import is_sft, learns_conversations, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -56,11 +57,65 @@ def media_need_the_chat_template(config: RunConfig) -> list[Problem]:
     return problems
 
 
+@rule
+def weights_are_of_files(config: RunConfig) -> list[Problem]:
+    files, weights = config.data.prompt_files, config.data.prompt_weights
+    if weights is None or (files is not None and len(weights) == len(files) and min(weights) > 0):
+        return []
+    rule, fix = "be null without data.prompt_files", "remove it, or set data.prompt_files=[<file>,<file>]"
+    if files is not None:
+        rule, fix = f"have {len(files)} numbers above 0, one for each entry of data.prompt_files", "correct the numbers"
+    return [Problem(path="data.prompt_weights", rule=rule, value=show(weights), fix=fix)]
+
+
+@rule
+def sources_have_known_rewards(config: RunConfig) -> list[Problem]:
+    problems = []
+    for source, name in config.data.reward_by_source.items():
+        if name in list(RewardType):
+            continue
+        found = nearest(name, list(RewardType))
+        fix = f"did you mean {found}?" if found else "choose one of them, or set reward.custom_path"
+        rule = f"be one of {', '.join(RewardType)}"
+        problems.append(Problem(path=f"data.reward_by_source.{source}", rule=rule, value=name, fix=fix))
+    return problems
+
+
 IGNORED: tuple[IgnoredKey, ...] = (
     IgnoredKey(
         names=("data.prompt_data",),
         when=lambda config: not config.data.rollout_global_dataset,
         why="data.rollout_global_dataset is false",
+    ),
+    IgnoredKey(
+        names=("data.prompt_data",),
+        when=lambda config: config.data.prompt_files is not None,
+        why="data.prompt_files is set and takes precedence",
+    ),
+    IgnoredKey(
+        names=("data.prompt_files", "data.prompt_weights"),
+        when=lambda config: not config.data.rollout_global_dataset,
+        why="data.rollout_global_dataset is false",
+    ),
+    IgnoredKey(
+        names=("data.prompt_files", "data.prompt_weights", "data.on_bad_row", "data.reward_by_source"),
+        when=lambda config: config.data.data_source_path is not None,
+        why="data.data_source_path is the source of the prompts",
+    ),
+    IgnoredKey(
+        names=("data.source_key",),
+        when=lambda config: not config.data.reward_by_source,
+        why="data.reward_by_source is empty",
+    ),
+    IgnoredKey(
+        names=("data.reward_by_source",),
+        when=lambda config: config.reward.custom_path is not None or bool(config.reward.functions),
+        why="reward.custom_path or reward.functions score every row",
+    ),
+    IgnoredKey(
+        names=("data.reward_by_source",),
+        when=lambda config: not uses_engines(config),
+        why="the run has no responses to score",
     ),
     IgnoredKey(
         names=("data.num_epoch",),

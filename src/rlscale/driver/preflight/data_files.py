@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from rlscale.config import DataConfig, RunConfig
+from rlscale.config import DataConfig, RunConfig, prompt_paths
 from rlscale.config.installed import is_installed
 from rlscale.config.rules import learns_conversations, only_evaluates
-from rlscale.data.data_paths import resolve_data_path
-from rlscale.data.first_row import check_first_row
-from rlscale.data.rows import PARQUET, SUFFIXES
+from rlscale.data.data_paths import PARQUET, SUFFIXES, find_data_files, is_missing, resolve_data_path
+from rlscale.data.first_rows import check_first_rows
+from rlscale.data.rows import BadRowError
 from rlscale.driver.preflight.model_sources import starting_folder
 from rlscale.errors import DataError, Problem
 from rlscale.models.chat_template import ChatTemplate, read_chat_template, tiny_chat_template
@@ -22,18 +23,18 @@ def check_prompts(config: RunConfig) -> list[Problem]:
     """Problems of the training prompts, of their first row and of the chat template."""
     data = config.data
     problems = check_template(config)
-    if not data.rollout_global_dataset or data.prompt_data is None or only_evaluates(config):
+    if not data.rollout_global_dataset or only_evaluates(config):
         return problems
     # A source of the user reads the file in its way.
     is_read = data.data_source_path is None
-    keys = _row_keys(config, data.prompt_data, data.input_key, data.label_key)
-    return problems + check_file(
-        "data.prompt_data",
-        keys,
-        template=read_template(config, applies=config.data.apply_chat_template),
-        learns=learns_conversations(config),
-        is_read=is_read,
-    )
+    key = "data.prompt_data" if data.prompt_files is None else "data.prompt_files"
+    template = read_template(config, applies=config.data.apply_chat_template)
+    learns = learns_conversations(config)
+    return problems + [
+        problem
+        for path in prompt_paths(data)
+        for problem in check_file(key, _row_keys(config, path), template=template, learns=learns, is_read=is_read)
+    ]
 
 
 def check_template(config: RunConfig) -> list[Problem]:
@@ -72,18 +73,9 @@ def read_template(config: RunConfig, *, applies: bool) -> ChatTemplate | None:
     return None if folder is None else read_chat_template(folder)
 
 
-def _row_keys(config: RunConfig, path: str, input_key: str, label_key: str | None) -> DataConfig:
-    """The group `data` with another file and its fields."""
-    data = config.data
-    return DataConfig(
-        prompt_data=path,
-        input_key=input_key,
-        label_key=label_key,
-        metadata_key=data.metadata_key,
-        apply_chat_template=data.apply_chat_template,
-        apply_chat_template_kwargs=data.apply_chat_template_kwargs,
-        loss_mask_type=data.loss_mask_type,
-    )
+def _row_keys(config: RunConfig, path: str) -> DataConfig:
+    """The group `data` with one file."""
+    return replace(config.data, prompt_data=path, prompt_files=None, prompt_weights=None)
 
 
 def wrong_suffix(key: str, path: str) -> Problem:
@@ -98,17 +90,18 @@ def check_file(
     path = rows.prompt_data
     assert path is not None, "every evaluation set has a file"
     file = resolve_data_path(path)
-    if not file.is_file():
+    if is_missing(path):
         return [Problem(path=key, rule=FILE_EXISTS, value=path, fix=f"looked for {file.absolute()}")]
     if not is_read:
         return []
-    if file.suffix not in SUFFIXES:
-        return [wrong_suffix(key, path)]
-    if file.suffix == PARQUET and not is_installed("pyarrow"):
-        return []  # reported by the check of packages
     try:
-        check_first_row(rows, learns_conversations=learns, template=template)
+        if any(each.suffix == PARQUET for each in find_data_files(path)) and not is_installed("pyarrow"):
+            return []  # reported by the check of packages
+        check_first_rows(rows, learns_conversations=learns, template=template)
+    except BadRowError as error:
+        cause = " ".join(str(error).split())
+        return [Problem(path=key, rule="name a file whose rows can be used", value=path, fix=cause)]
     except (DataError, OSError) as error:
         cause = " ".join(str(error).split())
-        return [Problem(path=key, rule="name a file whose first row can be used", value=path, fix=cause)]
+        return [Problem(path=key, rule="name files that can be read", value=path, fix=cause)]
     return []

@@ -12,14 +12,13 @@ from enum import StrEnum
 from functools import partial
 from operator import attrgetter
 
-from rlscale.config import AttnImplementation, Device, OffloadMode, RunConfig, TrainBackendName
+from rlscale.config import AttnImplementation, Device, OffloadMode, RunConfig, TrainBackendName, prompt_paths
 from rlscale.config.errors import show
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.installed import installed_version, is_installed
 from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules import builtin_rewards, only_evaluates, uses_engines
-from rlscale.data.data_paths import resolve_data_path
-from rlscale.data.rows import PARQUET
+from rlscale.data.data_paths import is_parquet
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.megatron.versions import CPU_VERSION, version_problem
 
@@ -83,31 +82,29 @@ def _grades_with(key: str, names: Sequence[str], config: RunConfig) -> bool:
 
 
 def _trains_on_parquet(config: RunConfig) -> bool:
-    return config.data.rollout_global_dataset and not only_evaluates(config) and _is_parquet(config.data.prompt_data)
+    if not config.data.rollout_global_dataset or only_evaluates(config):
+        return False
+    return any(map(is_parquet, prompt_paths(config.data)))
 
 
 def _evaluates_on_parquet(config: RunConfig) -> bool:
     given = config.eval.prompt_data or []
     # Names and paths alternate; a single entry is a path.
     paths = given if len(given) == 1 else given[1::2]
-    return _evaluates(config) and config.eval.config is None and any(map(_is_parquet, paths))
+    return _evaluates(config) and config.eval.config is None and any(map(is_parquet, paths))
 
 
 def _evaluates_on_parquet_sets(config: RunConfig) -> bool:
     if not _evaluates(config) or config.eval.config is None:
         return False
     try:
-        return any(_is_parquet(each.path) for each in read_eval_file(config.eval.config))
+        return any(is_parquet(each.path) for each in read_eval_file(config.eval.config))
     except ConfigError:  # another check reports a file that cannot be read
         return False
 
 
 def _evaluates(config: RunConfig) -> bool:
     return config.eval.interval is not None and uses_engines(config)
-
-
-def _is_parquet(path: str | None) -> bool:
-    return path is not None and resolve_data_path(path).suffix == PARQUET
 
 
 def _needs_pyarrow(key: str, rule: str, instead: str, is_needed: Callable[[RunConfig], bool]) -> NeededPackage:
@@ -193,6 +190,7 @@ NEEDED_PACKAGES: tuple[NeededPackage, ...] = (
     ),
     *_needs_graders("reward.type", instead="choose reward=exact_match"),
     *_needs_graders("reward.functions", instead="name other rewards"),
+    *_needs_graders("data.reward_by_source", instead="name other rewards"),
     _needs_pyarrow("data.prompt_data", "end in .jsonl without {}", "convert it", _trains_on_parquet),
     _needs_pyarrow("eval.prompt_data", "name .jsonl files without {}", "convert them", _evaluates_on_parquet),
     _needs_pyarrow("eval.config", "name a file of .jsonl files without {}", "convert them", _evaluates_on_parquet_sets),

@@ -136,6 +136,24 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"data.start_rollout_id": 2, "data.num_rollout": 3},
     ),
     (
+        "weights_are_of_files",
+        {"data.prompt_weights": [1.0]},
+        "data.prompt_weights must be null without data.prompt_files, got [1.0]; remove it, or set",
+        {"data.prompt_weights": [1.0], "data.prompt_files": ["a.jsonl"]},
+    ),
+    (
+        "weights_are_of_files",
+        {"data.prompt_weights": [1.0, 0.0], "data.prompt_files": ["a.jsonl", "b.jsonl"]},
+        "data.prompt_weights must have 2 numbers above 0, one for each entry of data.prompt_files, got [1.0, 0.0]",
+        {"data.prompt_weights": [3.0, 1.0], "data.prompt_files": ["a.jsonl", "b.jsonl"]},
+    ),
+    (
+        "sources_have_known_rewards",
+        {"data.reward_by_source": {"gsm8k": "mth"}},
+        "data.reward_by_source.gsm8k must be one of exact_match, ",
+        {"data.reward_by_source": {"gsm8k": "math"}, "data.label_key": "label"},
+    ),
+    (
         "media_need_the_chat_template",
         {"data.multimodal_keys": {"image": "images"}},
         "data.apply_chat_template must be true with data.multimodal_keys, got false",

@@ -1,6 +1,8 @@
 """Checks of prompt files before Ray starts."""
 
+import gzip
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,11 @@ def test_the_file_exists_and_has_a_known_suffix(tmp_path: Path) -> None:
     gone, csv = tmp_path / "gone.jsonl", tmp_path / "a.csv"
     csv.touch()
     assert problems(str(gone)) == [f"data.prompt_data must name a file that exists, got {gone}; looked for {gone}"]
-    assert problems(str(csv)) == [f"data.prompt_data must end in .jsonl or .parquet, got {csv}; convert it"]
+    (problem,) = problems(str(csv))
+    assert problem.startswith(
+        f"data.prompt_data must name files that can be read, got {csv}; {csv} must end in .jsonl,"
+    )
+    assert problem.endswith(f"got '.csv'; convert it: rlscale-data convert {csv} {tmp_path / 'a.jsonl'}")
 
 
 @pytest.mark.parametrize(
@@ -43,14 +49,15 @@ def test_the_file_exists_and_has_a_known_suffix(tmp_path: Path) -> None:
         ({"prompt": "1"}, {}, "{row} must have a field 'input', got fields prompt; correct data.input_key or the file"),
         ({"input": "1"}, {}, "{row} must have a field 'label', got fields input; correct data.label_key or the file"),
         (
-            {"input": "1", "label": [2]},
+            {"input": "1", "label": [float("nan")]},
             {},
-            "{row} must have a string or number as label, got list under 'label'; correct data.label_key",
+            "{row} must have a JSON value as label under 'label', got [nan]; correct data.label_key or the file",
         ),
         (
             {"input": "1", "label": 1, "metadata": "x"},
             {},
-            "{row} must have an object as metadata, got str under 'metadata'; correct data.metadata_key or the file",
+            "{row} must have an object as metadata, or one as JSON text, got str under 'metadata'; correct "
+            "data.metadata_key or the file",
         ),
         (
             {"input": [{"role": "user", "content": "1"}], "label": 1},
@@ -79,12 +86,111 @@ def test_the_file_exists_and_has_a_known_suffix(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_row_fits_the_config(row: Any, values: Values, cause: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", row, "later rows are not read")
+    path = write(tmp_path / "a.jsonl", row, "a later row")
     expected = cause.format(row=f"{path} row 1")
-    rule = "data.prompt_data must name a file whose first row can be used, got"
+    rule = "data.prompt_data must name a file whose rows can be used, got"
     assert problems(path, values) == [f"{rule} {path}; {expected}"]
     # A source of the user reads the file in its way.
     assert problems(path, {**values, "data.data_source_path": "mine:Source"}) == []
+
+
+def write_bytes(file: Path, content: bytes) -> str:
+    file.write_bytes(content)
+    return str(file)
+
+
+def hostile(name: str, folder: Path) -> str:
+    """The path of a file that cannot be read."""
+    good = b'{"input": "1", "label": 1}\n'
+    match name:
+        case "fifo":
+            os.mkfifo(folder / "pipe.jsonl")
+            return str(folder / "pipe.jsonl")
+        case "folder":
+            (folder / "rows").mkdir()
+            write_bytes(folder / "rows" / "a.jsonl", good)
+            return str(folder / "rows")
+        case "slice":
+            return write_bytes(folder / "a.jsonl", good) + f"@[{10**23}:]"
+        case "no slice":
+            return write_bytes(folder / "a.jsonl", good) + "@[1,2]"
+        case "gzip":
+            return write_bytes(folder / "a.jsonl.gz", gzip.compress(good * 9)[:-12])
+        case "no gzip":
+            return write_bytes(folder / "a.jsonl.gz", good)
+        case "pretty":
+            return write_bytes(folder / "a.jsonl", json.dumps({"input": "1"}, indent=2).encode())
+        case "utf-16":
+            return write_bytes(folder / "a.jsonl", good.decode().encode("utf-16"))
+        case "glob":
+            return str(folder / "*.jsonl")
+    bad = {
+        "json": b'{"input": 1',
+        "list": b"[1]",
+        "type": b'{"input": 7, "label": 1}',
+        "nul": good.replace(b"1", b"\0"),
+        "only nul": b"\0" * 99,
+        "utf-8": b'{"input": "\xe9", "label": 1}',
+        "deep": b'{"input": ' + b"[" * 100_000,
+        "digits": b'{"input": ' + b"1" * 9999 + b"}",
+        "twice": b'{"input": "1", "input": "2", "label": 1}',
+        "empty": b'{"input": " ", "label": 1}',
+        "nan": b'{"input": "1", "label": NaN}',
+    }
+    return write_bytes(folder / "a.jsonl", good * 5 + b"\n" + bad[name] + b"\n" + good)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fifo", "pipe.jsonl must be a regular file, got a fifo, which can be read only once; copy it to a file: cat "),
+        ("folder", "rows must be a file, got a folder; name its files: {folder}/rows/*.jsonl (a.jsonl)"),
+        ("slice", "must have at least one usable prompt, got none; it has no rows"),
+        ("no slice", "must end in a slice as @[start:stop] or @[start:stop:step], got @[1,2]; write integers of at"),
+        ("gzip", "a.jsonl.gz must be a complete gzip file, got a damaged one"),
+        ("no gzip", "a.jsonl.gz must be a complete gzip file, got a damaged one"),
+        (
+            "pretty",
+            "row 1 must be a JSON object in one line, got '{{\\n' of a pretty-printed file; convert it: rlscale-data",
+        ),
+        ("utf-16", "row 1 must be a JSON object in UTF-8, got UTF-16; convert it: iconv -f utf-16 -t utf-8 {folder}"),
+        ("glob", "must match at least one file, got none for {folder}/*.jsonl; check the pattern"),
+        ("json", 'row 7 must be a JSON object, got \'{{"input": 1'),
+        ("list", "row 7 must be a JSON object, got list; write one object per line"),
+        ("type", "row 7 must have a string or a list of messages with `role` and `content` under 'input', got int"),
+        ("nul", "row 7 must be JSON without NUL characters, got"),
+        ("only nul", "row 7 must be JSON without NUL characters, got"),
+        ("utf-8", "row 7 must be a JSON object in UTF-8, got"),
+        ("deep", "row 7 must be a JSON object, got"),
+        ("digits", "row 7 must be a JSON object, got"),
+        ("twice", "row 7 must be an object that has each key once, got 'input' twice; remove one"),
+        ("empty", "row 7 must have a prompt of at least one token under 'input', got ' '; remove the row"),
+        ("nan", "row 7 must have a JSON value as label under 'label', got nan; correct data.label_key or the file"),
+    ],
+)
+def test_a_hostile_file_is_one_line_with_file_and_row(name: str, message: str, tmp_path: Path) -> None:
+    path = hostile(name, tmp_path)
+    (problem,) = problems(path)
+    assert "\n" not in problem and str(tmp_path) in problem and len(problem) < 800
+    assert message.format(folder=tmp_path) in problem
+    is_row = " row 7 " in problem or name == "utf-16"
+    # A bad row may be skipped, a bad file may not.
+    assert bool(problems(path, {"data.on_bad_row": "skip"})) != (is_row or name == "pretty")
+
+
+def test_bom_crlf_and_gzip_are_read(tmp_path: Path) -> None:
+    rows = b'\xef\xbb\xbf{"input": "1", "label": 1}\r\n\r\n{"input": "2", "label": 2}\r\n'
+    assert problems(write_bytes(tmp_path / "a.jsonl", rows)) == []
+    assert problems(write_bytes(tmp_path / "b.jsonl.gz", gzip.compress(rows))) == []
+
+
+def test_every_file_of_several_is_checked(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", {"input": "1", "label": 1})
+    second = write(tmp_path / "b.jsonl", {"input": "1"})
+    (problem,) = problems(first, {"data.prompt_files": [first, second, str(tmp_path / "a*.jsonl")]})
+    assert problem.startswith(
+        f"data.prompt_files must name a file whose rows can be used, got {second}; {second} row 1"
+    )
 
 
 def test_there_is_a_first_row(tmp_path: Path) -> None:
@@ -106,7 +212,7 @@ def test_parquet_is_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([{"input": "1", "label": 1}, {"input": None, "label": 1}]), path)
-    assert problems(str(path)) == []
+    assert problems(f"{path}@[:1]") == []
     assert "row 2 must have a field 'input'" in problems(f"{path}@[1:]")[0]
     path.write_text("no Parquet")
     assert "must be a readable Parquet file" in problems(str(path))[0]
@@ -139,7 +245,9 @@ STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('start with a us
 
 
 def test_the_tokenizer_has_a_template_that_accepts_the_row(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", {"input": [{"role": "system", "content": "1"}], "label": 1})
+    path = write(
+        tmp_path / "a.jsonl", {"input": [{"role": role, "content": "1"} for role in ("system", "user")], "label": 1}
+    )
     folder = model_folder(tmp_path / "model", None)
     values = {**CHAT, "model.build": None, "model.hf_checkpoint": str(folder)}
     assert problems(path, values) == [

@@ -1,0 +1,70 @@
+"""Checks of the first rows of prompt files, without a tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlscale.config import DataConfig, OnBadRow, prompt_paths
+from rlscale.data.row_table import first_rows
+from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
+from rlscale.data.rows import BadRowError, Row
+from rlscale.models.chat_template import ChatTemplate, TemplateRefusal, TemplateUnknown
+
+if TYPE_CHECKING:
+    from rlscale.data.conversations import Messages
+
+CHECKED_ROWS, CHECKED_BYTES = 2000, 1 << 23
+"""Rows and bytes of a path that are checked: the check takes less than a second."""
+
+
+def check_first_rows(config: DataConfig, *, learns_conversations: bool, template: ChatTemplate | None) -> None:
+    """Checks that the first rows of each path have the fields of the config, and the first the chat template's form.
+
+    With `data.on_bad_row=skip` only files are checked.
+
+    Args:
+        config: `prompt_data` or `prompt_files`, and the names of their fields.
+        learns_conversations: supervised training learns the answers of whole conversations.
+        template: of the model; None: not known here, or not used.
+
+    Raises:
+        DataError: a file cannot be read, has no rows, or a row cannot be used.
+    """
+    assert prompt_paths(config), "the caller has a file"
+    for path in prompt_paths(config):
+        is_first = True
+        try:
+            for row in first_rows(path, max_rows=CHECKED_ROWS, max_bytes=CHECKED_BYTES):
+                value = conversation_messages(row, config) if learns_conversations else prompt_value(row, config)
+                row_label(row, config)
+                row_metadata(row, config)
+                if is_first and template is not None and not isinstance(value, str):
+                    _check_template(row, value, config, template, is_conversation=learns_conversations)
+                is_first = False
+        except BadRowError:
+            if config.on_bad_row == OnBadRow.error:
+                raise
+
+
+def _check_template(
+    row: Row, messages: Messages, config: DataConfig, template: ChatTemplate, *, is_conversation: bool
+) -> None:
+    """Checks that the chat template accepts the messages of a row."""
+    tools = row_tools(row, config)
+    arguments: dict[str, Any] = {**config.apply_chat_template_kwargs, **({} if tools is None else {"tools": tools})}
+
+    def render(part: Messages, generation_prompt: bool) -> str:
+        return template.render(part, generation_prompt=generation_prompt, arguments=arguments)
+
+    try:
+        if is_conversation:
+            # Imported here: it imports numpy, which takes as long as all checks of most runs.
+            from rlscale.data.conversations import render_conversation
+
+            render_conversation(messages, kind=config.loss_mask_type, render=render, end_token=template.eos_token)
+        else:
+            render(messages, True)
+    except TemplateUnknown:
+        return
+    except (TemplateRefusal, ValueError) as error:
+        raise row.error(f"fit the chat template; {error}", reason="does not fit the chat template") from error
