@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, OnBadRow, prompt_paths
-from rlscale.data.row_table import first_rows
+from rlscale.data.file_starts import first_rows
 from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
 from rlscale.data.rows import BadRowError, Row
 from rlscale.models.chat_template import ChatTemplate, TemplateRefusal, TemplateUnknown

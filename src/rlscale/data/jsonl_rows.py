@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from typing import IO
 import numpy as np
 
 from rlscale.data.data_paths import GZ
-from rlscale.data.rows import MAX_ROW_BYTES, Row, parse_line
+from rlscale.data.rows import MAX_ROW_BYTES, SPACE, Row, parse_line
 from rlscale.errors import DataError
 
 STRIDE_ROWS, STRIDE_BYTES = 64, 1 << 16
@@ -31,7 +30,6 @@ MIN_FREE_BYTES = 1 << 30
 """Free space that decompression leaves on the disk of temporary files."""
 
 PROGRESS_BYTES = 1 << 32
-_SPACE = b" \t\r\n\v\f"
 _logger = logging.getLogger(__name__)
 
 
@@ -59,8 +57,8 @@ class JsonlRows:
         self._rows, self._offsets, self._numbers = array("q"), array("q"), array("q")
         self._num_rows, self.is_complete = 0, True
         self._last_strides = np.full((2, 1), -1)
+        self.num_bytes = 0  # of the part that is indexed
         self._index(max_rows)
-        self.num_bytes = self._lines.seek(0, io.SEEK_END)
 
     def __len__(self) -> int:
         return self._num_rows
@@ -76,7 +74,7 @@ class JsonlRows:
         skipped = index - self._rows[entry]
         self._lines.seek(self._offsets[entry])
         for offset, line in enumerate(_read_lines(self._lines)):
-            if not line.strip(_SPACE):
+            if not line.strip(SPACE):
                 continue
             if skipped == 0:
                 return line, self._numbers[entry] + offset
@@ -97,6 +95,7 @@ class JsonlRows:
             num_lines += starts.size
             is_start = bool(data[-1] == ord("\n"))
             position += data.size
+            self.num_bytes = position
             if max_rows is not None and self._num_rows >= max_rows:
                 self._num_rows, self.is_complete = max_rows, False
                 return
@@ -106,7 +105,7 @@ class JsonlRows:
     def _add_rows(self, data: np.ndarray, starts: np.ndarray, *, position: int, num_lines: int) -> None:
         """Adds the rows of lines that start in a block to the index."""
         # Only a line whose first byte is a space may be blank.
-        is_row = ~np.isin(data[starts], np.frombuffer(_SPACE, np.uint8))
+        is_row = ~np.isin(data[starts], np.frombuffer(SPACE, np.uint8))
         for doubtful in np.flatnonzero(~is_row):
             is_row[doubtful] = not self._is_blank(data, int(starts[doubtful]), position)
         rows = np.flatnonzero(is_row)
@@ -124,13 +123,13 @@ class JsonlRows:
     def _is_blank(self, data: np.ndarray, start: int, position: int) -> bool:
         end = np.flatnonzero(data[start : start + 4096] == ord("\n"))
         if end.size:
-            return not data[start : start + int(end[0])].tobytes().strip(_SPACE)
+            return not data[start : start + int(end[0])].tobytes().strip(SPACE)
         # A long line of spaces, or one that the block cuts: it is read from the file.
         before = self._lines.tell()
         self._lines.seek(position + start)
         line = self._lines.readline(MAX_ROW_BYTES)
         self._lines.seek(before)
-        return not line.strip(_SPACE)
+        return not line.strip(SPACE)
 
 
 def open_lines(file: Path) -> IO[bytes]:
@@ -156,33 +155,6 @@ def open_lines(file: Path) -> IO[bytes]:
                 target.write(block)
             target.seek(0)
             return target
-    except (BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{file} must be a complete gzip file, got a damaged one ({error}); copy it again") from error
-    except OSError as error:
-        raise DataError(f"{file} must be a file that can be read; {error}") from error
-
-
-def first_lines(file: Path, *, start: int, max_rows: int, max_bytes: int) -> Iterator[Row]:
-    """Parses the rows from `start` on, at most `max_rows` of them and `max_bytes`, without an index.
-
-    A row that does not end within the bytes is not parsed. A compressed file is decompressed only that far.
-
-    Raises:
-        BadRowError, DataError: a row is no JSON object; the file cannot be read.
-    """
-    try:
-        with GzipFile(file) if file.suffix == GZ else file.open("rb") as lines:
-            index = 0
-            for number in range(1, start + max_rows + 1_000_000):
-                line = lines.readline(max_bytes)
-                max_bytes -= len(line)
-                if not line or max_bytes <= 0 or index >= start + max_rows:
-                    return
-                if not line.strip(_SPACE):
-                    continue
-                if index >= start:
-                    yield parse_line(line, file=file, index=index, number=number)
-                index += 1
     except (BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{file} must be a complete gzip file, got a damaged one ({error}); copy it again") from error
     except OSError as error:

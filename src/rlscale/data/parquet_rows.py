@@ -41,8 +41,9 @@ class ParquetRows:
             check_unique_names(table.schema_arrow.names, file)
             self._stops: list[int] = []  # of the batches: the number of rows up to its end
             self._batches = self._copy(table, columns, table.metadata.num_rows if max_rows is None else max_rows)
-            self.is_complete = len(self) == table.metadata.num_rows
-        self.num_bytes = file.stat().st_size
+            num_rows = table.metadata.num_rows
+            self.is_complete = len(self) == num_rows
+        self.num_bytes = file.stat().st_size * len(self) // max(num_rows, 1)  # about those of the rows that are read
 
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0

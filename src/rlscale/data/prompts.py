@@ -27,6 +27,8 @@ FIRST_ROWS = 256
 """Rows at the start of each larger file that are checked before the run."""
 
 CHUNK_ROWS = 1024
+MAX_REMEMBERED = 100_000
+"""Dropped rows of large files that later epochs do not read again: some 50 MB of memory."""
 
 
 def load_prompts(
@@ -92,6 +94,7 @@ class FilePromptSource:
             self._known = _read_all(self._table, self._reader, self._dropped)
         else:
             self._known = _read_first(self._table, self._reader)
+        self._unusable: dict[int, DroppedRow] = {}  # of large files: rows that need not be read again
         self._order = self._make_order(config.prompt_weights, seed=rollout.seed, shuffle=rollout.shuffle)
 
     def __len__(self) -> int:
@@ -120,9 +123,11 @@ class FilePromptSource:
             found = self._read(rows)
             dropped = [each for each in found if isinstance(each, DroppedRow)]
             prompts += [each for each in found if isinstance(each, Prompt)]
-            failed = [*failed, *dropped] if len(dropped) == len(found) else dropped
+            failed = [*failed, *dropped] if len(dropped) == len(found) else []
             self._order.give_up([each.number for each in dropped])
-            self._dropped.when_drawn(dropped)
+            self._dropped.when_drawn([each for each in dropped if each.number not in self._unusable])
+            if len(self._unusable) < MAX_REMEMBERED:
+                self._unusable.update((each.number, each) for each in dropped)
             if len(failed) >= len(self):
                 raise no_usable_rows(self._name, failed)
         return prompts
@@ -152,7 +157,9 @@ class FilePromptSource:
     def _read(self, rows: Sequence[int]) -> list[Prompt | DroppedRow]:
         if self._is_read:
             return [self._known[row] for row in rows]
-        return self._reader.read(rows, self._table.row)
+        unread = [row for row in rows if row not in self._unusable]
+        found = iter(self._reader.read(unread, self._table.row))
+        return [self._unusable[row] if row in self._unusable else next(found) for row in rows]
 
     def _make_order(self, weights: Sequence[float] | None, *, seed: int, shuffle: bool) -> PlainOrder | WeightedOrder:
         if weights is None:

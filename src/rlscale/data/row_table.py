@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from rlscale.data.data_paths import PARQUET, find_data_files, row_slice
-from rlscale.data.jsonl_rows import JsonlRows, first_lines
-from rlscale.data.parquet_rows import ParquetRows, first_parquet_rows
-from rlscale.data.rows import Row
-from rlscale.errors import DataError, count_noun
-
-MAX_SKIPPED_ROWS = 1000
+from rlscale.data.jsonl_rows import JsonlRows
+from rlscale.data.parquet_rows import ParquetRows
+from rlscale.data.rows import Row, no_rows
+from rlscale.errors import count_noun
 
 _logger = logging.getLogger(__name__)
 
@@ -100,42 +98,6 @@ class RowTable:
         # Files without rows have the same first row as the next one.
         row = self._files[file].row(index - self._first_rows[file])
         return replace(row, index=index)
-
-
-def first_rows(path: str, *, max_rows: int, max_bytes: int) -> Iterator[Row]:
-    """The first rows that a path selects, as far as they are found in the first bytes of its first file.
-
-    Far into a large file, or from its end, other rows stand for those of the slice: finding them may take minutes.
-
-    Raises:
-        DataError: as RowTable.
-    """
-    rows = row_slice(path)
-    start, stop = rows.start or 0, rows.stop
-    is_near = 0 <= start <= MAX_SKIPPED_ROWS and (rows.step or 1) > 0
-    if is_near and stop is not None and stop >= 0:
-        max_rows = min(max_rows, max(0, stop - start))
-    files = find_data_files(path)
-    if not is_near and sum(file.stat().st_size for file in files) <= max_bytes:
-        table = RowTable([path])
-        yield from (table.row(number) for number in range(min(max_rows, len(table))))
-        return
-    start = start if is_near else 0
-    for file in files:
-        found = False
-        read = first_parquet_rows if file.suffix == PARQUET else first_lines
-        limits = {"max_rows": max_rows} if file.suffix == PARQUET else {"max_rows": max_rows, "max_bytes": max_bytes}
-        for row in read(file, start=start, **limits):
-            found = True
-            yield row
-        if found or file.stat().st_size > max_bytes:
-            return
-    raise no_rows(path)
-
-
-def no_rows(path: str) -> DataError:
-    """The error that a path selects no rows."""
-    return DataError(f"{path} must have at least one usable prompt, got none; it has no rows")
 
 
 def read_rows(path: str) -> Iterator[Row]:

@@ -11,6 +11,9 @@ from rlscale.errors import DataError
 MAX_ROW_BYTES = 1 << 28
 """Longest line that is parsed: 256 MiB."""
 
+SPACE = b" \t\r\n\v\f"
+"""A line of only these bytes is blank."""
+
 _SHOWN = 60
 _MISSING = object()
 _BYTE_ORDER_MARKS = {
@@ -115,6 +118,11 @@ def parse_line(line: bytes, *, file: Path, index: int, number: int) -> Row:
     if repeated:
         raise error(f"an object that has each key once, got {repeated[0]!r} twice; remove one", "duplicate keys")
     return Row(index=index, place=place, fields=fields)
+
+
+def no_rows(path: str) -> DataError:
+    """The error that a path selects no rows."""
+    return DataError(f"{path} must have at least one usable prompt, got none; it has no rows")
 
 
 def check_unique_names(names: Sequence[str], file: Path) -> None:

@@ -134,3 +134,16 @@ def test_files_are_mixed_by_weight(
     assert sorted(texts(mixed(), 10)) == sorted({*ones, *twos})
     with pytest.raises(ConfigError, match=r"data\.prompt_weights must have the 2 weights of the resumed run, got 0"):
         mixed().load_state_dict(found.state_dict() | {"num_prompts": len(mixed())})
+
+
+def test_a_dropped_row_is_read_and_counted_once(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = source(write_jsonl(*[{"input": "1"}] * 3, {"input": "12345"}), tokenizer, rollout={"max_prompt_len": 3})
+    assert texts(found, 30) == ["1"] * 30
+    assert found.num_dropped == {"longer than rollout.max_prompt_len": 1}
+    # A row that is not remembered is read and counted in each epoch.
+    monkeypatch.setattr(prompts, "MAX_REMEMBERED", 0)
+    found = source(write_jsonl(*[{"input": "1"}] * 3, {"input": "12345"}), tokenizer, rollout={"max_prompt_len": 3})
+    assert texts(found, 30) == ["1"] * 30
+    assert found.num_dropped["longer than rollout.max_prompt_len"] in (9, 10)

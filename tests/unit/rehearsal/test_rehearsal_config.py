@@ -49,7 +49,7 @@ def test_data_that_exists_is_used_and_missing_data_is_generated(tmp_path: Path) 
     mine.write_text('{"prompt": "1+1=", "label": "2"}\n')
     given = (f"data.prompt_data={mine}", 'eval.prompt_data=[aime, "missing/aime.jsonl@[100:200]"]')
     files = stand_in_data(loaded("qwen3_4b_grpo", *given), tmp_path / "made")
-    assert files.train == str(mine)
+    assert files.train == (str(mine),)
     made = str(tmp_path / "made" / "eval_aime.jsonl")
     assert files.evaluation == ("aime", f"{made}@[100:200]")
     assert files.generated == {"missing/aime.jsonl@[100:200]": f"{made}@[100:200]"}
