@@ -125,9 +125,10 @@ class FilePromptSource:
             prompts += [each for each in found if isinstance(each, Prompt)]
             failed = [*failed, *dropped] if len(dropped) == len(found) else []
             self._order.give_up([each.number for each in dropped])
-            self._dropped.when_drawn([each for each in dropped if each.number not in self._unusable])
+            new = {each.number: each for each in dropped if each.number not in self._unusable}
+            self._dropped.when_drawn(list(new.values()))
             if len(self._unusable) < MAX_REMEMBERED:
-                self._unusable.update((each.number, each) for each in dropped)
+                self._unusable |= new
             if len(failed) >= len(self):
                 raise no_usable_rows(self._name, failed)
         return prompts
@@ -157,9 +158,10 @@ class FilePromptSource:
     def _read(self, rows: Sequence[int]) -> list[Prompt | DroppedRow]:
         if self._is_read:
             return [self._known[row] for row in rows]
-        unread = [row for row in rows if row not in self._unusable]
-        found = iter(self._reader.read(unread, self._table.row))
-        return [self._unusable[row] if row in self._unusable else next(found) for row in rows]
+        # A small file of several may come more than once in one call.
+        unread = list(dict.fromkeys(row for row in rows if row not in self._unusable))
+        found = dict(zip(unread, self._reader.read(unread, self._table.row), strict=True))
+        return [self._unusable[row] if row in self._unusable else found[row] for row in rows]
 
     def _make_order(self, weights: Sequence[float] | None, *, seed: int, shuffle: bool) -> PlainOrder | WeightedOrder:
         if weights is None:
