@@ -40,8 +40,7 @@ def first_rows(path: str, *, max_rows: int, max_bytes: int) -> Iterator[Row]:
     for file in files:
         found = False
         read = first_parquet_rows if file.suffix == PARQUET else first_lines
-        limits = {"max_rows": max_rows} if file.suffix == PARQUET else {"max_rows": max_rows, "max_bytes": max_bytes}
-        for row in read(file, start=start, **limits):
+        for row in read(file, start=start, max_rows=max_rows, max_bytes=max_bytes):
             found = True
             yield row
         if found or file.stat().st_size > max_bytes:

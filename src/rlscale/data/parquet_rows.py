@@ -16,6 +16,7 @@ BATCH_ROWS = 256
 """Rows that are decoded at once: the memory of a conversion is that of so many rows and a page of each column."""
 
 BUFFER_BYTES = 1 << 20
+FIRST_BATCH_ROWS = 8
 
 
 class ParquetRows:
@@ -81,12 +82,19 @@ class ParquetRows:
             return pyarrow.ipc.open_file(pyarrow.memory_map(target.name))
 
 
-def first_parquet_rows(file: Path, *, start: int, max_rows: int) -> Iterator[Row]:
-    """The rows from `start` on, at most `max_rows`, without a copy of the file. Raises DataError as ParquetRows."""
+def first_parquet_rows(file: Path, *, start: int, max_rows: int, max_bytes: int) -> Iterator[Row]:
+    """The rows from `start` on, at most `max_rows` and `max_bytes`, without a copy of the file.
+
+    Raises:
+        DataError: as ParquetRows.
+    """
     with _reading(file) as parquet, parquet.ParquetFile(file, buffer_size=BUFFER_BYTES) as table:
         check_unique_names(table.schema_arrow.names, file)
         index = 0
-        for batch in table.iter_batches(1 if max_rows == 1 else BATCH_ROWS):
+        for batch in table.iter_batches(FIRST_BATCH_ROWS):
+            max_bytes -= batch.nbytes
+            if max_bytes <= 0 and index > 0:
+                return
             for fields in batch.to_pylist():
                 if index >= start + max_rows:
                     return

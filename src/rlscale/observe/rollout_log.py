@@ -119,7 +119,7 @@ class RolloutLog:
             "row": sample.prompt.index,
             "status": str(sample.status),
             "reward": sample.reward,
-            "label": sample.prompt.label,
+            "label": sample.prompt.label_text,
             "prompt": sample.prompt.text,
             "response": sample.response,
             "token_ids": sample.response_ids,
