@@ -159,7 +159,7 @@ def _load(
 
 def _export(source: EvalSource, target: Path, config: RunConfig) -> None:
     from rlscale.models.resolve_model import resolve_model
-    from rlscale.training.export_checkpoint import export_checkpoint
+    from rlscale.driver.export_checkpoint import export_checkpoint
 
     assert source.checkpoint is not None, "the caller checks it"
     model = resolve_model(config.model)

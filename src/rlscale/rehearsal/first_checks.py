@@ -82,7 +82,9 @@ def _check_formats(config: RunConfig) -> list[Problem]:
     if config.data.data_source_path is not None:  # it reads the prompts in its way
         missing = [each for each in missing if each.path != "data.prompt_data"]
     return [
-        wrong_suffix(each.path, each.value) for each in missing if not resolve_data_path(each.value).name.endswith(SUFFIXES)
+        wrong_suffix(each.path, each.value)
+        for each in missing
+        if not resolve_data_path(each.value).name.endswith(SUFFIXES)
     ]
 
 

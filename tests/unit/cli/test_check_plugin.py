@@ -7,7 +7,7 @@ from rlscale.plugins.contracts import CONTRACTS
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["my_reward:score"], "--kind must be set, got nothing; one of data_source"),
+        (["my_reward:score"], "--kind must be set, got nothing; one of loss, data_source"),
         (["--kind", "reward"], "MODULE:NAME must be one function, got nothing"),
         (["a:b", "c:d", "--kind=reward"], "MODULE:NAME must be one function, got a:b c:d"),
         (["a:b", "--kind", "rewrd"], "got rewrd; did you mean reward?"),

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rlscale.config import load_config
+from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.wiring import build_hooks, build_source, build_user_rollout
 from rlscale.errors import HookError
@@ -63,7 +64,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_generate_function_has_its_limit(tmp_path: Path, pool: EnginePool) -> None:
     run = prepared(tmp_path, "sampling.custom_generate_function_path=user_code_of_wiring:generate")
     with RewardRunner(lambda sample: 1.0) as rewards:
-        source = build_source(run, pool, rewards)
+        source = build_source(run, pool, OpenRewards(training=rewards))
         ((index, prompt),) = await source.draw(0, 1)
         group = await source.group(index, prompt, oldest=0, newest=0)
     messages = [failed.failure.message for failed in group.failed if failed.failure is not None]
@@ -77,7 +78,7 @@ async def test_filters_and_hooks_have_their_limit(tmp_path: Path, pool: EnginePo
     with pytest.raises(HookError, match=rf"sampling\.sample_filter_path {message}"):
         await build_hooks(run).finish([], [])
     with RewardRunner(lambda sample: 1.0) as rewards:
-        source = build_source(run, pool, rewards)
+        source = build_source(run, pool, OpenRewards(training=rewards))
         ((index, prompt),) = await source.draw(0, 1)
         group = await source.group(index, prompt, oldest=0, newest=0)
         verdict = source.reason_to_drop(group)

@@ -131,7 +131,7 @@ def test_keys_that_slime_never_reads_are_reported(tmp_path: Path, caplog: pytest
             "have a label_key for",
         ),
         ({"path": "gone.jsonl"}, (), "eval.config must name a file that exists, got gone.jsonl"),
-        ({"input_key": "nothing"}, (), "eval.config must name a file whose first row can be used"),
+        ({"input_key": "nothing"}, (), "eval.config must name a file whose rows can be used"),
     ],
 )
 def test_problems_of_a_set_are_found_before_a_run(

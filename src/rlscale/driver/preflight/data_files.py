@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from rlscale.config import DataConfig, RunConfig, prompt_paths
@@ -74,8 +73,19 @@ def read_template(config: RunConfig, *, applies: bool) -> ChatTemplate | None:
 
 
 def _row_keys(config: RunConfig, path: str) -> DataConfig:
-    """The group `data` with one file."""
-    return replace(config.data, prompt_data=path, prompt_files=None, prompt_weights=None)
+    """The group `data` with one file. Field by field: a check records the keys that it reads."""
+    data = config.data
+    return DataConfig(
+        prompt_data=path,
+        input_key=data.input_key,
+        label_key=data.label_key,
+        tool_key=data.tool_key,
+        metadata_key=data.metadata_key,
+        on_bad_row=data.on_bad_row,
+        apply_chat_template=data.apply_chat_template,
+        apply_chat_template_kwargs=data.apply_chat_template_kwargs,
+        loss_mask_type=data.loss_mask_type,
+    )
 
 
 def wrong_suffix(key: str, path: str) -> Problem:

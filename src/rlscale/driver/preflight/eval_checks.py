@@ -9,7 +9,6 @@ from rlscale.config import RunConfig
 from rlscale.config.resolve.eval_sets import EvalSetConfig, eval_sets
 from rlscale.config.rules import uses_engines
 from rlscale.config.rules.rewards import WITHOUT_LABELS
-from rlscale.config.unsupported import supported_values
 from rlscale.driver.preflight.data_files import check_file, read_template
 from rlscale.driver.preflight.model_sources import starting_folder
 from rlscale.errors import ConfigError, Problem
@@ -31,7 +30,7 @@ def check_eval_sets(config: RunConfig) -> list[Problem]:
         template = read_template(config, applies=rows.apply_chat_template)
         key = "eval.prompt_data" if config.eval.config is None else KEY
         problems += check_file(key, rows, template=template)
-        problems += [*_template_problems(each, config), *_label_problems(each, config), *_tool_problems(each)]
+        problems += [*_template_problems(each, config), *_label_problems(each, config)]
     return problems
 
 
@@ -76,13 +75,6 @@ def _label_problems(each: EvalSetConfig, config: RunConfig) -> Iterator[Problem]
     if each.data(config.data).label_key is None:
         rule, fix = f"have a label_key for the set {each.name}, whose rm_type is {name}", "add label_key, or set"
         yield Problem(path=KEY, rule=rule, value="null", fix=f"{fix} eval.label_key to the field with the answer")
-
-
-def _tool_problems(each: EvalSetConfig) -> Iterator[Problem]:
-    known = supported_values().get("eval.tool_key")
-    if known is not None and each.own.tool_key is not None:
-        rule = f"have no tool_key of the set {each.name} (not supported yet: {known.feature})"
-        yield Problem(path=KEY, rule=rule, value=each.own.tool_key, fix=known.fix)
 
 
 def _function_problems(each: EvalSetConfig, config: RunConfig) -> list[Problem]:

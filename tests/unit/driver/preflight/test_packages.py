@@ -72,6 +72,18 @@ CASES: list[tuple[str, Values, str]] = [
         "'rlscale[ifbench]', or name other rewards",
     ),
     (
+        "math_verify",
+        {"data.reward_by_source": {"a": "gpqa"}},
+        'data.reward_by_source must have its library math-verify, got {"a": "gpqa"}; pip install \'rlscale[math]\', or '
+        "name other rewards",
+    ),
+    (
+        "if_verifiable",
+        {"data.reward_by_source": {"a": "f1", "b": "ifbench"}},
+        'data.reward_by_source must have its library if-verifiable, got {"a": "f1", "b": "ifbench"}; pip install '
+        "'rlscale[ifbench]', or name other rewards",
+    ),
+    (
         "pyarrow",
         {"data.prompt_data": "train.parquet@[:8]"},
         "data.prompt_data must end in .jsonl without pyarrow, got train.parquet@[:8]; pip install 'rlscale[parquet]', "
