@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("plugins",),
     ("data", "rewards", "observe"),
-    ("rollout", "engines", "training", "weights", "checkpoint"),
+    ("rollout", "engines", "services", "training", "weights", "checkpoint"),
     ("evaluation", "worker"),
     ("control",),
     ("cluster",),

@@ -9,6 +9,7 @@ Exception
     ├── RewardError      a reward raised or returned no finite number; names the sample
     ├── HookError        another function of the user failed; names its key, file and line
     ├── EngineError      an engine rejected a request or did not respond
+    ├── ServiceError     a service of the run (buffer.url) rejected a request or did not respond
     ├── WeightSyncError  weights on an engine differ from those of the trainer; names tensor or engine
     ├── FailureShareError  too many trajectories failed; carries the commonest cause
     ├── EmptyRolloutError  filters dropped every group for long
@@ -96,6 +97,10 @@ class HookError(RuntimeError):
 
 class EngineError(RuntimeError):
     """An engine rejected a request or could not be reached; the message names engine, endpoint and status."""
+
+
+class ServiceError(RuntimeError):
+    """A service that the run uses rejected a request or could not be reached; the message names its key and URL."""
 
 
 class WeightSyncError(RuntimeError):

@@ -305,6 +305,7 @@ class CollectSettings:
     """
 
     num_groups: int | None = None
+    max_groups: int | None = None  # kept if as many are finished when the rollout has num_groups; None: num_groups
     wave: int = 1  # groups in flight at the beginning, and drawn at once when some are missing
     takes_first_finished: bool = False  # partial rollouts
     in_rounds: bool = False  # partial rollouts: groups are finished, or return unfinished, together

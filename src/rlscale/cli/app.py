@@ -30,6 +30,7 @@ from rlscale.errors import (
     HookError,
     Problem,
     RewardError,
+    ServiceError,
     StalenessError,
     WeightSyncError,
     WorkerError,
@@ -39,7 +40,7 @@ from rlscale.secrets import redact_yaml
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 RUN_FAILURES = (
-    *(WorkerError, EngineError, WeightSyncError, RewardError, HookError, CheckError),
+    *(WorkerError, EngineError, ServiceError, WeightSyncError, RewardError, HookError, CheckError),
     *(FailureShareError, EmptyRolloutError, StalenessError),
 )
 """Failures whose message names the cause; any other exception is a defect of rlscale and keeps its traceback."""

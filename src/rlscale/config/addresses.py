@@ -1,4 +1,4 @@
-"""The form of addresses in the config: `host:port`, with an IPv6 address in brackets."""
+"""The form of addresses in the config: `host:port`, with an IPv6 address in brackets, and URLs of servers."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def public_url(text: str) -> str:
     """A URL without user, password and query."""
     scheme, separator, server = text.rpartition("://")
     return scheme + separator + server.rpartition("@")[2].partition("?")[0]
+
+
+def is_plain_url(text: str) -> bool:
+    """Whether `text` is the URL of a server, perhaps with a login and a path, and without a query."""
+    return is_url(text) and not urlsplit(text).query and not urlsplit(text).fragment
 
 
 def _without_url(text: str) -> str:

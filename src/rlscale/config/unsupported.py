@@ -51,19 +51,6 @@ UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
         fix="remove it; router.enabled=true starts sglang-router",
         keys=("router.use_middleware_router", "router.middleware_paths"),
     ),
-    UnsupportedFeature(
-        name="trajectories from a service",
-        keys=(
-            "buffer.url",
-            "buffer.fetch_trajectory_retry_times",
-            "buffer.min_batch_collection_ratio",
-            "buffer.task_type",
-        ),
-    ),
-    UnsupportedFeature(
-        name="requests through a proxy or from several nodes",
-        keys=("network.http_proxy", "network.use_distributed_post"),
-    ),
 )
 
 

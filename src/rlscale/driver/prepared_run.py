@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture, ForwardCost
 from rlscale.config import LossType, RewardConfig, RewardType, RunConfig, prompts_name
 from rlscale.config.resolve.eval_sets import eval_sets
-from rlscale.config.rules import has_reward_engines, only_evaluates, uses_engines
+from rlscale.config.rules import has_reward_engines, only_evaluates, scores_samples, uses_engines
 from rlscale.data.prompts import FilePromptSource
 from rlscale.data.source import NoPrompts, build_prompt_source
 from rlscale.driver.substitutes import Substitutes
@@ -127,7 +127,7 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         if is_sft
         else None,
         replay=_open_replay(config),
-        reward=_prepare_reward(config, args, prompts, evaluated) if uses_engines(config) else None,
+        reward=_prepare_reward(config, args, prompts, evaluated) if scores_samples(config) else None,
         eval_sets=evaluated,
         num_rollouts=_num_rollouts(config, per_epoch),
         rollouts_per_epoch=per_epoch,

@@ -223,7 +223,7 @@ class Run:
     ) -> TrainingLoop:
         prepared = self._prepared
         deps = LoopDeps(
-            source=build_source(prepared, pool, rewards),
+            source=build_source(prepared, pool, rewards, folder=self._folder.path),
             trainers=trainers,
             store=self._store,
             observer=self._observer,
@@ -251,7 +251,7 @@ class Run:
         ):
             with open_rewards(self._prepared, engines.judge) as rewards:
                 assert pool is not None, "generation needs engines"
-                source = build_source(self._prepared, pool, rewards)
+                source = build_source(self._prepared, pool, rewards, folder=self._folder.path)
                 for rollout_id in range(start.progress.next_rollout):
                     source.next_prompts(rollout_id)
                 deps = RolloutOnlyDeps(

@@ -7,10 +7,11 @@ from pathlib import Path
 from rlscale.cluster.ray_session import Bundles
 from rlscale.config import LossType
 from rlscale.config.groups.algo import compares_policies
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import reads_buffer, uses_engines
 from rlscale.control.engine_sleep import released_engines
 from rlscale.control.loop_config import LoopConfig
 from rlscale.control.rollout_hooks import RolloutHooks
+from rlscale.driver.buffer_source import build_buffer_source
 from rlscale.driver.external_engines import are_local
 from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
@@ -45,13 +46,21 @@ def build_loop_config(prepared: PreparedRun) -> LoopConfig:
     )
 
 
-def build_source(prepared: PreparedRun, pool: EnginePool | None, rewards: OpenRewards | None) -> RolloutSource:
-    """Labels, saved rollouts, or rollouts that the engines generate."""
-    given = prepared.sft or prepared.replay
+def build_source(
+    prepared: PreparedRun, pool: EnginePool | None, rewards: OpenRewards | None, *, folder: Path
+) -> RolloutSource:
+    """Labels, saved rollouts, rollouts of the buffer service, or rollouts that the engines generate.
+
+    Args:
+        folder: of the run.
+    """
+    given, config = prepared.sft or prepared.replay, prepared.config
     if given is not None:
         return given
-    assert pool is not None and rewards is not None, "generation needs engines"
-    config = prepared.config
+    assert pool is not None, "generation needs engines"
+    if reads_buffer(config):
+        return build_buffer_source(prepared, pool, folder=folder, filters=_load_filters(prepared))
+    assert rewards is not None, "samples of engines need rewards"
     return GeneratedRollouts(
         prompts=prepared.prompts,
         sessions=SessionFactory(

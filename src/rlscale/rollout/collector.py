@@ -188,7 +188,7 @@ class Collector:
 
     async def _end(self) -> None:
         """Stops what is in flight, and moves everything beyond the size of the rollout to the surplus."""
-        size, self.is_stopping = self._settings.num_groups, True
+        size, self.is_stopping = self._settings.max_groups or self._settings.num_groups, True
         while self._in_flight:
             if self._settings.takes_first_finished:
                 await self._stop([group.index for group in self._in_flight.values()])

@@ -12,6 +12,7 @@ from itertools import accumulate
 from rlscale.config.rules import (
     algo,
     batch,
+    buffer,
     critic,
     data,
     debug,
@@ -21,6 +22,7 @@ from rlscale.config.rules import (
     library_args,
     megatron,
     model,
+    network,
     optim,
     parallel,
     placement,
@@ -47,8 +49,10 @@ from rlscale.config.rules.conditions import (
     overlaps,
     pipeline_stages,
     ranks_per_model,
+    reads_buffer,
     resolve_decoupled_loss,
     reward_engine_kind,
+    scores_samples,
     uses_engines,
     uses_router,
 )
@@ -81,8 +85,10 @@ __all__ = [
     "overlaps",
     "pipeline_stages",
     "ranks_per_model",
+    "reads_buffer",
     "resolve_decoupled_loss",
     "reward_engine_kind",
+    "scores_samples",
     "uses_engines",
     "uses_router",
     "warn_algo",
@@ -109,6 +115,8 @@ MODULES = (
     rewards,
     reward_functions,
     judge,
+    buffer,
+    network,
     debug,
 )
 """Modules with rules, in the order in which their problems are reported."""
@@ -137,6 +145,8 @@ IGNORED: tuple[IgnoredKey, ...] = (
     # Entries about partial runs come after those of a single group, except for the optimiser.
     *rewards.IGNORED,
     *judge.IGNORED,
+    *buffer.IGNORED,
+    *network.IGNORED,
     *debug.IGNORED,
     *debug.PARTIAL_RUN,
     *optim.IGNORED,

@@ -44,6 +44,16 @@ def only_evaluates(config: RunConfig) -> bool:
     return config.debug.rollout_only and config.data.num_rollout == 0
 
 
+def reads_buffer(config: RunConfig) -> bool:
+    """Whether the groups of the run are those that other processes submit to `buffer.url`."""
+    return config.buffer.url is not None and uses_engines(config) and not is_sft(config)
+
+
+def scores_samples(config: RunConfig) -> bool:
+    """Whether the run computes rewards: for its samples, or for an evaluation."""
+    return uses_engines(config) and (not reads_buffer(config) or config.eval.interval is not None)
+
+
 def builtin_rewards(config: RunConfig) -> dict[str, str]:
     """The built-in rewards that score samples, by the key that names each."""
     reward = config.reward

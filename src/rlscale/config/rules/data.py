@@ -137,9 +137,4 @@ IGNORED: tuple[IgnoredKey, ...] = (
         when=lambda config: not learns_conversations(config),
         why="supervised training learns labels (data.label_key) instead of whole conversations",
     ),
-    IgnoredKey(
-        names=("buffer.fetch_trajectory_retry_times", "buffer.min_batch_collection_ratio", "buffer.task_type"),
-        when=lambda config: config.buffer.url is None,
-        why="buffer.url is not set",
-    ),
 )

@@ -9,7 +9,7 @@ from rlscale.config.errors import show
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.keys import keys
 from rlscale.config.resolve.eval_file import read_eval_file
-from rlscale.config.rules.conditions import builtin_rewards, is_sft, uses_engines
+from rlscale.config.rules.conditions import builtin_rewards, is_sft, scores_samples, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
@@ -25,7 +25,7 @@ WITHOUT_LABELS = (
 def is_single(config: RunConfig) -> bool:
     """Whether `reward.type` scores the samples, or must be set for that."""
     reward = config.reward
-    return reward.custom_path is None and not reward.functions and uses_engines(config)
+    return reward.custom_path is None and not reward.functions and scores_samples(config)
 
 
 @rule

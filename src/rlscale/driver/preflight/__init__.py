@@ -27,6 +27,7 @@ from rlscale.config.rules import (
     uses_engines,
 )
 from rlscale.config.user_functions import check_hooks
+from rlscale.driver.preflight.buffer_service import check_buffer
 from rlscale.driver.preflight.data_files import check_prompts, check_replay
 from rlscale.driver.preflight.eval_checks import check_eval_functions, check_eval_sets
 from rlscale.driver.preflight.model_sources import (
@@ -166,6 +167,7 @@ CHECKS: tuple[Check, ...] = (
     check_logging,
     check_sglang,
     check_external,
+    check_buffer,
     check_cluster,
     check_warmup,
     check_hooks,

@@ -1,0 +1,38 @@
+"""Rules about HTTP requests."""
+
+from __future__ import annotations
+
+from rlscale.config.addresses import is_http_url, without_login
+from rlscale.config.rules.conditions import is_sft, reads_buffer, uses_engines, uses_external_engines
+from rlscale.config.rules.rule import IgnoredKey, rule
+from rlscale.config.run_config import RunConfig
+from rlscale.errors import Problem
+
+
+@rule
+def proxy_is_a_url(config: RunConfig) -> list[Problem]:
+    proxy = config.network.http_proxy
+    if proxy is None or (is_http_url(proxy) and proxy.startswith("http://")):
+        return []
+    rule, fix = "be http://<host>:<port>", "write e.g. http://10.0.0.1:3128"
+    return [Problem(path="network.http_proxy", rule=rule, value=without_login(proxy), fix=fix)]
+
+
+def uses_proxy(config: RunConfig) -> bool:
+    """Whether the run sends requests to servers that it did not start."""
+    asks_servers = uses_external_engines(config) and uses_engines(config)
+    return asks_servers or reads_buffer(config) or (config.reward.url is not None and uses_engines(config))
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("network.http_proxy",),
+        when=lambda config: not uses_proxy(config),
+        why="the run sends no request to servers that it did not start",
+    ),
+    IgnoredKey(
+        names=("network.use_distributed_post",),
+        when=lambda config: not uses_engines(config) or is_sft(config) or reads_buffer(config),
+        why="the run sends no generation requests",
+    ),
+)
