@@ -455,6 +455,7 @@ class EngineAddress:
     url: str
     num_ranks: int = 1  # processes that join a weight group
     api_key: str | None = field(default=None, repr=False)
+    proxy: str | None = field(default=None, repr=False)  # HTTP proxy on the way to it; None: direct requests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,11 +6,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rlscale.config import RunConfig
+from rlscale.config.addresses import proxy_for
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.engines.server.http_server import is_loopback
 from rlscale.models.hf_models import load_hf_fields
 from rlscale.rollout.buffered import BufferedRollouts, TrajectoryLimits
 from rlscale.rollout.engine_pool import EnginePool
@@ -26,12 +25,7 @@ READER_FILE = "buffer_reader"
 def buffer_address(config: RunConfig) -> BufferAddress:
     """Address of `buffer.url`; through the proxy unless it is a loopback address."""
     assert config.buffer.url is not None, "checked by the caller"
-    return BufferAddress.from_env(config.buffer.url, proxy=proxy_for(config, config.buffer.url))
-
-
-def proxy_for(config: RunConfig, url: str) -> str | None:
-    """`network.http_proxy` for a server that the run did not start; None for one on this machine."""
-    return None if is_loopback(urlsplit(url).hostname or "") else config.network.http_proxy
+    return BufferAddress.from_env(config.buffer.url, proxy=proxy_for(config.buffer.url, config.network.http_proxy))
 
 
 def build_buffer_source(

@@ -13,12 +13,13 @@ from rlscale.architectures.hf_config import read_hf_fields
 from rlscale.cluster.elastic_engines import ElasticEngines
 from rlscale.cluster.ray_calls import find_dead_engine, watch_engines
 from rlscale.cluster.ray_engines import RayEngines, cores_per_engine
+from rlscale.cluster.ray_posters import RayPosters
 from rlscale.cluster.ray_router import RayRouter
 from rlscale.cluster.ray_session import Bundles
 from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.sglang_python import find_python
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import num_gpus_per_node, uses_engines
 from rlscale.control.elastic_watch import ElasticWatch
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
@@ -26,7 +27,7 @@ from rlscale.driver.external_engines import ExternalEngines
 from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.reward_engines import RewardEngines
-from rlscale.engines.client.http_engine import HttpEngine
+from rlscale.engines.client.http_engine import GeneratePost, HttpEngine
 from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
@@ -66,6 +67,9 @@ class RunEngines:
         self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow)
         self._router = build_router(self._config, self._servers, log_folder=log_folder, on_killed=restarts.allow)
         self._router_address: EngineAddress | None = None
+        self._posters: RayPosters | None = None
+        if self._config.network.use_distributed_post and self._servers.names:
+            self._posters = RayPosters(num_per_node=num_gpus_per_node(self._config), log_folder=log_folder)
         self._ids = RequestIds()
         self._released: dict[str, set[str]] | None = None  # see EnginePool.released
         self.judge: JudgeSpec | None = None
@@ -171,13 +175,16 @@ class RunEngines:
             self._reward_engines.kill()
         if self._router is not None:
             self._router.kill()
+        if self._posters is not None:
+            self._posters.kill()
 
     @property
     def _named_actors(self) -> list[tuple[str, Any]]:
         return [*self._servers.named_actors, *([] if self._router is None else self._router.named_actors)]
 
     def _client(self, address: EngineAddress) -> HttpEngine:
-        return build_client(self._config, address, router=self._router_address, ids=self._ids)
+        post = None if self._posters is None else self._posters.post
+        return build_client(self._config, address, router=self._router_address, ids=self._ids, post=post)
 
 
 def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
@@ -226,12 +233,18 @@ def _server_context(longest: int | None, model_path: str) -> int | None:
 
 
 def build_client(
-    config: RunConfig, address: EngineAddress, *, router: EngineAddress | None = None, ids: RequestIds | None = None
+    config: RunConfig,
+    address: EngineAddress,
+    *,
+    router: EngineAddress | None = None,
+    ids: RequestIds | None = None,
+    post: GeneratePost | None = None,
 ) -> HttpEngine:
     """The driver's client of one engine. With a router, generation requests go to the router, which chooses."""
     # The embedded engine queues requests itself.
     limit = config.sglang.server_concurrency if config.rollout.engine == EngineKind.sglang else None
-    return HttpEngine(address, timeout_s=config.rollout.timeout_s, max_in_flight=limit, router=router, ids=ids)
+    timeout_s = config.rollout.timeout_s
+    return HttpEngine(address, timeout_s=timeout_s, max_in_flight=limit, router=router, ids=ids, post=post)
 
 
 def build_servers(
@@ -240,7 +253,7 @@ def build_servers(
     """The servers of a run, not yet started; with `rollout.engine=external` those that already run."""
     config = prepared.config
     if config.rollout.engine == EngineKind.external and uses_engines(config):
-        return ExternalEngines(config.rollout.external_engine_addrs or [])
+        return ExternalEngines(config.rollout.external_engine_addrs or [], proxy=config.network.http_proxy)
     launch = build_launch(config, model_path=prepared.model_path, num_threads=cores_per_engine(prepared.layout))
     if prepared.substitutes is not None:
         launch = prepared.substitutes.launch(launch)

@@ -3,12 +3,13 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlscale.config import RunConfig, WeightChannelName, mixes_caches
+from rlscale.config.addresses import is_loopback, proxy_for
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, is_loopback
+from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from rlscale.errors import EngineError, Problem
 from rlscale.types import EngineAddress
 
@@ -22,14 +23,15 @@ class ExternalEngines:
     Args:
         addresses: of the servers, each `host:port`. Their API key is in the driver's environment, in the
             variable that `rlscale-serve` reads, too.
+        proxy: `network.http_proxy`, for servers on other machines.
     """
 
     api_key = None
     named_actors: Sequence[tuple[str, Any]] = ()
     elastic = range(0)
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = parse_addresses(addresses)
+    def __init__(self, addresses: Sequence[str], *, proxy: str | None = None) -> None:
+        self._addresses = parse_addresses(addresses, proxy=proxy)
         self.names = [address.name for address in self._addresses]
 
     async def start(self) -> list[EngineAddress]:
@@ -40,11 +42,16 @@ class ExternalEngines:
         """Does nothing: the servers keep running."""
 
 
-def parse_addresses(given: Sequence[str]) -> list[EngineAddress]:
-    """One address for each `host:port`."""
+def parse_addresses(given: Sequence[str], *, proxy: str | None = None) -> list[EngineAddress]:
+    """One address for each `host:port`; with the proxy unless it is on this machine."""
     key = os.environ.get(API_KEY_VARIABLE) or None
     return [
-        EngineAddress(name=f"engine {index} ({each})", url=f"http://{each}", api_key=key)
+        EngineAddress(
+            name=f"engine {index} ({each})",
+            url=f"http://{each}",
+            api_key=key,
+            proxy=proxy_for(f"http://{each}", proxy),
+        )
         for index, each in enumerate(given)
     ]
 
@@ -86,9 +93,9 @@ class ServerNeeds:
         return None
 
 
-def check_servers(given: Sequence[str], needs: ServerNeeds) -> list[Problem]:
+def check_servers(given: Sequence[str], needs: ServerNeeds, *, proxy: str | None = None) -> list[Problem]:
     """Problems of servers that do not answer or do not fit the run."""
-    return asyncio.run(_check(parse_addresses(given), needs))
+    return asyncio.run(_check(parse_addresses(given, proxy=proxy), needs))
 
 
 async def _check(addresses: Sequence[EngineAddress], needs: ServerNeeds) -> list[Problem]:
@@ -111,7 +118,7 @@ async def _with_ranks(address: EngineAddress) -> EngineAddress:
     info = await _fetch_info(address)
     # Every rank of tensor and pipeline parallelism joins the weight group.
     num_ranks = int(info.get("tp_size", 1)) * int(info.get("pp_size", 1))
-    return EngineAddress(name=address.name, url=address.url, api_key=address.api_key, num_ranks=num_ranks)
+    return replace(address, num_ranks=num_ranks)
 
 
 async def _fetch_info(address: EngineAddress) -> dict[str, Any]:

@@ -161,26 +161,29 @@ def load_reward(
     Raises:
         ConfigError: the reward does not exist, cannot be imported, or cannot be called with a sample.
     """
+    proxy = None if args is None else vars(args).get("http_proxy")
     if name is not None:
         kind = config.functions[name]
         if kind in list(RewardType):
-            loaded: Reward = _load_builtin(config, kind, key=f"functions.{name}", judge=judge)
+            loaded: Reward = _load_builtin(config, kind, key=f"functions.{name}", judge=judge, proxy=proxy)
             return loaded
         return load_plugin(f"reward.functions.{name}", kind, args=args, custom=custom or {}, judge=judge)
     if config.custom_path is not None:
         return load_plugin("reward.custom_path", config.custom_path, args=args, custom=custom or {}, judge=judge)
     if config.type is None:
         raise _error("type", "be set", "None", "choose a built-in, or set reward.custom_path")
-    load = partial(_load_builtin, config, judge=judge)
+    load = partial(_load_builtin, config, judge=judge, proxy=proxy)
     return RowReward(load(config.type), load, key=config.key)
 
 
-def _load_builtin(config: RewardConfig, name: str, *, key: str = "type", judge: Judge | None = None) -> Any:
+def _load_builtin(
+    config: RewardConfig, name: str, *, key: str = "type", judge: Judge | None = None, proxy: str | None = None
+) -> Any:
     """The built-in reward of a name, for the key `reward.<key>`."""
     if name in REMOTE:
         if config.url is None:
             raise _error("url", f"be set with {name}, which a row names or reward.type", "null", "set it")
-        remote = RemoteReward(config)
+        remote = RemoteReward(config, proxy=proxy)
         return remote if name == "remote_rm" else BoxedReward(remote)
     if name == JUDGE:
         if not config.engine.num_gpus:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from rlscale.config import RewardConfig
+from rlscale.config.addresses import proxy_for
 from rlscale.types import Sample
 
 MAX_WAIT_S = 0.01
@@ -36,9 +37,12 @@ class RemoteReward:
         value = await reward(sample)
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, *, proxy: str | None = None) -> None:
+        """Args:
+        proxy: `network.http_proxy`; a server on this machine is asked directly.
+        """
         assert config.url is not None, "a rule requires reward.url"
-        self._url, self._config = config.url, config
+        self._url, self._config, self._proxy = config.url, config, proxy_for(config.url, proxy)
         parts = urlsplit(config.url)
         self._shown = f"{parts.scheme}://{parts.hostname}" + ("" if parts.port is None else f":{parts.port}")
         self._hidden = [text for text in (parts.query, parts.password, parts.path) if text and text != "/"]
@@ -76,7 +80,7 @@ class RemoteReward:
         # The end of the event loop cancels this task, which closes the connections.
         connector = aiohttp.TCPConnector(limit=self._config.max_concurrency)
         timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as opened:
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, proxy=self._proxy) as opened:
             session.set_result(opened)
             await asyncio.Event().wait()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.addresses import is_http_url, without_login
-from rlscale.config.rules.conditions import is_sft, reads_buffer, uses_engines, uses_external_engines
+from rlscale.config.rules.conditions import reads_buffer, scores_samples, uses_engines, uses_external_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -32,7 +32,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=("network.use_distributed_post",),
-        when=lambda config: not uses_engines(config) or is_sft(config) or reads_buffer(config),
+        when=lambda config: not scores_samples(config),
         why="the run sends no generation requests",
     ),
 )

@@ -106,7 +106,7 @@ def check_external(config: RunConfig) -> list[Problem]:
     # Imported here: the HTTP client takes a tenth of a second, and few runs have such engines.
     from rlscale.driver.external_engines import ServerNeeds, check_servers
 
-    return check_servers(addresses, ServerNeeds.of(config))
+    return check_servers(addresses, ServerNeeds.of(config), proxy=config.network.http_proxy)
 
 
 def check_judge(config: RunConfig) -> list[Problem]:

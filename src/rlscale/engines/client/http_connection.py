@@ -115,7 +115,9 @@ class HttpConnection:
                 connector = aiohttp.TCPConnector(limit=0, force_close=True)
             else:
                 connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=max_idle_s)
-            self._sessions[max_idle_s] = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+            self._sessions[max_idle_s] = aiohttp.ClientSession(
+                connector=connector, headers=headers, timeout=timeout, proxy=self._address.proxy
+            )
         return self._sessions[max_idle_s]
 
     async def _send(self, method: str, path: str, body: Any, *, max_idle_s: float) -> Any:

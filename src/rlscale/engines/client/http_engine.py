@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlscale.engines.client.generate_messages import (
     INITIAL_VERSION_NAME,
@@ -34,6 +34,15 @@ HEALTH_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 2.0  # from the last answer until SGLang no longer counts its request as running
 
 
+class GeneratePost(Protocol):
+    """Sends a request to `/generate` of an address, e.g. from another process, and returns the decoded response.
+
+    Raises EngineError as `HttpConnection.call`. Cancelling it ends the request.
+    """
+
+    async def __call__(self, address: EngineAddress, body: Mapping[str, Any], *, timeout_s: float) -> Any: ...
+
+
 class HttpEngine:
     """One engine over HTTP. Not bound to an event loop until its first call.
 
@@ -46,6 +55,7 @@ class HttpEngine:
         max_in_flight: maximum number of samples in flight, over all calls of `generate`. None: no limit.
         router: receives `generate` and `stream` in place of the engine; any engine behind it may answer.
         ids: shared by the clients of engines behind one router, so that each can abort the calls of all; None: its own.
+        post: sends the requests of `generate`; None: this process does.
 
     Example:
         engine = HttpEngine(EngineAddress(name="engine 0", url="http://127.0.0.1:30000"), timeout_s=600)
@@ -61,8 +71,9 @@ class HttpEngine:
         max_in_flight: int | None = None,
         router: EngineAddress | None = None,
         ids: RequestIds | None = None,
+        post: GeneratePost | None = None,
     ) -> None:
-        self._address = address
+        self._address, self._post, self._timeout_s = address, post, timeout_s
         self._router = router or address
         self._connection = HttpConnection(address, router=self._router, timeout_s=timeout_s)
         self.max_in_flight = max_in_flight
@@ -216,7 +227,10 @@ class HttpEngine:
         await self._connection.close()
 
     async def _send(self, body: Mapping[str, Any], *, n: int) -> list[Mapping[str, Any]]:
-        answer = await self._connection.call("POST", "/generate", body, may_repeat=True)
+        if self._post is None:
+            answer = await self._connection.call("POST", "/generate", body, may_repeat=True)
+        else:
+            answer = await self._post(self._router, body, timeout_s=self._timeout_s)
         objects = answer if isinstance(answer, list) else [answer]
         if len(objects) != n:
             raise EngineError(f"{self._connection.endpoint('/generate')} must return {n} answers, got {len(objects)}")
