@@ -92,7 +92,9 @@ class BufferedRollouts:
             is_filled=self._filters.fills_rollouts,
             keeps_dropped=sampling.all_samples_process_path is not None,
         )
-        self._next_index, self._rollout_id = 0, 0  # of the next place, and of the last rollout with places
+        self._next_index = 0  # of the next place
+        self._rollouts: dict[int, int] = {}  # of places without a fate
+        self._chosen: list[int] = []  # places of the buffer for the rollout that draws
         self._position = 0  # of the next group of the log that has no place
         self._positions: dict[int, int] = {}  # of the groups of places without a fate
         self._returned: set[int] = set()  # places whose group at that position was returned
@@ -103,8 +105,9 @@ class BufferedRollouts:
     def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """The next places; the prompt is known when a group has arrived."""
         number = self.settings.wave if number is None else number
-        self._rollout_id = max(self._rollout_id, rollout_id)
         first, self._next_index = self._next_index, self._next_index + number
+        self._rollouts |= dict.fromkeys((*self._chosen, *range(first, first + number)), rollout_id)
+        self._chosen = []
         return [(index, Prompt(index=index, text="", token_ids=(0,))) for index in range(first, first + number)]
 
     async def draw(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
@@ -147,19 +150,20 @@ class BufferedRollouts:
     def reason_to_drop(self, group: Group) -> str | Awaitable[str | None] | None:
         """`min_group_size`, or the reason of the dynamic filter."""
         if len(group.samples) < self._min_samples:
-            self._forget(group.index)
+            self._close(group.index)
             return "min_group_size"
         reason = self._filters.reason_to_drop(group)
         return self._judge_later(group, reason) if isawaitable(reason) else self._noted(group, reason)
 
     async def choose_buffered(self, groups: Sequence[Group], number: int) -> list[int]:
         """The first places that are open since an earlier rollout."""
-        return sorted(group.index for group in groups)[:number]
+        self._chosen = sorted(group.index for group in groups)[:number]
+        return list(self._chosen)
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Forgets the positions of groups that were trained on."""
         for group in groups:
-            self._forget(group.index)
+            self._close(group.index)
 
     async def stop(self, indices: Sequence[int]) -> None:
         """Ends the wait of places without a group."""
@@ -182,12 +186,17 @@ class BufferedRollouts:
         self._positions.pop(index, None)
         self._returned.discard(index)
 
+    def _close(self, index: int) -> None:
+        """Forgets a place, whose group has a fate."""
+        self._forget(index)
+        self._rollouts.pop(index, None)
+
     async def _judge_later(self, group: Group, reason: Awaitable[str | None]) -> str | None:
         return self._noted(group, await reason)
 
     def _noted(self, group: Group, reason: str | None) -> str | None:
         if reason is not None:
-            self._forget(group.index)
+            self._close(group.index)
         return reason
 
     async def _next_record(self, index: int) -> Json | None:
@@ -238,9 +247,10 @@ class BufferedRollouts:
             self._reading = None
 
     def _wrong_version(self, group: Group, current: WeightVersion) -> str | None:
-        """The reason why no rollout from the last one on may train on a group; None: it may."""
+        """The reason why the rollout of a place must not train on a group; None: it may."""
+        rollout_id = self._rollouts[group.index]
         # Without a trainer the version stays below the number of the rollout.
-        first, last = min(self._rollout_id - self._lag, current), max(self._rollout_id, current)
+        first, last = min(rollout_id - self._lag, current), max(rollout_id, current)
         for sample in group.samples:
             version, newest = oldest_version(sample), int(sample.weight_versions.max())
             if version is not None and version < first:

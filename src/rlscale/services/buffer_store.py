@@ -180,9 +180,7 @@ class BufferStore:
         if known is not None:
             if known[0] == digest:
                 return False
-            raise _conflict(
-                place + "id", f"be new, or that of an equal trajectory, got {record.id!r}", "use another id"
-            )
+            raise _conflict(place + "id", f"be new, got {record.id!r} with other contents", "use another id")
         row = connection.execute("SELECT size, num FROM groups WHERE task = ? AND name = ?", (task, name)).fetchone()
         size, num = row or (record.group_size, 0)
         if size != record.group_size:

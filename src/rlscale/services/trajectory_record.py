@@ -5,6 +5,7 @@ Whatever could not be trained on is refused here, so that its producer learns of
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -161,7 +162,7 @@ def describe_error(error: ErrorDetails) -> str:
         return f"{path} is no field of a trajectory; move it into metadata"
     if kind == "value_error":
         return f"{path}.{message.removeprefix('Value error, ')}".lstrip(".")
-    rule = message.replace("Input should", "must").replace("should", "must")
+    rule = re.sub(r"^\w+ should", "must", message)  # pydantic names the type: "String should have ..."
     return f"{path or 'the body'} {rule}, got {_shorten(error['input'])}"
 
 
