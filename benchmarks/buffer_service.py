@@ -106,7 +106,8 @@ def run(num_trajectories: int, num_tokens: int) -> dict[str, Any]:
 
 
 def growth(rows: list[dict[str, float]], name: str) -> float:
-    return rows[-1][name] / rows[1][name]
+    # A short trial run may take less than a tick of the clock.
+    return rows[-1][name] / max(rows[1][name], 1e-9)
 
 
 def report(found: dict[str, Any], args: argparse.Namespace, loads: list[float]) -> str:
@@ -116,8 +117,8 @@ def report(found: dict[str, Any], args: argparse.Namespace, loads: list[float]) 
         *(__doc__ or "").split("\n\n    python")[0].splitlines(),
         "",
         f"{sentence(loads)}{args.trajectories:,} trajectories of {args.tokens} tokens; "
-        f"{found['file_bytes_each']:,.0f} bytes each in the file. Other work ran on the machine, which the elapsed times "
-        "show more than the processor times. Made by `python benchmarks/buffer_service.py`.",
+        f"{found['file_bytes_each']:,.0f} bytes each in the file. Other work ran on the machine, which the elapsed "
+        "times show more than the processor times. Made by `python benchmarks/buffer_service.py`.",
     ]
     for title, key in (("Submitted", "submitted"), ("Delivered", "delivered")):
         lines += [

@@ -38,7 +38,7 @@ def test_a_position_of_a_log_has_one_group_for_ever(tmp_path: Path) -> None:
     assert read(store, "run 1", 1) == ["b", "d"]
     (group,) = store.groups_at("run 1", [1])
     assert [json.loads(body)["id"] for body in group.bodies] == ["b-0", "b-1"]
-    with pytest.raises(ReaderError, match="position must be at most 3, .* got 4; start the service with the file"):
+    with pytest.raises(ReaderError, match=r"position must be at most 3, .* got 4; start the service with the file"):
         read(store, "run 1", 4)
 
 
@@ -76,7 +76,7 @@ def test_old_groups_are_pruned_and_their_ids_stay_known(tmp_path: Path) -> None:
     assert read(store, "run", 0, number=1) == ["a"]
     assert read(store, "run", 1) == ["b", "c"]
     assert read(store, "run", 1) == ["b", "c"]
-    with pytest.raises(ReaderError, match="position must be of a group that is kept, got 0; .* --keep-groups"):
+    with pytest.raises(ReaderError, match=r"position must be of a group that is kept, got 0; .* --keep-groups"):
         read(store, "run", 0)
     assert submit(store, trajectory("a-0", "a")) == 0
 
@@ -86,7 +86,7 @@ def test_a_file_belongs_to_one_service_and_is_readable_by_its_owner_only(tmp_pat
     store = BufferStore(path)
     submit_groups(store, "a")
     assert {each.stat().st_mode & 0o77 for each in tmp_path.iterdir()} == {0}
-    with pytest.raises(BufferFileError, match="got .*file; another service has it open"):
+    with pytest.raises(BufferFileError, match=r"got .*file; another service has it open"):
         BufferStore(path)
     store.close()
     BufferStore(path).close()
