@@ -116,7 +116,7 @@ def report(found: dict[str, Any], args: argparse.Namespace, loads: list[float]) 
         "",
         *(__doc__ or "").split("\n\n    python")[0].splitlines(),
         "",
-        f"{sentence(loads)}{args.trajectories:,} trajectories of {args.tokens} tokens; "
+        f"{sentence(loads)} {args.trajectories:,} trajectories of {args.tokens} tokens; "
         f"{found['file_bytes_each']:,.0f} bytes each in the file. Other work ran on the machine, which the elapsed "
         "times show more than the processor times. Made by `python benchmarks/buffer_service.py`.",
     ]

@@ -5,6 +5,7 @@ from tests.unit.config.rules import (
     cases_cluster,
     cases_library_args,
     cases_model,
+    cases_network,
     cases_parallel,
     cases_rewards,
     cases_sampling_params,
@@ -21,5 +22,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
     *cases_library_args.CASES,
     *cases_rewards.CASES,
     *cases_sampling_params.CASES,
+    *cases_network.CASES,
 ]
 """Name of a rule, values that violate it, a part of the message, and similar values that satisfy it."""
