@@ -13,8 +13,8 @@ from pathlib import Path
 
 import uvicorn
 
-from rlscale.config.addresses import is_loopback
 from rlscale.engines.process_lifetime import die_with_parent
+from rlscale.engines.server.http_server import is_loopback
 from rlscale.services.buffer_app import build_buffer_app
 from rlscale.services.buffer_client import BUFFER_KEY_VARIABLE
 from rlscale.services.buffer_store import BufferFileError, BufferStore

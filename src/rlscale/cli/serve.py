@@ -19,7 +19,6 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.cli.option_parser import OptionParser
-from rlscale.config.addresses import is_loopback
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
@@ -28,7 +27,7 @@ from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, is_loopback
 from rlscale.errors import ConfigError
 from rlscale.models.batch_shapes import MAX_CACHED_TOKENS
 from rlscale.models.model_path import check_model_path, error_of_argument

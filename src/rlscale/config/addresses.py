@@ -76,17 +76,11 @@ def is_plain_url(text: str) -> bool:
     return is_url(text) and not urlsplit(text).query and not urlsplit(text).fragment
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def proxy_for(url: str, proxy: str | None) -> str | None:
     """`network.http_proxy` for a server that the run did not start; None for one on this machine."""
-    return None if is_loopback(urlsplit(url).hostname or "") else proxy
+    host = urlsplit(url).hostname or ""
+    is_local = ipaddress.ip_address(host).is_loopback if _is_ip(host) else host == "localhost"
+    return None if is_local else proxy
 
 
 def _without_url(text: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlscale.config import RunConfig, WeightChannelName, mixes_caches
-from rlscale.config.addresses import is_loopback, proxy_for
+from rlscale.config.addresses import proxy_for
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, is_loopback
 from rlscale.errors import EngineError, Problem
 from rlscale.types import EngineAddress
 
