@@ -158,8 +158,8 @@ def _load(
 
 
 def _export(source: EvalSource, target: Path, config: RunConfig) -> None:
-    from rlscale.models.resolve_model import resolve_model
     from rlscale.driver.export_checkpoint import export_checkpoint
+    from rlscale.models.resolve_model import resolve_model
 
     assert source.checkpoint is not None, "the caller checks it"
     model = resolve_model(config.model)

@@ -3,8 +3,8 @@
     service ── log of the run: position 0, 1, 2, ... ──> places ── checks ──> groups of the run
 
 A group of the run is a place in it: `draw` opens places, and each gets the next group of the log that may be trained
-on. The state has the position in the log and, for each place without a fate, the position of its group: a run that
-resumes reads those again, in the same order. So every group of the log is trained on once, or has another fate.
+on. The state has the position in the log and, for each place without an outcome, the position of its group: a run that
+resumes reads those again, in the same order. So every group of the log is trained on once, or has another outcome.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class BufferedRollouts:
             keeps_dropped=sampling.all_samples_process_path is not None,
         )
         self._next_index = 0  # of the next place
-        self._rollouts: dict[int, int] = {}  # of places without a fate
+        self._rollouts: dict[int, int] = {}  # of places without an outcome
         self._chosen: list[int] = []  # places of the buffer for the rollout that draws
         self._position = 0  # of the next group of the log that has no place
-        self._positions: dict[int, int] = {}  # of the groups of places without a fate
+        self._positions: dict[int, int] = {}  # of the groups of places without an outcome
         self._returned: set[int] = set()  # places whose group at that position was returned
         self._ready: deque[Json] = deque()  # read, without a place: position, position + 1, ...
         self._waiting: dict[int, asyncio.Future[Json | None]] = {}  # places, in the order of their calls
@@ -187,7 +187,7 @@ class BufferedRollouts:
         self._returned.discard(index)
 
     def _close(self, index: int) -> None:
-        """Forgets a place, whose group has a fate."""
+        """Forgets a place, whose group has an outcome."""
         self._forget(index)
         self._rollouts.pop(index, None)
 

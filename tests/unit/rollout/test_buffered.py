@@ -1,4 +1,4 @@
-"""Rollouts of the buffer service, read from a real file: order, fates, resumption, limits."""
+"""Rollouts of the buffer service, read from a real file: order, outcomes, resumption, limits."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ async def run(loop: Loop, body: Any) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_groups_are_trained_in_the_order_of_their_completion_and_have_fates(reader: FileReader) -> None:
+async def test_groups_are_trained_in_the_order_of_their_completion_and_have_outcomes(reader: FileReader) -> None:
     loop = Loop(BufferedRollouts(reader, config("rollout.max_staleness=1")), max_staleness=1)
     failure = {"cause": "tool", "message": "timeout"}
     reader.submit("a", "b", loss_mask=[1, 0, 1])

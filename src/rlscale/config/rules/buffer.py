@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.addresses import is_http_url, without_login
+from rlscale.config.addresses import is_plain_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, reads_buffer, uses_engines
@@ -14,10 +14,10 @@ from rlscale.errors import Problem
 @rule
 def buffer_url_is_a_url(config: RunConfig) -> list[Problem]:
     url = config.buffer.url
-    if url is None or is_http_url(url):
+    if url is None or is_plain_url(url):
         return []
     rule, fix = "be http://<host>:<port> or https://<host>:<port>", "write e.g. http://10.0.0.1:8889"
-    return [Problem(path="buffer.url", rule=rule, value=without_login(url), fix=fix)]
+    return [Problem(path="buffer.url", rule=rule, value=public_url(url), fix=fix)]
 
 
 @rule

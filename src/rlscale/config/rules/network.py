@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.config.addresses import is_http_url, without_login
+from rlscale.config.addresses import is_plain_url, public_url
 from rlscale.config.rules.conditions import reads_buffer, scores_samples, uses_engines, uses_external_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -12,10 +12,10 @@ from rlscale.errors import Problem
 @rule
 def proxy_is_a_url(config: RunConfig) -> list[Problem]:
     proxy = config.network.http_proxy
-    if proxy is None or (is_http_url(proxy) and proxy.startswith("http://")):
+    if proxy is None or (is_plain_url(proxy) and proxy.startswith("http://")):
         return []
     rule, fix = "be http://<host>:<port>", "write e.g. http://10.0.0.1:3128"
-    return [Problem(path="network.http_proxy", rule=rule, value=without_login(proxy), fix=fix)]
+    return [Problem(path="network.http_proxy", rule=rule, value=public_url(proxy), fix=fix)]
 
 
 def uses_proxy(config: RunConfig) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rlscale.config import RunConfig
-from rlscale.config.addresses import without_login
+from rlscale.config.addresses import public_url
 from rlscale.config.rules import reads_buffer
 from rlscale.errors import Problem
 
@@ -21,6 +21,6 @@ def check_buffer(config: RunConfig) -> list[Problem]:
     fault = asyncio.run(find_buffer_fault(buffer_address(config), task_type=config.buffer.task_type))
     if fault is None:
         return []
-    value = f"{without_login(str(config.buffer.url))} ({fault})"
+    value = f"{public_url(str(config.buffer.url))} ({fault})"
     fix = "start it with rlscale-buffer, or remove the key"
     return [Problem(path="buffer.url", rule="name a rollout buffer that answers", value=value, fix=fix)]
